@@ -35,9 +35,9 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.incoming import schema_of
 from dmlkit.embedding.gallery.index import AT_ONCE, ApproximateGallery, index_gallery
 from dmlkit.embedding.gallery.manifest import TABLE
-from dmlkit.embedding.manifest import Manifest, describe
+from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.search import MARGIN, StoredGallery
-from dmlkit.embedding.trained import load_model
+from dmlkit.embedding.trained import describe, load_model
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder

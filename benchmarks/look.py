@@ -28,10 +28,10 @@ from torch.nn.functional import normalize
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.groups.neighbors import neighbors_of
-from dmlkit.embedding.manifest import Manifest, describe
+from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.points import in_memory
 from dmlkit.embedding.sources import open_points
-from dmlkit.embedding.trained import load_model
+from dmlkit.embedding.trained import describe, load_model
 from dmlkit.evaluation.mistakes import NEIGHBORS, planted_precision
 from dmlkit.run_folder.folder import RunFolder
 

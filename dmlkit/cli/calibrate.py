@@ -146,13 +146,13 @@ def _calibrate_run(
 
     from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.cli.progress import bars
-    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.calibration import calibrate_run
     from dmlkit.evaluation.plots.reliability import plot_reliability
     from dmlkit.metrics.statistics import LEAST_CLASSES
     from dmlkit.run_folder.folder import RunFolder
 
-    fabric = start_fabric(device)
+    fabric = start_ranks(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
     found = calibrate_run(run, far=far, checkpoint=checkpoint, overrides=overrides, fabric=fabric, bar=bars(console))
     if not fabric.is_global_zero:

@@ -53,11 +53,11 @@ def compare(
     from rich.console import Console
 
     from dmlkit.cli.console import say, say_json
-    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.compare import compare_runs, lines_of
     from dmlkit.evaluation.tables import as_latex, as_markdown, comparison_rows
 
-    fabric = start_fabric(device)
+    fabric = start_ranks(device)
     results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, fabric=fabric)
     if not fabric.is_global_zero:
         return

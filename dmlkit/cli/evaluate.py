@@ -11,8 +11,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of, require_source
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
+    from dmlkit.distributed.launch import Ranks
     from dmlkit.embedding.progress_bar import Bar
     from dmlkit.metrics.ranking.rerank import Rerank
     from dmlkit.run_folder.folder import CheckpointName
@@ -165,9 +164,9 @@ def evaluate(
         points = open_points(source)
         shown.tell(*evaluate_points(points, rerank=method, **wanted), title=str(source), run=points.run)
     elif source:
-        from dmlkit.distributed.launch import start_fabric
+        from dmlkit.distributed.launch import start_ranks
 
-        fabric = start_fabric(device or "auto")
+        fabric = start_ranks(device or "auto")
         shown.console.quiet = not fabric.is_global_zero
         images: Evaluated = {"split": split, "dataset_root": dataset_root, "overrides": overrides or []}
         if kind == "untrained":
@@ -206,7 +205,7 @@ def method_of(text: str) -> "Rerank":
         raise UserError(f"--rerank {text}: {error}") from None
 
 
-def tell_untrained(source: Path, fabric: "Fabric", shown: Shown, images: Evaluated, wanted: Wanted) -> None:
+def tell_untrained(source: Path, fabric: "Ranks", shown: Shown, images: Evaluated, wanted: Wanted) -> None:
     """Evaluate the backbone of a recipe or of a run with its initial weights."""
     from dmlkit.training.untrained_baseline import describe_backbone, evaluate_untrained
 
@@ -218,7 +217,7 @@ def tell_untrained(source: Path, fabric: "Fabric", shown: Shown, images: Evaluat
 
 def tell_run(
     source: Path,
-    fabric: "Fabric",
+    fabric: "Ranks",
     shown: Shown,
     images: Evaluated,
     wanted: Wanted,

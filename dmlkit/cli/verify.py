@@ -74,7 +74,7 @@ def verify(
 
     from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
-    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.verification import COLUMNS, ImagePair, read_pairs
     from dmlkit.evaluation.verification import verify as verify_pairs
     from dmlkit.files.outputs import check_table
@@ -84,7 +84,7 @@ def verify(
         if not csv.parent.is_dir():
             raise UserError(f"--csv {csv}: the folder {csv.parent} does not exist; create it first")
     wanted = read_pairs(pairs, root) if pairs else [ImagePair(str(names[0]), str(names[1]))]
-    fabric = start_fabric(device)
+    fabric = start_ranks(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
     found = verify_pairs(run, wanted, prior=prior, checkpoint=checkpoint, fabric=fabric, bar=bars(console))
     if not fabric.is_global_zero:

@@ -3,8 +3,9 @@
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
+
+from dmlkit.distributed.launch import Ranks
 
 
 class GatherRows(torch.autograd.Function):
@@ -15,7 +16,7 @@ class GatherRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, fabric: Fabric, counts: list[int]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, fabric: Ranks, counts: list[int]) -> Tensor:
         """Gather the rows; they are padded to the largest count, because all ranks must send equally many."""
         start, longest = sum(counts[: fabric.global_rank]), max(counts)
         ctx.own, ctx.ranks = slice(start, start + len(rows)), len(counts)
@@ -32,7 +33,7 @@ class GatherRows(torch.autograd.Function):
         return gradients[0][ctx.own] * ctx.ranks, None, None
 
 
-def gather_rows(fabric: Fabric, rows: Tensor, counts: list[int] | None = None) -> Tensor:
+def gather_rows(fabric: Ranks, rows: Tensor, counts: list[int] | None = None) -> Tensor:
     """Gather the rows of all ranks with gradient; with one rank, return the rows.
 
     Args:
@@ -44,14 +45,14 @@ def gather_rows(fabric: Fabric, rows: Tensor, counts: list[int] | None = None) -
     return rows if fabric.world_size == 1 else apply(rows, fabric, counts or [len(rows)] * fabric.world_size)
 
 
-def gather_counts(fabric: Fabric, count: int, *, differ: bool) -> list[int]:
+def gather_counts(fabric: Ranks, count: int, *, differ: bool) -> list[int]:
     """Return the count of each rank; ranks communicate only if counts may differ, since that synchronizes a GPU."""
     if fabric.world_size == 1 or not differ:
         return [count] * fabric.world_size
     return gather_rows(fabric, torch.tensor([count], device=fabric.device)).tolist()
 
 
-def gather_lists(fabric: Fabric, items: list[str]) -> list[str]:
+def gather_lists(fabric: Ranks, items: list[str]) -> list[str]:
     """Gather the items of all ranks, in rank order."""
     if fabric.world_size == 1:
         return items

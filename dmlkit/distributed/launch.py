@@ -1,4 +1,4 @@
-"""Start of training processes: one process on the best device, or the ranks that torchrun started."""
+"""Start of a command: one process on the best device, or the ranks that torchrun started."""
 
 import atexit
 import ctypes
@@ -6,18 +6,20 @@ import logging
 import os
 import re
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Timer
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from torch.distributed.rendezvous import rendezvous
 
 from dmlkit.errors import OptionError, UserError
 from dmlkit.files.escape import excerpt
 
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+Sent = TypeVar("Sent")
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 START_RANKS = "start ranks with torchrun, or unset the variable"
 WARN_AFTER = 10  # seconds without the other ranks
@@ -25,8 +27,70 @@ PATIENCE = 300  # seconds for all ranks to join; they start together, but may re
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
-def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
-    """Claim a device and, under torchrun, join the other ranks.
+class Ranks(Protocol):
+    """Device of this process and its connection to the other ranks: what of Fabric is used without training."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this rank."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this rank, from 0."""
+        ...
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first rank."""
+        ...
+
+    def broadcast(self, obj: Sent, src: int = 0) -> Sent:
+        """Return the object of rank ``src`` on all ranks."""
+        ...
+
+
+@dataclass(frozen=True)
+class OneProcess:
+    """A single rank."""
+
+    device: torch.device
+    world_size: int = 1
+    global_rank: int = 0
+    is_global_zero: bool = True
+
+    def broadcast(self, obj: Sent, src: int = 0) -> Sent:
+        """Return the object."""
+        return obj
+
+
+def start_ranks(device: str = "auto") -> Ranks:
+    """Claim a device for everything but training and, under torchrun, join the other ranks.
+
+    A single process does without Fabric, whose import takes 2 s of a processor: it imports PyTorch's compiler.
+
+    Args:
+        device: see `start_fabric`.
+
+    Raises:
+        UserError: see `start_fabric`.
+    """
+    if count_ranks()[0] > 1:
+        return start_fabric(device)
+    kind, index = _claim(device)
+    place = torch.device(kind) if kind == "cpu" else torch.device(kind, index or 0)
+    if kind == "cuda":
+        torch.cuda.set_device(place)
+    return OneProcess(place)
+
+
+def start_fabric(device: str = "auto", precision: str = "fp32") -> "Fabric":
+    """Claim a device for a training and, under torchrun, join the other ranks.
 
     Args:
         device: ``auto`` (CUDA, else Apple's GPU, else CPU), ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
@@ -35,12 +99,12 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
     Raises:
         UserError: the device does not exist, or other ranks do not join.
     """
+    from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
-    kind, index = resolve_device(device)
-    if kind == "cpu":
-        if precision == "fp16":
-            raise OptionError("training.precision", "fp16 needs a GPU; on a CPU use bf16 or fp32")
-        keep_freed_memory()
+    kind, index = _claim(device, precision)
     _warn_of_restarts()
     ranks, local_ranks = count_ranks()
     if ranks > 1 and index is not None:
@@ -63,6 +127,16 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> Fabric:
     return fabric
 
 
+def _claim(device: str, precision: str = "fp32") -> tuple[str, int | None]:
+    """Return the kind and number of a device, see `resolve_device`, and let a processor keep freed memory."""
+    kind, index = resolve_device(device)
+    if kind == "cpu":
+        if precision == "fp16":
+            raise OptionError("training.precision", "fp16 needs a GPU; on a CPU use bf16 or fp32")
+        keep_freed_memory()
+    return kind, index
+
+
 def leave() -> None:
     """Leave the process group before Python exits; Fabric does this only with NCCL.
 
@@ -78,6 +152,8 @@ def meet(ranks: int) -> object:
     Raises:
         UserError: a rank has not joined within `PATIENCE` seconds.
     """
+    from torch.distributed.rendezvous import rendezvous
+
     variables = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     expected = " ".join(f"{name}={os.environ[name]}" for name in variables)
     waiting = f"waiting for the other ranks, for at most {PATIENCE} seconds: {expected}"

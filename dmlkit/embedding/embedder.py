@@ -7,7 +7,6 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from rich.console import Console
@@ -17,7 +16,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import decoding, read_image, to_rgb
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import Samples
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.in_memory import BATCH, embed_images
 from dmlkit.embedding.pretrained import is_backbone_name, load_pretrained
 from dmlkit.embedding.progress_bar import image_progress
@@ -38,7 +37,7 @@ class Embedder:
         fabric: the device.
     """
 
-    def __init__(self, trained: TrainedModel, fabric: Fabric) -> None:
+    def __init__(self, trained: TrainedModel, fabric: Ranks) -> None:
         self.trained, self._fabric = trained, fabric
 
     def embed(self, images: Sequence[Picture] | NDArray[Any]) -> NDArray[np.float32]:
@@ -56,10 +55,10 @@ class Embedder:
             raise UserError(f"embed: got one {type(images).__name__}, expected a list of images: embed([image])")
         if not _is_series(images):
             raise UserError(f"embed: got {type(images).__name__}, expected a list of images or an array")
-        samples = self.trained.model.samples
+        samples = self.trained.samples
         dataset = GivenImages(images) if samples.has_pixels else GivenArrays(images, samples)
         if not len(dataset):
-            return np.empty((0, self.trained.model.manifold.point_dim), dtype=np.float32)
+            return np.empty((0, self.trained.manifold.point_dim), dtype=np.float32)
         if len(dataset) <= BATCH:
             found = embed_images(self.trained, self._fabric, dataset, "embed")
         else:
@@ -75,7 +74,7 @@ class Embedder:
         Raises:
             UserError: a or b are not embeddings of this model.
         """
-        manifold = self.trained.model.manifold
+        manifold = self.trained.manifold
         for name, points in (("a", a), ("b", b)):
             if not _is_table(points, manifold.point_dim, "f"):
                 expected = f"{name} of shape (N, {manifold.point_dim}) and floats"
@@ -95,7 +94,7 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
     Args:
         run: folder of the run, or name of a pretrained model; an existing folder with this name takes precedence.
         checkpoint: checkpoint of a run. Default: best, otherwise last.
-        device: device, see `start_fabric`.
+        device: device, see `start_ranks`.
 
     Raises:
         UserError: there is no run or no readable checkpoint of it, or no such model, or its weights cannot be
@@ -112,9 +111,9 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
             raise UserError(
                 f"{run}: this is a pretrained model; checkpoint={checkpoint!r} applies only to runs; remove it"
             )
-        fabric = start_fabric(device)
+        fabric = start_ranks(device)
         return Embedder(load_pretrained(run, fabric), fabric)
-    fabric = start_fabric(device)
+    fabric = start_ranks(device)
     return Embedder(load_model(RunFolder(Path(run)), fabric, checkpoint), fabric)
 
 

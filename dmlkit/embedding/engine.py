@@ -8,15 +8,14 @@ from typing import Any, Literal
 from zlib import crc32
 
 import numpy as np
-from lightning_fabric import Fabric
 from numpy.lib import format as npy
 
-from dmlkit.distributed.launch import count_ranks
+from dmlkit.distributed.launch import Ranks, count_ranks
 from dmlkit.embedding.job import Compute, EmbedJob
-from dmlkit.embedding.manifest import Checksums, Description, Manifest, RunPlace, describe, file_checksum
+from dmlkit.embedding.manifest import Checksums, Description, Manifest, RunPlace, file_checksum
 from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.progress_bar import Advance
-from dmlkit.embedding.trained import TrainedModel
+from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.loading.faults import refuse_nothing_read
@@ -49,7 +48,7 @@ def choose_engine(engine: Engine | None) -> Engine:
 def embed_job(
     job: EmbedJob,
     trained: TrainedModel,
-    fabric: Fabric,
+    fabric: Ranks,
     compute: Compute,
     *,
     advance: Advance,
@@ -118,7 +117,7 @@ def _scaled(advance: Advance, share: int, whole: int) -> Advance:
     return report
 
 
-def _wait(parts: PartFolder, missing: list[int], dim: int, fabric: Fabric, *, skip_bad_images: bool) -> None:
+def _wait(parts: PartFolder, missing: list[int], dim: int, fabric: Ranks, *, skip_bad_images: bool) -> None:
     """Wait until other ranks have written their parts.
 
     A barrier would time out after 30 minutes, and ranks of unequal speed can be further apart than that; if one of
@@ -197,8 +196,10 @@ def _write_items(path: Path, job: EmbedJob, read: Callable[[], Iterable[Part]], 
     import pyarrow as pa
     from pyarrow import parquet
 
-    schema = pa.schema([("id", pa.int64()), ("path", pa.string()), ("label", pa.string())])
-    dataset, written = job.dataset, 0
+    columns = [("id", pa.int64()), ("path", pa.string()), ("label", pa.string())]
+    if job.stamps:
+        columns += [("bytes", pa.int64()), ("modified", pa.int64())]
+    schema, dataset, written = pa.schema(columns), job.dataset, 0
     with (
         atomic_write(path, scratch=scratch) as partial,
         parquet.ParquetWriter(partial, schema) as writer,
@@ -208,5 +209,8 @@ def _write_items(path: Path, job: EmbedJob, read: Callable[[], Iterable[Part]], 
             labels = dataset.label_names(dataset.labels[part.indices])
             ids = range(written, written + len(indices))
             rows = [list(ids), [dataset.paths[index] for index in indices], labels]
+            if job.stamps:
+                stamps = [job.stamps[index] or (None, None) for index in indices]
+                rows += [[size for size, _ in stamps], [modified for _, modified in stamps]]
             writer.write_table(pa.table(rows, schema=schema))
             written = ids.stop

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.vectors import VectorFile
+from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.engine import embed_job
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.progress_bar import Bar
@@ -159,7 +159,7 @@ def cached_features(
     dataset: Dataset,
     recipe: Recipe,
     model: EmbeddingModel,
-    fabric: Fabric,
+    fabric: Ranks,
     folder: Path,
     *,
     views: int,
@@ -185,11 +185,9 @@ def cached_features(
             cannot be read.
     """
     features = backbone_alone(model, Euclidean.Config().build(model.backbone.num_features)).to(fabric.device).eval()
-    trained = TrainedModel(
+    trained = TrainedModel.of(
         recipe.model_copy(update={"manifold": Euclidean.Config(), "embedding_dim": features.backbone.num_features}),
         features,
-        "last",
-        0,
     )
     description, is_whole = _description(dataset, recipe, features, views), False
     if fabric.is_global_zero:

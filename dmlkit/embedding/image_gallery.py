@@ -24,7 +24,7 @@ class ImageGallery:
     Args:
         path: folder of the gallery.
         run: run whose model embeds images. Default: the one that the gallery was created with.
-        device: device, see `start_fabric`.
+        device: device, see `start_ranks`.
     """
 
     def __init__(self, path: Path, *, run: Path | None = None, device: str = "auto") -> None:
@@ -132,7 +132,7 @@ def gallery(path: str | Path, *, run: str | Path | None = None, device: str = "a
     Args:
         path: folder of the gallery.
         run: run whose model embeds images, for a new gallery or one whose run has moved.
-        device: device, see `start_fabric`.
+        device: device, see `start_ranks`.
 
     Raises:
         UserError: there is no gallery and no run is given, or the gallery is damaged.

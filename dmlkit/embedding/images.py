@@ -37,6 +37,9 @@ class ImageList(Dataset):
         codes = torch.tensor([code[label] for label in labels or [None] * len(paths)], dtype=torch.int64)
         super().__init__(codes, names, paths)
 
+    def file(self, index: int) -> str | None:
+        return self.paths[index]
+
     def sample(self, index: int) -> Tensor:
         return read_image(self.paths[index])
 

@@ -1,13 +1,14 @@
 """Embedding of images in memory; `dmlkit.embedding.run` writes files."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.gather import gather_lists, gather_rows
+from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.loading.batches import evaluation_loader
@@ -30,13 +31,31 @@ class Embeddings(NamedTuple):
     faults: list[str]  # one message per image that could not be read
 
 
+class Known(NamedTuple):
+    """Points of some images of a list, which an earlier command has computed."""
+
+    rows: Tensor  # (M,) int64, places in the list, ascending
+    points: Tensor  # (M, D) float32 on the CPU
+
+    def within(self, images: range) -> "Known":
+        """Return those of consecutive images."""
+        low, high = torch.searchsorted(self.rows, torch.tensor([images.start, images.stop])).tolist()
+        return Known(self.rows[low:high], self.points[low:high])
+
+    def joined(self, indices: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all places (N,) in ascending order and their points, with those computed now."""
+        order = torch.cat([self.rows, indices]).argsort()
+        return torch.cat([self.rows, indices])[order], torch.cat([self.points, points])[order]
+
+
 @torch.inference_mode()
 def embed_dataset(
-    fabric: Fabric,
+    fabric: Ranks,
     model: EmbeddingModel,
     dataset: Dataset,
     transform: TransformConfig | None,
     *,
+    indices: Sequence[int] | None = None,
     workers: int | None = None,
     advance: Advance | None = None,
 ) -> Embeddings:
@@ -50,6 +69,7 @@ def embed_dataset(
         model: model on the device; its mode is restored afterwards.
         dataset: the samples.
         transform: transform, applied as in evaluation; None for vectors.
+        indices: images to embed. Default: all.
         workers: number of processes that read images, see `dmlkit.loading.batches.make_loader`.
         advance: called with the number of images of every batch.
 
@@ -59,18 +79,19 @@ def embed_dataset(
     model.check_takes(dataset)
     was_training = model.training
     model.eval()
-    share = BATCH * -(-len(dataset) // (BATCH * fabric.world_size))
-    start = min(fabric.global_rank * share, len(dataset))
+    wanted = range(len(dataset)) if indices is None else indices
+    share = BATCH * -(-len(wanted) // (BATCH * fabric.world_size))
+    start = min(fabric.global_rank * share, len(wanted))
     loader = evaluation_loader(
         dataset,
         transform,
-        indices=range(start, min(start + share, len(dataset))),
+        indices=wanted[start : start + share],
         batch_size=BATCH,
         workers=workers,
         pin_memory=fabric.device.type == "cuda",
     )
     points = torch.zeros(share, model.manifold.point_dim)
-    indices = torch.full((share,), -1)
+    rows = torch.full((share,), -1)
     faults: list[str] = []
     filled = 0
     for batch in loader:
@@ -78,32 +99,46 @@ def embed_dataset(
         if len(batch.labels):
             into = slice(filled, filled + len(batch.labels))
             points[into] = model(batch.inputs.to(fabric.device)).float().cpu()
-            indices[into] = batch.indices
+            rows[into] = batch.indices
             filled = into.stop
         if advance:
             advance((len(batch.labels) + len(batch.faults)) * fabric.world_size)
     model.train(was_training)
     if fabric.world_size > 1:
-        points, indices, faults = _gather(fabric, points, indices, faults)
-    kept = indices >= 0
-    points, indices = points[kept], indices[kept]
-    check_points(model.manifold, points, lambda row: str(dataset.paths[int(indices[row])]), UNSOUND)
-    return Embeddings(points, dataset.labels[indices], indices, faults)
+        points, rows, faults = _gather(fabric, points, rows, faults)
+    kept = rows >= 0
+    points, rows = points[kept], rows[kept]
+    check_points(model.manifold, points, lambda row: str(dataset.paths[int(rows[row])]), UNSOUND)
+    return Embeddings(points, dataset.labels[rows], rows, faults)
 
 
-def _gather(fabric: Fabric, points: Tensor, indices: Tensor, faults: list[str]) -> tuple[Tensor, Tensor, list[str]]:
-    points, indices = (gather_rows(fabric, own.to(fabric.device)).cpu() for own in (points, indices))
-    return points, indices, gather_lists(fabric, faults)
+def _gather(fabric: Ranks, points: Tensor, rows: Tensor, faults: list[str]) -> tuple[Tensor, Tensor, list[str]]:
+    points, rows = (gather_rows(fabric, own.to(fabric.device)).cpu() for own in (points, rows))
+    return points, rows, gather_lists(fabric, faults)
 
 
-def embed_images(trained: TrainedModel, fabric: Fabric, dataset: Dataset, source: str, bar: Bar = no_bar) -> Embeddings:
-    """Embed the images of a dataset; those that cannot be read are reported in the result.
+def embed_images(
+    trained: TrainedModel,
+    fabric: Ranks,
+    dataset: Dataset,
+    source: str,
+    bar: Bar = no_bar,
+    known: Known | None = None,
+) -> Embeddings:
+    """Embed the images of a dataset that are not known; those that cannot be read are reported in the result.
 
     Raises:
         UserError: no image could be read, or see `embed_dataset`.
     """
-    workers, transform = 0 if len(dataset) <= BATCH else trained.recipe.training.workers, trained.recipe.transform
-    with bar(EMBEDDING, len(dataset)) as advance:
-        found = embed_dataset(fabric, trained.model, dataset, transform, workers=workers, advance=advance)
+    indices = None if known is None else sorted({*range(len(dataset))}.difference(known.rows.tolist()))
+    if known is not None and not indices:
+        return Embeddings(known.points, dataset.labels, known.rows, [])
+    count, transform = len(dataset) if indices is None else len(indices), trained.recipe.transform
+    options: Any = {"indices": indices, "workers": 0 if count <= BATCH else trained.recipe.training.workers}
+    with bar(EMBEDDING, count) as advance:
+        found = embed_dataset(fabric, trained.model, dataset, transform, advance=advance, **options)
+    if known is not None:
+        rows, points = known.joined(found.indices, found.points)
+        found = Embeddings(points, dataset.labels[rows], rows, found.faults)
     refuse_nothing_read(len(found.points), found.faults, source)
     return found

@@ -1,22 +1,22 @@
 """A job of embedding, and how one process computes parts of it."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lightning_fabric import Fabric
 
 from dmlkit import __version__
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.in_memory import UNSOUND
-from dmlkit.embedding.manifest import SplitRecord, describe
+from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.in_memory import UNSOUND, Known
+from dmlkit.embedding.manifest import SplitRecord
 from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.progress_bar import Advance
-from dmlkit.embedding.trained import TrainedModel
+from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import make_loader
 from dmlkit.loading.inputs import Draw, Inputs, inputs_of
@@ -41,6 +41,8 @@ class EmbedJob:
         threshold: threshold of the model, for the manifest; the parts do not depend on it.
         split: of a run's split, what its embeddings depend on besides the model; for the manifest too.
         run: run of the model, for the manifest.
+        known: points that need not be computed.
+        stamps: of a run's split, the size and modification time of the file of each image; None for other samples.
     """
 
     dataset: Dataset
@@ -50,6 +52,8 @@ class EmbedJob:
     threshold: Threshold | None = None
     split: SplitRecord | None = None
     run: Path | None = None
+    known: Known | None = None
+    stamps: Sequence[tuple[int, int] | None] = ()
     way_on: ClassVar[str] = (
         "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
     )
@@ -85,26 +89,30 @@ class PartEmbedder:
         workers: number of processes that read images; see `dmlkit.loading.batches.make_loader`.
     """
 
-    def __init__(self, job: EmbedJob, trained: TrainedModel, fabric: Fabric, *, workers: int | None) -> None:
+    def __init__(self, job: EmbedJob, trained: TrainedModel, fabric: Ranks, *, workers: int | None) -> None:
         self.parts, self.paths = job.parts, job.dataset.paths
         self.skip_bad_images, self.way_on = job.skip_bad_images, job.way_on
-        self.model, self.device = trained.model, fabric.device
-        trained.model.check_takes(job.dataset)
-        inputs = job.inputs(trained.recipe.transform)
-        self.batches = PartBatches(self.parts)
-        self.loader = make_loader(inputs, self.batches, workers=workers, pin_memory=fabric.device.type == "cuda")
+        self.trained, self.device = trained, fabric.device
+        self.known = job.known or Known(torch.empty(0, dtype=torch.int64), torch.empty(0, trained.manifold.point_dim))
+        self.batches = PartBatches(self.parts, {*self.known.rows.tolist()})
+        self.loader: Any = ()
+        if len(self.known.rows) < len(job.dataset):
+            trained.model.check_takes(job.dataset)
+            inputs = job.inputs(trained.recipe.transform)
+            self.loader = make_loader(inputs, self.batches, workers=workers, pin_memory=self.device.type == "cuda")
 
     def __call__(self, numbers: list[int], advance: Advance) -> None:
         """See `Compute`."""
         self.batches.numbers = numbers
         batches = iter(self.loader)
         for number in numbers:
-            count = len(self.parts.batches(number))
-            self.parts.write(number, self._part(islice(batches, count), advance))
+            known, count = self.known.within(self.parts.images(number)), len(self.batches.of(number))
+            advance(len(known.rows))
+            self.parts.write(number, self._part(islice(batches, count), known, advance))
 
     @torch.inference_mode()
-    def _part(self, batches: Iterator[Any], advance: Advance) -> Part:
-        points = [torch.empty(0, self.model.manifold.point_dim)]
+    def _part(self, batches: Iterator[Any], known: Known, advance: Advance) -> Part:
+        points = [torch.empty(0, known.points.shape[1])]
         indices = [torch.empty(0, dtype=torch.int64)]
         faults: list[str] = []
         for batch in batches:
@@ -112,12 +120,13 @@ class PartEmbedder:
                 raise UserError(f"{batch.faults[0]}; {self.way_on}")
             faults += batch.faults
             if len(batch.labels):
-                points.append(self.model(batch.inputs.to(self.device)).float().cpu())
+                points.append(self.trained.model(batch.inputs.to(self.device)).float().cpu())
                 indices.append(batch.indices)
                 names = [str(self.paths[index]) for index in batch.indices.tolist()]
-                check_points(self.model.manifold, points[-1], names.__getitem__, UNSOUND)
+                check_points(self.trained.manifold, points[-1], names.__getitem__, UNSOUND)
             advance(len(batch.labels) + len(batch.faults))
-        return Part(torch.cat(points), torch.cat(indices), faults, self.device.type)
+        rows, joined = known.joined(torch.cat(indices), torch.cat(points))
+        return Part(joined, rows, faults, self.device.type)
 
 
 class PartBatches:
@@ -125,12 +134,17 @@ class PartBatches:
 
     Args:
         parts: folder that defines the parts.
+        known: images whose points are known.
     """
 
-    def __init__(self, parts: PartFolder) -> None:
-        self.parts = parts
+    def __init__(self, parts: PartFolder, known: Container[int]) -> None:
+        self.parts, self.known = parts, known
         self.numbers: list[int] = []
+
+    def of(self, number: int) -> list[list[Draw]]:
+        """Return the batches of a part."""
+        return self.parts.batches(number, self.known)
 
     def __iter__(self) -> Iterator[list[Draw]]:
         for number in self.numbers:
-            yield from self.parts.batches(number)
+            yield from self.of(number)

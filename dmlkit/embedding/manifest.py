@@ -10,7 +10,6 @@ from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from dmlkit.component import one_of
 from dmlkit.datasets.files.paths import readable_name
-from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document, differences
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
@@ -116,6 +115,8 @@ class SplitRecord(BaseModel, frozen=True, extra="forbid", strict=True):
     device: str = ""
     """Kind of the device that computed the embeddings, e.g. ``cpu`` or ``cuda``: results of others differ in the last
     bits."""
+    checkpoint: str = ""
+    """Hash of what the checkpoint holds of the model, from which its fingerprint is known without building it."""
     omitted: tuple[NonNegativeInt, ...] = ()
     """Positions in the split of the images that could not be read."""
 
@@ -146,8 +147,8 @@ class Manifest(Description, frozen=True, strict=True):
     """``manifest.json`` of a folder of embeddings."""
 
     kind: ClassVar[str] = "manifest of embeddings"
-    version: ClassVar[int] = 5  # 3 knew no checksums; 4 not what a split's embeddings depend on
-    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 3: (), 4: ()}
+    version: ClassVar[int] = 6  # 3 knew no checksums; 4 not what a split's embeddings depend on; 5 no checkpoint there
+    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 3: (), 4: (), 5: ()}
 
     source: str
     """Source of the images: a folder, or ``dataset:split``."""
@@ -177,28 +178,6 @@ def file_checksum(path: Path) -> int:
 def index_of(manifold: Manifold) -> SearchIndex:
     """Return the search index for points of a manifold."""
     return SearchIndex(**manifold.index_form())
-
-
-def describe(trained: TrainedModel) -> Description:
-    """Return the description of a model."""
-    recipe, manifold = trained.recipe, trained.model.manifold
-    samples = trained.model.samples
-    return Description(
-        dim=manifold.point_dim,
-        features=manifold.dim,
-        manifold=recipe.manifold.model_copy(update=manifold.learned_options()),
-        similarity=manifold.similarity_name,
-        index=index_of(manifold),
-        model=ModelSource(
-            fingerprint=trained.model.fingerprint(),
-            checkpoint=trained.checkpoint,
-            epoch=trained.epoch,
-            backbone=recipe.backbone.model_dump(mode="json"),
-        ),
-        preprocessing=Preprocessing(**recipe.transform.model_dump())
-        if recipe.transform
-        else VectorInput(input=f"{samples.name}s, as they are", num_features=samples.num_features),
-    )
 
 
 def check_same_description(theirs: Description, whose: str, ours: Description, where: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from errno import ENOENT
 from pathlib import Path
@@ -60,9 +60,9 @@ class PartFolder:
         """Return the images of a part."""
         return range(part * self.part_images, min((part + 1) * self.part_images, self.count))
 
-    def batches(self, part: int) -> list[list[Draw]]:
-        """Return the batches in which a part is computed."""
-        draws = [(index, 0) for index in self.images(part)]
+    def batches(self, part: int, known: Container[int] = ()) -> list[list[Draw]]:
+        """Return the batches in which a part is computed, without images whose points are known."""
+        draws = [(index, 0) for index in self.images(part) if index not in known]
         return [draws[start : start + BATCH_IMAGES] for start in range(0, len(draws), BATCH_IMAGES)]
 
     def file(self, part: int) -> Path:

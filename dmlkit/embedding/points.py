@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.samples import SIDE
-from dmlkit.embedding.manifest import Description, check_same_description, describe
-from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.manifest import Description, check_same_description
+from dmlkit.embedding.trained import TrainedModel, describe, load_model
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.folder import RunFolder
@@ -204,7 +204,7 @@ def in_memory(points: PointSet) -> PointsInMemory:
     )
 
 
-def load_same_model(searched: PointSet, run: Path | None, fabric: Fabric) -> TrainedModel:
+def load_same_model(searched: PointSet, run: Path | None, fabric: Ranks) -> TrainedModel:
     """Return the model that made points.
 
     Args:

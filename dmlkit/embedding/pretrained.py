@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.backbones.pretrained import efficientnet_lite
 from dmlkit.backbones.pretrained.at_hand import LITE0, is_at_hand
+from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.manifolds.sphere import Sphere
@@ -28,7 +28,7 @@ def is_backbone_name(text: str) -> bool:
     return is_name and not Path(text).exists()
 
 
-def load_pretrained(name: str, fabric: Fabric) -> TrainedModel:
+def load_pretrained(name: str, fabric: Ranks) -> TrainedModel:
     """Return an untrained model: the features of a pretrained backbone, compared by cosine similarity.
 
     Images are prepared as published with the weights.
@@ -55,7 +55,7 @@ def load_pretrained(name: str, fabric: Fabric) -> TrainedModel:
     width = model.backbone.num_features
     alone = backbone_alone(model, Sphere(width)).to(fabric.device).eval()
     recipe = recipe.model_copy(update={"manifold": Sphere.Config(), "embedding_dim": width})
-    return TrainedModel(recipe, alone, "last", 0)
+    return TrainedModel.of(recipe, alone)
 
 
 def backbone_keys(name: str) -> dict[str, Any]:

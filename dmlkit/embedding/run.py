@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dmlkit.datasets.base import Split
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
 from dmlkit.embedding.engine import Engine, choose_engine, embed_job
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
-from dmlkit.embedding.stored import StoredSplit, sole_embedding, split_job
+from dmlkit.embedding.stored import StoredSplit, known_points, sole_embedding, split_job
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_place
@@ -55,7 +55,7 @@ def embed(
         overrides: changes of the run's dataset, which may have moved, each ``key=value``.
         skip_bad_images: leave out images that cannot be read, and list them.
         engine: see `choose_engine`.
-        device: device, see `start_fabric`.
+        device: device, see `start_ranks`.
         bar: shows each step.
         say: called with a message about images that were embedded already.
 
@@ -75,7 +75,7 @@ def embed(
             f"embed: --labels {labels} applies only to IMAGES, because a split has the labels of its dataset; remove it"
         )
     engine = choose_engine(engine)
-    fabric = start_fabric("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
+    fabric = start_ranks("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
     if split is not None:
         folder.check_unseen(split, f"dmlkit embed {{run}} --split {split}, or --split all")
@@ -85,9 +85,11 @@ def embed(
     dataset = dataset_of(images, split or "test", trained.recipe, labels)
     place = output or output_of(folder, images, split, trained.checkpoint)
     skip = skip_bad_images or trained.recipe.dataset.on_bad_image == "skip"
-    threshold = threshold_of(folder, trained.model.fingerprint())
+    threshold = threshold_of(folder, trained.fingerprint)
     if split is None:
+        known = known_points(trained, dataset, fabric) if fabric.is_global_zero else None
         job = EmbedJob(dataset, str(images), place, skip_bad_images=skip, threshold=threshold, run=run)
+        job = replace(job, known=fabric.broadcast(known))
     else:
         job = split_job(folder, trained, dataset, split, device="" if engine == "ray" else fabric.device.type)
         job = replace(job, output=place, skip_bad_images=skip, threshold=threshold)
@@ -191,7 +193,7 @@ class RayWorker:
         try:
             os.chdir(folder)
             self.job: EmbedJob = ray.get(job)
-            fabric = start_fabric(device)
+            fabric = start_ranks(device)
             trained = load_model(RunFolder(run), fabric, checkpoint)
             self.job.parts.check(self.job.describe(trained))
             self.embed = PartEmbedder(self.job, trained, fabric, workers=processors if device == "cuda" else 0)

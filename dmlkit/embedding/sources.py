@@ -4,21 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.images import dataset_of
-from dmlkit.embedding.in_memory import Embeddings, embed_images
-from dmlkit.embedding.manifest import check_same_description, describe
+from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.embedding.manifest import check_same_description
 from dmlkit.embedding.points import PointSet, PointsInMemory, load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.stored import split_embeddings
-from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.embedding.stored import embed_files, split_embeddings
+from dmlkit.embedding.trained import TrainedModel, describe, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.source import check_options, require_queries, require_source
@@ -48,7 +47,7 @@ def open_points(
         split: split of a run's dataset. Default: test, or all if every class was trained on.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
         checkpoint: checkpoint of a run. Default: best, otherwise last.
-        device: device on which a run embeds, see `start_fabric`. Default: auto.
+        device: device on which a run embeds, see `start_ranks`. Default: auto.
         labels: ``.npy`` file of the labels (N,) of an array.
         manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
         may_be_empty: accept a source without points.
@@ -63,7 +62,7 @@ def open_points(
     found: PointSet
     match kind:
         case "run":
-            fabric, folder = start_fabric(device or "auto"), RunFolder(source)
+            fabric, folder = start_ranks(device or "auto"), RunFolder(source)
             trained = load_model(folder, fabric, checkpoint, overrides=overrides)
             return split_points(folder, trained, fabric, split or trained.recipe.dataset.default_split, bar)
         case "embeddings":
@@ -88,7 +87,7 @@ def open_queries(
         queries: an image, a folder or table of images, or whatever `open_points` takes.
         searched: points to search in.
         run: run that embeds images. Default: that of ``searched``.
-        device: device, see `start_fabric`.
+        device: device, see `start_ranks`.
         bar: shows each step.
 
     Raises:
@@ -102,25 +101,25 @@ def open_queries(
         found = open_points(queries, device=device if kind == "run" else None, may_be_empty=True, bar=bar)
         check_same_model(found, searched)
         return found
-    fabric = start_fabric(device)
+    fabric = start_ranks(device)
     trained = load_same_model(searched, run, fabric)
     dataset = dataset_of(queries, "test", trained.recipe)
     return embedded_points(trained, fabric, dataset, str(queries), bar)
 
 
 def embedded_points(
-    trained: TrainedModel, fabric: Fabric, dataset: Dataset, source: str, bar: Bar = no_bar
+    trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar
 ) -> PointsInMemory:
     """Embed the images of a dataset that can be read.
 
     Raises:
         UserError: none can be read, or see `embed_dataset`.
     """
-    return _with_images(embed_images(trained, fabric, dataset, source, bar), trained, dataset, source)
+    return _with_images(embed_files(trained, fabric, dataset, source, bar), trained, dataset, source)
 
 
 def split_points(
-    run: RunFolder, trained: TrainedModel, fabric: Fabric, split: Split, bar: Bar = no_bar
+    run: RunFolder, trained: TrainedModel, fabric: Ranks, split: Split, bar: Bar = no_bar
 ) -> PointsInMemory:
     """Return the points of the images of a run's split that can be read; see `split_embeddings`.
 

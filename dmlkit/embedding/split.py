@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import split_points
 from dmlkit.embedding.trained import TrainedModel, load_model
@@ -87,7 +86,7 @@ class EmbeddedSplit:
         manifold: the geometry of the points, on the CPU.
     """
 
-    fabric: Fabric
+    fabric: Ranks
     run: RunFolder
     trained: TrainedModel
     dataset: Dataset
@@ -166,14 +165,14 @@ def embed_split(
         path: folder of the run.
         split: split to embed.
         checkpoint: checkpoint to use. Default: best, otherwise last.
-        device: device, see `start_fabric`.
+        device: device, see `start_ranks`.
         overrides: changes of the run's dataset, which may have moved, each ``key=value``.
         bar: shows the images if they are embedded.
 
     Raises:
         UserError: there is no run, an image cannot be read, or see `embed_dataset`.
     """
-    fabric, run = start_fabric(device), RunFolder(path)
+    fabric, run = start_ranks(device), RunFolder(path)
     run.check_unseen(split, "{run} in this command, or --split all")
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
     found = split_points(run, trained, fabric, split, bar)

@@ -3,27 +3,30 @@
 import hashlib
 import json
 import logging
-from collections.abc import Generator, Iterator
+import os
+from collections.abc import Container, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
+from torch import Tensor
 
 from dmlkit import __version__
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.engine import write_embeddings
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import Embeddings, embed_images
+from dmlkit.embedding.in_memory import Embeddings, Known, embed_images
 from dmlkit.embedding.job import EmbedJob
-from dmlkit.embedding.manifest import Description, Manifest, SplitRecord, describe
+from dmlkit.embedding.manifest import Description, Manifest, SplitRecord
 from dmlkit.embedding.parts import FILES, PART_IMAGES, Part
 from dmlkit.embedding.points import all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.trained import TrainedModel
+from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.files.document import differences
 from dmlkit.files.lock import sole_writer
@@ -40,7 +43,7 @@ HASH = 16  # characters of a hash in a warning
 def split_embeddings(
     run: RunFolder,
     trained: TrainedModel,
-    fabric: Fabric,
+    fabric: Ranks,
     dataset: Dataset,
     split: Split,
     *,
@@ -140,7 +143,7 @@ class StoredSplit:
         omitted = {row for row in stored.omitted if row < images}
         if len(omitted) != len(stored.omitted) or manifest.count + len(omitted) != images:
             return f"has {manifest.count} embeddings and lists {len(stored.omitted)} omissions of {images} images"
-        inputs = inputs_of(self.job.dataset, self.recipe.transform, training=False)
+        inputs = inputs_of(self.job.dataset, self.recipe.transform, training=False) if omitted else {}
         if any(inputs[row, 0].input is not None for row in omitted):  # a disk may have failed for a moment
             return "lacks an image that can be read now"
         return ""
@@ -244,9 +247,77 @@ def split_job(
         source=f"{recipe.dataset.name}:{split}" + (f" ({of})" if of else ""),
         output=run.embeddings_of(f"{split}-{of}" if of else split, trained.checkpoint),
         skip_bad_images=recipe.dataset.on_bad_image == "skip",
-        split=SplitRecord(images=hash_images(dataset, recipe.dataset), software=software_of(recipe), device=device),
+        split=SplitRecord(
+            images=hash_images(dataset, recipe.dataset),
+            software=software_of(recipe),
+            device=device,
+            checkpoint=trained.saved,
+        ),
+        stamps=[None if (file := dataset.file(index)) is None else stamp(file) for index in range(len(dataset))],
         run=run.path,
     )
+
+
+def embed_files(trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar) -> Embeddings:
+    """Embed images, but read the points of those that the splits of the model's run have; see `known_points`.
+
+    Raises:
+        UserError: see `embed_images`.
+    """
+    known = known_points(trained, dataset, fabric) if fabric.is_global_zero else None
+    return embed_images(trained, fabric, dataset, source, bar, fabric.broadcast(known))
+
+
+def known_points(trained: TrainedModel, dataset: Dataset, fabric: Ranks) -> Known | None:
+    """Return the points of those images of a list that a run has stored with its splits; None if there are none.
+
+    An image is known by the path of its file; the file must have the size and time that it had when it was embedded,
+    and the weights, the preprocessing, the software and the device must be the same. They are equal to the bit to
+    those computed in the same batches; in others they differ by rounding. A warning says what is computed again.
+    """
+    files = (dataset.file(index) for index in range(len(dataset)))
+    places = {os.path.realpath(file): index for index, file in enumerate(files) if file is not None}
+    points: dict[int, Tensor] = {}
+    for path in sorted(trained.run.embeddings.glob("*/manifest.json")) if trained.run and trained.saved else ():
+        changed = 0
+        for file, mark, point in _stored_images(path.parent, trained, fabric.device.type, places):
+            if mark == stamp(file):
+                points[places[file]] = point
+            else:
+                changed += 1
+        if changed:
+            warn(f"{path.parent}: {changed} of these images changed after they were embedded, and are embedded again")
+    rows = sorted(points)
+    return Known(torch.tensor(rows), torch.stack([points[row] for row in rows])) if rows else None
+
+
+def _stored_images(
+    folder: Path, trained: TrainedModel, device: str, wanted: Container[str]
+) -> Iterator[tuple[str, tuple[int, int], Tensor]]:
+    """Yield file, size and time, and point of the stored images that are wanted, if the model is the same."""
+    try:
+        split = Manifest.read(folder / "manifest.json").split
+        if split is None or split.checkpoint != trained.saved:
+            return
+        stored = EmbeddingFolder(folder)
+        names = stored.items.column_names
+        if "modified" not in names:  # of an earlier version
+            return
+        files, *marks = (stored.items[name].to_pylist() for name in ("path", "bytes", "modified"))
+        files = [os.path.realpath(file) for file in files]
+        rows = [row for row, file in enumerate(files) if file in wanted and marks[0][row] is not None]
+        record = SplitRecord(images=split.images, software=software_of(trained.recipe), device=device)
+        ours = _dependencies(describe(trained), record)
+        changes = list(differences("", _dependencies(stored.manifest, split), ours))
+        if changes and rows:
+            warn(f"{folder}: holds other embeddings ({'; '.join(changes)}); the images are embedded again")
+        if changes or not rows:
+            return
+        points = all_points(stored)
+    except (UserError, OSError) as error:
+        warn(f"{str(error).partition('; ')[0]}; the images are embedded again")
+        return
+    yield from ((files[row], (marks[0][row], marks[1][row]), points[row]) for row in rows)
 
 
 def hash_images(dataset: Dataset, config: DatasetConfig) -> str:

@@ -1,15 +1,21 @@
 """The model of a run, loaded for embedding."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 
 from dmlkit.backbones.tuning import FullTuningConfig
+from dmlkit.datasets.files.samples import Samples, samples_named
+from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.manifest import Description, Manifest, ModelSource, Preprocessing, VectorInput, index_of
 from dmlkit.errors import UserError
+from dmlkit.manifolds.base import Manifold
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.overrides import parse_override
@@ -17,30 +23,64 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
+MANIFOLD = "head.manifold."  # before the names of its learned options in a state dict
 FROZEN = "frozen"
 """Key of a checkpoint without the pretrained weights that were not trained: the hash of these weights."""
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """Model of a run, ready to embed.
+    """Model of a run, ready to embed. Its network is built when it is first used: stored embeddings need none.
 
     Args:
         recipe: recipe of the run.
-        model: model in evaluation mode, on the fabric's device.
         checkpoint: name of the checkpoint.
         epoch: number of finished epochs.
+        samples: kind of the samples that the model takes.
+        manifold: geometry of the embeddings, on the device.
+        device: device of the model.
+        build: returns the network in evaluation mode, on the device, always the same one.
+        saved: hash of what the checkpoint holds of the model; empty for a model that is not the whole one of a run.
+        recorded: its fingerprint, if it is known.
+        run: run of the whole model.
     """
 
     recipe: Recipe
-    model: EmbeddingModel
     checkpoint: CheckpointName
     epoch: int
+    samples: Samples
+    manifold: Manifold
+    device: torch.device
+    build: Callable[[], EmbeddingModel]
+    saved: str = ""
+    recorded: str = ""
+    run: RunFolder | None = None
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, model: EmbeddingModel, checkpoint: CheckpointName = "last", epoch: int = 0
+    ) -> "TrainedModel":
+        """Return a network that is built already, in evaluation mode, with the recipe that describes it."""
+        return cls(recipe, checkpoint, epoch, model.samples, model.manifold, model.device, lambda: model)
+
+    @property
+    def model(self) -> EmbeddingModel:
+        """Network in evaluation mode, on the device.
+
+        Raises:
+            UserError: see `load_model`.
+        """
+        return self.build()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of all weights, see `EmbeddingModel.fingerprint`."""
+        return self.recorded or self.model.fingerprint()
 
 
 def load_model(
     run: RunFolder,
-    fabric: Fabric,
+    fabric: Ranks,
     checkpoint: CheckpointName | None = None,
     *,
     overrides: Sequence[str] = (),
@@ -57,20 +97,71 @@ def load_model(
 
     Raises:
         UserError: there is no run or no readable checkpoint, the pretrained weights that it needs are missing or have
-            changed, or a key does not belong to the dataset.
+            changed, or a key does not belong to the dataset; some of these when the network is first used.
     """
     recipe = recipe_of(run, overrides)
     if checkpoint is None:
         checkpoint = "best" if run.checkpoint_path("best").exists() else "last"
-    state = run.load_checkpoint(checkpoint)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)  # as in training: what a file of weights may leave out is drawn again
-        start = recipe if FROZEN in state else without_pretrained_weights(recipe)
-        model = build_model(start, state.get("num_features"))
-    take_weights(model, state, run.checkpoint_path(checkpoint))
-    if merged:
-        model.backbone.merge()
-    return TrainedModel(recipe, model.to(fabric.device).eval(), checkpoint, state["epoch"])
+    state, path = run.load_checkpoint(checkpoint), run.checkpoint_path(checkpoint)
+    device, weights, num_features = fabric.device, state["model"], state.get("num_features")
+
+    @cache
+    def build() -> EmbeddingModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)  # as in training: what a file of weights may leave out is drawn again
+            start = recipe if FROZEN in state else without_pretrained_weights(recipe)
+            model = build_model(start, num_features)
+        take_weights(model, state, path)
+        state.clear()  # the model has them now
+        if merged:
+            model.backbone.merge()
+        return model.to(device).eval()
+
+    manifold = recipe.manifold.build(recipe.embedding_dim)
+    own = {name.removeprefix(MANIFOLD): weight for name, weight in weights.items() if name.startswith(MANIFOLD)}
+    load_weights(manifold, own, path)
+    samples = samples_named(recipe.dataset.sample).of(num_features)
+    saved = _hash_saved(state, recipe) if merged else ""
+    options: Any = {"saved": saved, "recorded": _recorded(run, saved), "run": run}
+    return TrainedModel(recipe, checkpoint, state["epoch"], samples, manifold.to(device), device, build, **options)
+
+
+def _hash_saved(state: Mapping[str, Any], recipe: Recipe) -> str:
+    """Return a hash of all that the weights of a run's network depend on."""
+    network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim"})
+    digest = hashlib.sha256(f"{fingerprint(state['model'])} {state.get(FROZEN)} {network}".encode())
+    return digest.hexdigest()
+
+
+def _recorded(run: RunFolder, saved: str) -> str:
+    """Return the fingerprint of a network that embeddings of the run record; empty if none does."""
+    for path in sorted(run.embeddings.glob("*/manifest.json")) if saved else ():
+        with suppress(UserError, OSError):
+            manifest = Manifest.read(path)
+            if manifest.split is not None and manifest.split.checkpoint == saved:
+                return manifest.model.fingerprint
+    return ""
+
+
+def describe(trained: TrainedModel) -> Description:
+    """Return the description of a model."""
+    recipe, manifold, samples = trained.recipe, trained.manifold, trained.samples
+    return Description(
+        dim=manifold.point_dim,
+        features=manifold.dim,
+        manifold=recipe.manifold.model_copy(update=manifold.learned_options()),
+        similarity=manifold.similarity_name,
+        index=index_of(manifold),
+        model=ModelSource(
+            fingerprint=trained.fingerprint,
+            checkpoint=trained.checkpoint,
+            epoch=trained.epoch,
+            backbone=recipe.backbone.model_dump(mode="json"),
+        ),
+        preprocessing=Preprocessing(**recipe.transform.model_dump())
+        if recipe.transform
+        else VectorInput(input=f"{samples.name}s, as they are", num_features=samples.num_features),
+    )
 
 
 def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:

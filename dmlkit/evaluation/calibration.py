@@ -10,11 +10,10 @@ from pathlib import Path
 from threading import Lock
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
@@ -43,7 +42,7 @@ def calibrate_run(
     far: float = 1e-3,
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
-    fabric: Fabric | None = None,
+    fabric: Ranks | None = None,
     bar: Bar = no_bar,
 ) -> Threshold:
     """Choose the similarity threshold of a run, and fit the probability of pairs; write both into the run.
@@ -64,7 +63,7 @@ def calibrate_run(
     """
     if not 0 < far < 1:
         raise UserError(f"--far {far:g}: expected a share between 0 and 1, e.g. 1e-3")
-    run, fabric = RunFolder(path), fabric or start_fabric("auto")
+    run, fabric = RunFolder(path), fabric or start_ranks("auto")
     run.check_unseen("validation")
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
     validation = points_of_split(run, trained, "validation", fabric, bar)
@@ -74,9 +73,9 @@ def calibrate_run(
         raise UserError(f"cannot calibrate {path} on its validation classes: {error}") from error
     test = Pairing.of(points_of_split(run, trained, "test", fabric, bar))
     threshold = Threshold(
-        weights=trained.model.fingerprint(),
+        weights=trained.fingerprint,
         checkpoint=trained.checkpoint,
-        similarity=trained.model.manifold.similarity_name,
+        similarity=trained.manifold.similarity_name,
         threshold=found.threshold,
         far=far,
         far_interval=found.interval,
@@ -89,7 +88,7 @@ def calibrate_run(
     return threshold
 
 
-def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, fabric: Fabric, bar: Bar) -> Points:
+def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, fabric: Ranks, bar: Bar) -> Points:
     """Return the points and labels of a split, see `split_embeddings`.
 
     Raises:
@@ -99,8 +98,8 @@ def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, fabric:
     found = split_embeddings(run, trained, fabric, images_of_split(config, split), split, bar=bar)
     refuse_faults(found.faults, config.on_bad_image)
     labels = found.labels.unique(return_inverse=True)[1]
-    device = trained.model.device
-    return Points(found.points.to(device), labels.to(device), trained.model.manifold)
+    device = trained.device
+    return Points(found.points.to(device), labels.to(device), trained.manifold)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_fabric import Fabric
 from torch import Tensor
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, stored_answer
 from dmlkit.evaluation.run import EvaluatedRun, evaluate_run
@@ -45,7 +44,7 @@ def compare_runs(
     overrides: Sequence[str] = (),
     by: Unit = "classes",
     device: str = "auto",
-    fabric: Fabric | None = None,
+    fabric: Ranks | None = None,
 ) -> tuple[list[Result], list[dict[str, Comparison]]]:
     """Evaluate runs on their test classes, and compare each run with the first.
 
@@ -56,7 +55,7 @@ def compare_runs(
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         overrides: ``key=value`` each, for all runs; see `evaluate_run`.
         by: the units that intervals and p-values draw; ``queries`` assumes that queries of a class are independent.
-        device: the device, see `start_fabric`.
+        device: the device, see `start_ranks`.
         fabric: a device and ranks that are already launched.
 
     Returns:
@@ -68,7 +67,7 @@ def compare_runs(
         UserError: there are fewer than two runs, one is given twice, or one cannot be evaluated.
     """
     require_runs(paths)
-    fabric = fabric or start_fabric(device)
+    fabric = fabric or start_ranks(device)
     found = [
         evaluate_run(path, checkpoint=checkpoint, overrides=overrides, fabric=fabric, again=False) for path in paths
     ]

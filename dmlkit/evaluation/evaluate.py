@@ -5,14 +5,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_dataset
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.result import Evaluation, searching
 from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
+from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
@@ -22,7 +23,7 @@ from dmlkit.recipe.schema import Recipe
 
 
 def evaluate(
-    fabric: Fabric,
+    fabric: Ranks,
     model: EmbeddingModel,
     dataset: Dataset,
     recipe: Recipe,
@@ -30,8 +31,6 @@ def evaluate(
     split: str,
     bar: Bar = no_bar,
     ties: Ties = "expected",
-    embeddings: Embeddings | None = None,
-    rerank: Rerank | None = None,
 ) -> Evaluation:
     """Embed a split and score it with the recipe's metrics.
 
@@ -39,24 +38,51 @@ def evaluate(
         fabric: the device, and the ranks; each rank searches for its share of the queries.
         recipe: the recipe, whose transform and metrics are used.
         ties: how items with the same score are counted; see `dmlkit.metrics.retrieval_metrics`.
-        embeddings: embeddings of the split. Default: the images are embedded.
-        rerank: method by which the queries are ranked once more.
 
     Raises:
         UserError: an image cannot be read and the recipe has ``on_bad_image: error``, no image can be read, or there
             is nothing to retrieve.
     """
-    if embeddings is None:
-        workers = recipe.training.workers
-        with bar(EMBEDDING, len(dataset)) as advance:
-            embeddings = embed_dataset(fabric, model, dataset, recipe.transform, workers=workers, advance=advance)
+    workers = recipe.training.workers
+    with bar(EMBEDDING, len(dataset)) as advance:
+        found = embed_dataset(fabric, model, dataset, recipe.transform, workers=workers, advance=advance)
+    return score_split(fabric, found, dataset, model.manifold, recipe, split=split, bar=bar, ties=ties)
+
+
+def score_split(
+    fabric: Ranks,
+    embeddings: Embeddings,
+    dataset: Dataset,
+    manifold: Manifold,
+    recipe: Recipe,
+    *,
+    split: str,
+    bar: Bar = no_bar,
+    ties: Ties = "expected",
+    rerank: Rerank | None = None,
+) -> Evaluation:
+    """Score the embeddings of a split with the recipe's metrics, see `evaluate`.
+
+    With ``rerank`` the queries are also ranked once more by this method.
+
+    Raises:
+        UserError: see `evaluate`.
+    """
     refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
     refuse_nothing_read(len(embeddings.labels), embeddings.faults, f"the {split} split")
     group = torch.distributed.group.WORLD if fabric.world_size > 1 else None
     try:
         with bar("ranking", -(-len(embeddings.labels) // fabric.world_size)) as advance:
             return score_dataset(
-                embeddings, dataset, model, recipe.metrics, ties=ties, group=group, advance=advance, rerank=rerank
+                embeddings,
+                dataset,
+                manifold,
+                recipe.metrics,
+                device=fabric.device,
+                ties=ties,
+                group=group,
+                advance=advance,
+                rerank=rerank,
             )
     except ValueError as error:
         raise UserError(f"cannot evaluate the {split} split: {error}") from error
@@ -65,9 +91,10 @@ def evaluate(
 def score_dataset(
     embeddings: Embeddings,
     dataset: Dataset,
-    model: EmbeddingModel,
+    manifold: Manifold,
     metrics: Sequence[MetricConfig],
     *,
+    device: torch.device | None = None,
     ties: Ties = "expected",
     group: Any = None,
     advance: Advance = lambda _: None,
@@ -80,7 +107,7 @@ def score_dataset(
     Raises:
         ValueError: see `dmlkit.metrics.retrieval_metrics`.
     """
-    points, labels, ids = embeddings.points.to(model.device), embeddings.labels, embeddings.indices
+    points, labels, ids = embeddings.points.to(device), embeddings.labels, embeddings.indices
     query = found = torch.ones(len(labels), dtype=torch.bool)
     gallery: dict[str, Any] = {}
     if dataset.query is not None and dataset.gallery is not None:
@@ -89,7 +116,7 @@ def score_dataset(
         gallery = {"gallery": points[found], "gallery_labels": labels[found]}
         own = ids if dataset.groups is None else dataset.groups[ids]
         gallery |= {"ids": own[query], "gallery_ids": own[found]}  # an image that is both never finds itself
-    score = partial(score_retrieval, points[query], labels[query], manifold=model.manifold, ties=ties, group=group)
+    score = partial(score_retrieval, points[query], labels[query], manifold=manifold, ties=ties, group=group)
     scores = score(metrics=metrics, advance=advance, **gallery)
     return Evaluation(
         scores=scores,

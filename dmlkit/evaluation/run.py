@@ -4,18 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import FolderConfig
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.stored import split_embeddings
+from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
-from dmlkit.evaluation.evaluate import evaluate
+from dmlkit.evaluation.evaluate import score_split
 from dmlkit.evaluation.report import Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.loading.cache import images_of_split
@@ -57,7 +56,7 @@ def evaluate_run(
     metrics: Sequence[str] = (),
     ties: Ties = "expected",
     device: str = "auto",
-    fabric: Fabric | None = None,
+    fabric: Ranks | None = None,
     again: bool = True,
     rerank: Rerank | None = None,
     bar: Bar = no_bar,
@@ -74,7 +73,7 @@ def evaluate_run(
         overrides: ``key=value`` each, for the keys in `READ`.
         metrics: names of metrics, instead of the recipe's.
         ties: how items with the same score are counted.
-        device: the device, see `start_fabric`.
+        device: the device, see `start_ranks`.
         fabric: a device and ranks that are already launched.
         again: whether to evaluate even if a report with the same settings is stored.
         rerank: method by which the queries are ranked once more; the stored report is without it.
@@ -83,13 +82,13 @@ def evaluate_run(
         UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.
     """
     run = RunFolder(Path(path))
-    fabric = fabric or start_fabric(device)
+    fabric = fabric or start_ranks(device)
     if dataset_root is None:
         run.check_unseen(split)
     trained = load_model(run, fabric, checkpoint)
     recipe = _recipe_of(trained, run, dataset_root, overrides, metrics)
     split = split or ("all" if dataset_root is not None else "test")
-    weights = trained.model.fingerprint()
+    weights = trained.fingerprint
     question = Question.of(recipe, weights, trained.checkpoint, split, ties)
     own = Question.of(trained.recipe, weights, trained.checkpoint, split)
     target = run.evaluations / f"{question.file_name(own)}.json"
@@ -102,14 +101,16 @@ def evaluate_run(
     except UserError as error:
         note = f"{error}; evaluated again"
     dataset = images_of_split(recipe.dataset, split)
-    embeddings = None
+    trained = replace(trained, recipe=recipe, recorded=weights)
     if dataset_root is None:
-        embeddings = split_embeddings(run, replace(trained, recipe=recipe), fabric, dataset, split, bar=bar)
-    evaluation = evaluate(
-        fabric, trained.model, dataset, recipe, split=split, bar=bar, ties=ties, embeddings=embeddings, rerank=rerank
+        found = split_embeddings(run, trained, fabric, dataset, split, bar=bar)
+    else:
+        found = embed_files(trained, fabric, dataset, f"the {split} split", bar)
+    evaluation = score_split(
+        fabric, found, dataset, trained.manifold, recipe, split=split, bar=bar, ties=ties, rerank=rerank
     )
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
-    if dataset_root is None and trained.recipe.dataset.split == "all":
+    if dataset_root is None and recipe.dataset.split == "all":
         report = report.model_copy(update={"notes": (*report.notes, TRAINED_ON)})
     if fabric.is_global_zero:
         store(report, evaluation, target)

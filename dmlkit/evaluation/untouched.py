@@ -1,10 +1,10 @@
 """The pretrained baseline ("untouched"): the cosine of pooled features of the untrained backbone, without the head."""
 
 import torch
-from lightning_fabric import Fabric
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.evaluation.report import Report
@@ -44,7 +44,7 @@ def untouched_question(model: EmbeddingModel, recipe: Recipe, split: Split, ties
 
 
 def evaluate_untouched(
-    fabric: Fabric,
+    fabric: Ranks,
     model: EmbeddingModel,
     dataset: Dataset,
     recipe: Recipe,

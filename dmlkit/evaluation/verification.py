@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from pydantic import BaseModel, FiniteFloat
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.images import ImageList
-from dmlkit.embedding.in_memory import Embeddings, embed_dataset
-from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
+from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.stored import embed_files
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.pair_probability import check_prior, probability_at
@@ -23,7 +23,6 @@ from dmlkit.files.document import Document
 from dmlkit.files.escape import excerpt
 from dmlkit.files.outputs import write_table
 from dmlkit.files.regular import require_regular_file
-from dmlkit.loading.faults import refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.reliability import Share
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -199,7 +198,7 @@ def verify(
     *,
     prior: float = 0.5,
     checkpoint: CheckpointName | None = None,
-    fabric: Fabric | None = None,
+    fabric: Ranks | None = None,
     bar: Bar = no_bar,
 ) -> Verification:
     """Decide for pairs of images, by the model and threshold of a run, whether they are of the same class.
@@ -216,9 +215,9 @@ def verify(
         UserError: the run has no threshold for these weights, or no pair has two images that can be read.
     """
     check_prior(prior)
-    run, fabric = RunFolder(path), fabric or start_fabric("auto")
+    run, fabric = RunFolder(path), fabric or start_ranks("auto")
     trained = load_model(run, fabric, checkpoint)
-    weights = trained.model.fingerprint()
+    weights = trained.fingerprint
     threshold = threshold_of(run, weights)
     if threshold is None:
         run.check_unseen("validation")
@@ -227,12 +226,8 @@ def verify(
             + (f" --checkpoint {checkpoint}" if checkpoint else "")
         )
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
-    workers = trained.recipe.training.workers if len(images) > 1000 else 0  # starting workers takes seconds
-    transform, listed = trained.recipe.transform, ImageList(images)
-    with bar(EMBEDDING, len(images)) as advance:
-        found = embed_dataset(fabric, trained.model, listed, transform, workers=workers, advance=advance)
-    refuse_nothing_read(len(found.labels), found.faults, "pairs")
-    judged = judge(pairs, images, found, trained.model.manifold.cpu(), threshold, prior)
+    found = embed_files(trained, fabric, ImageList(images), "pairs", bar)
+    judged = judge(pairs, images, found, trained.manifold.cpu(), threshold, prior)
     if all(pair.same is None for pair in judged):
         raise UserError(f"no pair has two images that can be read; the first error is: {found.faults[0]}")
     return Verification(

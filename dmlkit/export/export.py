@@ -6,7 +6,7 @@ from os.path import commonpath
 from pathlib import Path
 from typing import cast, get_args
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import load_model
@@ -136,9 +136,9 @@ def _export_run(
     if path is not None:
         check_place(path, [run.recipe().dataset.data_root])
         check_model_output(format, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
-    trained = load_model(run, start_fabric("cpu"), checkpoint, overrides=overrides, merged=False)
+    trained = load_model(run, start_ranks("cpu"), checkpoint, overrides=overrides, merged=False)
     path = path or run.exports / MODEL_FILES[format]
-    manifest = export_model(trained, format, path, threshold_of(run, trained.model.fingerprint()))
+    manifest = export_model(trained, format, path, threshold_of(run, trained.fingerprint))
     return Exported([path, manifest_path(path)], manifest)
 
 

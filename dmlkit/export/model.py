@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dmlkit.datasets.files.samples import Samples
-from dmlkit.embedding.manifest import Description, describe
-from dmlkit.embedding.trained import TrainedModel, merged_recipe, without_pretrained_weights
+from dmlkit.embedding.manifest import Description
+from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import check_output, writing
@@ -174,7 +174,7 @@ def write_onnx(trained: TrainedModel, inputs: Tensor, path: Path) -> Callable[[T
         import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
     except ImportError as error:
         raise UserError(f"--format onnx needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
-    name = f"{trained.model.samples.name}s"
+    name = f"{trained.samples.name}s"
     program: Any = torch.onnx.export(
         program_of(trained, inputs), input_names=[name], output_names=["embeddings"], dynamo=True, verbose=False
     )
@@ -213,6 +213,6 @@ def write_safetensors(trained: TrainedModel, _: Tensor, path: Path) -> Callable[
     metadata = {"dmlkit": json.dumps(document), "recipe": recipe.model_dump_json()}
     tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
     save_file(tensors, path, metadata)
-    rebuilt: EmbeddingModel = build_model(without_pretrained_weights(recipe), trained.model.samples.num_features)
+    rebuilt: EmbeddingModel = build_model(without_pretrained_weights(recipe), trained.samples.num_features)
     rebuilt.load_state_dict(load_file(path))
     return rebuilt.eval()

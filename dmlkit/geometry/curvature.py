@@ -1,13 +1,13 @@
 """Delta-hyperbolicity of embeddings, and the curvature that suits them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean, stdev
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
+from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
@@ -101,7 +101,7 @@ def relative_delta(distances: Tensor) -> float:
     return 2 * delta / diameter
 
 
-def backbone_features(run: RunFolder, trained: TrainedModel, fabric: Fabric, split: Split) -> Tensor:
+def backbone_features(run: RunFolder, trained: TrainedModel, fabric: Ranks, split: Split) -> Tensor:
     """Return the features (N, F) of the images of a split before the head, see `split_embeddings`.
 
     Raises:
@@ -109,6 +109,6 @@ def backbone_features(run: RunFolder, trained: TrainedModel, fabric: Fabric, spl
     """
     features = backbone_alone(trained.model, Euclidean.Config().build(trained.model.backbone.num_features))
     recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
-    before = replace(trained, recipe=recipe, model=features)
+    before = TrainedModel.of(recipe, features, trained.checkpoint, trained.epoch)
     dataset = images_of_split(recipe.dataset, split)
     return split_embeddings(run, before, fabric, dataset, split, of="features").points

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.points import all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import open_points
@@ -47,7 +47,7 @@ def measure_curvature(
     Args:
         source: see `open_points`.
         split: for a run, the split whose images are used; by default train.
-        device: for a run, the device; see `start_fabric`.
+        device: for a run, the device; see `start_ranks`.
         overrides: for a run, ``key=value`` each, of its dataset, which may have moved.
         manifold: geometry of an array, see `open_points`.
 
@@ -66,7 +66,7 @@ def _points_of(
         what = f"embeddings of {source}, by the distance of {type(points.manifold).__name__.lower()}"
         return points.manifold, all_points(points), what
     check_options(source, "run", {"--manifold": manifold})
-    fabric, split = start_fabric(device or "auto"), split or "train"
+    fabric, split = start_ranks(device or "auto"), split or "train"
     run = RunFolder(source)
     trained = load_model(run, fabric, overrides=overrides)
     features = backbone_features(run, trained, fabric, split)

@@ -178,9 +178,10 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         """Check the requirements of every component on the other components, and report all errors together."""
         if not samples_named(self.dataset.sample).has_pixels and "transform" not in self.model_fields_set:
             object.__setattr__(self, "transform", None)
+        is_trained = (info.context or {}).get("is_trained", False)
         faults = list(self._samples_that_do_not_fit()) or [
-            *self._unmet_requirements(),
-            *(() if (info.context or {}).get("is_trained") else self._unrelated_points_out_of_reach()),
+            *self._unmet_requirements(is_trained=is_trained),
+            *(() if is_trained else self._unrelated_points_out_of_reach()),
             *self._proxies_without_riemannian_optimizer(),
             *self._selection_by_unknown_metric(),
             *self._figures_given_twice(),
@@ -208,8 +209,10 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         if has_pixels and self.transform is None:
             yield ("transform",), f"got null, but {held}; remove the key, or set a transform"
 
-    def _unmet_requirements(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _unmet_requirements(self, *, is_trained: bool) -> Iterator[tuple[tuple[str | int, ...], str]]:
         for key, component in components_below((), self):
+            if is_trained and component is self.backbone:  # it was trained so; to ask timm takes 2 s of a processor
+                continue
             for requirement in component.requirements():
                 *place, fact = requirement.key.split(".")
                 owner: Any = reduce(getattr, place, self)

@@ -223,7 +223,8 @@ class RunFolder:
 
         path = self.checkpoint_path(name)
         state = read_checkpoint(path, CHECKPOINTS[name])
-        if "recipe" in state:  # not in those of dmlkit 0.1.0
+        # not in those of dmlkit 0.1.0; an equal text needs no check, which would import the backbone's library
+        if "recipe" in state and state["recipe"] != self.recipe_path.read_text(encoding="utf-8"):
             recipes = plain(parse_recipe(str(state["recipe"]), f"{path}: recipe")), plain(self.recipe())
             theirs, ours = ({key: recipe[key] for key in WEIGHT_KEYS} for recipe in recipes)
             changes = list(differences("", theirs, ours))

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from lightning_fabric import Fabric
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.gather import gather_lists
+from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.trained import take_weights
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.evaluation.report import Figures
@@ -29,7 +29,7 @@ def summarize(
     experiment: Experiment,
     data: TrainingData,
     run: RunFolder,
-    fabric: Fabric,
+    fabric: Ranks,
     state: State,
     untouched: Mapping[Split, Figures],
 ) -> Summary:
@@ -74,7 +74,7 @@ def summarize(
     return summary
 
 
-def evaluate_test(experiment: Experiment, data: TrainingData, fabric: Fabric, state: State) -> Evaluation | None:
+def evaluate_test(experiment: Experiment, data: TrainingData, fabric: Ranks, state: State) -> Evaluation | None:
     """Evaluate the current weights on the test classes; None if there are none."""
     if data.test is None:
         return None

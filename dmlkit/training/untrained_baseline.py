@@ -6,11 +6,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from lightning_fabric import Fabric
 
 from dmlkit.backbones.identity import IdentityConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, store, stored_answer
@@ -32,7 +32,7 @@ from dmlkit.training.progress import Progress
 
 
 def score_untouched(
-    experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Fabric, progress: Progress
+    experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Ranks, progress: Progress
 ) -> dict[Split, Figures]:
     """Score the pretrained backbone before training on validation and test classes.
 
@@ -114,7 +114,7 @@ def describe_backbone(recipe: Recipe) -> str:
 
 def evaluate_untrained(
     path: Path,
-    fabric: Fabric,
+    fabric: Ranks,
     *,
     split: Split | None = None,
     dataset_root: Path | None = None,

@@ -23,7 +23,7 @@ from tests.embedding.stored import manifest
 def trained() -> TrainedModel:
     """A model that was never trained."""
     recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
-    return TrainedModel(recipe, build_model(recipe).eval(), "last", 0)
+    return TrainedModel.of(recipe, build_model(recipe).eval())
 
 
 def job_of(home: Path) -> EmbedJob:

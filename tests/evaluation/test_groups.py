@@ -1,6 +1,5 @@
 """Images of a query's own group are junk: a naive double loop says the same of every query."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,8 +73,7 @@ def test_a_query_never_finds_its_own_group(searches: bool, manifold: Any):
     data = Labelled(labels, tuple("abcdefgh"), list(map(str, range(90))), query=query, gallery=gallery, groups=groups)
     indices = torch.arange(90)[torch.arange(90) != 33]  # an image that could not be read
     embedded = Embeddings(points[indices], labels[indices], indices, [])
-    model: Any = SimpleNamespace(device="cpu", manifold=manifold)
-    found = score_dataset(embedded, data, model, metric_configs(METRICS))
+    found = score_dataset(embedded, data, manifold, metric_configs(METRICS))
     every = torch.ones(90, dtype=torch.bool)
     masks = [(every if mask is None else mask).clone() for mask in (query, gallery)]
     for mask in masks:
@@ -89,5 +87,5 @@ def test_a_query_never_finds_its_own_group(searches: bool, manifold: Any):
     alone = Labelled(
         labels, tuple("abcdefgh"), plain.paths, query=query, gallery=gallery, groups=torch.arange(90)
     )  # each in a group of its own: as if there were none
-    values = [score_dataset(embedded, one, model, metric_configs(METRICS)).scores.values for one in (plain, alone)]
+    values = [score_dataset(embedded, one, manifold, metric_configs(METRICS)).scores.values for one in (plain, alone)]
     assert values[0] == pytest.approx(values[1], abs=1e-12) and values[0] != found.scores.values

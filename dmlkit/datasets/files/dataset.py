@@ -82,6 +82,10 @@ class Dataset(ABC):
         """Return a string that identifies a sample, also among several boxes of the same file."""
         return self.paths[index]
 
+    def file(self, index: int) -> str | None:
+        """Return the path of the image file that is a whole sample; None for a box of one, and for other samples."""
+        return None
+
     def label_names(self, labels: Tensor) -> list[str | None]:
         """Return the names of labels (n,); None for -1, a sample without a label."""
         return [None if label < 0 else self.class_names[label] for label in labels.tolist()]
@@ -122,6 +126,9 @@ class PickedSamples(Dataset):
 
     def key(self, index: int) -> str:
         return self.dataset.key(int(self.rows[index]))
+
+    def file(self, index: int) -> str | None:
+        return self.dataset.file(int(self.rows[index]))
 
     def sample(self, index: int) -> Tensor:
         return self.dataset.sample(int(self.rows[index]))

@@ -133,6 +133,9 @@ class ListedImages(Dataset):
         box = self.box(index)
         return self.paths[index] if box is None else f"{self.paths[index]} {box}"
 
+    def file(self, index: int) -> str | None:
+        return self.paths[index] if self.box(index) is None else None
+
     def sample(self, index: int) -> Tensor:
         return read_image(self.paths[index], self.box(index))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.datasets.files.paths import readable_name
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any, open_table, present
 from dmlkit.embedding.gallery.images import images_of
 from dmlkit.embedding.gallery.incoming import Incoming, remove_interrupted
@@ -30,10 +30,9 @@ from dmlkit.embedding.gallery.manifest import (
     reading,
     recorded_files,
 )
-from dmlkit.embedding.manifest import describe
 from dmlkit.embedding.points import load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.embedding.trained import TrainedModel, describe, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial
 from dmlkit.files.lock import LOCK, sole_writer
@@ -64,7 +63,7 @@ def add_images(
         label: label of all images.
         run: folder of the gallery's run, if it has moved.
         model: the gallery's model, if it is loaded already, on ``device``.
-        device: see `start_fabric`.
+        device: see `start_ranks`.
         bar: shows each step.
 
     Raises:
@@ -77,7 +76,7 @@ def add_images(
         gallery = GalleryFolder(path)  # now: another process may have added the same images meanwhile
         with reading(path):
             incoming.drop(present(gallery.table, list(incoming.new)))
-        fabric = start_fabric(device)
+        fabric = start_ranks(device)
         trained = model or load_same_model(gallery, run, fabric)
         with incoming.embedded(gallery.manifest, trained, fabric, place, bar) as rows, changing(path) as table:
             if table.version != gallery.version:  # another process may have added some meanwhile
@@ -215,7 +214,7 @@ def create_gallery(
         thumbnails: store small pictures.
         threshold: similarity below which an image is unknown. Default: that of the run, if it was calibrated.
         checkpoint: checkpoint to use. Default: best, otherwise last.
-        device: see `start_fabric`.
+        device: see `start_ranks`.
         bar: shows each step.
 
     Raises:
@@ -228,7 +227,7 @@ def create_gallery(
     check_place(output, [images, RunFolder(run).recipe().dataset.data_root])
     database = lancedb()
     incoming = Incoming.of([] if images is None else images_of(images, label))
-    fabric = start_fabric(device)
+    fabric = start_ranks(device)
     trained = load_model(RunFolder(run), fabric, checkpoint)
     description = describe(trained)
     calibrated = threshold_of(RunFolder(run), description.model.fingerprint)

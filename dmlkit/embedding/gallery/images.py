@@ -58,6 +58,9 @@ class LabelledImages(Dataset):
     def key(self, index: int) -> str:
         return self.ids[index]
 
+    def file(self, index: int) -> str | None:
+        return None if self.images[index].box else self.paths[index]
+
     def sample(self, index: int) -> Tensor:
         return read_image(self.images[index].path, self.images[index].box)
 

@@ -10,17 +10,18 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import thumbnail
+from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
 from dmlkit.embedding.gallery.manifest import CHECKED, CHECKSUM, INCOMING, GalleryManifest, row_checksums
 from dmlkit.embedding.in_memory import UNSOUND
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.parts import BATCH_IMAGES, PartFolder
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar
+from dmlkit.embedding.stored import known_points
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.lock import is_held
@@ -187,7 +188,7 @@ class Incoming:
 
     @contextmanager
     def embedded(
-        self, manifest: GalleryManifest, trained: TrainedModel, fabric: Fabric, place: Path, bar: Bar
+        self, manifest: GalleryManifest, trained: TrainedModel, fabric: Ranks, place: Path, bar: Bar
     ) -> Generator[EmbeddedRows]:
         """Embed the new images, and yield their rows, which are in an unnamed file until the block ends.
 
@@ -204,7 +205,9 @@ class Incoming:
         Raises:
             UserError: none of the images could be read, or see `PartEmbedder`.
         """
-        job = EmbedJob(LabelledImages(self.new), "images for a gallery", place, skip_bad_images=True)
+        images = LabelledImages(self.new)
+        known = known_points(trained, images, fabric)
+        job = EmbedJob(images, "images for a gallery", place, skip_bad_images=True, known=known)
         parts, description = job.parts, job.describe(trained)
         try:
             with writing(place.parent), TemporaryFile(dir=place.parent) as file:  # full perhaps only when it is closed
@@ -218,7 +221,8 @@ class Incoming:
                     wanted = parts.missing(range(len(parts)), manifest.dim, skip_bad_images=True)
                     self.resumed = len(self.new) - sum(len(parts.images(part)) for part in wanted)
                     advance(self.resumed)
-                    workers = 0 if len(self.new) <= BATCH_IMAGES else trained.recipe.training.workers
+                    computed = len(self.new) - (0 if known is None else len(known.rows))
+                    workers = 0 if computed <= BATCH_IMAGES else trained.recipe.training.workers
                     PartEmbedder(job, trained, fabric, workers=workers)(wanted, advance)
                 broken = rows.write(self.new, parts)
                 self.skipped += broken.values()

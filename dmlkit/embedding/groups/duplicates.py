@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.near_pairs import NearPairs, complete_groups, near_pairs
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
@@ -214,13 +214,13 @@ def check_leaks(
         run: run with the model.
         threshold: minimum similarity of a near-duplicate.
         is_published: whether the images are a published benchmark, whose splits are fixed.
-        device: see `start_fabric`.
+        device: see `start_ranks`.
         bar: shows each step.
 
     Raises:
         UserError: there is no such run, it takes other samples, or see `duplicate_groups`.
     """
-    fabric = start_fabric(device)
+    fabric = start_ranks(device)
     trained = load_model(RunFolder(run), fabric)
     images = embedded_points(trained, fabric, listing.everything(), str(listing.source or listing.root), bar)
     check_reachable(images, threshold)

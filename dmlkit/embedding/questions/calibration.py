@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.near_pairs import near_pairs
 from dmlkit.embedding.points import PointSet, all_points, load_same_model
@@ -120,7 +120,7 @@ def calibrate_gallery(
             of such labels.
         near: similarity above which images of one label are near-duplicates, which are left out together.
         run: run of the gallery, if it was moved.
-        device: see `start_fabric`.
+        device: see `start_ranks`.
         bar: shows each step.
 
     Raises:
@@ -135,7 +135,7 @@ def calibrate_gallery(
     if strangers is not None:
         asked = open_queries(strangers, gallery, run=run, device=device, bar=bar)
     elif home is not None and RunFolder(home).recipe().dataset.validates:
-        fabric = start_fabric(device)
+        fabric = start_ranks(device)
         asked = split_points(RunFolder(home), load_same_model(gallery, home, fabric), fabric, "validation", bar)
     trained = None if home is None else TrainingClasses.read(RunFolder(home).classes_path).training_classes
     others = _strangers(asked, names)

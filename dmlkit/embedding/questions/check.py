@@ -72,7 +72,7 @@ def check_queries(
         path: the gallery.
         images: the new images, see `open_queries`.
         run: run of the gallery, if it was moved.
-        device: see `start_fabric`.
+        device: see `start_ranks`.
         bar: shows each step.
 
     Raises:

@@ -190,7 +190,7 @@ def identify(
             probability of its calibration, else the threshold of its calibrated run.
         run: run that embeds images. Default: that of ``source``.
         labels, manifold: of an array, see `open_points`.
-        device: see `start_fabric`.
+        device: see `start_ranks`.
         bar: shows each step.
 
     Raises:

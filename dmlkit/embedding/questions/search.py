@@ -37,7 +37,7 @@ def search(
         exact: do not use the index of a gallery.
         run: run that embeds images. Default: that of ``source``.
         manifold: geometry of an array, see `open_points`.
-        device: device on which images are embedded, see `start_fabric`.
+        device: device on which images are embedded, see `start_ranks`.
         bar: shows each step.
 
     Raises:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.embedder import Embedder
 from dmlkit.embedding.gallery.change import add_images, remove_images, restore_version
 from dmlkit.embedding.gallery.folder import GalleryFolder, history
@@ -113,7 +113,7 @@ class Service:
     Args:
         source: run, folder of embeddings or gallery.
         run: run whose model embeds. Default: that of the source.
-        device: see `start_fabric`.
+        device: see `start_ranks`.
 
     Raises:
         UserError: the source is none of these, or its model is not known.
@@ -125,10 +125,10 @@ class Service:
             raise UserError(f"{source}: the model of an array is not known; expected a run, embeddings or a gallery")
         stamp, is_gallery = self._stamp(), self.kind == "gallery"
         opened = open_points(source, device=device if self.kind == "run" else None, may_be_empty=is_gallery)
-        fabric = start_fabric(device)
+        fabric = start_ranks(device)
         self.run = run or opened.run
         self.embedder = Embedder(load_same_model(opened, run, fabric), fabric)
-        samples = self.embedder.trained.model.samples
+        samples = self.embedder.trained.samples
         if not samples.has_pixels:
             raise UserError(f"{source}: its model takes {samples.name}s, and a server takes images only")
         self.snapshot = Snapshot(opened, stamp)

@@ -55,7 +55,7 @@ def untouched_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
         torch.manual_seed(recipe.seed)  # as in training
         model = untouched_model(build_model(recipe, dataset.num_features)).to(embedded.fabric.device)
     recipe = recipe.model_copy(update={"manifold": Sphere.Config()})
-    before = TrainedModel(recipe, model, embedded.trained.checkpoint, 0)
+    before = TrainedModel.of(recipe, model.eval(), embedded.trained.checkpoint)
     found = split_embeddings(embedded.run, before, embedded.fabric, dataset, embedded.split, of="untouched", bar=bar)
     return Points(found.points, found.labels, model.manifold.cpu())
 

@@ -65,8 +65,10 @@ def retrieval_panel(embedded: EmbeddedSplit, queries: int, neighbors: int, seed:
     found = Embeddings(embedded.points, embedded.labels, rows, [])
     try:
         with bar("ranking", len(rows)) as advance:
-            model = embedded.trained.model
-            scores = score_dataset(found, dataset, model, [MapAtRConfig()], advance=advance).scores
+            trained = embedded.trained
+            scores = score_dataset(
+                found, dataset, trained.manifold, [MapAtRConfig()], device=trained.device, advance=advance
+            ).scores
     except ValueError as error:
         raise UserError(f"cannot search in the {embedded.split} split: {error}") from error
     scored = torch.arange(len(rows)) if dataset.query is None else dataset.query[rows].nonzero()[:, 0]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.distributed.launch import start_fabric
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.groups.neighbors import neighbors_of
 from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.points import PointsInMemory, in_memory
@@ -99,7 +99,7 @@ def inspect(
         source: see `open_points`.
         split: the split of a run. Default: test.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
-        device: the device for a run, see `start_fabric`.
+        device: the device for a run, see `start_ranks`.
         labels, manifold: of an array, see `open_points`.
         bar: shows each step.
 
@@ -124,7 +124,7 @@ def inspect(
 
 
 def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str, bar: Bar) -> ModelInspection:
-    fabric, run = start_fabric(device), RunFolder(path)
+    fabric, run = start_ranks(device), RunFolder(path)
     run.check_unseen(split)
     trained = load_model(run, fabric, overrides=overrides)
     found = _look(split_points(run, trained, fabric, split, bar), bar)
@@ -152,7 +152,9 @@ def _scored(found: ModelInspection, trained: TrainedModel, split: Split, path: P
     embeddings = Embeddings(images.points, dataset.labels[ids], ids, list(images.skipped))
     try:
         with bar("ranking", len(ids)) as advance:
-            evaluation = score_dataset(embeddings, dataset, trained.model, trained.recipe.metrics, advance=advance)
+            evaluation = score_dataset(
+                embeddings, dataset, trained.manifold, trained.recipe.metrics, device=trained.device, advance=advance
+            )
     except ValueError as error:
         return replace(found, notes=(*found.notes, f"cannot evaluate the {split} split: {error}"))
     queries = torch.arange(len(ids)) if dataset.query is None else dataset.query[ids].nonzero()[:, 0]
