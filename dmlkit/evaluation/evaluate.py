@@ -1,22 +1,23 @@
 """Evaluation of a model on a split: embed its images, search, and compute metrics."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.in_memory import Embeddings, embed_dataset
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.errors import UserError
+from dmlkit.evaluation.flipped import with_mirror_images
 from dmlkit.evaluation.result import Evaluation, searching
 from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
-from dmlkit.metrics.scoring import score_retrieval
+from dmlkit.metrics.scoring import Scores, score_retrieval
 from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.schema import Recipe
 
@@ -32,6 +33,7 @@ def evaluate(
     ties: Ties = "expected",
     embeddings: Embeddings | None = None,
     rerank: Rerank | None = None,
+    flip: bool = False,
 ) -> Evaluation:
     """Embed a split and score it with the recipe's metrics.
 
@@ -41,6 +43,7 @@ def evaluate(
         ties: how items with the same score are counted; see `dmlkit.metrics.retrieval_metrics`.
         embeddings: embeddings of the split. Default: the images are embedded.
         rerank: method by which the queries are ranked once more.
+        flip: whether they are ranked once more with the mean of each image and its mirror image.
 
     Raises:
         UserError: an image cannot be read and the recipe has ``on_bad_image: error``, no image can be read, or there
@@ -52,11 +55,20 @@ def evaluate(
             embeddings = embed_dataset(fabric, model, dataset, recipe.transform, workers=workers, advance=advance)
     refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
     refuse_nothing_read(len(embeddings.labels), embeddings.faults, f"the {split} split")
+    other = with_mirror_images(fabric, model, dataset, recipe, embeddings, bar) if flip else None
     group = torch.distributed.group.WORLD if fabric.world_size > 1 else None
     try:
         with bar("ranking", -(-len(embeddings.labels) // fabric.world_size)) as advance:
             return score_dataset(
-                embeddings, dataset, model, recipe.metrics, ties=ties, group=group, advance=advance, rerank=rerank
+                embeddings,
+                dataset,
+                model,
+                recipe.metrics,
+                ties=ties,
+                group=group,
+                advance=advance,
+                rerank=rerank,
+                other=other,
             )
     except ValueError as error:
         raise UserError(f"cannot evaluate the {split} split: {error}") from error
@@ -72,25 +84,36 @@ def score_dataset(
     group: Any = None,
     advance: Advance = lambda _: None,
     rerank: Rerank | None = None,
+    other: Embeddings | None = None,
 ) -> Evaluation:
     """Score embeddings of a dataset; if the dataset has queries and a gallery, the queries search the gallery.
+
+    With ``rerank`` or ``other`` embeddings of the same images they are scored once more.
 
     Images of a query's own group are not ranked and do not affect its metrics, as junk images in Market-1501.
 
     Raises:
         ValueError: see `dmlkit.metrics.retrieval_metrics`.
     """
-    points, labels, ids = embeddings.points.to(model.device), embeddings.labels, embeddings.indices
+    labels, ids = embeddings.labels, embeddings.indices
     query = found = torch.ones(len(labels), dtype=torch.bool)
-    gallery: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if dataset.query is not None and dataset.gallery is not None:
         query, found = dataset.query[ids], dataset.gallery[ids]
     if query is not found or dataset.groups is not None:
-        gallery = {"gallery": points[found], "gallery_labels": labels[found]}
+        options["gallery_labels"] = labels[found]
         own = ids if dataset.groups is None else dataset.groups[ids]
-        gallery |= {"ids": own[query], "gallery_ids": own[found]}  # an image that is both never finds itself
-    score = partial(score_retrieval, points[query], labels[query], manifold=model.manifold, ties=ties, group=group)
-    scores = score(metrics=metrics, advance=advance, **gallery)
+        options |= {"ids": own[query], "gallery_ids": own[found]}  # an image that is both never finds itself
+
+    def score(points: Tensor, metrics: Sequence[MetricConfig], **more: Any) -> Scores:
+        points = points.to(model.device)
+        gallery = points[found] if options else None
+        more |= {"manifold": model.manifold, "ties": ties, "group": group}
+        return score_retrieval(points[query], labels[query], gallery, metrics=metrics, **options, **more)
+
+    scores, alternative = score(embeddings.points, metrics, advance=advance), None
+    if rerank is not None or other is not None:
+        alternative = score((other or embeddings).points, searching(metrics), rerank=rerank)
     return Evaluation(
         scores=scores,
         labels=labels[query][scores.queries],
@@ -99,5 +122,5 @@ def score_dataset(
         images=[dataset.key(index) for index in ids[query][scores.queries].tolist()],
         classes=len(labels[query].unique()),
         faults=embeddings.faults,
-        reranked=None if rerank is None else score(metrics=searching(metrics), rerank=rerank, **gallery),
+        alternative=alternative,
     )

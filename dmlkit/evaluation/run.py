@@ -60,6 +60,7 @@ def evaluate_run(
     fabric: Fabric | None = None,
     again: bool = True,
     rerank: Rerank | None = None,
+    flip: bool = False,
     bar: Bar = no_bar,
 ) -> EvaluatedRun:
     """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in the run.
@@ -78,6 +79,7 @@ def evaluate_run(
         fabric: a device and ranks that are already launched.
         again: whether to evaluate even if a stored report answers the same question.
         rerank: method by which the queries are ranked once more; the stored report is without it.
+        flip: whether the mean of each image and its mirror image is evaluated too; also without.
 
     Raises:
         UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.
@@ -106,7 +108,16 @@ def evaluate_run(
     if dataset_root is None:
         embeddings = split_embeddings(run, replace(trained, recipe=recipe), fabric, dataset, split, bar=bar)
     evaluation = evaluate(
-        fabric, trained.model, dataset, recipe, split=split, bar=bar, ties=ties, embeddings=embeddings, rerank=rerank
+        fabric,
+        trained.model,
+        dataset,
+        recipe,
+        split=split,
+        bar=bar,
+        ties=ties,
+        embeddings=embeddings,
+        rerank=rerank,
+        flip=flip,
     )
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
     if dataset_root is None and trained.recipe.dataset.split == "all":
