@@ -105,6 +105,14 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    tta: Annotated[
+        Literal["flip"] | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Run: compare with test-time augmentation; flip: the mean of each image and its mirror image.",
+            show_default=False,
+        ),
+    ] = None,
     split: Annotated[
         SplitName | None,
         typer.Option(
@@ -135,12 +143,12 @@ def evaluate(
         source, embeddings = None, source
     arrays = {"--embeddings": embeddings, "--labels": labels, "--gallery": gallery, "--gallery-labels": gallery_labels}
     of_runs = {"--split": split, "--checkpoint": checkpoint, "--dataset-root": dataset_root, "--set": overrides}
-    of_runs["--device"] = device
+    of_runs |= {"--device": device, "--tta": tta}
     if table is not None and by is None:
         raise UserError(f"eval: --table {table}: needs --by COLUMN, the column to read")
     kind = evaluated_kind(source, arrays, of_runs, untrained=untrained, manifold=manifold, by=by)
     if kind == "untrained":
-        refuse("--untrained; train first, or use embeddings", {"--rerank": rerank})
+        refuse("--untrained; train first, or use embeddings", {"--rerank": rerank, "--tta": tta})
 
     from dmlkit.cli.progress import bars
     from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_points
@@ -151,7 +159,7 @@ def evaluate(
         read = [path for path in arrays.values() if path]
         check_output(per_class, is_class_table, sources=read, option="--per-class")
     method = None if rerank is None else method_of(rerank)
-    shown = Shown(json, per_class, by, table, method)
+    shown = Shown(json, per_class, by, table, method, tta == "flip")
     wanted: Wanted = {"metrics": metric or [], "ties": ties, "bar": bars(shown.console)}
     if embeddings and labels:
         pair = (gallery, gallery_labels) if gallery and gallery_labels else None
@@ -229,7 +237,8 @@ def tell_run(
     from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.run import evaluate_run
 
-    run = evaluate_run(source, checkpoint=checkpoint, fabric=fabric, rerank=shown.rerank, **images, **wanted)
+    flip, rerank = shown.flip, shown.rerank
+    run = evaluate_run(source, checkpoint=checkpoint, fabric=fabric, rerank=rerank, flip=flip, **images, **wanted)
     if not fabric.is_global_zero:
         return
     title = f"{run.report.split} split of {run.dataset}, {run.checkpoint} checkpoint, epoch {run.report.epoch}"

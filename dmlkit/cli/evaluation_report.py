@@ -23,6 +23,7 @@ class Shown:
     by: str | None = None
     table: Path | None = None
     rerank: "Rerank | None" = None
+    flip: bool = False
 
     @property
     def console(self) -> "Console":
@@ -44,8 +45,7 @@ class Shown:
 
         if self.by is not None:
             report = report.with_column(evaluation, self.by, self.table, run)
-        if self.rerank is not None:
-            report = report.with_reranked(evaluation, self.rerank)
+        report = report.with_alternative(evaluation, self.rerank, flip=self.flip)
         if self.per_class is not None:
             evaluation.save_classes(self.per_class)
         if self.as_json:
@@ -60,7 +60,7 @@ class Shown:
         for pair in report.confusions[:3]:
             share = f"{pair.queries} of its queries ({pair.share:.0%})"
             say(console, f"confused: {pair.name} taken for {pair.taken_for} in {share}")
-        print_reranked(report, console)
+        print_alternative(report, console)
         print_values(report.by, console)
         for note in report.notes:
             say(console, f"note: {note}")
@@ -68,23 +68,26 @@ class Shown:
             say(console, f"{len(report.skipped)} images could not be read and were skipped")
 
 
-def print_reranked(report: "Report", console: "Console") -> None:
-    """Print the metrics after re-ranking, if it was asked for, with their differences from the plain ones."""
+def print_alternative(report: "Report", console: "Console") -> None:
+    """Print the metrics with --rerank or --tta, and their differences from the plain ones."""
     from dmlkit.cli.console import print_table, say
 
-    found, plain = report.reranked, report.metrics
+    found, plain = report.alternative, report.metrics
     if found is None:
         return
-    rows = [["metric", "plain", "re-ranked", "difference, 95 % interval", "p", "Holm's p"]]
+    rows = [["metric", "plain", "changed", "difference, 95 % interval", "p", "Holm's p"]]
     for name, change in found.differences.items():
         low, high = change["low"], change["high"]
         ends = "no interval" if low is None or high is None else f"{low:+.4f} .. {high:+.4f}"
         cells = [f"{plain[name]:.4f}", f"{found.metrics[name]:.4f}", f"{change['difference']:+.4f}  {ends}"]
         rows.append([name, *cells, f"{change['p_value']:.4f}", f"{change['corrected']:.4f}"])
     options = ", ".join(f"{name} {value:g}" for name, value in found.options.items())
-    print_table(rows, console, f"re-ranked by {found.method}: {options}")
-    others = " and at the other queries" if found.method == "k_reciprocal" else ""
-    say(console, f"note: re-ranking looks at the gallery as a whole{others}; not for images that come one by one")
+    parts = ["mean of each image and its mirror image"] if found.flip else []
+    parts += [f"re-ranked by {found.rerank}: {options}"] if found.rerank else []
+    print_table(rows, console, "; ".join(parts))
+    if found.rerank:
+        others = " and at the other queries" if found.rerank == "k_reciprocal" else ""
+        say(console, f"note: re-ranking looks at the gallery as a whole{others}; not for images that come one by one")
 
 
 def print_values(found: "ByColumn | None", console: "Console") -> None:

@@ -9,6 +9,7 @@ from dmlkit.embedding.gallery.incoming import Incoming
 from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery
+from dmlkit.embedding.questions.check import QueriesCheck, check_queries
 from dmlkit.embedding.questions.decisions import Rule
 from dmlkit.embedding.questions.identify import Identified, identify
 from dmlkit.embedding.questions.search import search
@@ -119,6 +120,17 @@ class ImageGallery:
         """
         others = None if strangers is None else Path(strangers)
         return calibrate_gallery(self.path, fpir=fpir, strangers=others, near=near, run=self.run, device=self.device)
+
+    def check(self, images: str | Path) -> QueriesCheck:
+        """Test whether new images of the gallery's labels are like those that calibrated it; ``differs`` says so.
+
+        Args:
+            images: see `search`.
+
+        Raises:
+            UserError: the gallery is not calibrated, or there are too few images to compare.
+        """
+        return check_queries(self.path, Path(images), run=self._run_of(images), device=self.device)
 
     def _run_of(self, queries: str | Path) -> Path | None:
         """Return the run for queries that are embedded; points have their own model."""

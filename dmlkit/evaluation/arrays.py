@@ -116,9 +116,9 @@ def _score(
         with bar("ranking", len(queries[1])) as advance:
             others = gallery or (None, None)
             scores = score_retrieval(*queries, *others, manifold, metrics, ties=ties, advance=advance)
-        reranked = None
+        alternative = None
         if rerank is not None:
-            reranked = score_retrieval(*queries, *others, manifold, searching(metrics), ties=ties, rerank=rerank)
+            alternative = score_retrieval(*queries, *others, manifold, searching(metrics), ties=ties, rerank=rerank)
     except ValueError as error:
         raise UserError(f"cannot evaluate {source}: {error}") from error
     classes, index = np.unique(np.concatenate([queries[1], items[1]]), return_inverse=True)
@@ -131,5 +131,5 @@ def _score(
         images=[names[int(row)] for row in scores.queries],
         classes=len(labels.unique()),
         faults=[],
-        reranked=reranked,
+        alternative=alternative,
     )

@@ -1,10 +1,10 @@
 """Evaluation of a model on a split: embed its images, search, and compute metrics."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
@@ -17,7 +17,7 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
-from dmlkit.metrics.scoring import score_retrieval
+from dmlkit.metrics.scoring import Scores, score_retrieval
 from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.schema import Recipe
 
@@ -60,10 +60,9 @@ def score_split(
     bar: Bar = no_bar,
     ties: Ties = "expected",
     rerank: Rerank | None = None,
+    other: Embeddings | None = None,
 ) -> Evaluation:
-    """Score the embeddings of a split with the recipe's metrics, see `evaluate`.
-
-    With ``rerank`` the queries are also ranked once more by this method.
+    """Score the embeddings of a split with the recipe's metrics, see `evaluate` and `score_dataset`.
 
     Raises:
         UserError: see `evaluate`.
@@ -83,6 +82,7 @@ def score_split(
                 group=group,
                 advance=advance,
                 rerank=rerank,
+                other=other,
             )
     except ValueError as error:
         raise UserError(f"cannot evaluate the {split} split: {error}") from error
@@ -99,25 +99,36 @@ def score_dataset(
     group: Any = None,
     advance: Advance = lambda _: None,
     rerank: Rerank | None = None,
+    other: Embeddings | None = None,
 ) -> Evaluation:
     """Score embeddings of a dataset; if the dataset has queries and a gallery, the queries search the gallery.
+
+    With ``rerank`` or ``other`` embeddings of the same images they are scored once more.
 
     Images of a query's own group are not ranked and do not affect its metrics, as junk images in Market-1501.
 
     Raises:
         ValueError: see `dmlkit.metrics.retrieval_metrics`.
     """
-    points, labels, ids = embeddings.points.to(device), embeddings.labels, embeddings.indices
+    labels, ids = embeddings.labels, embeddings.indices
     query = found = torch.ones(len(labels), dtype=torch.bool)
-    gallery: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if dataset.query is not None and dataset.gallery is not None:
         query, found = dataset.query[ids], dataset.gallery[ids]
     if query is not found or dataset.groups is not None:
-        gallery = {"gallery": points[found], "gallery_labels": labels[found]}
+        options["gallery_labels"] = labels[found]
         own = ids if dataset.groups is None else dataset.groups[ids]
-        gallery |= {"ids": own[query], "gallery_ids": own[found]}  # an image that is both never finds itself
-    score = partial(score_retrieval, points[query], labels[query], manifold=manifold, ties=ties, group=group)
-    scores = score(metrics=metrics, advance=advance, **gallery)
+        options |= {"ids": own[query], "gallery_ids": own[found]}  # an image that is both never finds itself
+
+    def score(points: Tensor, metrics: Sequence[MetricConfig], **more: Any) -> Scores:
+        points = points.to(device)
+        gallery = points[found] if options else None
+        more |= {"manifold": manifold, "ties": ties, "group": group}
+        return score_retrieval(points[query], labels[query], gallery, metrics=metrics, **options, **more)
+
+    scores, alternative = score(embeddings.points, metrics, advance=advance), None
+    if rerank is not None or other is not None:
+        alternative = score((other or embeddings).points, searching(metrics), rerank=rerank)
     return Evaluation(
         scores=scores,
         labels=labels[query][scores.queries],
@@ -126,5 +137,5 @@ def score_dataset(
         images=[dataset.key(index) for index in ids[query][scores.queries].tolist()],
         classes=len(labels[query].unique()),
         faults=embeddings.faults,
-        reranked=None if rerank is None else score(metrics=searching(metrics), rerank=rerank, **gallery),
+        alternative=alternative,
     )

@@ -41,11 +41,17 @@ class ConfusedClasses(BaseModel, frozen=True, extra="forbid"):
     """Share of the queries of the class."""
 
 
-class Reranked(BaseModel, frozen=True, extra="forbid"):
-    """Metrics after re-ranking, which looks at the gallery as a whole, and with k_reciprocal at the other queries."""
+class Alternative(BaseModel, frozen=True, extra="forbid"):
+    """Metrics of the same queries, re-ranked or with the means of images and mirror images.
 
-    method: str
+    Re-ranking looks at the gallery as a whole, and with k_reciprocal at the other queries.
+    """
+
+    flip: bool
+    rerank: str | None
+    """Method of re-ranking."""
     options: dict[str, float]
+    """Its options."""
     metrics: dict[str, float]
     differences: dict[str, dict[str, float | None]]
     """From the plain metric: difference, its 95 % interval ``low`` and ``high`` over classes, ``p_value`` and, after
@@ -89,8 +95,8 @@ class Report(Document, frozen=True):
     """For a run, everything that the metrics depend on."""
     by: ByColumn | None = None
     """Metrics per value of a column, with ``--by``."""
-    reranked: Reranked | None = None
-    """Metrics after re-ranking, with ``--rerank``."""
+    alternative: Alternative | None = None
+    """Metrics with ``--rerank`` or ``--tta``."""
 
     @classmethod
     def of(
@@ -161,23 +167,24 @@ class Report(Document, frozen=True):
         found = figures_by_value(evaluation.scores.per_query, evaluation.labels, values, column)
         return self.model_copy(update={"by": found})
 
-    def with_reranked(self, evaluation: Evaluation, rerank: Rerank) -> "Report":
-        """Return the report with the metrics after re-ranking, if the evaluation has them."""
-        scores = evaluation.reranked
+    def with_alternative(self, evaluation: Evaluation, rerank: Rerank | None, *, flip: bool) -> "Report":
+        """Return the report with the metrics of the alternative, if the evaluation has one."""
+        scores = evaluation.alternative
         if scores is None:
             return self
         changes = paired_differences(evaluation.scores.per_query, scores.per_query, evaluation.labels)
         corrected = holm([change.p_value for change in changes.values()])
-        found = Reranked(
-            method=next(name for name, method in METHODS.items() if isinstance(rerank, method)),
-            options=rerank._asdict(),
+        found = Alternative(
+            flip=flip,
+            rerank=next((name for name, method in METHODS.items() if isinstance(rerank, method)), None),
+            options={} if rerank is None else rerank._asdict(),
             metrics=scores.values,
             differences={
                 name: {**change.as_dict(), "corrected": p_value}
                 for (name, change), p_value in zip(changes.items(), corrected, strict=True)
             },
         )
-        return self.model_copy(update={"reranked": found})
+        return self.model_copy(update={"alternative": found})
 
 
 ROUNDING = 1e-9  # rounding error of the mean of float64 values in [0, 1], for any order of the sum

@@ -107,7 +107,7 @@ class Evaluation:
     images: Sequence[str]  # Q unique names of the queries
     classes: int  # number of classes, including those of queries without a positive
     faults: list[str]  # one message per image that could not be read
-    reranked: Scores | None = None  # of the same queries, if re-ranking was asked for
+    alternative: Scores | None = None  # of the same queries, re-ranked or with mirror images
 
     def class_scores(self) -> list[ClassScore]:
         """Compute the metrics of every class, sorted by the last metric, worst first."""

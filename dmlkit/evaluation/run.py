@@ -15,6 +15,7 @@ from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import score_split
+from dmlkit.evaluation.flipped import with_mirror_images
 from dmlkit.evaluation.report import Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.loading.cache import images_of_split
@@ -59,6 +60,7 @@ def evaluate_run(
     fabric: Ranks | None = None,
     again: bool = True,
     rerank: Rerank | None = None,
+    flip: bool = False,
     bar: Bar = no_bar,
 ) -> EvaluatedRun:
     """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in the run.
@@ -77,6 +79,7 @@ def evaluate_run(
         fabric: a device and ranks that are already launched.
         again: whether to evaluate even if a report with the same settings is stored.
         rerank: method by which the queries are ranked once more; the stored report is without it.
+        flip: whether the mean of each image and its mirror image is evaluated too; also without.
 
     Raises:
         UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.
@@ -106,8 +109,9 @@ def evaluate_run(
         found = split_embeddings(run, trained, fabric, dataset, split, bar=bar)
     else:
         found = embed_files(trained, fabric, dataset, f"the {split} split", bar)
+    other = with_mirror_images(fabric, trained.model, dataset, recipe, found, bar) if flip else None
     evaluation = score_split(
-        fabric, found, dataset, trained.manifold, recipe, split=split, bar=bar, ties=ties, rerank=rerank
+        fabric, found, dataset, trained.manifold, recipe, split=split, bar=bar, ties=ties, rerank=rerank, other=other
     )
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
     if dataset_root is None and recipe.dataset.split == "all":

@@ -37,6 +37,7 @@ APPLIES: dict[str, tuple[Kind, ...]] = {
     "--checkpoint": ("run",),
     "--dataset-root": ("run",),
     "--set": ("run",),
+    "--tta": ("run",),
     "--device": ("run", "images"),
     "--run": ("images",),
     "--labels": ("array",),

@@ -11,7 +11,8 @@ import torch
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import figures_by_value, read_column, table_of
 from dmlkit.metrics.statistics import effective_number, holm, part_comparison, tail_of
-from tests.conftest import Result
+from tests.conftest import TINY_RECIPE, Result
+from tests.datasets import trees
 
 
 def test_the_difference_against_numpy():
@@ -98,28 +99,32 @@ def test_mistakes():
 
 
 @pytest.mark.slow
-def test_a_folder_of_embeddings_by_column(tmp_path: Path, dmlkit: Callable[..., Result], tiny_recipe: Path):
-    run, folder = tmp_path / "run", tmp_path / "embeddings"
-    assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
+def test_a_run_and_its_embeddings_by_column(tmp_path: Path, dmlkit: Callable[..., Result]):
+    run, folder, table = tmp_path / "run", tmp_path / "embeddings", tmp_path / "photos" / "table.csv"
+    lines = ["path,label,side"]
+    for row in range(72):
+        trees.photo(tmp_path / "photos" / f"{row}.jpg", row, (16, 16))
+        lines.append(f"{row}.jpg,class{row % 12:02},{('left', 'right', '')[row // 12 % 3]}")
+    table.write_text("\n".join(lines))
+    recipe = tmp_path / "recipe.yaml"
+    first, _, rest = TINY_RECIPE.partition("dataset:")
+    recipe.write_text(f"{first}dataset: {{name: table, file: {table}}}\n{rest.partition(chr(10))[2]}")
+    words = ("--set", "training.epochs=1", "--set", "training.workers=0", "--device", "cpu")
+    trained = dmlkit("train", recipe, "-o", run, *words)
+    assert trained.code == 0, trained.err
     assert dmlkit("embed", run, "--split", "test", "-o", folder, "--device", "cpu").code == 0
-    from dmlkit.embedding.folder import EmbeddingFolder
-
-    paths = EmbeddingFolder(folder).paths
-    cells = [f"{path},{('left', 'right')[row % 2]}" for row, path in enumerate(paths)]
-    table = tmp_path / "table.csv"
-    table.write_text("\n".join(["path,side", *cells]))
-    plain = json.loads(dmlkit("eval", folder, "--json").out)
-    result = dmlkit("eval", folder, "--by", "side", "--table", table, "--json")
-    found = json.loads(result.out)
-    assert found.pop("by")["column"] == "side" and plain.pop("by") is None and found == plain
-    by = json.loads(result.out)["by"]["values"]
-    total = sum(one["queries"] * one["metrics"]["map@r"]["mean"] for one in by) / sum(one["queries"] for one in by)
-    assert total == pytest.approx(plain["metrics"]["map@r"])
-    shown = dmlkit("eval", folder, "--by", "side", "--table", table)
-    assert "per side, worst first" in shown.out
+    found = json.loads(dmlkit("eval", run, "--by", "side", "--json", "--device", "cpu").out)
+    by = found["by"]["values"]
+    assert [sorted(one["value"] for one in by), found["by"]["without"]] == [["left", "right"], 12]
+    again = json.loads(dmlkit("eval", folder, "--by", "side", "--table", table, "--metric", "map@r", "--json").out)
+    assert [one["queries"] for one in again["by"]["values"]] == [12, 12]
+    means = [{one["value"]: one["metrics"]["map@r"]["mean"] for one in each["by"]["values"]} for each in (found, again)]
+    assert means[0] == pytest.approx(means[1])
+    shown = dmlkit("eval", folder, "--by", "side")  # the table of its run
+    assert "per side, worst first" in shown.out and "12 queries have no side" in shown.out
     for words, message in (
         (("--table", table), "needs --by COLUMN"),
-        (("--by", "side"), "the dataset is glyphs, which has no columns"),
+        (("--by", "sides"), "did you mean 'side'"),
     ):
         wrong = dmlkit("eval", folder, *words)
-        assert wrong.code == 2 and message in wrong.err
+        assert wrong.code == 2 and message in wrong.err, wrong.err

@@ -137,8 +137,8 @@ def test_eval_compares_with_re_ranking(tmp_path: Path, dmlkit: Callable[..., Res
     words = ("eval", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--metric", "map@r", "--metric", "nmi")
     found = json.loads(dmlkit(*words, "--rerank", "k_reciprocal:k1=6,k2=3", "--json").out)
     plain = json.loads(dmlkit(*words, "--json").out)
-    reranked = found["reranked"]
-    assert found["metrics"] == plain["metrics"] and plain["reranked"] is None
+    reranked = found["alternative"]
+    assert found["metrics"] == plain["metrics"] and plain["alternative"] is None
     assert reranked["options"] == {"k1": 6, "k2": 3, "weight": 0.3} and list(reranked["metrics"]) == ["map@r"]
     change = reranked["differences"]["map@r"]
     assert change["difference"] == pytest.approx(reranked["metrics"]["map@r"] - found["metrics"]["map@r"])

@@ -143,16 +143,20 @@ def k_reciprocal(
         sets = csr_array(averages @ sets)
     first = len(pool) - size  # of the gallery in the pool
     targets = sets[first:].tocsc()
-    sums = torch.from_numpy(sets.sum(1)).to(pool.dtype)
+    sums = sets.sum(1)
 
     def rows(block: Tensor) -> Tensor:
         found = queries.new_empty(len(block), size)
         for start, similarity in _similarities(manifold, queries[block], pool[first:]):
             part = block[start : start + len(similarity)]
-            distance = (largest[part, None] - similarity) / (largest - smallest)[part, None]
-            shared = _shared(sets, targets, part.numpy(), pool.dtype)
-            shared /= sums[part, None] + sums[None, first:] - shared
-            found[start : start + len(part)] = (options.weight - 1) * (1 - shared) - options.weight * distance
+            scale = options.weight / (largest - smallest)[part, None]
+            similarity.mul_(scale).sub_(largest[part, None] * scale + 1 - options.weight)
+            for values, row in zip(similarity.numpy(), part.tolist(), strict=True):
+                shared = _shared(sets, targets, row)
+                near = shared.nonzero()[0]
+                total = sums[row] + sums[first + near] - shared[near]
+                values[near] += (1 - options.weight) * shared[near] / total
+            found[start : start + len(part)] = similarity
         return found
 
     return rows
@@ -260,23 +264,19 @@ def _mutual(lists: Tensor, block: Tensor) -> Tensor:
     return (lists[lists[block]] == block[:, None, None]).any(2)
 
 
-def _shared(sets: Any, targets: Any, block: Any, dtype: torch.dtype) -> Tensor:
-    """Compute the sum of the minima of the weights of some images and of all targets, (n, N).
+def _shared(sets: Any, targets: Any, row: int) -> Any:
+    """Compute the sum of the minima of the weights of an image and of each target, (N,).
 
     Args:
         sets: weights (P, P), by row.
         targets: weights (N, P), by column.
-        block: (n,) rows of ``sets``.
-        dtype: type of the sums.
+        row: the image.
     """
     import numpy as np
 
-    found = torch.empty(len(block), targets.shape[0], dtype=dtype)
-    for place, row in enumerate(block):
-        own = slice(sets.indptr[row], sets.indptr[row + 1])
-        columns, weights = sets.indices[own], sets.data[own]
-        starts, counts = targets.indptr[columns], np.diff(targets.indptr)[columns]
-        entries = np.repeat(starts - np.append(0, counts[:-1].cumsum()), counts) + np.arange(counts.sum())
-        minima = np.minimum(targets.data[entries], np.repeat(weights, counts))
-        found[place] = torch.from_numpy(np.bincount(targets.indices[entries], minima, minlength=targets.shape[0]))
-    return found
+    own = slice(sets.indptr[row], sets.indptr[row + 1])
+    columns = sets.indices[own]
+    starts, counts = targets.indptr[columns], targets.indptr[columns + 1] - targets.indptr[columns]
+    entries = np.repeat(starts - np.append(0, counts[:-1].cumsum()), counts) + np.arange(counts.sum())
+    minima = np.minimum(targets.data[entries], np.repeat(sets.data[own], counts))
+    return np.bincount(targets.indices[entries], minima, minlength=targets.shape[0])

@@ -11,6 +11,7 @@ import torch
 from scipy.stats import energy_distance
 
 from dmlkit.embedding.gallery.change import create_gallery
+from dmlkit.embedding.image_gallery import gallery as load_gallery
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions.calibration import calibrate_gallery
 from dmlkit.embedding.questions.check import check_queries, compare_images, measure_difference
@@ -131,5 +132,6 @@ def test_a_gallery_is_checked(place: Path, tmp_path: Path, dmlkit: Callable[...,
     assert 10 <= found["queries"] <= 30 and 10 <= found["images"] <= 15
     assert ("the new images differ" in shown) == found["differs"]
     assert f"{found['embeddings']['p_value']:.3f}" in shown
+    assert load_gallery(gallery, device="cpu").check(tmp_path / "new").stamped() == found
     result = dmlkit("gallery", "check", gallery, tmp_path / "new" / "0.jpg", "--device", "cpu")
     assert result.code == 2 and "at least 10 of each are needed" in result.err
