@@ -34,8 +34,9 @@ class Component:
     """Base of the families' classes, which turns annotated attributes with a value into options.
 
     The constructor takes them by keyword, checks their types and ranges, builds nested components given by their
-    configuration, sets all attributes and calls ``__post_init__``. ``Config`` has the same options for recipes; its
-    ``build`` takes the arguments that are not options. The docstring below an attribute is its meaning.
+    configuration (unless the option's type is the configuration itself), sets all attributes and calls
+    ``__post_init__``. ``Config`` has the same options for recipes; its ``build`` takes the arguments that are not
+    options. The docstring below an attribute is its meaning.
 
     Raises:
         MemberError: a class with a ``name`` lacks a method, or an attribute has neither a value nor `option`.

@@ -14,7 +14,7 @@ Step = Callable[[Tensor], Tensor]
 """Counts a column by how much more similar it is than a positive: 0 far below, 1 far above; 0 for -inf."""
 
 
-class Ranking:
+class PositiveRanks:
     """Queries, the rows of a batch, with all columns ordered by their similarity to each.
 
     The rank of a positive needs its comparison with every column: P M numbers for P positive pairs, where comparing
@@ -31,7 +31,7 @@ class Ranking:
         >>> positive = torch.tensor([[False, True, False], [True, False, False], [False, False, False]])
         >>> negative = torch.tensor([[False, False, True], [False, False, True], [True, True, False]])
         >>> similarity = torch.tensor([[1.0, 0.2, 0.6], [0.2, 1.0, 0.1], [0.6, 0.1, 1.0]])
-        >>> Ranking(similarity, positive, negative).count(negative, lambda excess: (excess > 0).float()).tolist()
+        >>> PositiveRanks(similarity, positive, negative).count(negative, lambda excess: (excess > 0).float()).tolist()
         [1.0, 0.0]
     """
 

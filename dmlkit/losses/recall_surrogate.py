@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.losses.pair_loss import PairLoss, Pairs
-from dmlkit.losses.ranks import Ranking
+from dmlkit.losses.ranks import PositiveRanks
 
 
 class RecallSurrogate(PairLoss, name="recall_surrogate"):
@@ -49,14 +49,14 @@ class RecallSurrogate(PairLoss, name="recall_surrogate"):
         positive, negative = pairs.positive, pairs.negative
         if self.mixup and self.training:
             similarity, positive, negative = mix_similarities(similarity, positive, negative)
-        ranking = Ranking(similarity, positive, negative)
-        rank = 0.5 + ranking.count(positive | negative, torch.sigmoid)  # (P,); the positive itself counts g(0) = 1/2
+        ranks = PositiveRanks(similarity, positive, negative)
+        rank = 0.5 + ranks.count(positive | negative, torch.sigmoid)  # (P,); the positive itself counts g(0) = 1/2
         positives = positive.sum(1)
         missed = torch.zeros_like(similarity[:, 0])
         for k in self.at:
-            found = ranking.sum_of_queries(torch.sigmoid((k - rank) / self.rank_temperature))
+            found = ranks.sum_of_queries(torch.sigmoid((k - rank) / self.rank_temperature))
             missed = missed + (1 - found / positives.clamp(min=1, max=k)).relu()
-        return ranking.mean(missed / len(self.at))
+        return ranks.mean(missed / len(self.at))
 
 
 def mix_similarities(similarity: Tensor, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from dmlkit.component import Requirement
 from dmlkit.losses.base import NEEDS_BOUNDED
 from dmlkit.losses.pair_loss import PairLoss, Pairs
-from dmlkit.losses.ranks import Ranking
+from dmlkit.losses.ranks import PositiveRanks
 
 
 class ROADMAP(PairLoss, name="roadmap"):
@@ -60,16 +60,17 @@ class ROADMAP(PairLoss, name="roadmap"):
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         similarity = self.manifold.relative_similarity(pairs.rows, pairs.columns)  # (B, M)
-        ranking = Ranking(similarity, pairs.positive, pairs.negative)
+        ranks = PositiveRanks(similarity, pairs.positive, pairs.negative)
         positives, negatives = (mask.sum(1).clamp(min=1) for mask in (pairs.positive, pairs.negative))
         with torch.no_grad():
-            of_positives = ranking.count(pairs.positive, lambda excess: (excess >= 0).to(excess.dtype))
-        of_negatives = ranking.count(pairs.negative, self._bound)
-        lost = ranking.sum_of_queries(of_negatives / (of_positives + of_negatives)) / positives
+            of_positives = ranks.count(pairs.positive, lambda excess: (excess >= 0).to(excess.dtype))
+        of_positives = of_positives.clamp(min=1)  # a positive counts itself; cells that are none would give 0 / 0
+        of_negatives = ranks.count(pairs.negative, self._bound)
+        lost = ranks.sum_of_queries(of_negatives / (of_positives + of_negatives)) / positives
         pull = ((self.positive_threshold - similarity).relu() * pairs.positive).sum(1) / positives
         push = ((similarity - self.negative_threshold).relu() * pairs.negative).sum(1) / negatives
         weight = self.calibration_weight
-        return ranking.mean((1 - weight) * lost + weight * (pull + push))
+        return ranks.mean((1 - weight) * lost + weight * (pull + push))
 
     def _bound(self, excess: Tensor) -> Tensor:
         """Compute H of differences of similarities; -inf gives 0."""

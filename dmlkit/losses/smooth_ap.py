@@ -5,7 +5,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from dmlkit.losses.pair_loss import PairLoss, Pairs
-from dmlkit.losses.ranks import Ranking
+from dmlkit.losses.ranks import PositiveRanks
 
 
 class SmoothAP(PairLoss, name="smooth_ap"):
@@ -36,8 +36,8 @@ class SmoothAP(PairLoss, name="smooth_ap"):
 
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         similarity = self.manifold.relative_similarity(pairs.rows, pairs.columns)  # (B, M)
-        ranking = Ranking(similarity / self.temperature, pairs.positive, pairs.negative)
-        of_positives = 0.5 + ranking.count(pairs.positive, torch.sigmoid)  # the positive itself counts G(0) = 1/2
-        of_negatives = ranking.count(pairs.negative, torch.sigmoid)
-        lost = ranking.sum_of_queries(of_negatives / (of_positives + of_negatives))  # 1 - precision
-        return ranking.mean(lost / pairs.positive.sum(1).clamp(min=1))
+        ranks = PositiveRanks(similarity / self.temperature, pairs.positive, pairs.negative)
+        of_positives = 0.5 + ranks.count(pairs.positive, torch.sigmoid)  # the positive itself counts G(0) = 1/2
+        of_negatives = ranks.count(pairs.negative, torch.sigmoid)
+        lost = ranks.sum_of_queries(of_negatives / (of_positives + of_negatives))  # 1 - precision
+        return ranks.mean(lost / pairs.positive.sum(1).clamp(min=1))

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dmlkit.losses import RecallSurrogate
+from dmlkit.losses import CrossBatchMemory, RecallSurrogate
 from dmlkit.manifolds import Sphere
 
 
@@ -63,3 +63,14 @@ def test_mixup_equals_virtual_embeddings(pair_batch, assert_equals):
     assert_equals(mixed, with_virtual, x)
     loss.eval()
     torch.testing.assert_close(loss(x, labels), naive(x, labels, (1, 4), 1.0, 0.2))
+
+
+def test_an_empty_memory_changes_nothing_in_mixup(pair_batch):
+    """Its columns are in no pair, and the virtual columns come after them."""
+    x, labels = pair_batch
+    plain = RecallSurrogate(Sphere(4), temperature=0.2, mixup=True)
+    values = []
+    for loss in (plain, CrossBatchMemory(Sphere(4), loss=plain, size=5)):
+        torch.manual_seed(7)
+        values.append(loss(x, labels))
+    torch.testing.assert_close(*values)
