@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from PIL import Image
 from report import write_report
+from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -98,9 +99,8 @@ def augmented_speeds(root: Path) -> list[list[str]]:
         normalize = v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
         cut = [v2.PILToTensor(), v2.RandomResizedCrop(224)]
         whole = v2.Compose([*cut, v2.RandomHorizontalFlip(), *theirs, v2.ToDtype(torch.float32, scale=True), normalize])
-        images = DataLoader(ImageFolder(str(root / "train"), whole), BATCH, shuffle=True, drop_last=True)
         passes = {
-            "torchvision": lambda images=images: sum(len(batch) for batch, _ in images),
+            "torchvision": torchvision_loader(root / "train", whole, 0),
             "dmlkit": ours(root, augment=augment, workers=0),
         }
         taken: dict[str, list[float]] = {peer: [] for peer in passes}
@@ -120,8 +120,18 @@ def augmented_speeds(root: Path) -> list[list[str]]:
 def image_folder(train: Path) -> Callable[[], int]:
     cut = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    images = ImageFolder(str(train), transforms.Compose([*cut, normalize]))
-    loader = DataLoader(images, BATCH, shuffle=True, drop_last=True, num_workers=WORKERS, persistent_workers=True)
+    return torchvision_loader(train, transforms.Compose([*cut, normalize]), WORKERS)
+
+
+def torchvision_loader(train: Path, transform: Callable[[Any], Tensor], workers: int) -> Callable[[], int]:
+    loader = DataLoader(
+        ImageFolder(str(train), transform),
+        BATCH,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
     return lambda: sum(len(batch) for batch, _ in loader)
 
 

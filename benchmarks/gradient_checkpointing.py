@@ -39,10 +39,14 @@ BACKBONES: dict[str, Callable[[], Backbone]] = {
     "small_cnn": lambda: SmallCNN(width=32),
 }
 MODELS = ["small_cnn"] if OF_CACHE else ["ViT-S/16", "ViT-B/16", "ResNet-50"]
-WAYS: dict[str, Callable[[Backbone], None]] = (
-    {"chunks of 32": lambda backbone: recompute_chunks(backbone, 32)} if OF_CACHE else {"recomputed": recompute_blocks}
-)
-WAYS = {"all kept": lambda _: None, **WAYS}
+WAYS: dict[str, Callable[[Backbone], None]] = {
+    "all kept": lambda _: None,
+    **(
+        {"chunks of 32": lambda backbone: recompute_chunks(backbone, 32)}
+        if OF_CACHE
+        else {"recomputed": recompute_blocks}
+    ),
+}
 
 
 class Passes:
