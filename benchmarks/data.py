@@ -9,6 +9,10 @@ the peak above the memory of torch and the other imports.
 Run: python benchmarks/data.py [PHOTOS]
 
 PHOTOS is a folder with one subfolder per class; both loaders read it in the same way, as an additional row.
+
+`--augment` measures `transform.augment` alone (data_augment.md): CPU time of one process per image, for 64 of these
+images, decoded, cropped, augmented and normalized by dmlkit and by torchvision's v2 transforms of the same names on
+tensors. Passes alternate; medians of 3 after a first.
 """
 
 import json
@@ -21,13 +25,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from report import write_report
+from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 
 from dmlkit.distributed.launch import keep_freed_memory
 from dmlkit.loading.batches import TrainingBatches, make_loader
@@ -59,33 +67,88 @@ def decode(path: str) -> None:
         image.convert("RGB")
 
 
-def recipe(root: Path, cache: Path | None) -> Recipe:
+def recipe(root: Path, cache: Path | None, augment: list[dict[str, Any]] | None = None) -> Recipe:
     dataset = {"name": "folder", "root": str(root), "validation_fraction": 0.0, "cache": str(cache) if cache else None}
     return Recipe.model_validate(
         {
             "dataset": dataset,
-            "transform": {"name": "imagenet"},
+            "transform": {"name": "imagenet", "augment": tuple(augment or ())},
             "loss": {"name": "proxy_anchor"},
             "sampler": {"name": "random", "batch_size": BATCH},
         }
     )
 
 
+AUGMENTED: dict[str, tuple[list[dict[str, Any]], list[v2.Transform]]] = {
+    "crop and flip": ([], []),
+    "trivial_augment, random_erasing": (
+        [{"name": "trivial_augment"}, {"name": "random_erasing"}],
+        [v2.TrivialAugmentWide(), v2.RandomErasing()],
+    ),
+    "color_jitter": (
+        [{"name": "color_jitter", "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}],
+        [v2.ColorJitter(0.4, 0.4, 0.4, 0.1)],
+    ),
+}
+
+
+def augmented_speeds(root: Path) -> list[list[str]]:
+    """CPU milliseconds per image of one process, with each augmentation."""
+    rows: list[list[str]] = []
+    for name, (augment, theirs) in AUGMENTED.items():
+        normalize = v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+        cut = [v2.PILToTensor(), v2.RandomResizedCrop(224)]
+        whole = v2.Compose([*cut, v2.RandomHorizontalFlip(), *theirs, v2.ToDtype(torch.float32, scale=True), normalize])
+        passes = {
+            "torchvision": torchvision_loader(root / "train", whole, 0),
+            "dmlkit": ours(root, augment=augment, workers=0),
+        }
+        taken: dict[str, list[float]] = {peer: [] for peer in passes}
+        for _ in range(4):
+            for peer, run in passes.items():
+                started = time.process_time()
+                count = run()
+                taken[peer].append(1000 * (time.process_time() - started) / count)
+        medians_of = {peer: statistics.median(values[1:]) for peer, values in taken.items()}
+        rows += [
+            [name, peer, f"{value:.2f} ms", f"{value / medians_of['torchvision']:.2f}"]
+            for peer, value in medians_of.items()
+        ]
+    return rows
+
+
 def image_folder(train: Path) -> Callable[[], int]:
     cut = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    images = ImageFolder(str(train), transforms.Compose([*cut, normalize]))
-    loader = DataLoader(images, BATCH, shuffle=True, drop_last=True, num_workers=WORKERS, persistent_workers=True)
+    return torchvision_loader(train, transforms.Compose([*cut, normalize]), WORKERS)
+
+
+def torchvision_loader(train: Path, transform: Callable[[Any], Tensor], workers: int) -> Callable[[], int]:
+    loader = DataLoader(
+        ImageFolder(str(train), transform),
+        BATCH,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+    )
     return lambda: sum(len(batch) for batch, _ in loader)
 
 
-def ours(root: Path, cache: Path | None = None, *, on_device: bool = False) -> Callable[[], int]:
-    settings = recipe(root, cache)
+def ours(
+    root: Path,
+    cache: Path | None = None,
+    *,
+    on_device: bool = False,
+    augment: list[dict[str, Any]] | None = None,
+    workers: int = WORKERS,
+) -> Callable[[], int]:
+    settings = recipe(root, cache, augment)
     dataset, transform = images_of_split(settings.dataset, "train"), settings.transform
     assert transform is not None  # a recipe of images has one
     batches = TrainingBatches(settings.sampler.build(dataset.labels, 0), 0)
     images = TransformedImages(dataset, transform, training=True, on_device=on_device)
-    loader = make_loader(images, batches, workers=WORKERS, pin_memory=False)
+    loader = make_loader(images, batches, workers=workers, pin_memory=False)
     if on_device:  # the rest is the GPU's
         return lambda: sum(len(batch.inputs) for batch in loader)
     normalize = Normalization(transform.mean, transform.std)
@@ -183,18 +246,27 @@ def starts(folder: Path) -> list[list[str]]:
     return rows
 
 
+def write_photos(folder: Path, images: int) -> None:
+    places = [
+        (str(folder / part / str(label) / f"{index}.jpg"), label * 1000 + index)
+        for part, count in (("train", images), ("test", 2 * CLASSES))
+        for label in range(0 if part == "train" else CLASSES, CLASSES if part == "train" else 2 * CLASSES)
+        for index in range(count // CLASSES)
+    ]
+    with ProcessPoolExecutor(WORKERS) as pool:
+        list(pool.map(write_photo, places, chunksize=50))
+
+
 def main() -> None:
     keep_freed_memory()  # as every command does on a CPU; the peer has it too
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        places = [
-            (str(folder / part / str(label) / f"{index}.jpg"), label * 1000 + index)
-            for part, count in (("train", IMAGES), ("test", 2 * CLASSES))
-            for label in range(0 if part == "train" else CLASSES, CLASSES if part == "train" else 2 * CLASSES)
-            for index in range(count // CLASSES)
-        ]
-        with ProcessPoolExecutor(WORKERS) as pool:
-            list(pool.map(write_photo, places, chunksize=50))
+        if sys.argv[1:] == ["--augment"]:
+            write_photos(folder, 80)
+            rows = augmented_speeds(folder)
+            write_report("data_augment", __doc__, ["augment", "library", "CPU time per image", "ratio"], rows)
+            return
+        write_photos(folder, IMAGES)
         settings = recipe(folder, None)
         write_cache(settings, images_to_cache(settings), folder / "cache", overwrite=False, advance=lambda _: None)
         rows = [*speeds(folder, folder / "cache"), *starts(folder)]

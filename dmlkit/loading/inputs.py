@@ -97,6 +97,8 @@ class TransformedImages(Inputs):
             if self.windows is not None:
                 return Item(draw_cut(self.windows, image), label, index)
             shown = self.transform(image)
+            if self.augmentations:
+                shown = shown.contiguous()  # color_jitter takes 4.2 ms on planes, 5.0 on pixels with adjacent colors
             for augmentation in self.augmentations:
                 shown = augmentation(shown)
             return Item(shown, label, index)

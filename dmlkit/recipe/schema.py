@@ -77,7 +77,7 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     with less memory and more time."""
     gradient_cache: PositiveInt | None = None
     """Maximum number of images that each rank embeds at a time; the backward pass embeds each chunk again. The loss
-    compares the whole batch, with the memory of one chunk and a third more time; null embeds the batch in one pass."""
+    compares the whole batch, with the memory of one chunk and more time; null embeds the batch in one pass."""
     shard_proxies: bool = False
     """Under torchrun, each rank keeps only the proxies of its share of the classes, for very many classes."""
     augment_on: Literal["loader", "device"] = "loader"

@@ -24,6 +24,7 @@ __all__ = [
     "AugmentationConfig",
     "AutoAugmentConfig",
     "ColorJitterConfig",
+    "FromTorchvisionConfig",
     "GaussianBlurConfig",
     "RandAugmentConfig",
     "RandomAffineConfig",
@@ -34,7 +35,6 @@ __all__ = [
     "RandomRotationConfig",
     "RandomSolarizeConfig",
     "RandomVerticalFlipConfig",
-    "TorchvisionConfig",
     "TrivialAugmentConfig",
 ]
 
@@ -93,7 +93,7 @@ class AugmentationConfig(ComponentConfig, ABC, frozen=True):
         """
 
 
-class TorchvisionConfig(AugmentationConfig, frozen=True, abstract=True):
+class FromTorchvisionConfig(AugmentationConfig, frozen=True, abstract=True):
     """Base of the augmentations that torchvision computes.
 
     Where torchvision's class has no ``p`` of its own, `torchvision.transforms.v2.RandomApply` applies it.
@@ -114,7 +114,7 @@ class TorchvisionConfig(AugmentationConfig, frozen=True, abstract=True):
         return kind(**options) if self.p == 1 else v2.RandomApply([kind(**options)], self.p)
 
 
-class AutoAugmentConfig(TorchvisionConfig, frozen=True):
+class AutoAugmentConfig(FromTorchvisionConfig, frozen=True):
     """A random one of 25 pairs of operations that were found for a dataset (Cubuk et al. 2019)."""
 
     transform: ClassVar[str] = "AutoAugment"
@@ -132,7 +132,7 @@ class AutoAugmentConfig(TorchvisionConfig, frozen=True):
         return {**super().options(*others), "policy": AutoAugmentPolicy(self.policy)}
 
 
-class ColorJitterConfig(TorchvisionConfig, frozen=True):
+class ColorJitterConfig(FromTorchvisionConfig, frozen=True):
     """Random brightness, contrast, saturation and hue, in random order."""
 
     transform: ClassVar[str] = "ColorJitter"
@@ -147,7 +147,7 @@ class ColorJitterConfig(TorchvisionConfig, frozen=True):
     """h draws the shift from -h to h; 0.5 is half of the color circle; a range draws it from there."""
 
 
-class GaussianBlurConfig(TorchvisionConfig, frozen=True):
+class GaussianBlurConfig(FromTorchvisionConfig, frozen=True):
     """Blur with a Gaussian of random width."""
 
     transform: ClassVar[str] = "GaussianBlur"
@@ -158,7 +158,7 @@ class GaussianBlurConfig(TorchvisionConfig, frozen=True):
     """Standard deviation in pixels, or the range from which it is drawn."""
 
 
-class RandAugmentConfig(TorchvisionConfig, frozen=True):
+class RandAugmentConfig(FromTorchvisionConfig, frozen=True):
     """Several random operations of one strength (Cubuk et al. 2020)."""
 
     transform: ClassVar[str] = "RandAugment"
@@ -182,7 +182,7 @@ class RandAugmentConfig(TorchvisionConfig, frozen=True):
         return self
 
 
-class RandomAffineConfig(TorchvisionConfig, frozen=True):
+class RandomAffineConfig(FromTorchvisionConfig, frozen=True):
     """Random rotation, shift, scaling and shear around the center."""
 
     transform: ClassVar[str] = "RandomAffine"
@@ -201,7 +201,7 @@ class RandomAffineConfig(TorchvisionConfig, frozen=True):
     """Value 0..255, or one per channel, of pixels from outside the image."""
 
 
-class RandomErasingConfig(TorchvisionConfig, frozen=True):
+class RandomErasingConfig(FromTorchvisionConfig, frozen=True):
     """A random box of the image gets one color (Zhong et al. 2020)."""
 
     transform: ClassVar[str] = "RandomErasing"
@@ -215,7 +215,7 @@ class RandomErasingConfig(TorchvisionConfig, frozen=True):
     """Value 0..255, or one per channel, of the erased pixels, before normalization."""
 
 
-class RandomGrayscaleConfig(TorchvisionConfig, frozen=True):
+class RandomGrayscaleConfig(FromTorchvisionConfig, frozen=True):
     """The image without its colors."""
 
     transform: ClassVar[str] = "RandomGrayscale"
@@ -223,7 +223,7 @@ class RandomGrayscaleConfig(TorchvisionConfig, frozen=True):
     p: Share = 0.1
 
 
-class RandomHorizontalFlipConfig(TorchvisionConfig, frozen=True):
+class RandomHorizontalFlipConfig(FromTorchvisionConfig, frozen=True):
     """Left and right swapped, for transforms without ``flip``."""
 
     transform: ClassVar[str] = "RandomHorizontalFlip"
@@ -231,7 +231,7 @@ class RandomHorizontalFlipConfig(TorchvisionConfig, frozen=True):
     p: Share = 0.5
 
 
-class RandomPerspectiveConfig(TorchvisionConfig, frozen=True):
+class RandomPerspectiveConfig(FromTorchvisionConfig, frozen=True):
     """The image seen from a random side."""
 
     transform: ClassVar[str] = "RandomPerspective"
@@ -245,7 +245,7 @@ class RandomPerspectiveConfig(TorchvisionConfig, frozen=True):
     """Value 0..255, or one per channel, of pixels from outside the image."""
 
 
-class RandomRotationConfig(TorchvisionConfig, frozen=True):
+class RandomRotationConfig(FromTorchvisionConfig, frozen=True):
     """Random rotation around the center."""
 
     transform: ClassVar[str] = "RandomRotation"
@@ -258,7 +258,7 @@ class RandomRotationConfig(TorchvisionConfig, frozen=True):
     """Value 0..255, or one per channel, of pixels from outside the image."""
 
 
-class RandomSolarizeConfig(TorchvisionConfig, frozen=True):
+class RandomSolarizeConfig(FromTorchvisionConfig, frozen=True):
     """Bright pixels inverted, as in BYOL."""
 
     transform: ClassVar[str] = "RandomSolarize"
@@ -268,7 +268,7 @@ class RandomSolarizeConfig(TorchvisionConfig, frozen=True):
     """Value from which on pixels are inverted, 0..255."""
 
 
-class RandomVerticalFlipConfig(TorchvisionConfig, frozen=True):
+class RandomVerticalFlipConfig(FromTorchvisionConfig, frozen=True):
     """Top and bottom swapped."""
 
     transform: ClassVar[str] = "RandomVerticalFlip"
@@ -276,7 +276,7 @@ class RandomVerticalFlipConfig(TorchvisionConfig, frozen=True):
     p: Share = 0.5
 
 
-class TrivialAugmentConfig(TorchvisionConfig, frozen=True):
+class TrivialAugmentConfig(FromTorchvisionConfig, frozen=True):
     """One random operation of random strength (Müller and Hutter 2021); it has nothing to tune."""
 
     transform: ClassVar[str] = "TrivialAugmentWide"

@@ -1,5 +1,6 @@
 """Augmentations: torchvision's pixels of the same crop, by torchvision's names and defaults, the same after a stop."""
 
+from collections.abc import Callable
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,35 @@ def test_a_recipe_with_defaults_can_be_written_and_read(name: str):
     assert parse_recipe(dump_recipe(recipe), "r.yaml") == recipe
     assert recipe.transform is not None
     assert TypeAdapter(Any).dump_python(recipe.transform)["augment"][0]["name"] == name
+
+
+PLUGIN = """
+from typing import Literal
+from torch import Tensor
+from dmlkit.transforms.augmentations import AugmentationConfig, ImageTransform
+
+
+class NegativeConfig(AugmentationConfig, frozen=True):
+    'Every color inverted.'
+
+    name: Literal["negative"] = "negative"
+
+    def build(self) -> ImageTransform:
+        return invert
+
+
+def invert(image: Tensor) -> Tensor:
+    return 255 - image
+"""
+
+
+def test_a_plugin_can_add_an_augmentation(plugin: Callable[[str], None]):
+    plugin(PLUGIN)
+    recipe = recipe_with(entry("negative", ""), transform="name: plain, size: 16")
+    dataset = recipe.dataset.build("train")
+    assert recipe.transform is not None
+    found = TransformedImages(dataset, recipe.transform, training=True)[3, 0].input
+    assert isinstance(found, Tensor) and torch.equal(found, 255 - dataset.sample(3))
 
 
 def test_without_augmentation_documents_are_those_of_earlier_versions():
