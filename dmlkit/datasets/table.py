@@ -18,7 +18,7 @@ class TableConfig(DatasetConfig, frozen=True):
     Optional columns: ``split`` (train, validation or test; without test rows, the validation rows are used for testing,
     as in OML), ``query`` and ``gallery`` (true or false), ``super_class``, ``group`` (camera, burst, video), and the
     box ``x1 y1 x2 y2`` in pixels. Without ``split``, the first half of the sorted labels is for training, the rest for
-    testing. Other columns are ignored.
+    testing. Training ignores other columns; ``dmlkit eval --by`` reads them.
     """
 
     name: Literal["table"] = "table"
