@@ -189,7 +189,7 @@ def reranking(count: int, classes: int, runs: int = 1) -> list[list[str]]:
     methods: dict[str, Rerank | None] = {"plain": None, "k_reciprocal": KReciprocal(), "expansion": Expansion()}
     quick = timed({name: partial(score, method) for name, method in methods.items()}, runs)
     grown = {name: peak_memory(partial(score, method)) for name, method in methods.items()}
-    what = f"{count:,} x 512, {classes:,} classes".replace(",", " ")
+    what = f"{count:,} x 512; {classes:,} classes".replace(",", " ")
     return [
         row(
             what,
