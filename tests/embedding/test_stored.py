@@ -353,7 +353,11 @@ STALE: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "preprocessing": (resize, PER_CLASS, "holds other embeddings (preprocessing.size: was 16, now 18)"),
     "software": (CHANGES["software"][0], PER_CLASS, "holds other embeddings (software.torch: was 1.0, now "),
     "a device": (CHANGES["a device"][0], PER_CLASS, "holds other embeddings (device: was cuda, now cpu)"),
-    "points": (lambda home: flip(home / "run/embeddings/test/embeddings.npy"), PER_CLASS, "where points of the sphere have length 1"),
+    "points": (
+        lambda home: flip(home / "run/embeddings/test/embeddings.npy"),
+        PER_CLASS,
+        "where points of the sphere have length 1",
+    ),
 }
 
 
