@@ -196,10 +196,7 @@ def test_other_or_no_pretrained_weights_are_refused_in_one_line(tuned: Path, pre
             refused = dmlkit(*command, "--device", "cpu")
             assert refused.code == 2 and refused.err.count("\n") == 1, refused.err
             # a run that goes on looks at its cached features first
-            told = (
-                "other weights than those that the run was trained on",
-                "contains features with other settings (weights: was",
-            )
+            told = ("other weights than the run was trained on", "contains other features (weights: was")
             assert any(text in refused.err for text in told)
         pretrained.unlink()
         for command in commands:
@@ -235,7 +232,7 @@ def test_a_damaged_hash_is_refused(tuned: Path):
     before = path.read_bytes()
     write_checkpoint(path, {**state, FROZEN: [1]})
     with pytest.raises(UserError, match="other weights"):
-        _ = load_model(run, start_fabric("cpu"), "last").model
+        load_model(run, start_fabric("cpu"), "last").build()
     path.write_bytes(before)
 
 
