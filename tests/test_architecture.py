@@ -163,7 +163,7 @@ def configs() -> Iterator[type[BaseModel]]:
         yield from family.variants.values()
 
 
-@pytest.mark.parametrize("config", configs(), ids=lambda config: config.__name__)
+@pytest.mark.parametrize("config", [*configs()], ids=lambda config: config.__name__)
 def test_every_key_says_what_it_is(config: type[BaseModel]):
     assert config.model_fields.keys() - {"name"} <= meanings_of(config).keys()
 

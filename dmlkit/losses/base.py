@@ -128,7 +128,7 @@ def _check_similarity(name: str, manifold: Manifold, requirement: Requirement) -
         )
     curvature = getattr(manifold, "curvature", None)
     if requirement is NEEDS_BOUNDED and curvature is not None:
-        fault = too_curved(name, float(curvature), manifold.similarity_name)
+        fault = too_curved(name, torch.as_tensor(curvature).item(), manifold.similarity_name)
         if fault:
             raise ValueError(f"{name}: curvature {fault}")
 

@@ -28,8 +28,11 @@ def test_files_that_are_no_weights(tmp_path: Path):
     torch.save({"epoch": 3}, tmp_path / "empty.pth")
     with pytest.raises(UserError, match="contains no weights"):
         ResNet18Config(weights=str(tmp_path / "empty.pth")).build()
+    state = ResNet18Config().build().network.state_dict()
+    torch.save({key: value for key, value in state.items() if key != "bn1.bias"}, tmp_path / "less.pth")
+    with pytest.raises(UserError, match=r"lacks 1 of .* tensors of this backbone, the first being bn1\.bias;"):
+        ResNet18Config(weights=str(tmp_path / "less.pth")).build()
     with pytest.raises(UserError, match=r"lacks .* tensors of this backbone"):
-        state = ResNet18Config().build().network.state_dict()
         save_file(dict(state), tmp_path / "resnet18.safetensors")
         ResNet50Config(weights=str(tmp_path / "resnet18.safetensors")).build()
     assert ResNet18Config(weights=str(tmp_path / "resnet18.safetensors")).build().num_features == 512

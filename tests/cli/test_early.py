@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import Result
+from tests.conftest import END, Result
+from tests.processes import start
 
 Cli = Callable[..., Result]
 NO_RUN = "no run here (recipe.yaml or environment.json is missing); expected a folder that train wrote"
@@ -25,7 +26,8 @@ COMMANDS = """
 import json, os, sys, pydantic, rich.console, yaml  # each command would import them anew
 from dmlkit.cli.app import main
 
-for number, words in enumerate(json.loads(sys.argv[1])):
+commands, unwanted = map(json.loads, sys.argv[1:])
+for number, words in enumerate(commands):
     sys.stdout.flush()
     if os.fork() == 0:  # so that no command meets what another has imported
         for stream, name in ((1, "out"), (2, "err")):
@@ -36,16 +38,16 @@ for number, words in enumerate(json.loads(sys.argv[1])):
         except SystemExit as end:
             code = end.code or 0
         sys.stdout.flush(), sys.stderr.flush()
-        os._exit(99 if "torch" in sys.modules else code)
+        os._exit(99 if {*unwanted} & {*sys.modules} else code)
     print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
-def without_torch(folder: Path, commands: list[str]) -> list[Result]:
-    """The results of command lines, each in a process of its own that must not import torch."""
-    words = json.dumps([command.split() for command in commands])
+def without_torch(folder: Path, commands: list[str], *others: str) -> list[Result]:
+    """The results of command lines, each in a process of its own that must not import torch, nor some others."""
+    words = json.dumps([command.split() for command in commands]), json.dumps(["torch", *others])
     ran = subprocess.run(
-        [sys.executable, "-c", COMMANDS, words], cwd=folder, capture_output=True, text=True, check=True
+        [sys.executable, "-c", COMMANDS, *words], cwd=folder, capture_output=True, text=True, check=True
     )
     codes = [int(line) for line in ran.stdout.splitlines()]
     assert len(codes) == len(commands)
@@ -77,7 +79,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        subprocess.run([sys.executable, "-m", "dmlkit", "list"], check=True, capture_output=True)
+        assert start("list").wait(END) == 0
     return str(folder)
 
 

@@ -69,12 +69,13 @@ def test_the_page_on_installing_lists_every_extra():
     assert sorted(listed) == sorted(project["optional-dependencies"])
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Any]) -> Path:
     """A folder with an exported model, six photos, what `dmlkit embed` says of them, and the programs of the page."""
     pytest.importorskip("onnxruntime", reason="the extra dmlkit[onnx] is not installed")
     pytest.importorskip("onnxscript", reason="the extra dmlkit[onnx] is not installed")
-    folder = tmp_path_factory.mktemp("serving")
+    folder = tmp_path
+    monkeypatch.chdir(folder)
     (folder / "photos").mkdir()
     for index in range(4):
         trees.photo(folder / "photos" / f"{index}.jpg", index)
@@ -94,7 +95,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         export,
         ["embed", "runs/demo", "photos", "-o", "embeddings"],
     ):
-        subprocess.run([sys.executable, "-m", "dmlkit", *words], cwd=folder, check=True, capture_output=True)
+        assert dmlkit(*words).code == 0
     for block in blocks_of(page("guides/serving"), "python"):
         (folder / block.body.split()[1]).write_text(block.body)
     return folder

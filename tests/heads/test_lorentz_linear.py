@@ -85,7 +85,7 @@ def log_map(projected: Tensor, bias: Tensor, curvature: float, clip_distance: fl
     return [float(value / root) for value in moved]
 
 
-@pytest.mark.parametrize(("curvature", "clip_distance"), product((-0.1, -1.0, -4.0), (None, 2.3)))
+@pytest.mark.parametrize(("curvature", "clip_distance"), [*product((-0.1, -1.0, -4.0), (None, 2.3))])
 def test_it_is_the_moebius_head_and_the_closed_form_for_features_of_any_length(
     curvature: float, clip_distance: float | None
 ):

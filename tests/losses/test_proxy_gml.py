@@ -18,7 +18,7 @@ def naive(
     total = torch.zeros((), dtype=x.dtype)
     for i in range(len(x)):
         s = [x[i] @ p for p in flat]
-        rank = [float(s_j) + 1000 * (positive and owner[j] == labels[i]) for j, s_j in enumerate(s)]
+        rank = [s_j.item() + 1000 * (positive and owner[j] == labels[i]) for j, s_j in enumerate(s)]
         kept = set(sorted(range(len(flat)), key=lambda j: -rank[j])[:k])
         z = [scale * sum((s[j] for j in kept if owner[j] == c), torch.zeros_like(total)) for c in range(classes)]
         mask = [float(not masked or any(owner[j] == c for j in kept)) for c in range(classes)]

@@ -10,12 +10,15 @@ import pytest
 from dmlkit.cli.recipes import find_reference
 from dmlkit.recipe import catalogue
 from dmlkit.recipe.reference import Reference
+from tests.cli.test_early import without_torch
+from tests.conftest import END
+from tests.processes import start
 
 
-def in_new_process(code: str, directory: Path | None = None) -> str:
+def in_new_process(code: str) -> str:
     """What code prints last where nothing else has been imported, nor defined members of its own."""
     command = [sys.executable, "-c", code]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=directory)
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
     return found.stdout.strip().splitlines()[-1]
 
 
@@ -25,7 +28,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        subprocess.run([sys.executable, "-m", "dmlkit", "list"], check=True, capture_output=True)
+        assert start("list").wait(END) == 0
     return folder
 
 
@@ -68,27 +71,12 @@ HEAVY = ("torch", "numpy", "geoopt")
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--help"],
-        ["list"],
-        ["list", "losses"],
-        ["list", "--markdown"],
-        ["list", "recipes"],
-        ["schema"],
-        ["copy", "glyphs/proxy_anchor", "mine.yaml"],
-    ],
-    ids=" ".join,
-)
-def test_what_only_lists_imports_no_torch(words: list[str], tmp_path: Path):
-    code = (
-        f"import sys; sys.argv = ['dmlkit', *{words}]\n"
-        "from dmlkit.cli.app import main\n"
-        "try: main()\nexcept SystemExit as end: assert end.code in (0, None), end.code\n"
-        f"print([name for name in {HEAVY} if name in sys.modules])"
-    )
-    assert in_new_process(code, tmp_path) == "[]"
+def test_what_only_lists_imports_no_torch(tmp_path: Path):
+    listing = ["--help", "list", "list losses", "list --markdown", "list recipes", "schema"]
+    commands = [*listing, "copy glyphs/proxy_anchor mine.yaml"]
+    results = dict(zip(commands, without_torch(tmp_path, commands, *HEAVY), strict=True))
+    assert {words: result.code for words, result in results.items()} == dict.fromkeys(commands, 0), results
+    assert all(results[words].out for words in listing)
 
 
 def test_completion_imports_no_torch(monkeypatch: pytest.MonkeyPatch):

@@ -18,6 +18,8 @@ from dmlkit.recipe.extends import read_tree
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.recipe.shipped import find_recipes, shipped_recipes
 from dmlkit.recipe.yaml_tree import parse_yaml
+from tests.conftest import END
+from tests.processes import start
 
 REFERENCE = describe()
 PAPERS = [header.path for headers in find_recipes(shipped_recipes()).values() for header in headers]
@@ -120,7 +122,7 @@ def test_a_whole_recipe_is_checked_without_torch(tmp_path: Path, monkeypatch: py
         "except Exception as error: print(error)\nprint('torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
-    subprocess.run([sys.executable, "-m", "dmlkit", "list"], check=True, capture_output=True)
+    assert start("list").wait(END) == 0
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines() == [
         "--set loss.margn=1: loss.margn: unknown key; did you mean 'margin'?",
         "--set optimizer.name=adan: optimizer.name: unknown optimizer 'adan'; did you mean 'adam'? "

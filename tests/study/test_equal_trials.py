@@ -1,5 +1,6 @@
 """The studies of recipes/study that make claims give every method the same number of trials, and its main keys."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.conftest import ROOT
 
 STUDIES = sorted((ROOT / "recipes" / "study").glob("*.yaml"))
 TUNED = {"glyphs_claims", "modes_claims", "photos_claims", "caltech_claims", "mpa"}
+read_once = cache(read_study)  # up to 0.7 s each, and nothing changes a study
 ANCHOR_LOSSES = {"proxy_anchor", "mpa", "proxy_isa", "grouplet"}
 
 
@@ -21,7 +23,7 @@ def loss_of(study: Study, name: str) -> dict[str, object]:
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_variant_of_a_claim_has_as_many_trials_as_the_others(path: Path):
     """A grid that is extended at its edges grows by another number of values in each variant."""
-    study = read_study(path)
+    study = read_once(path)
     if study.config.expect:
         assert study.config.extend == 0
         assert len({len(variant.candidates) for variant in study.variants}) == 1
@@ -29,7 +31,7 @@ def test_every_variant_of_a_claim_has_as_many_trials_as_the_others(path: Path):
 
 @pytest.mark.parametrize("name", sorted(TUNED))
 def test_the_whole_proxy_anchor_family_tunes_alpha_and_margin_over_the_same_values(name: str):
-    study = read_study(ROOT / "recipes" / "study" / f"{name}.yaml")
+    study = read_once(ROOT / "recipes" / "study" / f"{name}.yaml")
     grids: set[frozenset[tuple[object, object]]] = set()
     for variant in study.variants:
         if loss_of(study, variant.name)["name"] in ANCHOR_LOSSES:
@@ -41,7 +43,7 @@ def test_the_whole_proxy_anchor_family_tunes_alpha_and_margin_over_the_same_valu
 
 
 def test_the_study_for_a_gpu_tunes_the_same_three_keys_of_each_of_six_losses_with_12_trials_and_8_seeds():
-    study = read_study(ROOT / "recipes" / "study" / "claims_gpu.yaml")
+    study = read_once(ROOT / "recipes" / "study" / "claims_gpu.yaml")
     assert len({str(loss_of(study, variant.name)["name"]) for variant in study.variants}) == 6
     assert len(study.config.seeds) == 8 and study.config.reported() == ("recall@1", "map@r")
     for variant in study.variants:
@@ -52,12 +54,12 @@ def test_the_study_for_a_gpu_tunes_the_same_three_keys_of_each_of_six_losses_wit
 
 
 def test_a_control_of_proxy_isa_has_twice_the_alpha_and_no_study_keeps_its_weights_constant():
-    study = read_study(ROOT / "recipes" / "study" / "photos_network_claims.yaml")
+    study = read_once(ROOT / "recipes" / "study" / "photos_network_claims.yaml")
     alphas = [loss_of(study, name)["scale"] for name in ("proxy_anchor", "proxy_anchor_alpha_64", "proxy_isa")]
     assert alphas == [32, 64, 32]
     assert any((one.better, one.than) == ("proxy_isa", "proxy_anchor_alpha_64") for one in study.config.expect)
     for path in STUDIES:
-        for variant in read_study(path).variants:
+        for variant in read_once(path).variants:
             for candidate in variant.candidates:
                 loss = candidate.recipe.model_dump()["loss"]
                 assert loss["name"] != "proxy_isa" or loss["volume"] > 1, path.stem

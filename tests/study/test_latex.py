@@ -1,11 +1,9 @@
 """Studies as tables for LaTeX: the numbers in them against results.json, names as text, and pdflatex itself."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -145,18 +143,16 @@ class MissesConfig(MetricConfig, frozen=True):
 """
 
 
-@pytest.mark.slow
-def test_the_figure_of_a_plugin_has_the_best_that_the_plugin_says(tmp_path: Path):
+@pytest.mark.usefixtures("plugin")  # which removes its member
+def test_the_figure_of_a_plugin_has_the_best_that_the_plugin_says(dmlkit, tmp_path: Path):
     shutil.copytree(STUDIES / "proxy_gml_parts", tmp_path / "study")
     for path in (tmp_path / "study").glob("*.json"):
         path.write_text(path.read_text().replace('"nmi"', '"misses@1"'))
     (tmp_path / "misses.py").write_text(PLUGIN)
     bold: list[str] = []
-    for words in ([], ["--plugin", "misses.py"]):  # in processes of their own: a plug-in stays loaded
-        command = [sys.executable, "-m", "dmlkit", "report", "study", "-o", "x.tex", *words]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    for words in ([], ["--plugin", tmp_path / "misses.py"]):
+        done = dmlkit("report", tmp_path / "study", "-o", tmp_path / "x.tex", *words)
+        assert done.code == 0, done.err
         figures, _ = tables_of((tmp_path / "x.tex").read_text())
         bold += [row[0] for row in figures if "textbf" in row[2]]
     assert bold == ["all", "softmax+regularizer"]

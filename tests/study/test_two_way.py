@@ -99,9 +99,9 @@ def planted(rng: np.random.Generator, seeds: int, classes: int, ground: str) -> 
 def test_the_interval_holds_the_truth_in_93_to_97_percent_for_20_to_100_classes(ground: str):
     """1 500 studies each: 0.95 +- 0.0056 by chance, so two deviations of chance are allowed beyond 93 and 97 %."""
     rng, naive = np.random.default_rng(3), list[float]()
-    for seeds in (5, 8, 12):
+    for seeds in (5, 12):
         factor = stats.t.ppf(0.975, seeds - 1) / seeds**0.5
-        for classes in (20, 41, 100):
+        for classes in (20, 100):
             holds, plain = list[bool](), list[bool]()
             for _ in range(1500):
                 one = planted(rng, seeds, classes, ground)

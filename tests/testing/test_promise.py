@@ -1,7 +1,7 @@
 """How broken promises are told."""
 
-import subprocess
-import sys
+import ast
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,10 +74,8 @@ def test_every_family_has_a_check():
 
 
 def test_checks_look_also_where_asserts_are_left_out():
-    code = (
-        "from dmlkit.testing.promise import expect, hold\n"
-        "def it_fails(_): 'It fails.'; expect(False, 'as it must')\n"
-        "try: hold([it_fails], 'x', 1)\nexcept AssertionError as error: print(error)\n"
-    )
-    result = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout == "x: it_fails: it fails: as it must\n"
+    """By `expect`, as python -O removes assert statements."""
+    paths = list(Path(testing.__file__).parent.glob("*.py"))
+    assert len(paths) > 10
+    for path in paths:
+        assert not [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Assert)], path

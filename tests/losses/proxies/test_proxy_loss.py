@@ -1,12 +1,15 @@
 """Steps that compute a part of the classes, against the loss of just these classes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.functional import normalize
 
+from dmlkit.distributed.class_shard import ClassShard
 from dmlkit.losses import MPA, ProxyAnchor, ProxyGML
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss, require_all
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds import Sphere
 from dmlkit.recipe.file import parse_recipe
@@ -20,6 +23,15 @@ SAMPLED = sorted(name for name, variant in LossConfig.variants.items() if varian
 
 def build(name: str, num_classes: int = CLASSES, **options: float) -> ProxyLoss:
     return LossConfig.variants[name](**options).build(Sphere(8), num_classes).double()
+
+
+def test_what_needs_all_classes_refuses_two_ranks_that_share_them():
+    loss = build("proxy_anchor")
+    classes = loss.classes(normalize(torch.ones(len(LABELS), 8, dtype=torch.float64), dim=1), LABELS)
+    require_all(classes, "they are ranked")
+    halves = replace(classes, shard=ClassShard(CLASSES, rank=0, ranks=2))
+    with pytest.raises(ValueError, match="can neither be sampled nor split over ranks, because they are ranked"):
+        require_all(halves, "they are ranked")
 
 
 @pytest.mark.parametrize("name", SAMPLED)
