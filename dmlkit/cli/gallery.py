@@ -5,7 +5,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, checked, examples
+from dmlkit.cli.options import (
+    USE,
+    BoxConfidence,
+    BoxMargin,
+    BoxSource,
+    Checkpoint,
+    Debug,
+    Device,
+    Json,
+    Plugins,
+    RunPath,
+    boxes_of,
+    checked,
+    examples,
+)
 from dmlkit.files.source import require_addable, require_gallery, require_run
 
 if TYPE_CHECKING:
@@ -51,6 +65,9 @@ def create(
         ),
     ] = None,
     label: Label = None,
+    box_source: BoxSource = None,
+    box_margin: BoxMargin = None,
+    box_confidence: BoxConfidence = None,
     thumbnails: Annotated[
         bool, typer.Option("--thumbnails", help="Store small pictures, so that HTML pages do not need the files.")
     ] = False,
@@ -79,6 +96,7 @@ def create(
         images,
         output,
         label=label,
+        boxes=boxes_of(box_source, box_margin, box_confidence),
         thumbnails=thumbnails,
         threshold=threshold,
         checkpoint=checkpoint,
@@ -93,6 +111,9 @@ def add(
     gallery: GalleryPath,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help=IMAGES, callback=checked(require_addable))],
     label: Label = None,
+    box_source: BoxSource = None,
+    box_margin: BoxMargin = None,
+    box_confidence: BoxConfidence = None,
     run: Annotated[
         Path | None,
         typer.Option(
@@ -113,7 +134,15 @@ def add(
     from dmlkit.embedding.gallery.change import add_images
 
     console = Console()
-    incoming = add_images(gallery, images, label=label, run=run, device=device, bar=bars(console))
+    incoming = add_images(
+        gallery,
+        images,
+        label=label,
+        boxes=boxes_of(box_source, box_margin, box_confidence),
+        run=run,
+        device=device,
+        bar=bars(console),
+    )
     print_incoming(incoming, gallery, console)
 
 

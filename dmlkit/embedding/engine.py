@@ -11,6 +11,7 @@ import numpy as np
 from lightning_fabric import Fabric
 from numpy.lib import format as npy
 
+from dmlkit.datasets.files.table_file import BOX
 from dmlkit.distributed.launch import count_ranks
 from dmlkit.embedding.job import Compute, EmbedJob
 from dmlkit.embedding.manifest import Checksums, Description, Manifest, RunPlace, describe, file_checksum
@@ -193,8 +194,10 @@ def _write_items(path: Path, job: EmbedJob, read: Callable[[], Iterable[Part]], 
     import pyarrow as pa
     from pyarrow import parquet
 
-    schema = pa.schema([("id", pa.int64()), ("path", pa.string()), ("label", pa.string())])
     dataset, written = job.dataset, 0
+    columns: list[tuple[str, Any]] = [("id", pa.int64()), ("path", pa.string()), ("label", pa.string())]
+    columns += [(name, pa.float64()) for name in BOX] if dataset.boxes is not None else []
+    schema = pa.schema(columns)
     with (
         atomic_write(path, scratch=scratch) as partial,
         parquet.ParquetWriter(partial, schema) as writer,
@@ -203,6 +206,8 @@ def _write_items(path: Path, job: EmbedJob, read: Callable[[], Iterable[Part]], 
             indices = part.indices.tolist()
             labels = dataset.label_names(dataset.labels[part.indices])
             ids = range(written, written + len(indices))
-            rows = [list(ids), [dataset.paths[index] for index in indices], labels]
+            rows: list[Any] = [list(ids), [dataset.paths[index] for index in indices], labels]
+            if dataset.boxes is not None:
+                rows += [pa.array(sides, from_pandas=True) for sides in dataset.boxes[indices].T]  # NaN becomes null
             writer.write_table(pa.table(rows, schema=schema))
             written = ids.stop

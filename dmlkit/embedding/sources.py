@@ -8,6 +8,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
@@ -80,7 +81,13 @@ def open_points(
 
 
 def open_queries(
-    queries: Path, searched: PointSet, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
+    queries: Path,
+    searched: PointSet,
+    *,
+    run: Path | None = None,
+    boxes: Boxes | None = None,
+    device: str = "auto",
+    bar: Bar = no_bar,
 ) -> PointSet:
     """Open what to search with: images, which the model of the searched points embeds, or points of the same model.
 
@@ -88,6 +95,7 @@ def open_queries(
         queries: an image, a folder or table of images, or whatever `open_points` takes.
         searched: points to search in.
         run: run that embeds images. Default: that of ``searched``.
+        boxes: boxes of the images, see `images_at`.
         device: device, see `start_fabric`.
         bar: shows each step.
 
@@ -95,7 +103,7 @@ def open_queries(
         UserError: there is nothing to read, it comes from another model, or no run is known that embeds images.
     """
     kind = require_queries(queries)
-    check_options(queries, kind, {"--run": run})
+    check_options(queries, kind, {"--run": run, **(Boxes() if boxes is None else boxes).given()})
     if kind == "array":
         return array_points(queries, None, searched.manifold)
     if kind != "images":
@@ -104,7 +112,7 @@ def open_queries(
         return found
     fabric = start_fabric(device)
     trained = load_same_model(searched, run, fabric)
-    dataset = dataset_of(queries, "test", trained.recipe)
+    dataset = dataset_of(queries, "test", trained.recipe, boxes=boxes)
     return embedded_points(trained, fabric, dataset, str(queries), bar)
 
 

@@ -39,6 +39,8 @@ APPLIES: dict[str, tuple[Kind, ...]] = {
     "--set": ("run",),
     "--device": ("run", "images"),
     "--run": ("images",),
+    "--boxes": ("images",),
+    "--box-margin": ("images",),
     "--labels": ("array",),
     "--manifold": ("array",),
     "--far": ("run",),
