@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from glob import escape
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from dmlkit.datasets.files.dataset import BadImageError, Box
-from dmlkit.datasets.files.image import decoding, upright_size
+from dmlkit.datasets.files.image import EXTENSIONS, decoding, upright_size
 from dmlkit.datasets.files.paths import inside, leaves_root, raise_faults
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
@@ -130,16 +131,14 @@ def _yolo(root: Path, folder: Path, confidence: float) -> Iterator[_Found]:
     Raises:
         UserError: a line is not a box, or a file has no image.
     """
-    from dmlkit.datasets.folder import image_files
-
-    images = {str(Path(path).relative_to(root).with_suffix("")): path for path in image_files(root)}
     files = [file for file in sorted(folder.rglob("*.txt")) if file.name != CLASSES]
     if not files:
         raise UserError(f"--boxes {folder}: this folder has no text files; expected one per image, as YOLO writes them")
     faults = list[str]()
     for file in files:
-        image = images.get(str(file.relative_to(folder).with_suffix("")))
-        if image is None:
+        near = (root / file.relative_to(folder)).parent.glob(f"{escape(file.stem)}.*")
+        images = sorted(path for path in near if path.stem == file.stem and path.suffix.lower() in EXTENSIONS)
+        if not images:
             faults.append(f"{file}: there is no image of this name in {root}")
             continue
         for number, line in enumerate(_text(file).splitlines(), start=1):
@@ -150,7 +149,7 @@ def _yolo(root: Path, folder: Path, confidence: float) -> Iterator[_Found]:
                 )
             elif len(numbers) == 5 or numbers[5] >= confidence:
                 x, y, width, height = numbers[1:5]
-                name = str(Path(image).relative_to(root))
+                name = str(images[0].relative_to(root))
                 yield _Found(f"{file}:{number}", name, (x - width / 2, y - height / 2, width, height), is_share=True)
     raise_faults(faults)
 
