@@ -18,7 +18,7 @@ WORD = 12  # characters; the minimum width of a column of text
 TEXT_COLUMNS = (
     *("run", "checkpoint", "evaluation", "split", "metric", "definition", "class", "taken for"),
     *("variant", "statement", "verdict", "a", "b", "known", "seeds"),
-    *("label", "path", "image", "best guess", "nearest"),
+    *("label", "path", "image", "group", "best guess", "nearest"),
 )
 
 

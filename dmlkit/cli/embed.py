@@ -7,6 +7,9 @@ import typer
 
 from dmlkit.cli.options import (
     USE,
+    BoxConfidence,
+    BoxMargin,
+    BoxSource,
     Checkpoint,
     Debug,
     Device,
@@ -14,6 +17,7 @@ from dmlkit.cli.options import (
     RunPath,
     SetDataset,
     SplitName,
+    boxes_of,
     checked,
     examples,
 )
@@ -54,6 +58,9 @@ def embed(
             show_default=False,
         ),
     ] = None,
+    box_source: BoxSource = None,
+    box_margin: BoxMargin = None,
+    box_confidence: BoxConfidence = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -105,6 +112,7 @@ def embed(
             images,
             split=split,
             labels=labels,
+            boxes=boxes_of(box_source, box_margin, box_confidence),
             output=output,
             checkpoint=checkpoint,
             overrides=overrides or [],

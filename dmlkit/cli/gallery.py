@@ -5,7 +5,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, checked, examples
+from dmlkit.cli.options import (
+    USE,
+    BoxConfidence,
+    BoxMargin,
+    BoxSource,
+    Checkpoint,
+    Debug,
+    Device,
+    Json,
+    Plugins,
+    RunPath,
+    boxes_of,
+    checked,
+    examples,
+)
 from dmlkit.files.source import require_addable, require_gallery, require_queries, require_run
 
 if TYPE_CHECKING:
@@ -60,6 +74,9 @@ def create(
         ),
     ] = None,
     label: Label = None,
+    box_source: BoxSource = None,
+    box_margin: BoxMargin = None,
+    box_confidence: BoxConfidence = None,
     thumbnails: Annotated[
         bool, typer.Option("--thumbnails", help="Store small pictures, so that HTML pages do not need the files.")
     ] = False,
@@ -88,6 +105,7 @@ def create(
         images,
         output,
         label=label,
+        boxes=boxes_of(box_source, box_margin, box_confidence),
         thumbnails=thumbnails,
         threshold=threshold,
         checkpoint=checkpoint,
@@ -102,6 +120,9 @@ def add(
     gallery: GalleryPath,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help=IMAGES, callback=checked(require_addable))],
     label: Label = None,
+    box_source: BoxSource = None,
+    box_margin: BoxMargin = None,
+    box_confidence: BoxConfidence = None,
     run: MovedRun = None,
     device: Device = "auto",
     plugins: Plugins = None,
@@ -114,7 +135,15 @@ def add(
     from dmlkit.embedding.gallery.change import add_images
 
     console = Console()
-    incoming = add_images(gallery, images, label=label, run=run, device=device, bar=bars(console))
+    incoming = add_images(
+        gallery,
+        images,
+        label=label,
+        boxes=boxes_of(box_source, box_margin, box_confidence),
+        run=run,
+        device=device,
+        bar=bars(console),
+    )
     print_incoming(incoming, gallery, console)
 
 

@@ -9,12 +9,16 @@ from dmlkit.cli.options import (
     USE,
     ArrayLabels,
     ArrayManifold,
+    BoxConfidence,
+    BoxMargin,
+    BoxSource,
     Debug,
     Device,
     Plugins,
     QueryPath,
     QueryRun,
     SourcePath,
+    boxes_of,
     examples,
 )
 
@@ -32,6 +36,7 @@ MOST_SHOWN = 10  # images printed in the terminal
     epilog=examples(
         "dmlkit identify galleries/birds photos",
         "dmlkit identify galleries/birds photos -o answers.csv --threshold 0.6",
+        "dmlkit identify galleries/birds bursts --by-group folder",
     ),
 )
 def identify(
@@ -68,9 +73,21 @@ def identify(
             show_default=False,
         ),
     ] = None,
+    by_group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="Give one answer per group of images, e.g. of a track or burst: folder (the images of one folder), or "
+            "a column of the table of images.",
+            show_default=False,
+        ),
+    ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write an HTML page with pictures.", show_default=False)
     ] = None,
+    box_source: BoxSource = None,
+    box_margin: BoxMargin = None,
+    box_confidence: BoxConfidence = None,
     run: QueryRun = None,
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
@@ -101,6 +118,8 @@ def identify(
         by=by,
         k=k,
         threshold=threshold,
+        by_group=by_group,
+        boxes=boxes_of(box_source, box_margin, box_confidence),
         run=run,
         labels=labels,
         manifold=manifold,
@@ -126,24 +145,26 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
     from dmlkit.embedding.gallery.images import UNKNOWN
 
     doubtful = found.most_doubtful_first()
-    rows: list[list[str | list[str]]] = [["image", "best guess", "nearest"]]
-    shown = zip(doubtful.answers, doubtful.neighbors.neighbors(), strict=True)
-    for answer, (path, neighbors) in islice(shown, MOST_SHOWN):
+    one, many = found.unit
+    rows: list[list[str | list[str]]] = [[one, "best guess", "nearest"]]
+    shown = zip(doubtful.answers, doubtful.neighbors.boxes, doubtful.neighbors.neighbors(), strict=True)
+    for answer, box, (path, neighbors) in islice(shown, MOST_SHOWN):
         guess = [answer.guess if answer.probability is None else f"{percent(answer.probability)} {answer.guess}"]
         guess += [f"unknown, score {answer.score:.4f}"] if answer.label == UNKNOWN else []
         guess += [] if answer.known in (None, answer.guess) else [f"known: {answer.known}"]
         near = [f"{similarity:.4f} {item.label}" for _, similarity, item in neighbors]
-        rows.append([within(path, images), guess, near])
+        below = [counted(answer.images, "image", "images")] if one == "group" else [box.sides] if box else []
+        rows.append([[within(path, images), *below], guess, near])
     count = len(found.answers)
     if count:
-        which = f"the {MOST_SHOWN} most doubtful of {count} images" if count > MOST_SHOWN else "most doubtful first"
+        which = f"the {MOST_SHOWN} most doubtful of {count} {many}" if count > MOST_SHOWN else "most doubtful first"
         print_table(rows, console, which)
     unknown = sum(answer.label == UNKNOWN for answer in found.answers)
-    say(console, f"{counted(count, 'image', 'images')}, {unknown} unknown{floor_of(found)}")
+    say(console, f"{counted(count, one, many)}, {unknown} unknown{floor_of(found)}")
     if right := found.accuracy:
         wrong = right.images - right.right - right.unknown
         counts = f"{right.right} right, {right.unknown} unknown, {wrong} wrong"
-        checked = counted(right.images, "image with a known label", "images with known labels")
+        checked = counted(right.images, f"{one} with a known label", f"{many} with known labels")
         say(console, f"accuracy {right.right / right.images:.3f} over {checked}: {counts}")
         say(console, f"{right.guessed} guesses are right")
     if count > MOST_SHOWN:
@@ -178,28 +199,33 @@ def write_answers_page(found: "Identified", path: Path, title: str, console: "Co
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 
     doubtful = found.most_doubtful_first()
+    near = doubtful.neighbors
     shelves = (
         Shelf(
-            Picture(path, lines_of(answer), is_right=answer.is_right),
+            Picture(picture, lines_of(answer, path if picture != path else None), is_right=answer.is_right, box=box),
             [
                 Picture(item.path, [item.label or "", f"{rank}.  {similarity:.4f}"], item.thumbnail)
                 for rank, similarity, item in neighbors
             ],
         )
-        for answer, (path, neighbors) in zip(doubtful.answers, doubtful.neighbors.neighbors(), strict=True)
+        for answer, picture, box, (path, neighbors) in zip(
+            doubtful.answers, near.pictures, near.boxes, near.neighbors(), strict=True
+        )
     )
     unknown = sum(answer.label == UNKNOWN for answer in found.answers)
-    notes = [f"{len(found.answers)} images, {unknown} unknown{floor_of(found)}; the most doubtful first"]
+    many = found.unit[1]
+    notes = [f"{len(found.answers)} {many}, {unknown} unknown{floor_of(found)}; the most doubtful first"]
     if right := found.accuracy:
-        notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} images with known labels")
+        notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} {many} with known labels")
     tell_page(path, write_page(path, title, notes, shelves), len(found.answers), console)
 
 
-def lines_of(answer: "Answer") -> list[str]:
-    """Return the lines below the picture of a query."""
+def lines_of(answer: "Answer", group: str | None) -> list[str]:
+    """Return the lines below the picture of a query, which is the first one of a group."""
     from dmlkit.cli.console import percent
 
-    lines = [answer.label, *([f"best guess {answer.guess}"] if answer.label != answer.guess else [])]
+    lines = [] if group is None else [f"{group}, {answer.images} images"]
+    lines += [answer.label, *([f"best guess {answer.guess}"] if answer.label != answer.guess else [])]
     lines += [] if answer.known in (None, answer.label) else [f"known {answer.known}"]
     lines += [] if answer.probability is None else [f"probability {percent(answer.probability)}"]
     return [*lines, f"score {answer.score:.4f}", f"margin {_number(answer.margin)}"]

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dmlkit.errors import UserError
 from dmlkit.files.source import require_queries, require_run, require_source
+
+if TYPE_CHECKING:
+    from dmlkit.datasets.files.boxes import Boxes
 
 TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
 """The panels of `dmlkit --help`."""
@@ -67,6 +71,23 @@ Json = Annotated[bool, typer.Option("--json", help="Print only JSON to standard 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; write nothing.")]
 
 
+def boxes_of(source: Path | None, margin: float | None, confidence: float | None) -> "Boxes | None":
+    """Return the options on boxes; None without any.
+
+    Raises:
+        UserError: there is a confidence, but no file of boxes.
+    """
+    if source is None and margin is None and confidence is None:
+        return None
+    if source is None and confidence is not None:
+        raise UserError(
+            f"--box-confidence {confidence:g}: applies to --boxes; name a file of boxes, or remove this option"
+        )
+    from dmlkit.datasets.files.boxes import Boxes
+
+    return Boxes(source, margin or 0.0, 0.2 if confidence is None else confidence)
+
+
 def examples(*commands: str) -> str:
     """Return the end of a help text: one example per line."""
     return "\n  ".join(["Example:" if len(commands) == 1 else "Examples:", *commands])
@@ -125,6 +146,33 @@ RunPath = Annotated[
     Path,
     typer.Argument(
         metavar="RUN", help="Run folder, written by train.", callback=checked(require_run), show_default=False
+    ),
+]
+BoxSource = Annotated[
+    Path | None,
+    typer.Option(
+        "--boxes",
+        metavar="PATH",
+        help="Use boxes of the images: a folder of YOLO's .txt files, or a .json file of COCO or MegaDetector.",
+        show_default=False,
+    ),
+]
+BoxMargin = Annotated[
+    float | None,
+    typer.Option(
+        "--box-margin",
+        metavar="SHARE",
+        help="Margin on each side of a box, as a share of its width or height. Default: 0.",
+        show_default=False,
+    ),
+]
+BoxConfidence = Annotated[
+    float | None,
+    typer.Option(
+        "--box-confidence",
+        metavar="NUMBER",
+        help="Leave out boxes of which the detector is less sure, 0 to 1. Default: 0.2.",
+        show_default=False,
     ),
 ]
 QueryRun = Annotated[

@@ -8,6 +8,9 @@ import typer
 from dmlkit.cli.options import (
     USE,
     ArrayManifold,
+    BoxConfidence,
+    BoxMargin,
+    BoxSource,
     Debug,
     Device,
     Json,
@@ -15,6 +18,7 @@ from dmlkit.cli.options import (
     QueryPath,
     QueryRun,
     SourcePath,
+    boxes_of,
     examples,
 )
 
@@ -41,6 +45,9 @@ def search(
     exact: Annotated[
         bool, typer.Option("--exact", help="Compare with every image, even if the gallery has an index.")
     ] = False,
+    box_source: BoxSource = None,
+    box_margin: BoxMargin = None,
+    box_confidence: BoxConfidence = None,
     run: QueryRun = None,
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all neighbors to this CSV file.", show_default=False)
@@ -73,7 +80,15 @@ def search(
         check_page(html, option="--html")
     console = Console(stderr=json)
     answers = search_images(
-        source, queries, k=k, exact=exact, run=run, manifold=manifold, device=device, bar=bars(console)
+        source,
+        queries,
+        k=k,
+        exact=exact,
+        run=run,
+        manifold=manifold,
+        boxes=boxes_of(box_source, box_margin, box_confidence),
+        device=device,
+        bar=bars(console),
     )
     if json:
         say_json(answers.plain())
@@ -116,13 +131,13 @@ def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "C
 
     shelves = (
         Shelf(
-            Picture(query),
+            Picture(picture, box=box),
             [
                 Picture(item.path, [item.label or "", f"{rank}.  {similarity:.4f}"], item.thumbnail)
                 for rank, similarity, item in neighbors
             ],
         )
-        for query, neighbors in answers.neighbors()
+        for picture, box, (_, neighbors) in zip(answers.pictures, answers.boxes, answers.neighbors(), strict=True)
     )
     notes = [
         f"{counted(len(answers.queries), 'query', 'queries')}, the {answers.k} nearest of each by "

@@ -10,6 +10,7 @@ from zlib import crc32
 import numpy as np
 from numpy.lib import format as npy
 
+from dmlkit.datasets.files.table_file import BOX
 from dmlkit.distributed.launch import Ranks, count_ranks
 from dmlkit.embedding.job import Compute, EmbedJob
 from dmlkit.embedding.manifest import Checksums, Description, Manifest, RunPlace, file_checksum
@@ -196,10 +197,11 @@ def _write_items(path: Path, job: EmbedJob, read: Callable[[], Iterable[Part]], 
     import pyarrow as pa
     from pyarrow import parquet
 
-    columns = [("id", pa.int64()), ("path", pa.string()), ("label", pa.string())]
-    if job.stamps:
-        columns += [("bytes", pa.int64()), ("modified", pa.int64())]
-    schema, dataset, written = pa.schema(columns), job.dataset, 0
+    dataset, written = job.dataset, 0
+    columns: list[tuple[str, Any]] = [("id", pa.int64()), ("path", pa.string()), ("label", pa.string())]
+    columns += [(name, pa.float64()) for name in BOX] if dataset.boxes is not None else []
+    columns += [("bytes", pa.int64()), ("modified", pa.int64())] if job.stamps else []
+    schema = pa.schema(columns)
     with (
         atomic_write(path, scratch=scratch) as partial,
         parquet.ParquetWriter(partial, schema) as writer,
@@ -208,7 +210,9 @@ def _write_items(path: Path, job: EmbedJob, read: Callable[[], Iterable[Part]], 
             indices = part.indices.tolist()
             labels = dataset.label_names(dataset.labels[part.indices])
             ids = range(written, written + len(indices))
-            rows = [list(ids), [dataset.paths[index] for index in indices], labels]
+            rows: list[Any] = [list(ids), [dataset.paths[index] for index in indices], labels]
+            if dataset.boxes is not None:
+                rows += [pa.array(sides, from_pandas=True) for sides in dataset.boxes[indices].T]  # NaN becomes null
             if job.stamps:
                 stamps = [job.stamps[index] or (None, None) for index in indices]
                 rows += [[size for size, _ in stamps], [modified for _, modified in stamps]]

@@ -88,6 +88,7 @@ class ImageGallery:
         by: Rule = "nearest",
         k: int | None = None,
         threshold: float | None = None,
+        by_group: str | None = None,
     ) -> Identified:
         """Find the label of each query, or ``unknown``; ``labeled()`` of the result yields path and answer.
 
@@ -97,12 +98,15 @@ class ImageGallery:
             k: number of images that vote. Default: 5.
             threshold: similarity below which an image is unknown. Default: the one given for the gallery, else the
                 probability of its calibration, else the threshold of its calibrated run.
+            by_group: ``folder`` or a column of a table: give one answer per group of images with the same one.
 
         Raises:
             UserError: the gallery is empty or has an image without a label, or the queries come from another model.
         """
         run = self._run_of(queries)
-        return identify(self.path, Path(queries), by=by, k=k, threshold=threshold, run=run, device=self.device)
+        return identify(
+            self.path, Path(queries), by=by, k=k, threshold=threshold, by_group=by_group, run=run, device=self.device
+        )
 
     def calibrate(
         self, *, fpir: float = 0.01, strangers: str | Path | None = None, near: float | None = None

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.boxes import Boxes, read_boxes
+from dmlkit.datasets.files.dataset import Box, Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
@@ -29,58 +31,72 @@ class ImageList(Dataset):
     Args:
         paths: the files.
         labels: label of each file, or None. Default: none has a label.
+        boxes: box of each file. Default: the full images.
     """
 
-    def __init__(self, paths: list[str], labels: Sequence[str | None] | None = None) -> None:
+    def __init__(
+        self,
+        paths: list[str],
+        labels: Sequence[str | None] | None = None,
+        boxes: Sequence[Box] | None = None,
+    ) -> None:
         names = sorted({label for label in labels or () if label is not None})
         code: dict[str | None, int] = {None: -1} | {name: number for number, name in enumerate(names)}
         codes = torch.tensor([code[label] for label in labels or [None] * len(paths)], dtype=torch.int64)
         super().__init__(codes, names, paths)
+        self.boxes = None if boxes is None else np.array([box[:4] for box in boxes])
 
     def file(self, index: int) -> str | None:
         return self.paths[index]
 
     def sample(self, index: int) -> Tensor:
-        return read_image(self.paths[index])
+        return read_image(self.paths[index], self.box(index))
 
 
-def dataset_of(images: Path | None, split: Split, recipe: Recipe, labels: str | None = None) -> Dataset:
+def dataset_of(
+    images: Path | None, split: Split, recipe: Recipe, labels: str | None = None, boxes: Boxes | None = None
+) -> Dataset:
     """Return the dataset to embed: images with their labels, vectors, or a split of the recipe's dataset.
 
     Args:
         images: see `images_at`; a file of vectors if the recipe's samples are vectors.
         split: split of the recipe's dataset, used without ``images``.
         recipe: recipe with the dataset.
-        labels: see `images_at`.
+        labels, boxes: see `images_at`.
 
     Raises:
-        UserError: the images are missing, cannot be read or there are none; or vectors get ``labels``.
+        UserError: the images are missing, cannot be read or there are none; or vectors get ``labels`` or ``boxes``.
     """
     if images is None:
         return images_of_split(recipe.dataset, split)
     if samples_named(recipe.dataset.sample).has_pixels:
-        return images_at(images, labels)
-    if labels is not None:
-        taken = f"{recipe.dataset.sample}s"
-        raise UserError(f"--labels {labels}: applies to images, but the model takes {taken}; remove this option")
+        return images_at(images, labels, boxes)
+    for option, given in (("--labels", labels), ("--boxes", boxes)):
+        if given is not None:
+            taken = f"{recipe.dataset.sample}s"
+            raise UserError(f"{option}: applies to images, but the model takes {taken}; remove this option")
     return recipe.dataset.unlabeled(images)
 
 
-def images_at(source: Path, labels: str | None = None) -> Dataset:
+def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = None) -> Dataset:
     """Return the images of a file, a folder, shards or a table, with their labels: the one rule for all commands.
 
     Args:
-        source: image; folder of image files or shards; or table with a column ``path``, and the box ``x1 y1 x2 y2`` if
-            it has one.
+        source: image; folder of image files or shards; or table with a column ``path``, and the box ``x1 y1 x2 y2`` or
+            ``x y width height`` if it has one.
         labels: ``folder``, the default except for tables: an image in a subfolder has its name, or in ``train/`` and
             ``test/`` folders the name of the folder below them, an image at the top has no label, and shards have their
             own labels. ``none``: no image has a label. Otherwise a column of a table. Default: ``label``.
+        boxes: boxes of an image or of a folder of image files, see `read_boxes`; each is a sample, and a category of
+            COCO is its label. For a table only their margin.
 
     Raises:
-        UserError: there are no images, a name is not UTF-8, or the table lacks the column.
+        UserError: there are no images, a name is not UTF-8, or the table lacks the column, or see `read_boxes`.
     """
     from dmlkit.datasets.shards import ShardsConfig, holds_shards
 
+    if boxes is not None:
+        return _boxed(source, labels, boxes)
     if source.suffix.lower() in TABLES and not source.is_dir():
         column = None if labels == NONE else labels or LABEL
         rows = TableRows(read_images_table(source, column), source, source.parent)
@@ -96,6 +112,31 @@ def images_at(source: Path, labels: str | None = None) -> Dataset:
     return _files_below(source, has_labels=labels != NONE)
 
 
+def _boxed(source: Path, labels: str | None, boxes: Boxes) -> Dataset:
+    """Return the boxes of images as samples."""
+    boxes.check()
+    is_table = source.suffix.lower() in TABLES and not source.is_dir()
+    if boxes.source is None:
+        dataset = images_at(source, labels)
+        if dataset.boxes is None:
+            raise UserError(
+                f"--box-margin, --box-confidence: {source} has no boxes; name them with --boxes, or give a table with "
+                "the columns x1, y1, x2, y2"
+            )
+    elif is_table:
+        raise UserError(f"--boxes {boxes.source}: {source} is a table; give its folder of images, or put boxes into it")
+    elif labels not in (None, FOLDER, NONE):
+        raise UserError(f"--labels {labels}: {source} is no table and has no columns; use {FOLDER} or {NONE}")
+    else:
+        found = read_boxes(source, boxes.source, boxes.confidence)
+        paths = [one.path for one in found]
+        folders = _folder_labels(source, paths) if source.is_dir() else [None] * len(found)
+        names = [one.label or folder for one, folder in zip(found, folders, strict=True)]
+        dataset = ImageList(paths, None if labels == NONE else names, [one.box for one in found])
+    dataset.margin = boxes.margin
+    return dataset
+
+
 def _listed(listing: Listing, *, has_labels: bool) -> Dataset:
     raise_faults(listing.faults)
     dataset = listing.everything()
@@ -105,12 +146,19 @@ def _listed(listing: Listing, *, has_labels: bool) -> Dataset:
 
 
 def _files_below(folder: Path, *, has_labels: bool) -> ImageList:
-    from dmlkit.datasets.folder import image_files, is_split
+    from dmlkit.datasets.folder import image_files
 
     paths = image_files(folder)
     raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
     if not paths:
         raise UserError(f"{folder}: no images found in this folder or below it")
+    return ImageList(paths, _folder_labels(folder, paths) if has_labels else None)
+
+
+def _folder_labels(folder: Path, paths: list[str]) -> list[str | None]:
+    """Return the label of each image by its subfolder; None at the top."""
+    from dmlkit.datasets.folder import is_split
+
     place = len(folder.parts) + is_split(folder)  # of the class in a path
     parts = (Path(path).parts for path in paths)
-    return ImageList(paths, [one[place] if len(one) > place + 1 else None for one in parts] if has_labels else None)
+    return [one[place] if len(one) > place + 1 else None for one in parts]

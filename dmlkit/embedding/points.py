@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import BadImageError, Dataset
+from dmlkit.datasets.files.dataset import BadImageError, Box, Dataset
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.samples import SIDE
 from dmlkit.distributed.launch import Ranks
@@ -165,6 +165,13 @@ class PointsInMemory:
         names = sorted({label for label in self.labels if label is not None})
         codes: dict[Any, int] = {name: code for code, name in enumerate(names)}
         return names, torch.tensor([codes.get(label, -1) for label in self.labels], dtype=torch.int64)
+
+
+def boxes_of(points: PointSet) -> list[Box | None]:
+    """Return the box of each image; None for a full image, and for points that were not embedded now."""
+    if not isinstance(points, PointsInMemory) or points.dataset is None or points.rows is None:
+        return [None] * len(points)
+    return [points.dataset.box(row) for row in points.rows.tolist()]
 
 
 def all_points(points: PointSet) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
 from dmlkit.embedding.engine import Engine, choose_engine, embed_job
@@ -30,6 +31,7 @@ def embed(
     *,
     split: Split | None = None,
     labels: str | None = None,
+    boxes: Boxes | None = None,
     output: Path | None = None,
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
@@ -47,7 +49,7 @@ def embed(
         run: the run.
         images: image, folder or table of images, or file of vectors; either this or ``split`` is given.
         split: split of the run's dataset.
-        labels: labels of the images, see `images_at`.
+        labels, boxes: labels and boxes of the images, see `images_at`.
         output: folder for ``embeddings.npy``, ``items.parquet`` and ``manifest.json``; by default
             ``RUN/embeddings/`` and the name of the images. A split in that folder is embedded only if it is not yet,
             see `split_embeddings`.
@@ -70,10 +72,11 @@ def embed(
         raise UserError("embed: expected either IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
     if images is not None and overrides:
         raise UserError(f"embed: --set {overrides[0]} applies only to --split, not to {images}; remove it")
-    if split is not None and labels is not None:
-        raise UserError(
-            f"embed: --labels {labels} applies only to IMAGES, because a split has the labels of its dataset; remove it"
-        )
+    for option, given in ((f"--labels {labels}", labels), ("--boxes", boxes)):
+        if split is not None and given is not None:
+            raise UserError(
+                f"embed: {option} applies only to IMAGES, because a split has those of its dataset; remove it"
+            )
     engine = choose_engine(engine)
     fabric = start_ranks("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
@@ -82,7 +85,7 @@ def embed(
     trained = load_model(folder, fabric, checkpoint, overrides=overrides)
     if output is not None:
         check_place(output, [images, trained.recipe.dataset.data_root])
-    dataset = dataset_of(images, split or "test", trained.recipe, labels)
+    dataset = dataset_of(images, split or "test", trained.recipe, labels, boxes)
     place = output or output_of(folder, images, split, trained.checkpoint)
     skip = skip_bad_images or trained.recipe.dataset.on_bad_image == "skip"
     threshold = threshold_of(folder, trained.fingerprint)

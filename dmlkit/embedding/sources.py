@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.folder import EmbeddingFolder
@@ -79,7 +80,13 @@ def open_points(
 
 
 def open_queries(
-    queries: Path, searched: PointSet, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
+    queries: Path,
+    searched: PointSet,
+    *,
+    run: Path | None = None,
+    boxes: Boxes | None = None,
+    device: str = "auto",
+    bar: Bar = no_bar,
 ) -> PointSet:
     """Open what to search with: images, which the model of the searched points embeds, or points of the same model.
 
@@ -87,6 +94,7 @@ def open_queries(
         queries: an image, a folder or table of images, or whatever `open_points` takes.
         searched: points to search in.
         run: run that embeds images. Default: that of ``searched``.
+        boxes: boxes of the images, see `images_at`.
         device: device, see `start_ranks`.
         bar: shows each step.
 
@@ -94,7 +102,7 @@ def open_queries(
         UserError: there is nothing to read, it comes from another model, or no run is known that embeds images.
     """
     kind = require_queries(queries)
-    check_options(queries, kind, {"--run": run})
+    check_options(queries, kind, {"--run": run, **(Boxes() if boxes is None else boxes).given()})
     if kind == "array":
         return array_points(queries, None, searched.manifold)
     if kind != "images":
@@ -103,7 +111,7 @@ def open_queries(
         return found
     fabric = start_ranks(device)
     trained = load_same_model(searched, run, fabric)
-    dataset = dataset_of(queries, "test", trained.recipe)
+    dataset = dataset_of(queries, "test", trained.recipe, boxes=boxes)
     return embedded_points(trained, fabric, dataset, str(queries), bar)
 
 

@@ -40,6 +40,8 @@ APPLIES: dict[str, tuple[Kind, ...]] = {
     "--tta": ("run",),
     "--device": ("run", "images"),
     "--run": ("images",),
+    "--boxes": ("images",),
+    "--box-margin": ("images",),
     "--labels": ("array",),
     "--manifold": ("array",),
     "--far": ("run",),

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from dmlkit.datasets.base import DatasetConfig, Split
-from dmlkit.datasets.files.dataset import BadImageError
-from dmlkit.datasets.files.image import Box, decoding, opened
+from dmlkit.datasets.files.dataset import BadImageError, Box
+from dmlkit.datasets.files.image import decoding, opened
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.tar import content_in_shard

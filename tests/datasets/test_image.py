@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from dmlkit.datasets.files import image
-from dmlkit.datasets.files.dataset import BadImageError
+from dmlkit.datasets.files.dataset import BadImageError, Box
 from dmlkit.datasets.files.image import EXTENSIONS, frames, read_image
 
 
@@ -151,7 +151,7 @@ def test_torchcodec_decodes_whole_color_jpegs_alone(tmp_path: Path, monkeypatch:
         Image.new(mode, (8, 8)).save(tmp_path / name)
         assert (read_image(tmp_path / name) is marked) == (name == "color.jpg")
     assert image.decode_image("x.jpg", (tmp_path / "color.jpg").read_bytes(), None) is marked
-    assert read_image(tmp_path / "color.jpg", (0, 0, 4, 4)).shape == (3, 4, 4)
+    assert read_image(tmp_path / "color.jpg", Box(0, 0, 4, 4)).shape == (3, 4, 4)
     monkeypatch.setattr(image, "MAX_PIXELS", 63)
     with pytest.raises(BadImageError, match="8 x 8 pixels"):
         read_image(tmp_path / "color.jpg")

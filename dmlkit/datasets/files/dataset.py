@@ -2,14 +2,47 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
 from dmlkit.errors import UserError
+
+
+class Box(NamedTuple):
+    """Box of an upright image, in pixels; right and bottom are exclusive."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    margin: float = 0.0
+    """Margin on each side, as a share of the width or height, as far as the image has pixels there."""
+
+    @property
+    def sides(self) -> str:
+        """Sides as people write them.
+
+        Example:
+            >>> Box(0.0, 4.25, 8.0, 6.0).sides
+            'box 0 4.25 8 6'
+        """
+        return " ".join(["box", *(f"{side:.6g}" for side in self[:4])])
+
+    @property
+    def text(self) -> str:
+        """Text that distinguishes boxes.
+
+        Example:
+            >>> Box(0.0, 0.0, 8.0, 6.0).text, Box(0.0, 0.0, 8.0, 6.0, 0.1).text
+            ('(0.0, 0.0, 8.0, 6.0)', '(0.0, 0.0, 8.0, 6.0) margin 0.1')
+        """
+        sides = str(tuple(map(float, self[:4])))
+        return f"{sides} margin {self.margin:g}" if self.margin else sides
 
 
 class Dataset(ABC):
@@ -28,12 +61,16 @@ class Dataset(ABC):
     Attributes:
         kind: kind of the samples, images unless ``num_features`` or ``kind`` is set.
         in_memory: whether samples are in memory, so that loading them needs no worker processes.
+        boxes: (N, 4) float64, left, top, right, bottom in pixels of the image files, NaN for the full image; or None.
+        margin: margin of all boxes, see `Box`.
         resizing: description of how a cache resized its images, equal to the transform's; None if it did not.
     """
 
     kind: Samples = ImageSamples()
     in_memory = False
     resizing: str | None = None
+    boxes: np.ndarray | None = None
+    margin = 0.0
 
     def __init__(
         self,
@@ -80,7 +117,15 @@ class Dataset(ABC):
 
     def key(self, index: int) -> str:
         """Return a string that identifies a sample, also among several boxes of the same file."""
-        return self.paths[index]
+        box = self.box(index)
+        return self.paths[index] if box is None else f"{self.paths[index]} {box.text}"
+
+    def box(self, index: int) -> Box | None:
+        """Return the box of a sample; None for a full image, and for other samples."""
+        if self.boxes is None or np.isnan(self.boxes[index]).any():
+            return None
+        left, top, right, bottom = self.boxes[index].tolist()
+        return Box(left, top, right, bottom, self.margin)
 
     def file(self, index: int) -> str | None:
         """Return the path of the image file that is a whole sample; None for a box of one, and for other samples."""
@@ -129,6 +174,9 @@ class PickedSamples(Dataset):
 
     def file(self, index: int) -> str | None:
         return self.dataset.file(int(self.rows[index]))
+
+    def box(self, index: int) -> Box | None:
+        return self.dataset.box(int(self.rows[index]))
 
     def sample(self, index: int) -> Tensor:
         return self.dataset.sample(int(self.rows[index]))

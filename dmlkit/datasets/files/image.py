@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import BadImageError
+from dmlkit.datasets.files.dataset import BadImageError, Box
 from dmlkit.datasets.files.samples import SIDE, ImageSamples
 from dmlkit.datasets.files.tar import content_in_shard
 from dmlkit.files.regular import check_regular
@@ -25,9 +25,6 @@ MAX_PIXELS = 80_000_000  # just below the 89 M at which Pillow warns of a decomp
 
 if "PILLOW_BLOCKS_MAX" not in os.environ:
     Image.core.set_blocks_max(1)  # keeps the memory of the last image: 2.1 instead of 6.0 ms for 1024 x 768 pixels
-
-Box = tuple[float, float, float, float]
-"""Left, top, right and bottom in pixels of the upright image; right and bottom are exclusive."""
 
 
 def read_image(path: str | Path, box: Box | None = None) -> Tensor:
@@ -110,18 +107,36 @@ def decoding(path: str | Path) -> Generator[None]:
 
 
 def crop_box(image: Image.Image, box: Box, path: str | Path) -> Image.Image:
-    """Crop an image to a box, rounded to integer pixels.
+    """Crop an image to a box and its margin, rounded to integer pixels.
 
     Raises:
         BadImageError: the box is empty or extends beyond the image.
     """
-    left, top, right, bottom = (round(side) for side in box)
+    left, top, right, bottom = (round(side) for side in box[:4])
     if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
         raise BadImageError(
             f"{path}: the box ({left}, {top}, {right}, {bottom}) is not inside the {image.width} x {image.height} "
             "image; expected left < right and top < bottom in pixels"
         )
-    return image.crop((left, top, right, bottom))
+    across, down = box.margin * (box.right - box.left), box.margin * (box.bottom - box.top)
+    return image.crop(
+        (
+            max(0, round(box.left - across)),
+            max(0, round(box.top - down)),
+            min(image.width, round(box.right + across)),
+            min(image.height, round(box.bottom + down)),
+        )
+    )
+
+
+def upright_size(path: str | Path) -> tuple[int, int]:
+    """Return the width and height of an image file after its EXIF rotation, from its header.
+
+    Errors of decoders are not converted; see `decoding`.
+    """
+    with opened(path, content_in_shard(str(path))) as image:
+        is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # by 90 degrees
+        return (image.height, image.width) if is_turned else image.size
 
 
 def reason(path: str | Path, error: Exception) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.image import Box, read_image
+from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import PickedPaths, inside, leaves_root, raise_faults
 from dmlkit.errors import UserError
 
@@ -121,17 +121,6 @@ class ListedImages(Dataset):
             **listing.labelling(rows), paths=PickedPaths(listing.names, rows, prefix=f"{listing.root}{os.sep}")
         )
         self.boxes = None if listing.boxes is None else listing.boxes[rows]
-
-    def box(self, index: int) -> Box | None:
-        """Return the box of an image; None for the full image."""
-        if self.boxes is None or np.isnan(self.boxes[index]).any():
-            return None
-        left, top, right, bottom = self.boxes[index].tolist()
-        return left, top, right, bottom
-
-    def key(self, index: int) -> str:
-        box = self.box(index)
-        return self.paths[index] if box is None else f"{self.paths[index]} {box}"
 
     def file(self, index: int) -> str | None:
         return self.paths[index] if self.box(index) is None else None

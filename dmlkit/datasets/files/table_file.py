@@ -21,6 +21,8 @@ SYNONYMS = {
 }
 """dmlkit's names of the columns of OML's tables."""
 BOX = ("x1", "y1", "x2", "y2")
+SIZED_BOX = ("x", "y", "width", "height")
+"""Columns of a box by its left, its top and its size, used if all four are there."""
 LABEL = "label"
 """Column of the labels, unless another one is named."""
 TEXTS = ("path", "label", "split", "query", "gallery", "super_class", "group")
@@ -61,7 +63,7 @@ def read_images_table(file: Path, label: str | None) -> Any:
             fault = "twice" if name in columns else f"not at all{near}; its columns: {', '.join(columns)}"
             raise UserError(f"{file}: expected the column {name!r} once, got it {fault}")
     labels = table[label] if label else pa.array([""] * len(table))
-    kept = [place for place, name in enumerate(columns) if SYNONYMS.get(name, name) in ("path", *BOX)]
+    kept = [place for place, name in enumerate(columns) if SYNONYMS.get(name, name) in ("path", *BOX, *SIZED_BOX)]
     return known_columns(table.select(kept).append_column(LABEL, labels), str(file))
 
 
@@ -93,6 +95,7 @@ def known_columns(table: Any, where: str) -> Any:
         table = table.rename_columns([SYNONYMS.get(name, name) for name in table.column_names])
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
+    table = _with_box_sides(table, where)
     columns: list[str] = table.column_names
     faults = [f"has no column {name!r}; it has {', '.join(columns)}" for name in TEXTS[:2] if name not in columns]
     faults += [f"has column {name!r} twice" for name in (*TEXTS, *BOX) if columns.count(name) > 1]
@@ -105,6 +108,27 @@ def known_columns(table: Any, where: str) -> Any:
     for name in TEXTS:
         if name in columns:
             check_texts(table[name], name, where)
+    return table
+
+
+def _with_box_sides(table: Any, where: str) -> Any:
+    """Add the columns `BOX` to a pyarrow table with the columns `SIZED_BOX`, if it does not have one of them.
+
+    Raises:
+        UserError: a value is not a number.
+    """
+    import pyarrow as pa
+
+    columns: list[str] = table.column_names
+    if any(columns.count(name) != 1 for name in SIZED_BOX) or any(name in columns for name in BOX):
+        return table
+    try:
+        x, y, width, height = (table[name].cast(pa.float64()) for name in SIZED_BOX)
+    except pa.ArrowException as error:
+        raise UserError(f"{where}: a box column has a value that is not a number: {error}") from error
+    add = arrow_compute().add
+    for name, values in zip(BOX, (x, y, add(x, width), add(y, height)), strict=True):
+        table = table.append_column(name, values)
     return table
 
 

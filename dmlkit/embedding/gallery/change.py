@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.paths import readable_name
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any, open_table, present
@@ -48,6 +49,7 @@ def add_images(
     images: Path,
     *,
     label: str | None = None,
+    boxes: Boxes | None = None,
     run: Path | None = None,
     model: TrainedModel | None = None,
     device: str = "auto",
@@ -61,6 +63,7 @@ def add_images(
         path: the gallery.
         images: see `images_of`.
         label: label of all images.
+        boxes: boxes of the images, each of which is added, see `images_at`.
         run: folder of the gallery's run, if it has moved.
         model: the gallery's model, if it is loaded already, on ``device``.
         device: see `start_ranks`.
@@ -70,7 +73,7 @@ def add_images(
         UserError: there is no gallery or no image, or the run has another model.
     """
     GalleryFolder(path).check(["id"])  # a damaged id would let its picture in a second time
-    incoming = Incoming.of(images_of(images, label))
+    incoming = Incoming.of(images_of(images, label, boxes))
     place = incoming.place(path)
     with sole_writer(place, what="an addition of these images", patience=inf):
         gallery = GalleryFolder(path)  # now: another process may have added the same images meanwhile
@@ -198,6 +201,7 @@ def create_gallery(
     output: Path,
     *,
     label: str | None = None,
+    boxes: Boxes | None = None,
     thumbnails: bool = False,
     threshold: float | None = None,
     checkpoint: CheckpointName | None = None,
@@ -211,6 +215,7 @@ def create_gallery(
         images: see `images_of`; None creates an empty gallery.
         output: folder, new or empty.
         label: label of all images.
+        boxes: boxes of the images, each of which is added, see `images_at`.
         thumbnails: store small pictures.
         threshold: similarity below which an image is unknown. Default: that of the run, if it was calibrated.
         checkpoint: checkpoint to use. Default: best, otherwise last.
@@ -220,13 +225,14 @@ def create_gallery(
     Raises:
         UserError: the folder is not empty, or see `images_of` and `load_model`.
     """
-    if images is None and label is not None:
-        raise UserError(f"--label {label}: is of IMAGES; name them, or leave it out to create an empty gallery")
+    for option, given in ((f"--label {label}", label), ("--boxes", boxes)):
+        if images is None and given is not None:
+            raise UserError(f"{option}: is of IMAGES; name them, or leave it out to create an empty gallery")
     check_threshold(threshold)
     _check_new(output)
     check_place(output, [images, RunFolder(run).recipe().dataset.data_root])
     database = lancedb()
-    incoming = Incoming.of([] if images is None else images_of(images, label))
+    incoming = Incoming.of([] if images is None else images_of(images, label, boxes))
     fabric = start_ranks(device)
     trained = load_model(RunFolder(run), fabric, checkpoint)
     description = describe(trained)

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.image import Box, decoding, read_image
-from dmlkit.datasets.files.listing import ListedImages
+from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.datasets.files.dataset import Box, Dataset
+from dmlkit.datasets.files.image import decoding, read_image
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.datasets.files.tar import file_content
 from dmlkit.datasets.shards import holds_shards
@@ -40,7 +40,7 @@ class LabelledImage:
         with decoding(self.path):
             digest = hashlib.sha256(file_content(self.path))
         if self.box is not None:
-            digest.update(repr(tuple(map(float, self.box))).encode())
+            digest.update(self.box.text.encode())
         return digest.hexdigest()[:ID_LENGTH]
 
 
@@ -65,12 +65,13 @@ class LabelledImages(Dataset):
         return read_image(self.images[index].path, self.images[index].box)
 
 
-def images_of(source: Path, label: str | None) -> list[LabelledImage]:
+def images_of(source: Path, label: str | None, boxes: Boxes | None = None) -> list[LabelledImage]:
     """Return the images of a file, a folder or a table, see `images_at`.
 
     Args:
         source: image, folder or table.
         label: label of all images instead of their own.
+        boxes: see `images_at`.
 
     Raises:
         UserError: there are none, or a label is empty, not UTF-8 or `UNKNOWN`.
@@ -79,12 +80,11 @@ def images_of(source: Path, label: str | None) -> list[LabelledImage]:
         raise UserError(
             f"{source}: this folder contains shards; expected image files, or a table of paths SHARD.tar/KEY.jpg"
         )
-    images = images_at(source)
+    images = images_at(source, boxes=boxes)
     names = images.label_names(images.labels) if label is None else [label] * len(images)
-    boxes = [images.box(row) if isinstance(images, ListedImages) else None for row in range(len(images))]
     found = [
-        LabelledImage(os.path.abspath(path), name, box)  # noqa: PTH100 - Path.resolve would follow links
-        for path, name, box in zip(images.paths, names, boxes, strict=True)
+        LabelledImage(os.path.abspath(path), name, images.box(row))  # noqa: PTH100 - Path.resolve would follow links
+        for row, (path, name) in enumerate(zip(images.paths, names, strict=True))
     ]
     raise_faults(unreadable_name(image.path) for image in found if not readable_name(image.path))
     for image in found:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from dmlkit.datasets.files.dataset import Box
+from dmlkit.datasets.files.table_file import BOX
 from dmlkit.embedding.gallery.manifest import ApproximateIndex
 from dmlkit.embedding.points import PointItem, PointSet
 from dmlkit.files.outputs import write_table
@@ -32,10 +34,12 @@ class Answers:
 
     Args:
         searched: points that were searched.
-        queries: Q paths.
+        queries: Q paths, or names of groups of images.
         similarities: (Q, k).
         rows: (Q, k) rows of the searched points.
         skipped: one message per query that could not be read.
+        pictures: Q paths of the images that show the queries.
+        boxes: Q boxes of the queries in these images; None for a full image.
         index: index that found them, if the search was approximate.
     """
 
@@ -44,6 +48,8 @@ class Answers:
     similarities: Tensor
     rows: Tensor
     skipped: Sequence[str]
+    pictures: Sequence[str]
+    boxes: Sequence[Box | None]
     index: ApproximateIndex | None = None
 
     @property
@@ -65,21 +71,26 @@ class Answers:
             "k": self.k,
             "recall": self.index.recall if self.index else 1.0,
             "queries": [
-                {"path": path, "neighbors": [neighbor.plain() for neighbor in neighbors]}
-                for path, neighbors in self.neighbors()
+                {
+                    "path": path,
+                    "box": None if box is None else list(box[:4]),
+                    "neighbors": [neighbor.plain() for neighbor in neighbors],
+                }
+                for box, (path, neighbors) in zip(self.boxes, self.neighbors(), strict=True)
             ],
             "skipped": list(self.skipped),
         }
 
 
-NEIGHBOR_COLUMNS = ("query", "rank", "similarity", "id", "label", "path")
+NEIGHBOR_COLUMNS = ("query", "rank", "similarity", "id", "label", "path", *BOX)
+"""Columns of the table of neighbors; the last ones are the box of the query, blank for a full image."""
 
 
 def write_neighbors(answers: Answers, path: Path) -> None:
     """Write a CSV table, one row per query and neighbor."""
     rows = (
-        (query, rank, f"{similarity:.9g}", item.id, item.label or "", item.path)
-        for query, neighbors in answers.neighbors()
+        (query, rank, f"{similarity:.9g}", item.id, item.label or "", item.path, *(box[:4] if box else [""] * 4))
+        for box, (query, neighbors) in zip(answers.boxes, answers.neighbors(), strict=True)
         for rank, similarity, item in neighbors
     )
     write_table(path, NEIGHBOR_COLUMNS, rows)

@@ -20,7 +20,14 @@ from dmlkit.embedding.near_pairs import near_pairs
 from dmlkit.embedding.points import PointSet, all_points, load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.decisions import Decider, Rule
-from dmlkit.embedding.questions.probability import Sigmoid, Trials, drawn_rows
+from dmlkit.embedding.questions.probability import (
+    LEAST,
+    Sigmoid,
+    Trials,
+    drawn_rows,
+    estimate_probability,
+    tried_together,
+)
 from dmlkit.embedding.questions.rates import (
     MOST,
     Rate,
@@ -210,6 +217,28 @@ def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider
     except UserError as error:
         note += f", but this could not be stored: {error}"
     return found.acceptance._replace(note=note)
+
+
+def group_probability(gallery: PointSet, names: Sequence[str], decider: Decider, size: int) -> Sigmoid | None:
+    """Return the probability of guesses on groups of ``size`` images.
+
+    It is fitted to random groups of images of one label: those of the gallery without themselves and without their
+    label, and in a calibrated gallery the strangers too. Return None if there are fewer than `LEAST` groups.
+
+    Raises:
+        UserError: the calibration is damaged.
+    """
+    if not isinstance(gallery, GalleryFolder) or not (gallery.path / FILE).exists():
+        return estimate_probability(decider, size)
+    stored = Identification.read(gallery.path / FILE)
+    if stored.near is not None:
+        decider = labeled_decider(gallery, decider.rule, decider.k, near=stored.near)[1]
+    others = Strangers(_stored_strangers(gallery, len(stored.strangers)), np.array(stored.strangers, np.int64))
+    is_trained = np.isin(names, stored.trained_labels or ())
+    found = Trials.all(
+        trials_on(part, is_trained, others.together(size, seed))[0] for seed, part in tried_together(decider, size)
+    )
+    return None if (~found.absent).sum() < LEAST else found.fit(by_score=stored.margin_slope == 0)
 
 
 def _calibrated(

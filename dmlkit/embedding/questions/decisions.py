@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from copy import copy
+from math import inf
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from dmlkit.manifolds.numerics.frechet import frechet_mean
 
 Rule = Literal["nearest", "vote", "mean"]
 VOTERS = 5  # by default
+BLOCK_ROWS = 2048  # points and pictures whose similarities are computed at once: 32 MB
 FIRST = 16  # neighbors in which another label is looked for at first
 
 
@@ -36,7 +39,14 @@ class Decider:
         k: number of images that vote.
         groups: (N,) integers from 0; images of one group, e.g. near-duplicates, are left out together. Default: each
             image is a group.
+
+    Attributes:
+        members: rows of each group of images that is tried as one, by its first row; None if each image is tried.
+        size: number of images of such a group.
     """
+
+    members: dict[int, np.ndarray] | None = None
+    size = 1
 
     def __init__(
         self, searched: PointSet, codes: np.ndarray, rule: Rule, k: int | None = None, groups: np.ndarray | None = None
@@ -55,8 +65,41 @@ class Decider:
         else:
             self.searcher = searcher_of(searched)
 
+    def together(self, size: int, seed: int) -> "Decider":
+        """Return a decider to be tried on random groups of images of one label, which are left out together.
+
+        A group has one image of each of ``size`` of the decider's own groups, e.g. no two near-duplicates. Images of a
+        label that do not fill a group are not tried.
+        """
+        one_each = np.random.default_rng(seed).permutation(len(self.codes))
+        one_each = one_each[np.unique(self.groups[one_each], return_index=True)[1]]
+        chunks = one_each[random_groups(self.codes[one_each], size, seed)]
+        found, merged = copy(self), np.arange(self.groups.max() + 1)
+        merged[self.groups[chunks]] = self.groups[chunks[:, :1]]
+        found.groups, found.members, found.size = merged[self.groups], {int(rows[0]): rows for rows in chunks}, size
+        return found
+
+    @property
+    def tried(self) -> np.ndarray:
+        """Rows (N,) bool that are tried: all, or one per group of images."""
+        if self.members is None:
+            return np.ones(len(self.codes), bool)
+        return np.isin(np.arange(len(self.codes)), [*self.members])
+
+    def trial_points(self, rows: np.ndarray) -> Tensor:
+        """Return the points (M, D) of tried rows (M,), or (M, n, D), those of their groups of n images."""
+        if self.members is None:
+            return self.searched.points_at(torch.from_numpy(rows))
+        images = np.array([self.members[row] for row in rows.tolist()], np.int64).reshape(len(rows), self.size)
+        return self.searched.points_at(torch.from_numpy(images.ravel())).reshape(
+            *images.shape, self.searched.manifold.point_dim
+        )
+
     def decide(self, points: Tensor, own: np.ndarray | None = None, *, absent: bool = False) -> list[Decision]:
-        """Decide on points (Q, D).
+        """Decide on points (Q, D), or on Q groups of n points, (Q, n, D).
+
+        The score of a label for a group is the mean over its points (the sum rule of Kittler et al. 1998), not counting
+        votes.
 
         Args:
             points: the points.
@@ -64,6 +107,8 @@ class Decider:
                 Fastest in the order of their labels.
             absent: leave out the whole labels of ``own``, of which at least one other must remain.
         """
+        if points.ndim == 3:
+            return self._on_groups(points, own, absent)
         if self.rule == "mean":
             return list(self._by_means(points, own, absent))
         return self._by_pictures(points, own, absent)
@@ -100,6 +145,39 @@ class Decider:
             score, code = ranked[0]
             yield Decision(code, score, score - ranked[1][0] if len(ranked) > 1 else None)
 
+    def _on_groups(self, points: Tensor, own: np.ndarray | None, absent: bool) -> list[Decision]:
+        count, size, _ = points.shape
+        each = self._scores(points.flatten(0, 1), None if own is None else own.repeat(size))
+        scores = each.reshape(count, size, len(self.sizes)).mean(1)
+        if absent and own is not None:
+            scores[torch.arange(count), torch.from_numpy(self.codes[own])] = -torch.inf
+        best = scores.topk(min(2, scores.shape[1]), dim=1)
+        return [
+            Decision(codes[0], values[0], values[0] - values[1] if len(values) > 1 and values[1] > -inf else None)
+            for values, codes in zip((best.values + 0.0).tolist(), best.indices.tolist(), strict=True)
+        ]
+
+    def _scores(self, points: Tensor, own: np.ndarray | None) -> Tensor:
+        """Return the similarity (Q, L) float64 of points to the nearest picture, or to the mean, of every label."""
+        if self.rule == "mean":
+            scores = self.searched.manifold.similarity(points.double(), self.means.points.double())
+            for row, (query, code) in enumerate([] if own is None else zip(own, self.codes[own], strict=True)):
+                left = self._score_without(int(code), int(query), points[row])
+                scores[row, code] = -torch.inf if left is None else left
+            return scores
+        found = torch.full((len(points), len(self.sizes)), -torch.inf, dtype=torch.float64)
+        codes, start = torch.from_numpy(self.codes), 0
+        for block in self.searched.blocks(BLOCK_ROWS):
+            columns = slice(start, start + len(block))
+            for rows in torch.arange(len(points)).split(BLOCK_ROWS):
+                similarities = self.searched.manifold.similarity(points[rows].double(), block.double())
+                if own is not None:
+                    units = self.groups[own[rows.numpy()]]
+                    similarities[torch.from_numpy(units[:, None] == self.groups[columns])] = -torch.inf
+                found[rows] = found[rows].scatter_reduce(1, codes[columns].expand(len(rows), -1), similarities, "amax")
+            start += len(block)
+        return found
+
     def _score_without(self, code: int, row: int, point: Tensor) -> float | None:
         """Return the similarity of a point to the mean of the others with its label; None if they are of its group."""
         if self.last_group[0] != code:
@@ -109,6 +187,21 @@ class Decider:
             return None
         mean = frechet_mean(self.searched.manifold, self.last_group[1][torch.from_numpy(others)])
         return float(self.searched.manifold.paired_similarity(point.double(), mean))
+
+
+def random_groups(codes: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Divide items at random into groups (G, size) of one code each; those that do not fill a group are left out.
+
+    Example:
+        >>> rows = random_groups(np.array([7, 8, 7, 8, 7]), 2, seed=0)
+        >>> rows.shape, np.array([7, 8, 7, 8, 7])[rows].tolist()
+        ((2, 2), [[7, 7], [8, 8]])
+    """
+    order = np.random.default_rng(seed).permutation(len(codes))
+    order = order[np.argsort(codes[order], kind="stable")]
+    counts = np.unique(codes, return_counts=True)[1]
+    place = np.arange(len(codes)) - np.repeat(counts.cumsum() - counts, counts)  # within its code
+    return order[place < np.repeat(counts - counts % size, counts)].reshape(-1, size)
 
 
 def _vote(near: list[int], similarities: list[float], voters: int) -> Decision:

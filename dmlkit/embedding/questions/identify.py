@@ -1,6 +1,6 @@
 """Labels of images among labeled images, or none of them: ``dmlkit identify``."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -10,15 +10,18 @@ from typing import ClassVar, NamedTuple
 import torch
 from pydantic import BaseModel
 
+from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.datasets.files.table_file import BOX
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.manifest import check_threshold
 from dmlkit.embedding.points import PointSet, PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers, Neighbor
-from dmlkit.embedding.questions.calibration import acceptance_of, labeled_decider
-from dmlkit.embedding.questions.decisions import Rule
-from dmlkit.embedding.questions.probability import estimate_probability
+from dmlkit.embedding.questions.calibration import acceptance_of, group_probability, labeled_decider
+from dmlkit.embedding.questions.decisions import Decision, Rule
+from dmlkit.embedding.questions.grouped import decide_groups, group_rows, neighbors_of_groups
+from dmlkit.embedding.questions.probability import Sigmoid, estimate_probability
 from dmlkit.embedding.questions.search import QUERY_ROWS, nearest
 from dmlkit.embedding.sources import open_points, open_queries
 from dmlkit.errors import UserError
@@ -29,14 +32,15 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
 NEAREST = 3  # images listed per answer
+MOST_EXACT = 8  # images of a group, up to which its probability is fitted to groups of exactly so many
 ANSWER_COLUMNS = (
-    *("path", "label", "guess", "probability", "score", "margin", "known"),
+    *("path", "label", "guess", "probability", "score", "margin", "known", "images", *BOX),
     *(f"{name}_{rank}" for rank in range(1, NEAREST + 1) for name in ("nearest", "label", "similarity")),
 )
 
 
 class Answer(NamedTuple):
-    """Answer for one image."""
+    """Answer for one image, or for a group of images."""
 
     label: str  # UNKNOWN where the score is below the threshold
     guess: str  # the label if there were no threshold
@@ -44,6 +48,7 @@ class Answer(NamedTuple):
     score: float  # similarity of the label's nearest picture, or of its mean
     margin: float | None  # the score less that of the best other label; None where there is no other
     known: str | None  # the correct label, if it is known and one of the labels
+    images: int = 1  # of the group
 
     @property
     def is_right(self) -> bool | None:
@@ -67,6 +72,8 @@ class AnswersFile(Document, frozen=True):
     """JSON file that ``dmlkit identify`` writes."""
 
     kind: ClassVar[str] = "file of answers of dmlkit identify"
+    version: ClassVar[int] = 2  # 1 had no boxes
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
 
     similarity: str
     threshold: float | None
@@ -75,8 +82,9 @@ class AnswersFile(Document, frozen=True):
     """Probability below which an image is unknown, in a calibrated gallery."""
     accuracy: Accuracy | None
     """Counts over images whose correct label is known; null if there are none."""
-    images: tuple[dict[str, str | float | list[dict[str, str | float | int | None]] | None], ...]
-    """Path, label, guess, probability, score, margin, known and nearest images of each image."""
+    images: tuple[dict[str, str | float | list[float] | list[dict[str, str | float | int | None]] | None], ...]
+    """Path, box, label, guess, probability, score, margin, known, number of images and nearest images of each answer.
+    A box is x1, y1, x2, y2 in pixels, without its margin; null for a full image or a group."""
     skipped: tuple[str, ...]
     """One message per image that could not be read."""
 
@@ -92,6 +100,8 @@ class Identified:
     """Probability below which images are unknown; None if their scores decide."""
     note: str | None = None
     """Message on the calibration or the threshold."""
+    unit: tuple[str, str] = ("image", "images")
+    """What each answer is on, singular and plural."""
 
     def labeled(self) -> Iterator[tuple[str, Answer]]:
         """Yield each query's path with its answer."""
@@ -120,19 +130,20 @@ class Identified:
 
         rows = sorted(range(len(self.answers)), key=doubt)
         order, near = torch.tensor(rows, dtype=torch.int64), self.neighbors
-        queries = [near.queries[row] for row in rows]
-        near = replace(near, queries=queries, similarities=near.similarities[order], rows=near.rows[order])
+        named = {name: [getattr(near, name)[row] for row in rows] for name in ("queries", "pictures", "boxes")}
+        near = replace(near, **named, similarities=near.similarities[order], rows=near.rows[order])
         return replace(self, answers=[self.answers[row] for row in rows], neighbors=near)
 
     def write(self, path: Path) -> None:
         """Write the answers in the order of the images, as JSON if the name ends in ``.json``, else as a CSV table."""
-        rows = zip(self.answers, self.neighbors.neighbors(), strict=True)
+        boxes = [box and list(box[:4]) for box in self.neighbors.boxes]
+        rows = zip(self.answers, self.neighbors.neighbors(), boxes, strict=True)
         if path.suffix.lower() != ".json":
-            write_table(path, ANSWER_COLUMNS, (_cells(answer, *found) for answer, found in rows))
+            write_table(path, ANSWER_COLUMNS, (_cells(answer, box, *found) for answer, found, box in rows))
             return
         images = tuple(
-            {"path": name, **answer._asdict(), "nearest": [neighbor.plain() for neighbor in found]}
-            for answer, (name, found) in rows
+            {"path": name, "box": box, **answer._asdict(), "nearest": [neighbor.plain() for neighbor in found]}
+            for answer, (name, found), box in rows
         )
         near = self.neighbors
         document = AnswersFile(
@@ -169,13 +180,15 @@ def identify(
     by: Rule = "nearest",
     k: int | None = None,
     threshold: float | None = None,
+    by_group: str | None = None,
+    boxes: Boxes | None = None,
     run: Path | None = None,
     labels: Path | None = None,
     manifold: str | None = None,
     device: str = "auto",
     bar: Bar = no_bar,
 ) -> Identified:
-    """Find the label of each image among labeled images, or report it as unknown.
+    """Find the label of each image among labeled images, or of each group of images, or report it as unknown.
 
     The probability of a guess is estimated from its margin and score, see `estimate_probability`. In a gallery that was
     calibrated, an image is `UNKNOWN` if its probability is too low.
@@ -188,20 +201,28 @@ def identify(
         k: number of images that vote. Default: 5.
         threshold: a lower score makes an image `UNKNOWN`. Default: the one given for the gallery, else the
             probability of its calibration, else the threshold of its calibrated run.
+        by_group: ``folder``, or a column of a table of images: images with the same one get one answer. The
+            score of a label is the mean over the images; its probability is fitted to groups of as many images of one
+            label.
+        boxes: boxes of the images, each of which gets an answer, see `images_at`.
         run: run that embeds images. Default: that of ``source``.
         labels, manifold: of an array, see `open_points`.
         device: see `start_ranks`.
         bar: shows each step.
 
     Raises:
-        UserError: the source is empty or has an image without a label, or the queries come from another model.
+        UserError: the source is empty or has an image without a label, or the queries come from another model,
+            or a group has images of two known labels.
     """
+    if by_group is not None and by == "vote":
+        raise UserError(f"--by-group {by_group}: applies to --by nearest and --by mean, got --by vote")
     check_threshold(threshold)
     kind = kind_of(source)
     searched = open_points(source, device=device if kind == "run" else None, labels=labels, manifold=manifold, bar=bar)
     identifier = Identifier(searched, by=by, k=k, threshold=threshold)
-    asked = open_queries(images, searched, run=run, device=device, bar=bar)
-    return identifier.answers(asked, _known_labels(images, asked, identifier.names))
+    asked = open_queries(images, searched, run=run, boxes=boxes, device=device, bar=bar)
+    known = list(_known_labels(images, asked, identifier.names))
+    return identifier.answers(asked, known, None if by_group is None else group_rows(images, asked, by_group, known))
 
 
 class Identifier:
@@ -221,36 +242,62 @@ class Identifier:
         if k is not None and (k < 1 or by != "vote"):
             raise UserError(f"-k {k}: expected at least 1 neighbor, with --by vote")
         self.searched = searched
+        self.source = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
         self.names, self.decider = labeled_decider(searched, by, k)
-        acceptance, gallery = None, searched.stored if isinstance(searched, PointsInMemory) else searched
-        if isinstance(gallery, GalleryFolder):
-            acceptance = acceptance_of(gallery, self.names, self.decider)
-            if threshold is None and gallery.manifest.threshold_is_own:
-                threshold = gallery.manifest.threshold
-        self.note, self.least_probability = acceptance.note if acceptance else None, None
-        if threshold is None and acceptance is not None:
-            self.least_probability = acceptance.threshold
+        self.acceptance = None
+        if isinstance(self.source, GalleryFolder):
+            self.acceptance = acceptance_of(self.source, self.names, self.decider)
+            if threshold is None and self.source.manifest.threshold_is_own:
+                threshold = self.source.manifest.threshold
+        self.note, self.least_probability = self.acceptance.note if self.acceptance else None, None
+        if threshold is None and self.acceptance is not None:
+            self.least_probability = self.acceptance.threshold
         elif threshold is None:
-            threshold = _pair_threshold(gallery or searched)
-            self.note = _advice(gallery or searched, threshold)
+            threshold = _pair_threshold(self.source)
+            self.note = _advice(self.source, threshold)
         self.threshold = threshold
-        self.sigmoid = acceptance.sigmoid if acceptance else estimate_probability(self.decider)
+        self.sigmoids: dict[int, Sigmoid | None] = {}  # by the size of a group
 
-    def answers(self, asked: PointSet, known: Iterable[str | None]) -> Identified:
-        """Return the answers on points, each with its correct label if that is known."""
-        answers: list[Answer] = []
-        correct = iter(known)
-        for code, score, margin in (one for block in asked.blocks(QUERY_ROWS) for one in self.decider.decide(block)):
-            guess, probability = self.names[code], None if self.sigmoid is None else self.sigmoid.at(margin, score)
-            is_known = self._accepts(score, probability)
-            answers.append(Answer(guess if is_known else UNKNOWN, guess, probability, score, margin, next(correct)))
+    def answers(
+        self, asked: PointSet, known: Sequence[str | None], groups: dict[str, list[int]] | None = None
+    ) -> Identified:
+        """Return the answers on points, or on groups of them.
+
+        Args:
+            asked: the points (N).
+            known: (N,) the correct label of each point, None where it is not known.
+            groups: rows of the points of each group, by its name.
+        """
         near = nearest(self.searched, asked, NEAREST)
-        return Identified(answers, near, self.threshold, self.least_probability, self.note)
+        if groups is None:
+            decisions = [one for block in asked.blocks(QUERY_ROWS) for one in self.decider.decide(block)]
+            sizes, right = [1] * len(decisions), known
+        else:
+            sizes = [len(rows) for rows in groups.values()]
+            right = [next((label for row in rows if (label := known[row])), None) for rows in groups.values()]
+            decisions = decide_groups(self.decider, asked, list(groups.values()))
+            near = neighbors_of_groups(near, groups)
+        answers = [self._answer(*one) for one in zip(decisions, sizes, right, strict=True)]
+        unit = ("image", "images") if groups is None else ("group", "groups")
+        return Identified(answers, near, self.threshold, self.least_probability, self.note, unit)
 
-    def _accepts(self, score: float, probability: float | None) -> bool:
-        if self.threshold is not None and score < self.threshold:
-            return False
-        return self.least_probability is None or (probability or 0) >= self.least_probability
+    def _answer(self, decision: Decision, size: int, right: str | None) -> Answer:
+        code, score, margin = decision
+        sigmoid = self._sigmoid(size if size < MOST_EXACT else 1 << size.bit_length() - 1)
+        guess, probability = self.names[code], None if sigmoid is None else sigmoid.at(margin, score)
+        is_low = self.threshold is not None and score < self.threshold
+        is_doubtful = self.least_probability is not None and (probability or 0) < self.least_probability
+        return Answer(UNKNOWN if is_low or is_doubtful else guess, guess, probability, score, margin, right, size)
+
+    def _sigmoid(self, size: int) -> Sigmoid | None:
+        """Return the probability of guesses on groups of a size."""
+        if size not in self.sigmoids:
+            if size > 1:
+                found = group_probability(self.source, self.names, self.decider, size) or self._sigmoid(size // 2)
+            else:
+                found = self.acceptance.sigmoid if self.acceptance else estimate_probability(self.decider)
+            self.sigmoids[size] = found
+        return self.sigmoids[size]
 
 
 def _known_labels(images: Path, asked: PointSet, names: Sequence[str]) -> Iterator[str | None]:
@@ -282,8 +329,9 @@ def _pair_threshold(searched: PointSet) -> float | None:
     return calibrated.threshold if calibrated else stored
 
 
-def _cells(answer: Answer, path: str, neighbors: list[Neighbor]) -> list[str]:
+def _cells(answer: Answer, box: list[float] | None, path: str, neighbors: list[Neighbor]) -> list[str]:
     near = [text for _, similarity, item in neighbors for text in (item.path, item.label or "", f"{similarity:.9g}")]
     numbers = ["" if value is None else f"{value:.9g}" for value in (answer.probability, answer.score, answer.margin)]
-    cells = [path, answer.label, answer.guess, *numbers, answer.known or "", *near]
+    sides = [""] * len(BOX) if box is None else [f"{side:.9g}" for side in box]
+    cells = [path, answer.label, answer.guess, *numbers, answer.known or "", str(answer.images), *sides, *near]
     return cells + [""] * (len(ANSWER_COLUMNS) - len(cells))

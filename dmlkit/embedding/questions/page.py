@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from dmlkit.datasets.files.dataset import BadImageError
-from dmlkit.datasets.files.image import thumbnail
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+from dmlkit.datasets.files.dataset import BadImageError, Box
+from dmlkit.datasets.files.image import read_image, thumbnail
+from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import html
 from dmlkit.files.outputs import check_output, head_of, writing
@@ -44,6 +49,7 @@ class Picture:
         path: path of the image.
         lines: text below it, in addition to the path.
         stored: JPEG; empty if there is none; None: the file is read.
+        box: box that is drawn into the picture.
         is_right: whether it is a correct result, if known; shown by a mark, a word and a frame.
     """
 
@@ -51,6 +57,7 @@ class Picture:
     lines: Sequence[str] = ()
     stored: bytes | None = None
     is_right: bool | None = None
+    box: Box | None = None
 
 
 @dataclass(frozen=True)
@@ -169,11 +176,27 @@ def _hash_of(source: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
 
 
+def drawn_picture(path: str, box: Box | None) -> bytes:
+    """Return an image as a small JPEG, with a rectangle around a box.
+
+    Raises:
+        BadImageError: see `read_image`.
+    """
+    if box is None:
+        return thumbnail(path)
+    image = Image.fromarray(read_image(path).permute(1, 2, 0).numpy())
+    line = max(1, round(max(image.size) / 80))  # 2 pixels of the small picture
+    for width, color in ((2 * line, "black"), (line, "#ffd33d")):  # visible on light and dark pixels
+        ImageDraw.Draw(image).rectangle((*box[:2], box.right - 1, box.bottom - 1), outline=color, width=width)
+    return ImageSamples().picture(torch.from_numpy(np.array(image)).permute(2, 0, 1))
+
+
 def _figure(picture: Picture) -> str:
     name = html(picture.path)
     shown = '<div class="gone">no picture</div>'
     try:
-        small = base64.b64encode(thumbnail(picture.path) if picture.stored is None else picture.stored).decode()
+        stored = drawn_picture(picture.path, picture.box) if picture.stored is None else picture.stored
+        small = base64.b64encode(stored).decode()
         if small:
             shown = f'<img loading="lazy" alt="{name}" title="{name}" src="data:image/jpeg;base64,{small}">'
     except BadImageError:

@@ -4,10 +4,10 @@ The decisions are on labeled images, each once without itself and once without i
 that is not there. Both kinds have the same weight: the probability holds if every second image has none of the labels.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dmlkit.embedding.questions.decisions import Decider
@@ -74,7 +74,12 @@ class Trials(NamedTuple):
 
     def joined(self, others: Self) -> Self:
         """Return these and other decisions."""
-        return type(self)(*(np.concatenate(pair) for pair in zip(self, others, strict=True)))
+        return self.all([self, others])
+
+    @classmethod
+    def all(cls, several: Iterable[Self]) -> Self:
+        """Return the decisions of at least one series of trials."""
+        return cls(*(np.concatenate(columns) for columns in zip(*several, strict=True)))
 
     def chosen(self, rows: np.ndarray) -> Self:
         """Return some of the decisions."""
@@ -128,19 +133,33 @@ def fit_sigmoid(
     return Sigmoid(float(slopes[0]), float(slopes[1]), float(found[2] - slopes @ center))
 
 
-def estimate_probability(decider: Decider) -> Sigmoid | None:
+def estimate_probability(decider: Decider, size: int = 1) -> Sigmoid | None:
     """Return the probability of guesses, from a sample of the labeled images whose label others have too.
 
-    Return None for fewer than `LEAST` images or two labels.
+    Args:
+        decider: labeled points.
+        size: number of images that are decided on together.
+
+    Returns:
+        The probability; None for fewer than `LEAST` trials or two labels.
     """
     if len(decider.sizes) < 2:
         return None
-    rows = repeated_rows(decider, SAMPLE)
-    if len(rows) < LEAST:
-        return None
-    points, classes = decider.searched.points_at(torch.from_numpy(rows)), decider.codes[rows]
-    present = Trials.of(decider, points, classes, rows, absent=False)
-    return present.joined(Trials.of(decider, points, classes, rows, absent=True)).fit()
+    found: list[Trials] = []
+    for _, part in tried_together(decider, size):
+        rows = repeated_rows(part, SAMPLE)
+        points, classes = part.trial_points(rows), part.codes[rows]
+        found += [Trials.of(part, points, classes, rows, absent=absent) for absent in (False, True)]
+    return None if sum(len(trials.right) for trials in found) < 2 * LEAST else Trials.all(found).fit()
+
+
+def tried_together(decider: Decider, size: int) -> Iterator[tuple[int, Decider]]:
+    """Yield a seed and a decider that is tried on random groups of ``size`` images, `SAMPLE` groups or more in all."""
+    if size == 1:
+        yield 0, decider
+        return
+    for seed in range(max(1, min(size, -(-SAMPLE * size // len(decider.codes))))):
+        yield seed, decider.together(size, seed)
 
 
 def repeated_rows(decider: Decider, most: int, allowed: np.ndarray | None = None) -> np.ndarray:
@@ -152,7 +171,7 @@ def repeated_rows(decider: Decider, most: int, allowed: np.ndarray | None = None
         allowed: (N,) bool, the rows to draw from. Default: all.
     """
     pairs = np.unique(np.stack([decider.codes, decider.groups]), axis=1)
-    repeated = np.bincount(pairs[0], minlength=len(decider.sizes))[decider.codes] > 1
+    repeated = (np.bincount(pairs[0], minlength=len(decider.sizes))[decider.codes] > 1) & decider.tried
     return drawn_rows(np.flatnonzero(repeated if allowed is None else repeated & allowed), decider.codes, most)
 
 

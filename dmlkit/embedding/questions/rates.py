@@ -1,14 +1,14 @@
 """Rates of open-set identification: trials on images of absent and present labels, their threshold and intervals."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from pydantic import BaseModel, NonNegativeInt
 
 from dmlkit.embedding.points import PointsInMemory, all_points
-from dmlkit.embedding.questions.decisions import Decider
+from dmlkit.embedding.questions.decisions import Decider, random_groups
 from dmlkit.embedding.questions.probability import Sigmoid, Trials, drawn_rows, repeated_rows
 from dmlkit.metrics.reliability import Reliability, Share, measure_reliability
 from dmlkit.metrics.statistics import LEAST_CLASSES, bootstrap_intervals, effective_number, tail_of
@@ -40,17 +40,24 @@ class SizedRates(BaseModel, frozen=True, extra="forbid"):
 class Strangers(NamedTuple):
     """Points whose labels are not in a gallery."""
 
-    points: torch.Tensor  # (M, D)
+    points: torch.Tensor  # (M, D), or (M, n, D) for groups of n points
     classes: np.ndarray  # (M,) int64 from 0
+
+    def together(self, size: int, seed: int) -> Self:
+        """Return random groups of ``size`` points of one class, (G, size, D)."""
+        if size == 1:
+            return self
+        groups = random_groups(self.classes, size, seed)
+        return type(self)(self.points[torch.from_numpy(groups)], self.classes[groups[:, 0]])
 
 
 def trials_on(decider: Decider, is_trained: np.ndarray, strangers: Strangers) -> tuple[Trials, bool]:
     """Decide on images whose answer is known; return also whether some labels of either kind were trained on."""
-    points_at, codes, labels = decider.searched.points_at, decider.codes, len(decider.sizes)
+    codes, labels = decider.codes, len(decider.sizes)
     untrained = ~is_trained[codes]
 
     def own(rows: np.ndarray, *, absent: bool) -> Trials:
-        return Trials.of(decider, points_at(torch.from_numpy(rows)), codes[rows], rows, absent=absent)
+        return Trials.of(decider, decider.trial_points(rows), codes[rows], rows, absent=absent)
 
     rows = repeated_rows(decider, MOST, untrained)
     is_optimistic = len(np.unique(codes[rows])) < LEAST_CLASSES and bool(is_trained.any())
@@ -58,7 +65,7 @@ def trials_on(decider: Decider, is_trained: np.ndarray, strangers: Strangers) ->
     few = len(np.unique(codes[untrained])) + len(np.unique(strangers.classes)) < LEAST_CLASSES
     allowed = np.ones(len(codes), bool) if few else untrained
     if labels > 1 and allowed.any():
-        found = found.joined(own(drawn_rows(np.flatnonzero(allowed), codes, MOST), absent=True))
+        found = found.joined(own(drawn_rows(np.flatnonzero(allowed & decider.tried), codes, MOST), absent=True))
     if len(strangers.points):
         found = found.joined(Trials.of(decider, strangers.points, labels + strangers.classes, absent=True))
     return found, is_optimistic or (few and bool(is_trained.any()))

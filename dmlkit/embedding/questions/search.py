@@ -4,9 +4,10 @@ from pathlib import Path
 
 import torch
 
+from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import ApproximateGallery
-from dmlkit.embedding.points import PointSet
+from dmlkit.embedding.points import PointSet, boxes_of
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.search import Neighbors, StoredGallery
@@ -25,6 +26,7 @@ def search(
     exact: bool = False,
     run: Path | None = None,
     manifold: str | None = None,
+    boxes: Boxes | None = None,
     device: str = "auto",
     bar: Bar = no_bar,
 ) -> Answers:
@@ -37,6 +39,7 @@ def search(
         exact: do not use the index of a gallery.
         run: run that embeds images. Default: that of ``source``.
         manifold: geometry of an array, see `open_points`.
+        boxes: boxes of the queries, each of which is one, see `images_at`.
         device: device on which images are embedded, see `start_ranks`.
         bar: shows each step.
 
@@ -47,7 +50,7 @@ def search(
         raise UserError(f"-k {k}: expected at least 1 neighbor")
     kind = kind_of(source)
     searched = open_points(source, device=device if kind == "run" else None, manifold=manifold, bar=bar)
-    asked = open_queries(queries, searched, run=run, device=device, bar=bar)
+    asked = open_queries(queries, searched, run=run, boxes=boxes, device=device, bar=bar)
     return nearest(searched, asked, k, exact=exact, bar=bar)
 
 
@@ -63,7 +66,7 @@ def nearest(searched: PointSet, asked: PointSet, k: int, *, exact: bool = False,
     similarities = torch.cat([torch.empty(0, k), *(one.similarities for one in found)])
     rows = torch.cat([torch.empty(0, k, dtype=torch.int64), *(one.indices for one in found)])
     index = gallery.index if isinstance(gallery, ApproximateGallery) else None
-    return Answers(searched, asked.paths, similarities, rows, asked.skipped, index)
+    return Answers(searched, asked.paths, similarities, rows, asked.skipped, asked.paths, boxes_of(asked), index)
 
 
 def searcher_of(searched: PointSet, *, exact: bool = False) -> StoredGallery | ApproximateGallery:

@@ -3,18 +3,24 @@
 import csv
 import json
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from pyarrow import parquet
 
+from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.datasets.files.dataset import Box
 from dmlkit.embedding.gallery.change import add_images, create_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.points import in_memory
 from dmlkit.embedding.questions import decisions
 from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.questions.page import drawn_picture
 from dmlkit.embedding.sources import open_queries
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 from tests.conftest import TINY_RECIPE, Result
@@ -91,7 +97,17 @@ def test_the_table_says_unknown_below_the_threshold(place: Path, tmp_path: Path,
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
     near = [f"{name}_{rank}" for rank in (1, 2, 3) for name in ("nearest", "label", "similarity")]
-    assert list(rows[0]) == ["path", "label", "guess", "probability", "score", "margin", "known", *near]
+    assert list(rows[0]) == [
+        "path",
+        "label",
+        "guess",
+        "probability",
+        "score",
+        "margin",
+        "known",
+        *(["images", "x1", "y1", "x2", "y2"]),
+        *near,
+    ]
     assert [row["label"] for row in rows] == ["unknown"] * 12 + ["finch"]
     assert rows[-1]["nearest_1"].endswith("photos/finch/0.jpg") and rows[-1]["label_1"] == "finch"
     assert {row["guess"] for row in rows} <= set(BIRDS) and {row["known"] for row in rows} == {""}
@@ -163,7 +179,7 @@ def test_one_label_has_no_margin(place: Path, tmp_path: Path):
         assert {answer.margin for answer in found.answers} == {None}
     found.write(tmp_path / "answers.csv")
     row = (tmp_path / "answers.csv").read_text().splitlines()[1].split(",")
-    assert row[3] == "" and row[5] == "" and row[-1] == "" and len(row) == 16  # two pictures: no third one is near
+    assert row[3] == "" and row[5] == "" and row[-1] == "" and len(row) == 21  # two pictures: no third one is near
 
 
 def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
@@ -187,3 +203,65 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
         result = dmlkit("identify", *(words if "-o" in words else (*words, "-o", table)))
         assert result.code == 2 and len(result.err.strip().splitlines()) == 1 and told in result.err, result.err
     assert not table.exists()
+
+
+def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
+    """Two photos of the gallery side by side in one image: each box finds its own, in all commands."""
+    both = Image.new("RGB", (80, 30))
+    for left, name in ((0, "finch"), (40, "gull")):
+        both.paste(Image.open(place / "photos" / name / "0.jpg"), (left, 0))
+    (tmp_path / "asked").mkdir()
+    both.save(tmp_path / "asked" / "both.png")
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "both.txt").write_text("0 0.75 0.5 0.5 1\n0 0.25 0.5 0.5 1\n")
+    asked, boxes = tmp_path / "asked", ("--boxes", tmp_path / "labels", "--device", "cpu")
+    table, page = tmp_path / "answers.csv", tmp_path / "page.html"
+    result = dmlkit("identify", place / "gallery", asked, *boxes, "-o", table, "--html", page)
+    assert result.code == 0, result.err
+    assert "2 images" in result.out and "box 40 0 80 30" in result.out
+    rows = list(csv.DictReader(table.open()))
+    assert [[row[name] for name in ("guess", "x1", "y1", "x2", "y2")] for row in rows] == [
+        ["gull", "40", "0", "80", "30"],
+        ["finch", "0", "0", "40", "30"],
+    ]
+    assert all(float(row["score"]) == pytest.approx(0, abs=1e-3) for row in rows)
+    assert page.read_text().count("<section") == 2
+    found = identify(place / "gallery", table, boxes=Boxes(margin=0.1), device="cpu")  # answers are a table of boxes
+    assert [answer.known for answer in found.answers] == ["gull", "finch"]
+    for row, answer in zip(rows, found.answers, strict=True):  # the margin shows other pixels
+        assert answer.score != pytest.approx(float(row["score"]), abs=1e-7)
+
+    near = json.loads(dmlkit("search", place / "gallery", asked, *boxes, "-k", "1", "--json").out)["queries"]
+    assert [query["box"] for query in near] == [[40, 0, 80, 30], [0, 0, 40, 30]]
+    assert [query["neighbors"][0]["label"] for query in near] == ["gull", "finch"]
+    assert dmlkit("embed", place / "run", asked, *boxes, "-o", tmp_path / "e").code == 0
+    items = parquet.read_table(tmp_path / "e" / "items.parquet").to_pydict()
+    assert items["x1"] == [40, 0] and items["y2"] == [30, 30] and len(set(items["path"])) == 1
+    gallery = tmp_path / "gallery"
+    create_gallery(place / "run", None, gallery, device="cpu")
+    assert "2 images added" in dmlkit("gallery", "add", gallery, asked, *boxes, "--label", "bird").out
+    assert "2 images skipped" in dmlkit("gallery", "add", gallery, asked, *boxes).out
+    before = len(GalleryFolder(gallery))
+    (tmp_path / "labels" / "both.txt").write_text("0 0.75 0.5 0.9 1\n")
+    for words in (("gallery", "add", gallery), ("identify", gallery), ("search", gallery), ("embed", place / "run")):
+        result = dmlkit(*words, asked, *boxes)
+        assert result.code == 2 and "both.txt:1: the box" in result.err and "Traceback" not in result.err
+    assert len(GalleryFolder(gallery)) == before
+    for words, message in (
+        (("--box-confidence", "0.5"), "--box-confidence 0.5: applies to --boxes"),
+        (("--box-margin", "0.5"), "has no boxes; name them with --boxes"),
+    ):
+        result = dmlkit("identify", gallery, asked, *words)
+        assert result.code == 2 and message in " ".join(result.err.split())
+    result = dmlkit("identify", place / "gallery", place / "gallery", *boxes)
+    assert result.code == 2 and "--boxes" in result.err and "is a gallery" in " ".join(result.err.split())
+
+
+def test_a_box_is_drawn(tmp_path: Path):
+    Image.new("RGB", (160, 80), "blue").save(tmp_path / "a.png")
+    shown = np.asarray(Image.open(BytesIO(drawn_picture(str(tmp_path / "a.png"), Box(40, 20, 100, 60)))))
+    assert shown.shape == (80, 160, 3)
+    is_blue = (shown[..., 2] > 150) & (shown[..., 0] < 60)
+    assert is_blue[:18].all() and is_blue[:, :38].all() and is_blue[30:50, 50:90].all()
+    assert not is_blue[20, 40:100].any() and not is_blue[20:60, 40].any() and not is_blue[59, 40:100].any()
+    assert (shown[20:60, 40, 0] > 150).all()  # yellow

@@ -1,0 +1,263 @@
+"""Boxes of images from other programs: YOLO's text files, COCO's annotations, and MegaDetector's output."""
+
+import json
+from collections.abc import Iterator
+from glob import escape
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
+
+from dmlkit.datasets.files.dataset import BadImageError, Box
+from dmlkit.datasets.files.image import EXTENSIONS, decoding, upright_size
+from dmlkit.datasets.files.paths import inside, leaves_root, raise_faults
+from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt
+from dmlkit.files.regular import require_regular_file
+
+ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are written with few digits
+ANIMAL = "animal"  # the category of MegaDetector that is used, instead of persons and vehicles
+CLASSES = "classes.txt"  # names of YOLO's classes, in the folder of its labels
+Name = int | str
+Four = tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat]
+
+
+class Boxes(NamedTuple):
+    """Options on the boxes of images."""
+
+    source: Path | None = None
+    """Folder of YOLO's text files, or a JSON file of COCO's annotations or of MegaDetector. None: a table has boxes."""
+    margin: float = 0.0
+    """Margin on each side, as a share of the box's width or height; it ends at the border of the image."""
+    confidence: float = 0.2
+    """Boxes that a detector is less sure of are left out."""
+
+    def given(self) -> dict[str, object]:
+        """Return the options that apply to images alone."""
+        return {"--boxes": self.source, "--box-margin": self.margin}
+
+    def check(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            UserError: one is out of its range.
+        """
+        if not 0 <= self.margin <= 10:
+            raise UserError(f"--box-margin {self.margin:g}: expected a share of the box from 0 to 10, e.g. 0.1")
+        if not 0 <= self.confidence <= 1:
+            raise UserError(f"--box-confidence {self.confidence:g}: expected a number from 0 to 1, e.g. 0.2")
+
+
+class ImageBox(NamedTuple):
+    """Box of an image file."""
+
+    path: str
+    box: Box
+    label: str | None  # of COCO's categories
+
+
+class _Found(NamedTuple):
+    where: str  # for errors
+    name: str  # relative to the folder of the images
+    numbers: Four  # left, top, width, height
+    is_share: bool  # of the image's width and height, instead of pixels
+    label: str | None = None
+
+
+def read_boxes(images: Path, boxes: Path, confidence: float) -> list[ImageBox]:
+    """Read the boxes of an image, or of the images of a folder, in the order of their file.
+
+    Args:
+        images: image, or the folder that names in the file of boxes are relative to.
+        boxes: a folder with a text file for each image, in the same subfolder and with the same name except for the
+            suffix, with lines ``class x y width height [confidence]``, where x and y are the center, as shares of the
+            image (YOLO); or a ``.json`` file with ``images``, ``annotations`` and ``categories`` (COCO), whose
+            categories are labels; or with ``images`` and their ``detections`` (MegaDetector), of which animals are
+            used.
+        confidence: boxes with a lower confidence are left out.
+
+    Raises:
+        UserError: a file cannot be read, an image is missing, a box is empty or not inside its image, or there are no
+            boxes; the message has one line for each problem.
+    """
+    root = images if images.is_dir() else images.parent
+    rows = _yolo(root, boxes, confidence) if boxes.is_dir() else _json(boxes, confidence)
+    faults, found, sizes = list[str](), list[ImageBox](), dict[str, tuple[int, int]]()
+    for row in rows:
+        name = inside(root, row.name)
+        if name is None:
+            faults.append(leaves_root(row.where, row.name, root))
+            continue
+        path = str(root / name)
+        if images != root and path != str(images):
+            continue
+        try:
+            if path not in sizes:
+                with decoding(path):
+                    sizes[path] = upright_size(path)
+            found.append(ImageBox(path, _box_of(row, path, *sizes[path]), row.label))
+        except BadImageError as error:
+            faults.append(f"{row.where}: {error}")
+    raise_faults(faults)
+    if not found:
+        raise UserError(f"--boxes {boxes}: no boxes of {images} of a confidence of at least {confidence:g}")
+    return found
+
+
+def _box_of(row: _Found, path: str, width: int, height: int) -> Box:
+    """Return a box in pixels.
+
+    Raises:
+        BadImageError: it is not inside the image, or has no pixels.
+    """
+    left, top, across, down = row.numbers
+    if row.is_share:
+        left, across, top, down = left * width, across * width, top * height, down * height
+    right, bottom = left + across, top + down
+    is_inside = min(left, top, width - right, height - bottom) >= -ROUNDING
+    box = Box(max(0.0, left), max(0.0, top), min(float(width), right), min(float(height), bottom))
+    if not is_inside or round(box.left) >= round(box.right) or round(box.top) >= round(box.bottom):
+        raise BadImageError(
+            f"the box ({left:g}, {top:g}, {right:g}, {bottom:g}) of {path} is "
+            f"{'empty' if is_inside else f'not inside the {width} x {height} image'}; expected left < right and top < "
+            "bottom in pixels"
+        )
+    return box
+
+
+def _yolo(root: Path, folder: Path, confidence: float) -> Iterator[_Found]:
+    """Yield the boxes of text files, sorted by their paths.
+
+    Raises:
+        UserError: a line is not a box, or a file has no image.
+    """
+    files = [file for file in sorted(folder.rglob("*.txt")) if file.name != CLASSES]
+    if not files:
+        raise UserError(f"--boxes {folder}: this folder has no text files; expected one per image, as YOLO writes them")
+    faults = list[str]()
+    for file in files:
+        near = (root / file.relative_to(folder)).parent.glob(f"{escape(file.stem)}.*")
+        images = sorted(path for path in near if path.stem == file.stem and path.suffix.lower() in EXTENSIONS)
+        if not images:
+            faults.append(f"{file}: there is no image of this name in {root}")
+            continue
+        for number, line in enumerate(_text(file).splitlines(), start=1):
+            numbers = _numbers(line)
+            if len(numbers) not in (5, 6):
+                faults.append(
+                    f"{file}:{number}: got {excerpt(repr(line))}, expected class x y width height [confidence]"
+                )
+            elif len(numbers) == 5 or numbers[5] >= confidence:
+                x, y, width, height = numbers[1:5]
+                name = str(images[0].relative_to(root))
+                yield _Found(f"{file}:{number}", name, (x - width / 2, y - height / 2, width, height), is_share=True)
+    raise_faults(faults)
+
+
+def _numbers(line: str) -> list[float]:
+    """Return the finite numbers of a line; none if a word is not a number."""
+    try:
+        return [number for word in line.split() if abs(number := float(word)) < 1e9]
+    except ValueError:
+        return []
+
+
+class _Image(BaseModel):
+    id: Name
+    file_name: str
+
+
+class _Annotation(BaseModel):
+    image_id: Name
+    category_id: Name | None = None
+    bbox: Four | None = None
+    score: FiniteFloat = 1.0
+
+
+class _Category(BaseModel):
+    id: Name
+    name: str
+
+
+class _Coco(BaseModel):
+    images: list[_Image]
+    annotations: list[_Annotation]
+    categories: list[_Category] = []
+
+
+class _Detection(BaseModel):
+    category: str
+    conf: Annotated[float, Field(ge=0, le=1)]
+    bbox: Four
+
+
+class _Detected(BaseModel):
+    file: str
+    detections: list[_Detection] | None = None  # null for a file that it could not read
+
+
+class _MegaDetector(BaseModel):
+    images: list[_Detected]
+    detection_categories: dict[str, str] = {}
+
+
+def _json(file: Path, confidence: float) -> Iterator[_Found]:
+    """Yield the boxes of a file of COCO's annotations or of MegaDetector.
+
+    Raises:
+        UserError: the file cannot be read, or is neither.
+    """
+    try:
+        data = json.loads(_text(file))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--boxes {file}: cannot read this JSON file: {error}") from error
+    try:
+        if isinstance(data, dict) and "annotations" in data:
+            yield from _coco(file, _Coco.model_validate(data), confidence)
+        elif isinstance(data, dict) and "images" in data:
+            yield from _megadetector(file, _MegaDetector.model_validate(data), confidence)
+        else:
+            raise UserError(
+                f"--boxes {file}: expected an object with images and annotations (COCO) or detections (MegaDetector)"
+            )
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(
+            f"--boxes {file}: {place}: {first['msg'].lower()}, got {excerpt(repr(first['input']))}"
+        ) from None
+
+
+def _coco(file: Path, data: _Coco, confidence: float) -> Iterator[_Found]:
+    names = {image.id: image.file_name for image in data.images}
+    labels = {category.id: category.name for category in data.categories}
+    for number, one in enumerate(data.annotations):
+        where = f"{file}: annotations.{number}"
+        if one.image_id not in names:
+            raise UserError(f"{where}: image_id {one.image_id!r} is not one of the images")
+        if one.bbox is not None and one.score >= confidence:
+            label = None if one.category_id is None else labels.get(one.category_id)
+            yield _Found(where, names[one.image_id], one.bbox, is_share=False, label=label)
+
+
+def _megadetector(file: Path, data: _MegaDetector, confidence: float) -> Iterator[_Found]:
+    animals = [number for number, name in data.detection_categories.items() if name == ANIMAL]
+    for number, image in enumerate(data.images):
+        for place, one in enumerate(image.detections or ()):
+            if one.conf >= confidence and (not animals or one.category in animals):
+                yield _Found(f"{file}: images.{number}.detections.{place}", image.file, one.bbox, is_share=True)
+
+
+def _text(file: Path) -> str:
+    """Read a text file.
+
+    Raises:
+        UserError: it is missing, not regular or not UTF-8.
+    """
+    require_regular_file(file)
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"--boxes {file}: no such file or folder") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--boxes {file}: cannot read this file: {error}") from error

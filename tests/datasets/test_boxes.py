@@ -1,0 +1,213 @@
+"""Boxes of YOLO, COCO, MegaDetector and tables: each crop against Pillow's, and each mistake in one line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.datasets.files.dataset import Box, Dataset
+from dmlkit.datasets.files.image import thumbnail
+from dmlkit.embedding.gallery.images import LabelledImage, images_of
+from dmlkit.embedding.images import images_at
+from dmlkit.errors import UserError
+
+SIZE = 40, 30
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two images of noise without losses; the second is stored turned by 90 degrees."""
+    folder = tmp_path / "photos"
+    (folder / "deer").mkdir(parents=True)
+    noise = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / "a.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(noise.transpose(1, 0, 2)[::-1].copy()).save(folder / "deer" / "b.png", exif=exif)  # 30 x 40 pixels
+    return folder
+
+
+def upright(path: str) -> Image.Image:
+    image = Image.open(path)
+    return image.transpose(Image.Transpose.ROTATE_270) if path.endswith("b.png") else image
+
+
+def crops(dataset: Dataset) -> list[tuple[str, str | None, tuple[int, ...]]]:
+    """Name, label and sides of each sample, which must be Pillow's crop of these sides."""
+    found = list[tuple[str, str | None, tuple[int, ...]]]()
+    for row, label in enumerate(dataset.label_names(dataset.labels)):
+        box = dataset.box(row)
+        assert box is not None
+        sides = tuple(round(side) for side in box[:4])
+        expected = np.asarray(upright(dataset.paths[row]).crop(sides))
+        assert np.array_equal(dataset.sample(row).permute(1, 2, 0).numpy(), expected)
+        found.append((Path(dataset.paths[row]).name, label, sides))
+    return found
+
+
+def yolo(folder: Path, **lines: str) -> Path:
+    for name, text in lines.items():
+        file = folder / {"a": "a.txt", "b": "deer/b.txt", "c": "c.txt"}[name]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return folder
+
+
+def write(path: Path, data: object) -> Path:
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    return path
+
+
+def test_yolo(photos: Path, tmp_path: Path):
+    """Center and size as shares, and a confidence; names are those of the images, also in subfolders."""
+    labels = yolo(
+        tmp_path / "labels", a="0 0.5 0.5 0.25 0.2\n2 0.25 0.5 0.5 1 0.9\n1 0.5 0.5 1 1 0.1\n", b="0 .5 .5 .5 .5\n"
+    )
+    (labels / "classes.txt").write_text("deer\nfox\n")
+    found = crops(images_at(photos, boxes=Boxes(labels)))
+    # 40 x 30: 10 x 6 around (20, 15); the left half; upright 40 x 30 too: 20 x 15 around (20, 15)
+    assert found == [
+        ("a.png", None, (15, 12, 25, 18)),
+        ("a.png", None, (0, 0, 20, 30)),
+        ("b.png", "deer", (10, 8, 30, 22)),
+    ]
+    assert len(images_at(photos, boxes=Boxes(labels, confidence=0.05))) == 4
+    assert crops(images_at(photos / "a.png", boxes=Boxes(yolo(tmp_path / "one", a="0 0.5 0.5 0.25 0.2")))) == found[:1]
+    assert images_at(photos, "none", Boxes(labels)).labels.tolist() == [-1, -1, -1]
+
+
+COCO = {
+    "images": [{"id": 7, "file_name": "deer/b.png", "width": 1}, {"id": 9, "file_name": "a.png"}],
+    "categories": [{"id": 1, "name": "fox"}],
+    "annotations": [
+        {"id": 1, "image_id": 9, "bbox": [3, 4, 10, 12.4], "category_id": 1, "iscrowd": 0},
+        {"id": 2, "image_id": 7, "bbox": [0, 0, 40.3, 30], "category_id": 5},
+        {"id": 3, "image_id": 7, "category_id": 1},
+    ],
+}
+
+
+def test_coco(photos: Path, tmp_path: Path):
+    """Left, top and size in pixels; categories are labels, before folders."""
+    file = write(tmp_path / "boxes.json", COCO)
+    found = [("a.png", "fox", (3, 4, 13, 16)), ("b.png", "deer", (0, 0, 40, 30))]
+    assert crops(images_at(photos, boxes=Boxes(file))) == found
+    assert crops(images_at(photos / "a.png", boxes=Boxes(file))) == found[:1]
+
+
+def test_megadetector(photos: Path, tmp_path: Path):
+    """Left, top and size as shares; persons, doubtful boxes and files that it could not read are left out."""
+    detections = [
+        {"category": "1", "conf": 0.9, "bbox": [0.1, 0.2, 0.5, 0.5]},
+        {"category": "2", "conf": 0.9, "bbox": [0, 0, 1, 1]},
+        {"category": "1", "conf": 0.15, "bbox": [0, 0, 1, 1]},
+    ]
+    data = {
+        "images": [
+            {"file": "deer/b.png", "detections": detections},
+            {"file": "a.png", "detections": None, "failure": "x"},
+        ],
+        "detection_categories": {"1": "animal", "2": "person"},
+        "info": {"format_version": "1.4"},
+    }
+    file = write(tmp_path / "md.json", data)
+    assert crops(images_at(photos, boxes=Boxes(file))) == [("b.png", "deer", (4, 6, 24, 21))]
+    assert len(images_at(photos, boxes=Boxes(file, confidence=0.1))) == 2
+    del data["detection_categories"]
+    assert len(images_at(photos, boxes=Boxes(write(file, data)))) == 2
+
+
+@pytest.mark.parametrize("columns", ["x1,y1,x2,y2", "x,y,width,height"])
+def test_tables(photos: Path, columns: str):
+    sides = "3,4,13,16" if columns.startswith("x1") else "3,4,10,12"
+    table = write(photos / "t.csv", f"path,label,{columns}\na.png,fox,{sides}\ndeer/b.png,deer,,,,\n")
+    dataset = images_at(table)
+    assert dataset.box(0) == Box(3, 4, 13, 16) and dataset.box(1) is None
+    assert dataset.sample(0).shape == (3, 12, 10) and dataset.sample(1).shape == (3, 30, 40)
+    widened = images_at(table, boxes=Boxes(margin=0.5))
+    expected = np.asarray(upright(str(photos / "a.png")).crop((0, 0, 18, 22)))  # -2 and -2 end at the border
+    assert np.array_equal(widened.sample(0).permute(1, 2, 0).numpy(), expected)
+
+
+def test_other_columns_of_size_are_no_box(photos: Path):
+    table = write(photos / "t.csv", "path,label,width,height\na.png,fox,40,30\n")
+    assert images_at(table).box(0) is None
+
+
+def test_a_margin_makes_another_image(photos: Path, tmp_path: Path):
+    """Other pixels, another id in galleries and another key of embeddings, while no margin changes neither."""
+    file = write(tmp_path / "boxes.json", COCO)
+    tight, wide = (images_at(photos, boxes=Boxes(file, margin)) for margin in (0.0, 0.1))
+    assert wide.sample(0).shape == (3, 15, 12)  # 10 x 12.4 from (3, 4): 2..14 and 3 (2.76)..18 (17.64)
+    assert tight.key(0) == f"{photos / 'a.png'} (3.0, 4.0, 13.0, 16.4)" != wide.key(0)
+    ids = [[image.id() for image in images_of(photos, None, Boxes(file, margin))] for margin in (0.0, 0.1)]
+    assert len({*ids[0], *ids[1]}) == 4
+    image = LabelledImage(str(photos / "a.png"), None, Box(3.0, 4.0, 13.0, 16.4, 0.1))
+    assert image.id() == ids[1][0]
+    assert thumbnail(image.path, image.box)[:2] == b"\xff\xd8"
+
+
+def with_bbox(*bbox: float) -> dict[str, object]:
+    return {**COCO, "annotations": [{"image_id": 9, "bbox": bbox}]}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (with_bbox(35, 0, 10, 10), r"annotations.0: the box \(35, 0, 45, 10\) of .*a.png is not inside the 40 x 30"),
+        (with_bbox(-2, 0, 10, 10), "is not inside"),
+        (with_bbox(5, 5, 0, 10), r"the box \(5, 5, 5, 15\) of .*a.png is empty"),
+        (with_bbox(5, 5, -3, 10), "is empty"),
+        (with_bbox(5, 5, 3), "annotations.0.bbox.3: field required"),
+        (with_bbox(5, 5, 3, float("nan")), "annotations.0.bbox.3: input should be a finite number"),
+        ({**COCO, "annotations": [{"image_id": 4, "bbox": [0, 0, 1, 1]}]}, "image_id 4 is not one of the images"),
+        ({**COCO, "images": [{"id": 9, "file_name": "z.png"}, {"id": 7, "file_name": "a.png"}]}, "z.png: cannot read"),
+        ({**COCO, "images": [{"id": 9, "file_name": "../z.png"}, {"id": 7, "file_name": "a.png"}]}, "leads out of"),
+        ({**COCO, "annotations": []}, "no boxes of .*photos of a confidence of at least 0.2"),
+        ({"images": [{"file": "a.png", "detections": [{"category": "1", "conf": 2, "bbox": [0] * 4}]}]}, "0.conf"),
+        ([{"image_id": 9, "bbox": [0, 0, 1, 1]}], "expected an object with images and annotations"),
+        ("{", "cannot read this JSON file"),
+        ("[" * 200_000, "cannot read this JSON file"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_json(photos: Path, tmp_path: Path, data: object, message: str):
+    file = write(tmp_path / "boxes.json", data)
+    with pytest.raises(UserError, match=message) as raised:
+        images_at(photos, boxes=Boxes(file))
+    assert "\n" not in str(raised.value) and "boxes.json" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ({"a": "0 0.5 0.5 0.25\n"}, r"a.txt:1: got '0 0.5 0.5 0.25', expected class x y width height"),
+        ({"a": "0 0.5 x 0.25 1\n"}, "a.txt:1: got"),
+        ({"a": "0 0.95 0.5 0.25 1\n"}, r"a.txt:1: the box \(33, 0, 43, 30\) of .*a.png is not inside"),
+        ({"a": "0 0.5 0.5 nan 1\n"}, "a.txt:1: got"),
+        ({"c": "0 0.5 0.5 1 1\n"}, "c.txt: there is no image of this name in"),
+        ({}, "has no text files"),
+    ],
+)
+def test_mistakes_of_yolo(photos: Path, tmp_path: Path, lines: dict[str, str], message: str):
+    (tmp_path / "labels").mkdir()
+    with pytest.raises(UserError, match=message) as raised:
+        images_at(photos, boxes=Boxes(yolo(tmp_path / "labels", **lines)))
+    assert "\n" not in str(raised.value)
+
+
+def test_options_that_do_not_apply(photos: Path, tmp_path: Path):
+    file = write(tmp_path / "boxes.json", COCO)
+    table = write(photos / "t.csv", "path,label\na.png,fox\n")
+    for source, boxes, message in (
+        (photos, Boxes(margin=0.1), "has no boxes; name them with --boxes"),
+        (table, Boxes(margin=0.1), "has no boxes; name them with --boxes"),
+        (table, Boxes(file), "is a table; give its folder of images"),
+        (photos, Boxes(file, -0.1), "--box-margin -0.1: expected a share of the box"),
+        (photos, Boxes(file, 0.1, 2), "--box-confidence 2: expected a number from 0 to 1"),
+        (photos, Boxes(tmp_path / "none.json"), "no such file or folder"),
+    ):
+        with pytest.raises(UserError, match=message):
+            images_at(source, boxes=boxes)

@@ -1,0 +1,164 @@
+"""Groups that are answered together: what is left out against loops, probabilities of new groups, and the command."""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.embedding.gallery.change import create_gallery
+from dmlkit.embedding.points import PointsInMemory
+from dmlkit.embedding.questions import decisions
+from dmlkit.embedding.questions.calibration import calibrate_gallery, group_probability, labeled_decider
+from dmlkit.embedding.questions.decisions import Decider
+from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.questions.probability import estimate_probability
+from dmlkit.embedding.sources import open_points
+from dmlkit.manifolds.sphere import Sphere
+from tests.conftest import Result
+from tests.datasets import trees
+from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
+
+DIM = 8
+Cli = Callable[..., Result]
+
+
+def drawn(classes: np.ndarray, seed: int, spread: float = 1.5) -> torch.Tensor:
+    """Unit vectors around one direction per class."""
+    centers = torch.randn(200, DIM, generator=torch.Generator().manual_seed(5))[torch.from_numpy(classes)]
+    noise = torch.randn(len(classes), DIM, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.normalize(centers + spread * noise, dim=1)
+
+
+def decider_of(codes: np.ndarray, points: torch.Tensor, rule: str = "nearest", **more: object) -> Decider:
+    names = [str(code) for code in codes]
+    return Decider(PointsInMemory("points", Sphere(DIM), points, names, names), codes, rule, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rule", "size"), [("nearest", 2), ("nearest", 3), ("mean", 3)])
+def test_the_images_of_a_group_are_left_out_together(rule: str, size: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(decisions, "BLOCK_ROWS", 8)
+    codes = np.repeat(np.arange(5), 7)
+    near = np.arange(35) - np.isin(np.arange(35), [1, 8])  # two pairs of near-duplicates
+    points = drawn(codes, 1)
+    part = decider_of(codes, points, rule, groups=near).together(size, seed=3)
+    assert part.members is not None
+    rows = np.flatnonzero(part.tried)
+    assert sorted(part.members) == rows.tolist()
+    images = [row for members in part.members.values() for row in members.tolist()]
+    assert max(Counter(near[images].tolist()).values()) == 1  # no image twice, and no two near-duplicates
+    sizes = {code: len(np.unique(near[codes == code])) // size for code in range(5)}
+    assert Counter(codes[rows].tolist()) == sizes
+    asked = part.trial_points(rows)
+    for absent in (False, True):
+        for row, point, found in zip(rows, asked, part.decide(asked, rows, absent=absent), strict=True):
+            members = part.members[int(row)]
+            assert len(members) == size and len(set(codes[members])) == 1
+            assert torch.equal(point, points[members])
+            kept = codes != codes[row] if absent else ~np.isin(near, near[members])
+            similarities = (points.double() @ point.double().T).numpy()
+            scores = {}
+            for code in set(codes[kept]):
+                known = points[kept & (codes == code)].double().mean(0)
+                nearest = similarities[kept & (codes == code)].max(0)
+                scores[code] = float((nearest if rule == "nearest" else point.double() @ known / known.norm()).mean())
+            first, second = sorted(scores, key=scores.__getitem__, reverse=True)[:2]
+            assert (found.code, found.score) == (first, pytest.approx(scores[first], abs=1e-6))
+            assert found.margin == pytest.approx(scores[first] - scores[second], abs=1e-6)
+
+
+def test_the_probabilities_are_those_of_new_groups():
+    """Of new groups, half of them of absent labels, as many are right as it says, while one image says too little."""
+    codes = np.arange(900) % 10
+    decider = decider_of(codes, drawn(codes, 0))
+    single, together = estimate_probability(decider), estimate_probability(decider, 4)
+    assert single is not None and together is not None
+    classes = np.concatenate([np.repeat(np.arange(400) % 10, 4), np.repeat(10 + np.arange(400) % 190, 4)])
+    found = decider.decide(drawn(classes, 9).reshape(800, 4, DIM))
+    right = np.array([decision.code for decision in found]) == classes[::4]
+    said, alone = (
+        np.array([sigmoid.at(decision.margin, decision.score) for decision in found]) for sigmoid in (together, single)
+    )
+    assert 0.35 < right.mean() < 0.5
+    for third in np.array_split(said.argsort(), 3):
+        assert said[third].mean() == pytest.approx(right[third].mean(), abs=0.08)
+    assert np.mean((said - right) ** 2) < np.mean((alone - right) ** 2)
+
+
+def test_too_few_groups_give_no_probability():
+    codes = np.arange(60) % 10  # 6 images of each label
+    decider = decider_of(codes, drawn(codes, 0))
+    assert estimate_probability(decider, 7) is None
+    assert estimate_probability(decider, 6) is None  # no other image of the label remains
+    assert estimate_probability(decider, 4) is not None
+
+
+@pytest.fixture(scope="module")
+def gallery(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    folder = tmp_path_factory.mktemp("grouped")
+    for label in range(4):
+        for index in range(7):
+            trees.photo(folder / "photos" / f"bird{label}" / f"{index}.jpg", 100 * label + index, (40, 30))
+    create_gallery(place / "run", folder / "photos", folder / "birds", device="cpu")
+    for name, count in (("a", 3), ("b", 1), ("c", 9)):
+        for index in range(count):
+            trees.photo(folder / "asked" / name / f"{index}.jpg", 7000 + 10 * ord(name) + index, (40, 30))
+    return folder
+
+
+def test_one_answer_per_folder(gallery: Path, dmlkit: Cli):
+    found = identify(gallery / "birds", gallery / "asked", by_group="folder", device="cpu")
+    assert found.neighbors.queries == [str(gallery / "asked" / name) for name in "abc"]
+    assert [answer.images for answer in found.answers] == [3, 1, 9]
+    alone = identify(gallery / "birds", gallery / "asked" / "b" / "0.jpg", device="cpu")
+    assert found.answers[1].guess == alone.answers[0].guess and found.answers[1].images == 1
+    assert found.answers[1].probability == pytest.approx(alone.answers[0].probability, abs=1e-5)
+    searched = open_points(gallery / "birds")
+    names, decider = labeled_decider(searched)
+    for answer, size in ((found.answers[0], 3), (found.answers[2], 4)):  # no label has 8 images
+        sigmoid = group_probability(searched, names, decider, size)
+        assert sigmoid is not None and answer.probability == pytest.approx(sigmoid.at(answer.margin, answer.score))
+    words = ("identify", gallery / "birds", gallery / "asked", "--by-group", "folder", "--device", "cpu")
+    page, table, file = (gallery / name for name in ("page.html", "answers.csv", "answers.json"))
+    result = dmlkit(*words, "-o", table, "--html", page)
+    assert result.code == 0 and "3 groups, 0 unknown" in result.out and "9 images" in result.out
+    rows = {Path(row["path"]).name: row for row in csv.DictReader(table.open())}
+    assert {name: row["images"] for name, row in rows.items()} == {"a": "3", "b": "1", "c": "9"}
+    assert dmlkit(*words, "-o", file).code == 0
+    images = json.loads(file.read_text())["images"]
+    assert [image["images"] for image in images] == [3, 1, 9]
+    assert images[0]["probability"] == pytest.approx(float(rows["a"]["probability"]))
+    html = page.read_text()
+    assert "9 images" in html and html.count("<section") == 3 and "no picture" not in html
+
+
+def test_the_probability_of_a_calibrated_gallery_is_of_its_strangers_too(gallery: Path):
+    calibrate_gallery(gallery / "birds", fpir=0.5, device="cpu")
+    searched = open_points(gallery / "birds")
+    names, decider = labeled_decider(searched)
+    found = group_probability(searched, names, decider, 2)
+    (gallery / "birds" / "identification.json").unlink()
+    alone = group_probability(searched, names, decider, 2)
+    assert found is not None and alone is not None and found != alone
+
+
+def test_groups_of_a_table(gallery: Path, dmlkit: Cli):
+    table = gallery / "asked.csv"
+    paths = [f"asked/c/{index}.jpg" for index in range(6)]
+    rows = zip(paths, ["bird0", "bird0", "x", "bird1", "x", "bird2"], ["p", "p", "q", "s", "", "t"], strict=True)
+    table.write_text("path,label,track\n" + "".join(f"{path},{label},{track}\n" for path, label, track in rows))
+    found = identify(gallery / "birds", table, by_group="track", device="cpu")
+    assert found.neighbors.queries[:3] == ["p", "q", "s"] and found.neighbors.queries[3].endswith("c/4.jpg")
+    assert [(answer.images, answer.known) for answer in found.answers[:2]] == [(2, "bird0"), (1, None)]
+    for by, message in (
+        ("day", "expected the column 'day' once, got it not at all; its columns: path, label, track"),
+        ("folder", "has images of 'bird0' and of 'bird1'; expected images of one label in each group"),
+    ):
+        result = dmlkit("identify", gallery / "birds", table, "--by-group", by, "--device", "cpu")
+        assert result.code == 2 and message in " ".join(result.err.split()) and "Traceback" not in result.err
+    result = dmlkit("identify", gallery / "birds", gallery / "asked", "--by-group", "track", "--device", "cpu")
+    assert result.code == 2 and "is no table and has no columns; use folder" in " ".join(result.err.split())
