@@ -22,7 +22,7 @@ HOSTILE = "new\nline \x1b]0;title\x07"
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``run``; ``photos`` of two classes with one photo at the top; and ``table.csv`` of them."""
-    from dmlkit.training import train
+    from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("home")
     (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))

@@ -42,7 +42,7 @@ class Home(NamedTuple):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    from dmlkit.training import train
+    from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("home")
     (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))

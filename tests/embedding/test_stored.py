@@ -399,8 +399,9 @@ print([name for name in UNWANTED if name in sys.modules])
 
 
 def test_commands_that_read_stored_embeddings_import_no_network(home: Path):
-    ask()
-    commands = "eval run;cluster run --clusters 3;duplicates run --threshold 0.9;search run photos/11/0.jpg"
+    ask("train"), ask()
+    commands = "eval run;inspect run -o x.html;cluster run --clusters 3;duplicates run --threshold 0.9"
+    commands += ";search run photos/11/0.jpg"
     words = [sys.executable, "-c", f"UNWANTED = {UNWANTED}\n{SESSION}", commands]
     result = subprocess.run(words, capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"

@@ -34,7 +34,7 @@ def plot_reliability(found: Reliability, output: Path, *, title: str, share: str
     ends = [one.interval or (one.share, one.share) for one in found.bins]
     below = [max(0.0, value - low) for value, (low, _) in zip(right, ends, strict=True)]
     above = [max(0.0, high - value) for value, (_, high) in zip(right, ends, strict=True)]
-    with picture(output, COLUMN + 12) as figure:
+    with picture(output, COLUMN + 18) as figure:
         axes = figure.subplots()
         axes.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=0.8, label="calibrated")
         label = "tenth of the answers" + ("" if found.error_interval is None else ", 95 % interval over classes")

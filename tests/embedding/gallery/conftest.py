@@ -12,7 +12,7 @@ BIRDS = ("crow", "dove", "finch", "gull")
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from dmlkit.training import train
+    from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("place")
     recipe = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0").replace("embedding_dim: 8", "embedding_dim: 4")

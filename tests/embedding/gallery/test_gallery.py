@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dmlkit.datasets.files.dataset import Box
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images, restore_version
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any
@@ -116,7 +117,8 @@ def test_an_id_is_of_what_a_file_holds_and_the_box(tmp_path: Path):
     ids = [LabelledImage(str(path), None).id() for path in (first, second, other)]
     assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 32
     assert ids[0] == __import__("hashlib").sha256(first.read_bytes()).hexdigest()[:32]
-    boxed = [LabelledImage(str(first), None, box).id() for box in ((0, 0, 5, 5), (0.0, 0.0, 5.0, 5.0), (0, 0, 5, 6))]
+    boxes = Box(0, 0, 5, 5), Box(0.0, 0.0, 5.0, 5.0), Box(0, 0, 5, 6)
+    boxed = [LabelledImage(str(first), None, box).id() for box in boxes]
     assert boxed[0] == boxed[1] != boxed[2] and ids[0] not in boxed
 
 

@@ -162,7 +162,7 @@ def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[st
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from dmlkit.training import train
+    from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("run")
     (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))

@@ -29,7 +29,7 @@ Cli = Callable[..., Result]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the ball, photos, and the embeddings of a few of them."""
     from dmlkit.embedding import embed
-    from dmlkit.training import train
+    from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("place")
     recipe = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0").replace("embedding_dim: 8", "embedding_dim: 4")

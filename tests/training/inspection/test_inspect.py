@@ -55,7 +55,7 @@ def read(path: Path) -> tuple[str, list[str], dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from dmlkit.training import train
+    from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("run")
     (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 2, workers: 0"))
