@@ -105,9 +105,12 @@ def print_identification(found: "Identification", gallery: Path, console: "Conso
         interval = "none" if rate.interval is None else "{:.3f} to {:.3f}".format(*rate.interval)
         rows.append([name, whose, f"{rate.labels:,}", f"{rate.images:,}", f"{rate.rate:.3f}", interval])
     print_table(rows, console, str(gallery))
-    say(console, "FPIR: gets a label; FNIR: does not get its own; intervals: as many other labels")
+    say(
+        console,
+        "FPIR: share that gets a label; FNIR: share that does not get its own; intervals: for as many other labels",
+    )
     say(console, f"threshold: a label is given if its probability is at least {found.threshold:.3f}")
-    say(console, f"without it {found.guessed:.3f} of the guesses are right")
+    say(console, f"without the threshold {found.guessed:.3f} of the best guesses are correct")
     say_reliability(found.reliability, console)
     if found.sizes:
         sizes = [["labels", "FPIR", "FNIR"]]

@@ -166,7 +166,7 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
         counts = f"{right.right} right, {right.unknown} unknown, {wrong} wrong"
         checked = counted(right.images, f"{one} with a known label", f"{many} with known labels")
         say(console, f"accuracy {right.right / right.images:.3f} over {checked}: {counts}")
-        say(console, f"{right.guessed} guesses are right")
+        say(console, f"{right.guessed} best guesses are correct")
     if count > MOST_SHOWN:
         say(console, "-o FILE and --html FILE write all")
     if found.note:

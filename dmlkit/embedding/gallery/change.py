@@ -104,7 +104,7 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), ids: Sequence[str] 
     absolute = [os.path.abspath(name) for name in paths]  # noqa: PTH100 - as they were added, links not followed
     named = [("label", list(labels)), ("id", list(ids)), ("path", absolute)]
     if not any(values for _, values in named):
-        raise UserError("remove: name what to take out by --label, --id or --path")
+        raise UserError("remove: expected --label, --id or --path, to select the images to remove")
     read_gallery_manifest(path)
     with changing(path) as table:
         GalleryFolder(path).check([column for column, values in named if values])  # a damaged label would stay
@@ -164,7 +164,7 @@ def changing(path: Path, *, is_sound: bool = True) -> Generator[Any]:
     Raises:
         UserError: another process keeps the lock, or the gallery cannot be read or written.
     """
-    advice = f"is the disk full, or not to be written? dmlkit gallery info --verify {path} tells whether it is damaged"
+    advice = f"is the disk full or read-only? dmlkit gallery info --verify {path} checks the gallery for damage"
     with sole_writer(path, what="a change of a gallery", patience=PATIENCE), reading(path, "change", advice):
         if is_sound:
             GalleryFolder(path)
@@ -227,7 +227,9 @@ def create_gallery(
     """
     for option, given in ((f"--label {label}", label), ("--boxes", boxes)):
         if images is None and given is not None:
-            raise UserError(f"{option}: is of IMAGES; name them, or leave it out to create an empty gallery")
+            raise UserError(
+                f"{option}: applies only to IMAGES; give images, or remove the option to create an empty gallery"
+            )
     check_threshold(threshold)
     _check_new(output)
     check_place(output, [images, RunFolder(run).recipe().dataset.data_root])

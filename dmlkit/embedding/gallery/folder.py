@@ -161,8 +161,7 @@ class GalleryFolder:
                 yield batch
         if count != self.size:
             raise UserError(
-                f"{self.path}: this gallery is damaged: {count} rows are there, expected {self.size}; "
-                f"{way_back(self.path)}"
+                f"{self.path}: this gallery is damaged: found {count} rows, expected {self.size}; {way_back(self.path)}"
             )
 
     def _check(self, points: Tensor, rows: Tensor) -> None:

@@ -167,7 +167,8 @@ class Service:
         found = self.snapshot.identifier.answers(self._asked(points), [None] * len(points))
         near = _nearest(found.neighbors)
         return [
-            {name: value for name, value in answer._asdict().items() if name != "known"} | {"nearest": own}
+            {name: value for name, value in answer._asdict().items() if name not in ("known", "images")}
+            | {"nearest": own}
             for answer, own in zip(found.answers, near, strict=True)
         ]
 

@@ -198,7 +198,9 @@ def refused(result: Result, *told: str) -> None:
 
 def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
     gallery, photos = tmp_path / "birds", place / "photos"
-    refused(dmlkit("gallery", "create", place / "run", "-o", gallery, "--label", "x"), "--label x: is of IMAGES")
+    refused(
+        dmlkit("gallery", "create", place / "run", "-o", gallery, "--label", "x"), "--label x: applies only to IMAGES"
+    )
     refused(dmlkit("gallery", "create", place / "none", photos, "-o", gallery), "no run here")
     refused(dmlkit("gallery", "create", place / "run", tmp_path / "none", "-o", gallery), "no such file or folder")
     (tmp_path / "bad.jpg").write_bytes(b"none")
@@ -223,7 +225,7 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
     create_gallery(place / "run", photos / "crow", tmp_path / "crows", label="crow", device="cpu")
     before = rows_of(tmp_path / "crows")
     crows = ("gallery", "remove", tmp_path / "crows")
-    refused(dmlkit(*crows), "name what to take out by --label, --id or --path")
+    refused(dmlkit(*crows), "remove: expected --label, --id or --path")
     refused(dmlkit(*crows, "--label", "crow", "--label", "dove"), "--label dove: no image of", "nothing was removed")
     refused(dmlkit(*crows, "--id", "0' OR '1'='1"), "no image of")
     refused(dmlkit(*crows, "--path", "none.jpg"), "no image of")

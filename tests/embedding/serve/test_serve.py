@@ -224,7 +224,7 @@ PHOTO = ("images", ("a.png", b"\x89PNG\r\n\x1a\n damaged"))
         ({"url": "/v1/search?k=0", "json": {"paths": ["0.jpg"]}}, 422, "query.k"),
         ({"url": "/v1/verify", "json": {"paths": ["0.jpg"]}}, 422, "expected 2 to compare"),
         ({"url": "/v1/gallery/add?label=unknown", "json": {"paths": ["0.jpg"]}}, 409, "unknown"),
-        ({"url": "/v1/gallery/remove", "json": {}}, 409, "name what to take out"),
+        ({"url": "/v1/gallery/remove", "json": {}}, 409, "to select the images to remove"),
         ({"url": "/v1/gallery/restore", "json": {"version": 99}}, 409, "has no version 99"),
         ({"url": "/v1/nothing"}, 404, "Not Found"),
         ({"url": "/v1/embed", "headers": {"origin": "http://evil.example"}}, 403, "pages of other sites"),
