@@ -107,7 +107,7 @@ def print_identification(found: "Identification", gallery: Path, console: "Conso
     print_table(rows, console, str(gallery))
     say(
         console,
-        "FPIR: share that gets a label; FNIR: share that does not get its own; intervals: for as many other labels",
+        "FPIR: share with a label; FNIR: share without its own label; intervals: for as many other labels",
     )
     say(console, f"threshold: a label is given if its probability is at least {found.threshold:.3f}")
     say(console, f"without the threshold {found.guessed:.3f} of the best guesses are correct")

@@ -227,9 +227,7 @@ def create_gallery(
     """
     for option, given in ((f"--label {label}", label), ("--boxes", boxes)):
         if images is None and given is not None:
-            raise UserError(
-                f"{option}: applies only to IMAGES; give images, or remove the option to create an empty gallery"
-            )
+            raise UserError(f"{option}: applies only to IMAGES; give images, or remove it")
     check_threshold(threshold)
     _check_new(output)
     check_place(output, [images, RunFolder(run).recipe().dataset.data_root])
