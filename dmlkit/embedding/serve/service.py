@@ -37,6 +37,7 @@ Pixels = NDArray[np.uint8]
 """RGB image (H, W, 3)."""
 MOST_WAITING = 256  # images; at 60 images/s the last one waits 4 s, more are refused
 MOST_AT_ONCE = 32  # images in one batch of the model: on 2 cores larger ones are no faster
+SENT = ("label", "guess", "probability", "score", "margin")  # of an answer
 UPLOADS = "uploads"
 """Folder in a gallery for the images that a server adds."""
 
@@ -167,8 +168,7 @@ class Service:
         found = self.snapshot.identifier.answers(self._asked(points), [None] * len(points))
         near = _nearest(found.neighbors)
         return [
-            {name: value for name, value in answer._asdict().items() if name not in ("known", "images")}
-            | {"nearest": own}
+            {**{name: getattr(answer, name) for name in SENT}, "nearest": own}
             for answer, own in zip(found.answers, near, strict=True)
         ]
 
