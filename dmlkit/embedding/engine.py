@@ -200,7 +200,7 @@ def _write_items(path: Path, job: EmbedJob, read: Callable[[], Iterable[Part]], 
     dataset, written = job.dataset, 0
     columns: list[tuple[str, Any]] = [("id", pa.int64()), ("path", pa.string()), ("label", pa.string())]
     columns += [(name, pa.float64()) for name in BOX] if dataset.boxes is not None else []
-    columns += [("bytes", pa.int64()), ("modified", pa.int64())] if job.stamps else []
+    columns += [("bytes", pa.int64()), ("modified", pa.int64())] if any(job.stamps) else []
     schema = pa.schema(columns)
     with (
         atomic_write(path, scratch=scratch) as partial,
@@ -213,7 +213,7 @@ def _write_items(path: Path, job: EmbedJob, read: Callable[[], Iterable[Part]], 
             rows: list[Any] = [list(ids), [dataset.paths[index] for index in indices], labels]
             if dataset.boxes is not None:
                 rows += [pa.array(sides, from_pandas=True) for sides in dataset.boxes[indices].T]  # NaN becomes null
-            if job.stamps:
+            if any(job.stamps):
                 stamps = [job.stamps[index] or (None, None) for index in indices]
                 rows += [[size for size, _ in stamps], [modified for _, modified in stamps]]
             writer.write_table(pa.table(rows, schema=schema))

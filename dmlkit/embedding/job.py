@@ -107,7 +107,8 @@ class PartEmbedder:
         batches = iter(self.loader)
         for number in numbers:
             known, count = self.known.within(self.parts.images(number)), len(self.batches.of(number))
-            advance(len(known.rows))
+            if len(known.rows):
+                advance(len(known.rows))
             self.parts.write(number, self._part(islice(batches, count), known, advance))
 
     @torch.inference_mode()

@@ -189,7 +189,7 @@ def damaged(tmp_path: Path, what: str) -> dict[str, Any]:
         "another kind": "vectors.yaml: expected an .npy or .parquet file, or a folder",
         "no column": "bad.parquet has no column 'embedding', which holds the vectors; its columns: label",
         "texts": "bad.parquet: column 'embedding' has type string; expected lists",
-        "other lengths": r"bad.parquet: column 'embedding': row 1 \(counted from 0\) is blank or has another length",
+        "other lengths": r"bad.parquet: column 'embedding': row 1 \(counted from 0\) is blank or differs in length",
         "a blank": "bad.parquet: column 'embedding': .* blank",
         "no labels at all": "dataset.labels: .*bad.parquet: no vector has a label",
     }.items(),

@@ -45,7 +45,7 @@ def test_what_is_written_is_that_and_a_format(tmp_path: Path):
     Manifest.read(tmp_path / "old.json").write(tmp_path / "new.json")
     text = (tmp_path / "new.json").read_text()
     assert json.loads(text) == {
-        **{"format": 5, **json.loads(MANIFEST), "index": INDEX},
+        **{"format": 6, **json.loads(MANIFEST), "index": INDEX},
         **{"threshold": None, "run": None, "checksums": None, "split": None},
     }
     assert list(json.loads(text)) == ["format", *json.loads(MANIFEST), "threshold", "run", "checksums", "split"]
@@ -76,7 +76,7 @@ def test_an_unknown_key_is_told(part: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"format": 6}, "of format 6, written by dmlkit 0.1.0; this is"),
+        ({"format": 7}, "of format 7, written by dmlkit 0.1.0; this is"),
         ({"format": "onnx"}, "of format onnx"),
         ({"dim": "8"}, "dim: input should be a valid integer"),
         ({"dtype": "float16"}, "dtype: input should be 'float32'"),

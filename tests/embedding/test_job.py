@@ -55,7 +55,7 @@ def test_a_job_does_not_go_on_with_other_code_of_a_plugin(
         monkeypatch.setattr("dmlkit.embedding.job.plugins_of", lambda _, record=record: (record,))
         if sha256[0] == "a":
             job.parts.begin(job.describe(trained))
-    with pytest.raises(UserError, match=r"parts of other embeddings \(plugins.*aaaa.*bbbb"):
+    with pytest.raises(UserError, match=r"parts with other settings \(plugins.*aaaa.*bbbb"):
         job.parts.check(job.describe(trained))
 
 

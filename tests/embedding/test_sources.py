@@ -112,7 +112,7 @@ def test_search_is_that_of_a_loop(kind: str, queries: str, home: Home, dmlkit: C
 def test_photos_are_searched_with_in_every_source_whose_model_is_known(kind: str, home: Home, dmlkit: Cli):
     result = dmlkit("search", getattr(home, kind), home.photos, "-k", 1, "--json")
     if kind == "array":
-        assert result.code == 2 and "the model of an array is not known" in result.err
+        assert result.code == 2 and "the model of an array is unknown" in result.err
         return
     assert result.code == 0, result.err
     for query, point in zip(json.loads(result.out)["queries"], home.points["gallery"], strict=True):
@@ -249,7 +249,7 @@ def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
         (("cluster", home.array, "--clusters", 2, "--labels", tmp_path / "two.npy"), "has 2 labels, but"),
         (("search", home.gallery, tmp_path / "gone"), "no such file or folder; expected an image, a folder of images"),
         (("search", home.gallery, tmp_path / "width.npy"), "expected 8 coordinates, got 5"),
-        (("search", home.array, home.photos), "the model of an array is not known"),
+        (("search", home.array, home.photos), "the model of an array is unknown"),
         (("identify", home.array, home.embeddings, "-o", tmp_path / "a.csv"), "images have no label"),
         (
             ("duplicates", home.array, tmp_path / "width.npy", "--threshold", 0.5),

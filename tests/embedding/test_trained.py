@@ -55,4 +55,4 @@ def test_the_dataset_alone_may_be_another_u16(dmlkit, home: Path, monkeypatch):
     result = dmlkit("plot", "pca", "a", "--set", "embedding_dim=8")
     assert result.code == 2 and "--set embedding_dim=8: expected a key of the dataset" in result.err
     result = dmlkit("embed", "a", "after", "--set", "dataset.root=after")
-    assert result.code == 2 and "does not apply to after" in result.err
+    assert result.code == 2 and "applies only to --split, not to after" in result.err

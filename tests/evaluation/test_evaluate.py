@@ -243,7 +243,7 @@ def test_compare_of_other_test_images_gives_no_difference(dmlkit, two_runs, tmp_
     (tmp_path / "other.yaml").write_text(TINY_RECIPE)
     assert dmlkit("train", tmp_path / "other.yaml", "-o", tmp_path / "c", "--device", "cpu").code == 0
     result = dmlkit("compare", two_runs[0], tmp_path / "c", "--markdown", "--device", "cpu")
-    assert "was tested on other images" in result.err
+    assert "was tested on different images" in result.err
     assert all(line.endswith("|  |  |  |") for line in result.out.splitlines()[2:])
 
 

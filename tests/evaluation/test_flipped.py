@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dmlkit.distributed.launch import start_fabric
-from dmlkit.evaluation.evaluate import evaluate
+from dmlkit.distributed.launch import start_ranks
+from dmlkit.embedding.in_memory import embed_dataset
+from dmlkit.evaluation.evaluate import score_split
+from dmlkit.evaluation.flipped import with_mirror_images
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.model import build_model
@@ -21,7 +23,10 @@ def test_the_mean_of_an_image_and_its_mirror_image(manifold: str):
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"workers": 0})})
     torch.manual_seed(0)
     model, dataset = build_model(recipe).eval(), images_of_split(recipe.dataset, "test")
-    found = evaluate(start_fabric("cpu"), model, dataset, recipe, split="test", flip=True)
+    ranks = start_ranks("cpu")
+    own = embed_dataset(ranks, model, dataset, recipe.transform, workers=0)
+    other = with_mirror_images(ranks, model, dataset, recipe, own)
+    found = score_split(ranks, own, dataset, model.manifold, recipe, split="test", other=other)
     pixels = torch.stack([dataset.sample(row) for row in range(len(dataset))])
     with torch.no_grad():
         both = [model.manifold.to_features(model(images)) for images in (pixels, pixels.flip(3))]

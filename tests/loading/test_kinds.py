@@ -120,7 +120,7 @@ def test_a_third_kind_is_one_file(tmp_path: Path):
     assert "backbone.name: identity takes vectors, but dataset waves has sounds; use ear" in errors[0]
     assert "transform: got plain, but dataset waves has sounds, which are not transformed; remove it" in errors[1]
     assert "sounds.py: the model takes sounds, which are not read from files; use --split" in errors[2]
-    assert "shows images, and" in errors[3] and "embeds sounds" in errors[3]
+    assert "shows images, but" in errors[3] and "embeds sounds" in errors[3]
     assert "dataset waves has sounds; only images can be cached" in errors[4]
 
 

@@ -269,7 +269,7 @@ def test_a_trained_study_keeps_the_figures_of_every_class(dmlkit: Callable, tmp_
     figures[0] += 0.01
     (out / "results.json").write_text(json.dumps(data))
     refused = dmlkit("report", out, "-o", tmp_path / "page.md")
-    assert refused.code == 2 and "variants.small.classes does not follow" in refused.err
+    assert refused.code == 2 and "variants.small.classes does not match" in refused.err
 
 
 def test_metrics_of_classes_of_other_lengths_are_refused():

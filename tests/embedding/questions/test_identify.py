@@ -194,7 +194,7 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
         ((place / "gallery", place / "asked", "-k", 3), "-k 3: expected at least 1 neighbor, with --by vote"),
         ((place / "gallery", place / "asked", "--threshold", "nan"), "--threshold nan: expected a similarity"),
         ((place / "gallery", tmp_path / "none"), "no such file or folder"),
-        ((place / "gallery", other), "embeddings of 8 dimensions, but"),
+        ((place / "gallery", other), "embeddings with 8 dimensions, but"),
         ((place / "gallery", place / "asked", "--run", tmp_path), "no run here"),
         ((tmp_path, place / "asked"), "expected a run, a folder of embeddings, a gallery"),
         ((place / "gallery", place / "asked", "-o", tmp_path / "mine.csv"), "exists already"),

@@ -166,7 +166,7 @@ SMALLER = {**manifest()["preprocessing"], "size": 8}
         ({"manifold": EUCLIDEAN}, "embeddings of another model (manifold.name: was sphere, now euclidean"),
         ({"manifold": POINCARE}, "embeddings of another model (manifold.name: was sphere, now poincare"),
         ({"preprocessing": SMALLER}, "embeddings of another model (preprocessing.size: was 16, now 8)"),
-        ({"dim": 4, "features": 4, "points": POINTS[:, :4]}, "embeddings of 4 dimensions, but "),
+        ({"dim": 4, "features": 4, "points": POINTS[:, :4]}, "embeddings with 4 dimensions, but "),
     ],
 )
 def test_embeddings_of_another_model_are_refused(changes: dict[str, Any], told: str, tmp_path: Path, dmlkit: Cli):
@@ -182,9 +182,9 @@ def test_what_cannot_be_searched_is_refused(tmp_path: Path, dmlkit: Cli, place: 
     refused(dmlkit("search", source, tmp_path / "none"), "no such file or folder; expected an image")
     refused(dmlkit("search", tmp_path / "none", source), "no such file or folder; expected a run")
     refused(dmlkit("search", source, source, "--run", place / "run"), "applies to an image or a folder of images, but")
-    refused(dmlkit("search", source, place / "new"), "name the run that embeds images with --run RUN")
+    refused(dmlkit("search", source, place / "new"), "name the run with --run RUN")
     refused(dmlkit("search", source, place / "new", "--run", tmp_path), "no run here")
-    refused(dmlkit("search", source, place / "new", "--run", place / "run"), "embeddings of 4 dimensions, but")
+    refused(dmlkit("search", source, place / "new", "--run", place / "run"), "embeddings with 4 dimensions, but")
     empty = embeddings_at(tmp_path / "empty", POINTS[:0])
     refused(dmlkit("search", empty, source), "is empty")
     broken = embeddings_at(tmp_path / "broken", np.full_like(POINTS, np.nan))

@@ -23,7 +23,7 @@ BAD = "<img src=x onerror=alert(1)>"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """The address of a server with a token, and a folder with photos."""
     from dmlkit.embedding.gallery.change import create_gallery
-    from dmlkit.training import train
+    from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("page")
     (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))

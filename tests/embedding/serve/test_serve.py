@@ -40,7 +40,7 @@ LOCAL = "http://127.0.0.1"
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A calibrated run, and photos for a gallery and for questions."""
-    from dmlkit.training import train
+    from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("serve")
     recipe = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0")

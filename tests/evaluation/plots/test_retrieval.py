@@ -110,7 +110,7 @@ def test_an_image_that_is_gone_leaves_a_question_mark(tested: EmbeddedSplit, tmp
 def test_vectors_have_no_panel(tested: EmbeddedSplit, tmp_path: Path):
     dataset = Grouped()
     dataset.num_features = 8
-    with pytest.raises(UserError, match=r"shows images, and .* embeds vectors"):
+    with pytest.raises(UserError, match=r"shows images, but .* embeds vectors"):
         plot_retrieval(line(tested, dataset), tmp_path / "panel.png")
     assert not list(tmp_path.iterdir())
 
