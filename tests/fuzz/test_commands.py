@@ -63,7 +63,7 @@ def commands(group: typer.Typer, path: tuple[str, ...] = ()) -> dict[tuple[str, 
     return found
 
 
-COMMANDS = commands(app)
+COMMANDS = {path: command for path, command in commands(app).items() if path != ("serve",)}  # it runs until stopped
 REQUIRED = inspect.Parameter.empty
 
 
@@ -301,7 +301,7 @@ def working_lines(draw: Callable[..., Any]) -> list[str]:
 
 
 def test_every_command_has_a_form_and_every_option_is_in_one():
-    assert set(FORMS) == {" ".join(path) for path in COMMANDS} - {"serve"}  # it runs until it is stopped
+    assert set(FORMS) == {" ".join(path) for path in COMMANDS}
     for name, forms in FORMS.items():
         named = {option.partition("=")[0] for _, options in forms for option in options.replace("|", " ").split()}
         fixed = {word for words, _ in forms for word in words.split()}
