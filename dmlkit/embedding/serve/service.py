@@ -36,7 +36,7 @@ from dmlkit.run_folder.threshold import threshold_of
 Pixels = NDArray[np.uint8]
 """RGB image (H, W, 3)."""
 MOST_WAITING = 256  # images; at 60 images/s the last one waits 4 s, more are refused
-MOST_AT_ONCE = 32  # images in one batch of the model: on 2 cores larger ones are no faster
+MOST_AT_ONCE = 32  # images in one batch of the model, unless a single request has more
 SENT = ("label", "guess", "probability", "score", "margin")  # of an answer
 UPLOADS = "uploads"
 """Folder in a gallery for the images that a server adds."""
@@ -282,7 +282,9 @@ class Service:
             self._work(tasks)
 
     def _work(self, tasks: Sequence[Task]) -> None:
-        """Embed the images of some tasks in one batch, and do their work."""
+        """Embed the images of some tasks in one batch, and do their work; requests that were given up are left out."""
+        waited = sum(len(task.images) for task in tasks)
+        tasks = [task for task in tasks if task.done.set_running_or_notify_cancel()]
         try:
             images = [image for task in tasks for image in task.images]
             points = torch.from_numpy(self.embedder.embed(images))
@@ -293,7 +295,7 @@ class Service:
             return
         finally:
             with self._count:
-                self._waiting -= sum(len(task.images) for task in tasks)
+                self._waiting -= waited
         for task, own in zip(tasks, points.split([len(task.images) for task in tasks]), strict=True):
             try:
                 task.done.set_result(task.work(own))

@@ -123,12 +123,12 @@ def test_the_same_images_as_files_as_base64_and_as_paths(client: TestClient, pla
 
 
 def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(gallery: Path, place: Path, monkeypatch):
-    service, sizes, begun, release = Service(gallery, device="cpu"), list[int](), threading.Event(), threading.Event()
+    service, sizes, started, release = Service(gallery, device="cpu"), list[int](), threading.Event(), threading.Event()
     embed = service.embedder.embed
 
     def slow(images: Any) -> Any:
         sizes.append(len(images))
-        begun.set()
+        started.set()
         release.wait(END)
         return embed(images)
 
@@ -136,7 +136,7 @@ def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(ga
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (20, 20, 3), dtype=np.uint8) for _ in range(6)]
     first = service.submit(images[:1], torch.Tensor.tolist)
-    assert begun.wait(END)
+    assert started.wait(END)
     others = [service.submit([image], torch.Tensor.tolist) for image in images[1:]]
     release.set()
     found = [future.result(END)[0] for future in (first, *others)]
@@ -155,6 +155,19 @@ def test_more_images_than_can_wait_are_refused_and_what_waits_is_answered(galler
     release.set()
     assert waiting.result(END) == 2
     assert service.submit([image, image], len).result(END) == 2
+    service.close()
+
+
+def test_a_request_that_is_given_up_leaves_the_others_their_answers(gallery: Path):
+    service, started, release = Service(gallery, device="cpu"), threading.Event(), threading.Event()
+    image = np.zeros((8, 8, 3), np.uint8)
+    first = service.submit([image], lambda _: started.set() or release.wait(END))
+    assert started.wait(END)
+    given_up, other = service.submit([image], len), service.submit([image], len)
+    assert given_up.cancel()
+    release.set()
+    assert first.result(END) and other.result(END) == 1
+    assert service.submit([image], len).result(END) == 1
     service.close()
 
 
