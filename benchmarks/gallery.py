@@ -31,10 +31,10 @@ from torch.nn.functional import normalize
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.change import add_images, create_gallery
+from dmlkit.embedding.gallery.files import TABLE
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.incoming import schema_of
 from dmlkit.embedding.gallery.index import AT_ONCE, ApproximateGallery, index_gallery
-from dmlkit.embedding.gallery.manifest import TABLE
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.search import MARGIN, StoredGallery
 from dmlkit.embedding.trained import describe, load_model

@@ -55,6 +55,7 @@ MovedRun = Annotated[
         show_default=False,
     ),
 ]
+NOT_PRINTED = ("contents", "files", "stamps", "state")  # of a gallery's manifest: checksums, and what is printed anyway
 MOST_SHOWN = 5  # images of each kind that were not added
 
 
@@ -203,35 +204,43 @@ def info(
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json
-    from dmlkit.embedding.gallery.folder import GalleryFolder
+    from dmlkit.embedding.gallery.files import MANIFEST, GallerySummary, recorded_state
 
-    found = GalleryFolder(gallery)
-    if verify:
-        found.check()
-    manifest, counts = found.manifest, found.label_counts()
-    unlabeled = counts.pop(None, 0)
-    labels = {str(label): count for label, count in sorted(counts.items(), key=lambda one: str(one[0]))}
-    if json:
-        data = {"images": len(found), "without_label": unlabeled, "labels": labels, "version": found.version}
-        data["not_indexed"] = found.not_indexed()
+    summary = GallerySummary.read(gallery / MANIFEST)
+    state, verified = None if verify else recorded_state(gallery, summary), False
+    if state is None:
+        from dmlkit.embedding.gallery.folder import GalleryFolder
+
+        found = GalleryFolder(gallery)
         if verify:
-            data["verified"] = found.has_checksums
-        say_json({**data, **manifest.model_copy(update={"contents": {}, "files": {}}).stamped()})
+            found.check()
+            verified = found.has_checksums
+        state = found.state()
+    if json:
+        data: dict[str, object] = {"images": state.images, **state.model_dump(exclude={"has_index"})}
+        if verify:
+            data["verified"] = verified
+        say_json(data | {key: value for key, value in summary.stamped().items() if key not in NOT_PRINTED})
         return
-    console = Console()
+    console, labels = Console(), state.labels
     if labels:
         print_table([["label", "images"], *([label, str(count)] for label, count in labels.items())], console)
-    say(console, f"{len(found)} images with {len(labels)} labels, {unlabeled} without a label; version {found.version}")
-    say(console, f"{manifest.dim} dimensions on {manifest.manifold.name}, similarity: {manifest.similarity}")
-    say(console, f"{manifest.model.checkpoint} weights {manifest.model.fingerprint[:12]} of {manifest.run}")
-    floor = "none" if manifest.threshold is None else manifest.threshold
-    say(console, f"thumbnails: {'yes' if manifest.thumbnails else 'no'}; threshold: {floor}")
-    index = found.approximate
-    outside = f"{found.not_indexed()} images are not in the index" if index else "all searches are exact"
+    say(
+        console,
+        f"{state.images} images with {len(labels)} labels, {state.without_label} without a label; "
+        f"version {state.version}",
+    )
+    model = summary.model
+    say(console, f"{summary.dim} dimensions on {summary.manifold['name']}, similarity: {summary.similarity}")
+    say(console, f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {summary.run}")
+    floor = "none" if summary.threshold is None else summary.threshold
+    say(console, f"thumbnails: {'yes' if summary.thumbnails else 'no'}; threshold: {floor}")
+    index = summary.approximate if state.has_index else None
+    outside = f"{state.not_indexed} images are not in the index" if index else "all searches are exact"
     say(console, f"index: {f'{index.kind}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}")
     if verify:
         without = "all rows can be read, but this gallery was created by a version of dmlkit without checksums"
-        say(console, "verified: all rows match their checksums" if found.has_checksums else f"not verified: {without}")
+        say(console, "verified: all rows match their checksums" if verified else f"not verified: {without}")
 
 
 @app.command(epilog=examples("dmlkit gallery check galleries/birds new/"))

@@ -13,12 +13,13 @@ from numpy.lib import format as npy
 from dmlkit.datasets.files.table_file import BOX
 from dmlkit.distributed.launch import Ranks, count_ranks
 from dmlkit.embedding.job import Compute, EmbedJob
-from dmlkit.embedding.manifest import Checksums, Description, Manifest, RunPlace, file_checksum
+from dmlkit.embedding.manifest import Checksums, Description, Manifest, RunPlace
 from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.progress_bar import Advance
 from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.regular import file_checksum
 from dmlkit.loading.faults import refuse_nothing_read
 
 Engine = Literal["local", "torchrun", "ray"]

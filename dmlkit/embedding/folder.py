@@ -9,11 +9,11 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from dmlkit.embedding.manifest import Manifest, file_checksum
+from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.points import BLOCK, PointItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
-from dmlkit.files.regular import require_regular_file
+from dmlkit.files.regular import file_checksum, require_regular_file
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.check_points import find_invalid_point
 from dmlkit.run_folder.folder import RunFolder

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images
+from dmlkit.embedding.gallery.files import holds_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.incoming import Incoming
-from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery
 from dmlkit.embedding.questions.check import QueriesCheck, check_queries

@@ -4,7 +4,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
-from zlib import crc32
 
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
@@ -164,15 +163,6 @@ class Manifest(Description, frozen=True, strict=True):
     """Checksums of the files next to it; null in folders of earlier versions."""
     split: SplitRecord | None = None
     """What embeddings of a run's split depend on; null for other images, and in folders of earlier versions."""
-
-
-def file_checksum(path: Path) -> int:
-    """Return the CRC-32 of a file, read a megabyte at a time."""
-    checksum = 0
-    with path.open("rb") as file:
-        while content := file.read(2**20):
-            checksum = crc32(content, checksum)
-    return checksum
 
 
 def index_of(manifold: Manifold) -> SearchIndex:

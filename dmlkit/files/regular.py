@@ -3,6 +3,7 @@
 import os
 import stat
 from pathlib import Path
+from zlib import crc32
 
 from dmlkit.errors import UserError
 
@@ -55,3 +56,12 @@ def require_regular_file(path: Path) -> None:
         return
     except OSError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def file_checksum(path: Path) -> int:
+    """Return the CRC-32 of a file, read a megabyte at a time."""
+    checksum = 0
+    with path.open("rb") as file:
+        while content := file.read(2**20):
+            checksum = crc32(content, checksum)
+    return checksum

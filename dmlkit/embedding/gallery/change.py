@@ -11,25 +11,28 @@ from typing import Any
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.paths import readable_name
 from dmlkit.distributed.launch import start_ranks
+from dmlkit.embedding.gallery.files import (
+    CREATING,
+    MANIFEST,
+    TABLE,
+    TABLE_FOLDER,
+    check_files,
+    holds_gallery,
+    recorded_files,
+)
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any, open_table, present
 from dmlkit.embedding.gallery.images import images_of
 from dmlkit.embedding.gallery.incoming import Incoming, remove_interrupted
 from dmlkit.embedding.gallery.manifest import (
-    CREATING,
     INCOMING,
-    MANIFEST,
-    TABLE,
-    TABLE_FOLDER,
     GalleryManifest,
     check_content,
-    check_files,
     check_threshold,
     content_of,
-    holds_gallery,
+    kept_state,
     lancedb,
     read_gallery_manifest,
     reading,
-    recorded_files,
 )
 from dmlkit.embedding.points import load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
@@ -192,7 +195,8 @@ def record_content(path: Path, *, forget: bool = False) -> None:
             contents = {version: content for version, content in contents.items() if version in kept}
             there = {name for name in recorded["files"] if (path / name).exists()}
             recorded = {key: {name: known[name] for name in known if name in there} for key, known in recorded.items()}
-        manifest.model_copy(update={"contents": contents, **recorded}).write(path / MANIFEST)
+        update = {"contents": contents, "state": kept_state(table, manifest.approximate), **recorded}
+        manifest.model_copy(update=update).write(path / MANIFEST)
 
 
 def create_gallery(
@@ -258,7 +262,8 @@ def create_gallery(
                 table = database.connect(output).create_table(TABLE, rows.reader(incoming.new))
                 contents = {table.version: content_of(table)}
                 recorded = recorded_files(output, manifest)
-                manifest.model_copy(update={"contents": contents, **recorded}).write(output / CREATING)
+                update = {"contents": contents, "state": kept_state(table, None), **recorded}
+                manifest.model_copy(update=update).write(output / CREATING)
         except BaseException:
             _discard(output)
             raise

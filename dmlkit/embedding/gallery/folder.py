@@ -9,20 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dmlkit.embedding.gallery.files import TABLE, ApproximateIndex, GalleryState, check_files, way_back
 from dmlkit.embedding.gallery.manifest import (
     BLOCK,
     CHECKED,
     CHECKSUM,
-    TABLE,
-    ApproximateIndex,
     GalleryVersion,
     check_content,
-    check_files,
     check_rows,
     lancedb,
     read_gallery_manifest,
     reading,
-    way_back,
+    state_of,
 )
 from dmlkit.embedding.points import PointItem
 from dmlkit.errors import UserError
@@ -138,6 +136,12 @@ class GalleryFolder:
     def label_counts(self) -> Counter[str | None]:
         """Return the number of images of each label."""
         return Counter(self.labels)
+
+    def state(self) -> GalleryState:
+        """Return the contents of this version."""
+        self.check(["label"])
+        with reading(self.path):
+            return state_of(self.table, self.manifest.approximate)
 
     def check(self, columns: Sequence[str] = CHECKED) -> None:
         """Read columns of all rows, and raise an error if they are not what was written; compare files for all columns.

@@ -14,15 +14,9 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.gallery.change import changing, record_content
+from dmlkit.embedding.gallery.files import MANIFEST, ApproximateIndex, IndexKind
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.manifest import (
-    MANIFEST,
-    ApproximateIndex,
-    GalleryManifest,
-    IndexKind,
-    read_gallery_manifest,
-    reading,
-)
+from dmlkit.embedding.gallery.manifest import GalleryManifest, read_gallery_manifest, reading
 from dmlkit.embedding.search import CACHED_ELEMENTS, MARGIN, Neighbors, StoredGallery
 from dmlkit.errors import UserError
 

@@ -1,41 +1,32 @@
-"""Files of a gallery: its manifest, LanceDB's files, and the checksums that show damage."""
+"""Manifest of a gallery, its versions, and the checksums of its rows."""
 
+from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
-from uuid import UUID
+from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
 
 import numpy as np
-from pydantic import BaseModel, Field, FiniteFloat, PositiveInt
+from pydantic import Field, FiniteFloat
 
-from dmlkit.embedding.manifest import Description, file_checksum
+from dmlkit.embedding.gallery.files import (
+    MANIFEST,
+    ApproximateIndex,
+    FileStamp,
+    GalleryState,
+    GallerySummary,
+    way_back,
+)
+from dmlkit.embedding.manifest import Description
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.files.source import require_gallery
 
-MANIFEST, CREATING, TABLE = "gallery.json", "creating.json", "images"
-TABLE_FOLDER = f"{TABLE}.lance"
 INCOMING = "incoming-"  # start of the name of a folder with the embeddings of images that are not yet added
-IndexKind = Literal["ivf_pq", "ivf_hnsw_sq"]
-
-
-class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True):
-    """Approximate index, and how far a search through it goes."""
-
-    name: str
-    """LanceDB's name; if the table has no index of this name, the search is exact."""
-    kind: IndexKind
-    """Representation of vectors in the index."""
-    nprobes: PositiveInt
-    """Number of parts of the index that a search visits."""
-    candidates: Annotated[FiniteFloat, Field(gt=0)]
-    """Number of images compared exactly per requested neighbor."""
-    recall: FiniteFloat
-    """Share of the 10 nearest images that it found, measured on images of the gallery."""
+MOST_LABELS = 10_000  # in the recorded state: reading a million from gallery.json would slow down every command
 
 
 class Content(NamedTuple):
@@ -45,26 +36,12 @@ class Content(NamedTuple):
     checksum: int  # the sum of the checksums of all rows: their order may change
 
 
-class FileStamp(NamedTuple):
-    """Size in bytes and time of modification of a file."""
-
-    size: int
-    nanoseconds: int
-
-    @classmethod
-    def of(cls, path: Path) -> Self:
-        """Return the stamp of a file."""
-        found = path.stat()
-        return cls(found.st_size, found.st_mtime_ns)
-
-
 class GalleryManifest(Description, frozen=True, strict=True):
     """``gallery.json``: the model of all embeddings of a gallery, its options and its checksums."""
 
-    kind: ClassVar[str] = "manifest of a gallery"
-    version: ClassVar[int] = 5
-    # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone; 4 no threshold_is_own
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: ()}
+    kind: ClassVar[str] = GallerySummary.kind
+    version: ClassVar[int] = GallerySummary.version
+    older: ClassVar[dict[int, tuple[str, ...]]] = GallerySummary.older
 
     run: str
     """Run whose model embeds images, at the time of creation."""
@@ -83,6 +60,8 @@ class GalleryManifest(Description, frozen=True, strict=True):
     """CRC-32 of LanceDB's files, which never change: manifests, deletions, rows and indices."""
     stamps: dict[str, FileStamp] = Field(default_factory=dict[str, FileStamp])
     """Stamps of the files of rows and indices; a file that still has its stamp is not compared with its checksum."""
+    state: GalleryState | None = None
+    """Contents of the newest version; null if they are not known, or have more than `MOST_LABELS` labels."""
 
 
 class GalleryVersion(NamedTuple):
@@ -91,11 +70,6 @@ class GalleryVersion(NamedTuple):
     number: int
     time: datetime
     images: int
-
-
-def holds_gallery(path: Path) -> bool:
-    """Return whether a folder is a gallery."""
-    return (path / MANIFEST).exists()
 
 
 def read_gallery_manifest(path: Path) -> GalleryManifest:
@@ -145,14 +119,6 @@ FAULTS = (OSError, RuntimeError, ValueError, LookupError, ArithmeticError)
 BLOCK = 65_536  # rows whose checksums are added at once
 
 
-def way_back(path: Path) -> str:
-    """Return what to do about a damaged gallery that can be opened."""
-    return (
-        f"restore the files of this folder from a backup, or an earlier version: dmlkit gallery history {path} lists "
-        f"them, dmlkit gallery restore {path} VERSION brings one back"
-    )
-
-
 @contextmanager
 def reading(path: Path, doing: str = "read", advice: str | None = None) -> Generator[None]:
     """Turn any exception of LanceDB into one error that names the gallery.
@@ -176,88 +142,6 @@ def reading(path: Path, doing: str = "read", advice: str | None = None) -> Gener
             raise
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise UserError(f"{path}: cannot {doing} this gallery: {reason}; {advice or way_back(path)}") from error
-
-
-def _manifests(path: Path) -> dict[int, Path]:
-    """Return LanceDB's manifests by version; it counts from above, so that the newest is listed first."""
-    found: dict[int, Path] = {}
-    for file in (path / TABLE_FOLDER / "_versions").glob("*.manifest"):
-        number = int(file.stem) if file.stem.isdecimal() else 0
-        found[2**64 - 1 - number if number >= 2**63 else number] = file
-    return found
-
-
-def _deletions(path: Path) -> list[Path]:
-    return sorted((path / TABLE_FOLDER / "_deletions").glob("*"))
-
-
-def _large_files(path: Path) -> list[Path]:
-    """Return the files of rows and indices."""
-    table = path / TABLE_FOLDER
-    return sorted(file for place in ("data/*", "_indices/*/*") for file in table.glob(place))
-
-
-def _name_in_manifest(file: Path) -> bytes:
-    """Return how the manifests that use a file of rows or indices name it: by its name, or the UUID of its index."""
-    try:
-        return UUID(file.parent.name).bytes
-    except ValueError:
-        return file.name.encode()
-
-
-def recorded_files(path: Path, manifest: GalleryManifest) -> dict[str, Any]:
-    """Return the checksums and stamps of a gallery's files, as fields of its manifest; known files are not read."""
-    files, stamps, large = dict(manifest.files), dict(manifest.stamps), _large_files(path)
-    for file in (*_manifests(path).values(), *_deletions(path), *large):
-        name = file.relative_to(path).as_posix()
-        if name not in files:
-            files[name] = file_checksum(file)
-            stamps |= {name: FileStamp.of(file)} if file in large else {}
-    return {"files": files, "stamps": stamps}
-
-
-def check_files(
-    path: Path,
-    manifest: GalleryManifest,
-    version: int | None = None,
-    *,
-    all_versions: bool = False,
-    trust_stamps: bool = True,
-) -> None:
-    """Raise an error for a file that is not what was written, before LanceDB reads it.
-
-    For some damages it requests memory of an absurd size, and the process is aborted or, where the system grants the
-    request, killed after it has filled the memory: there is no error to catch.
-
-    Args:
-        path: the gallery.
-        manifest: its manifest.
-        version: the version whose manifest, rows and indices to check. Default: the newest.
-        all_versions: check the manifests of all versions, and no rows.
-        trust_stamps: do not read files of rows and indices that have the size and time with which they were written.
-
-    Raises:
-        UserError: a file has another checksum.
-    """
-
-    def check(file: Path, advice: str) -> None:
-        name = file.relative_to(path).as_posix()
-        if not file.exists():
-            raise UserError(f"{path}: this gallery is damaged: {name} is missing; {advice}")
-        known = name not in manifest.files or (trust_stamps and manifest.stamps.get(name) == FileStamp.of(file))
-        if not known and file_checksum(file) != manifest.files[name]:
-            raise UserError(f"{path}: this gallery is damaged: {name} is not what was written; {advice}")
-
-    manifests = _manifests(path)
-    newest = max(manifests, default=0) if version is None else version
-    listed = [*manifests.values()] if all_versions else [manifests[newest]] if newest in manifests else []
-    for file in (*listed, *_deletions(path)):
-        check(file, "restore this file from a backup, or create the gallery again")
-    if listed and not all_versions:
-        content = listed[0].read_bytes()
-        for file in sorted({*_large_files(path), *(path / name for name in manifest.stamps)}):
-            if _name_in_manifest(file) in content:
-                check(file, way_back(path))
 
 
 def column_checksums(column: Any) -> Values:
@@ -311,6 +195,29 @@ def content_of(table: Any) -> Content:
         rows += batch.num_rows
         total += int(_checksums(batch.column(0)).sum(dtype=np.uint64))
     return Content(rows, total)
+
+
+def state_of(table: Any, approximate: ApproximateIndex | None) -> GalleryState:
+    """Return what a table holds at its version, given its manifest's index; to be called while `reading`."""
+    counts = Counter[str | None]()
+    for batch in table.search().select(["label"]).to_batches(BLOCK):
+        counts.update(batch.column("label").to_pylist())
+    unlabeled = counts.pop(None, 0)
+    has_index = approximate is not None and any(one.name == approximate.name for one in table.list_indices())
+    rows = unlabeled + counts.total()
+    return GalleryState(
+        version=table.version,
+        labels={str(label): count for label, count in sorted(counts.items(), key=lambda one: str(one[0]))},
+        without_label=unlabeled,
+        has_index=has_index,
+        not_indexed=table.index_stats(approximate.name).num_unindexed_rows if approximate and has_index else rows,
+    )
+
+
+def kept_state(table: Any, approximate: ApproximateIndex | None) -> GalleryState | None:
+    """Return what `state_of` returns if it is short enough for a manifest."""
+    state = state_of(table, approximate)
+    return state if len(state.labels) <= MOST_LABELS else None
 
 
 def check_content(path: Path, manifest: GalleryManifest, table: Any, *, is_newest: bool = True) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Box
 from dmlkit.datasets.files.table_file import BOX
-from dmlkit.embedding.gallery.manifest import ApproximateIndex
+from dmlkit.embedding.gallery.files import ApproximateIndex
 from dmlkit.embedding.points import PointItem, PointSet
 from dmlkit.files.outputs import write_table
 

@@ -15,8 +15,8 @@ import pytest
 
 from dmlkit.embedding import parts
 from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images
+from dmlkit.embedding.gallery.files import holds_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.manifest import holds_gallery
 from dmlkit.embedding.job import PartEmbedder
 from dmlkit.embedding.progress_bar import Advance
 from dmlkit.errors import UserError

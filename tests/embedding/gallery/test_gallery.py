@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from dmlkit.datasets.files.dataset import Box
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images, restore_version
+from dmlkit.embedding.gallery.files import GalleryState, GallerySummary, recorded_state
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.gallery.manifest import GalleryManifest
 from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.embedding.search import Gallery
 from dmlkit.errors import UserError
+from tests.cli.test_early import without_torch
 from tests.conftest import Result
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import BIRDS
@@ -129,6 +131,7 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
         add_images(gallery, place / "photos" / name, label=name, device="cpu")
     whole = rows_of(gallery)
     assert remove_images(gallery, labels=["crow"], paths=[str(place / "photos" / "dove" / "1.jpg")]) == 4
+    assert state_on_disk(gallery) == GalleryFolder(gallery).state()
     versions = json.loads(dmlkit("gallery", "history", gallery, "--json").out)
     assert [one["images"] for one in versions] == [0, 3, 6, 9, 5]
     shown = dmlkit("gallery", "history", gallery).out
@@ -139,12 +142,38 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     assert dmlkit("gallery", "compact", gallery).code == 0
     found = GalleryFolder(gallery)
     assert rows_of(gallery) == whole and files == 3 and found.table.stats()["fragment_stats"]["num_fragments"] == 1
+    assert state_on_disk(gallery) == GalleryFolder(gallery).state()
     restore_version(gallery, versions[1]["version"])
+    assert state_on_disk(gallery) == GalleryFolder(gallery).state()
     assert GalleryFolder(gallery).label_counts() == {"crow": 3}
     info = json.loads(dmlkit("gallery", "info", gallery, "--json").out)
     assert (info["images"], info["labels"], info["threshold"]) == (3, {"crow": 3}, -0.5)
     shown = dmlkit("gallery", "info", gallery).out
     assert "3 images with 1 labels, 0 without a label" in shown and "threshold: -0.5" in shown
+
+
+def state_on_disk(gallery: Path) -> GalleryState | None:
+    """What gallery.json says of the newest version."""
+    return recorded_state(gallery, GallerySummary.read(gallery / "gallery.json"))
+
+
+@pytest.mark.slow
+def test_info_needs_neither_torch_nor_lancedb(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery, path = tmp_path / "birds", tmp_path / "birds" / "gallery.json"
+    create_gallery(place / "run", place / "photos", gallery, device="cpu")
+    (tmp_path / "out").mkdir()
+    results = without_torch(tmp_path / "out", [f"gallery info {gallery}", f"gallery info {gallery} --json"], "lancedb")
+    assert [result.code for result in results] == [0, 0], results
+    assert "12 images with 4 labels, 0 without a label; version 1" in results[0].out
+    data = json.loads(path.read_text())
+    for older in (5, 6):  # of an earlier version, and of one that was killed before it recorded the state
+        path.write_text(json.dumps({**data, "format": older, "state": None}))
+        assert dmlkit("gallery", "info", gallery).out == results[0].out
+        assert json.loads(dmlkit("gallery", "info", gallery, "--json").out) == json.loads(results[1].out)
+    path.write_text(json.dumps(data))
+    version = next((gallery / "images.lance" / "_versions").glob("*.manifest"))
+    version.write_bytes(version.read_bytes()[:-9])
+    refused(dmlkit("gallery", "info", gallery), f"{gallery}: this gallery is damaged: images.lance/_versions/")
 
 
 def test_a_reader_goes_on_at_its_version(place: Path, tmp_path: Path):
@@ -243,7 +272,7 @@ def test_a_gallery_that_is_damaged_or_newer_is_told(place: Path, tmp_path: Path,
     create_gallery(place / "run", place / "photos", gallery, device="cpu")
     path = gallery / "gallery.json"
     text = path.read_text()
-    path.write_text(text.replace('"format": 5', '"format": 9').replace('"dmlkit": "', '"dmlkit": "9.'))
+    path.write_text(text.replace('"format": 6', '"format": 9').replace('"dmlkit": "', '"dmlkit": "9.'))
     refused(dmlkit("gallery", "info", gallery), "a manifest of a gallery of format 9, written by dmlkit 9.")
     path.write_text(text.replace('"thumbnails": false', '"thumbnails": "no"'))
     refused(dmlkit("search", gallery, gallery), "thumbnails: input should be a valid boolean")

@@ -1,0 +1,216 @@
+"""Files of a gallery, their checksums, and what its manifest says without the model: read without torch or LanceDB."""
+
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from uuid import UUID
+
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
+
+from dmlkit.errors import UserError
+from dmlkit.files.document import Document
+from dmlkit.files.regular import file_checksum
+
+MANIFEST, CREATING, TABLE = "gallery.json", "creating.json", "images"
+TABLE_FOLDER = f"{TABLE}.lance"
+IndexKind = Literal["ivf_pq", "ivf_hnsw_sq"]
+
+
+class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Approximate index, and how far a search through it goes."""
+
+    name: str
+    """LanceDB's name; if the table has no index of this name, the search is exact."""
+    kind: IndexKind
+    """Representation of vectors in the index."""
+    nprobes: PositiveInt
+    """Number of parts of the index that a search visits."""
+    candidates: Annotated[FiniteFloat, Field(gt=0)]
+    """Number of images compared exactly per requested neighbor."""
+    recall: FiniteFloat
+    """Share of the 10 nearest images that it found, measured on images of the gallery."""
+
+
+class FileStamp(NamedTuple):
+    """Size in bytes and time of modification of a file."""
+
+    size: int
+    nanoseconds: int
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return the stamp of a file."""
+        found = path.stat()
+        return cls(found.st_size, found.st_mtime_ns)
+
+
+def holds_gallery(path: Path) -> bool:
+    """Return whether a folder is a gallery."""
+    return (path / MANIFEST).exists()
+
+
+class GalleryState(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Contents of the newest version of a gallery, as ``dmlkit gallery info`` prints them."""
+
+    version: PositiveInt
+    """Number of the version."""
+    labels: dict[str, PositiveInt]
+    """Number of images by label, in the order of the labels."""
+    without_label: NonNegativeInt
+    """Number of images without a label."""
+    has_index: bool
+    """Whether this version has the approximate index that the manifest describes."""
+    not_indexed: NonNegativeInt
+    """Number of images outside the index; all of them if there is none."""
+
+    @property
+    def images(self) -> int:
+        """Number of all images."""
+        return sum(self.labels.values()) + self.without_label
+
+
+class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
+    """``gallery.json`` without the classes of its model: `GalleryManifest` checks what is only kept here."""
+
+    kind: ClassVar[str] = "manifest of a gallery"
+    version: ClassVar[int] = 6
+    # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone; 4 no threshold_is_own; 5 no
+    # state
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: (), 5: ()}
+
+    dim: PositiveInt
+    """Number of coordinates of an embedding."""
+    similarity: str
+    """Name of the similarity of two embeddings."""
+    manifold: dict[str, Any]
+    """Name and options of the manifold."""
+    model: dict[str, Any]
+    """Source of the embeddings."""
+    run: str
+    """See `GalleryManifest`, as for all that follow."""
+    thumbnails: bool
+    threshold: FiniteFloat | None
+    approximate: ApproximateIndex | None = None
+    files: dict[str, int] = Field(default_factory=dict[str, int])
+    stamps: dict[str, FileStamp] = Field(default_factory=dict[str, FileStamp])
+    state: GalleryState | None = None
+
+
+class RecordedFiles(Protocol):
+    """Manifest that records files."""
+
+    @property
+    def files(self) -> dict[str, int]:
+        """CRC-32 by file."""
+        ...
+
+    @property
+    def stamps(self) -> dict[str, FileStamp]:
+        """Stamps of the files of rows and indices."""
+        ...
+
+
+def recorded_state(path: Path, summary: GallerySummary) -> GalleryState | None:
+    """Return the recorded contents of a gallery, if they are those of its newest version and no file is lost.
+
+    Otherwise the gallery itself says what it holds, or why it cannot be read.
+
+    Raises:
+        UserError: a file has another checksum.
+    """
+    state = summary.state
+    if state is None or state.version != max(manifests_of(path), default=0):
+        return None
+    if not all((path / name).exists() for name in summary.files):
+        return None
+    check_files(path, summary)
+    return state
+
+
+def manifests_of(path: Path) -> dict[int, Path]:
+    """Return LanceDB's manifests by version; it counts from above, so that the newest is listed first."""
+    found: dict[int, Path] = {}
+    for file in (path / TABLE_FOLDER / "_versions").glob("*.manifest"):
+        number = int(file.stem) if file.stem.isdecimal() else 0
+        found[2**64 - 1 - number if number >= 2**63 else number] = file
+    return found
+
+
+def _deletions(path: Path) -> list[Path]:
+    return sorted((path / TABLE_FOLDER / "_deletions").glob("*"))
+
+
+def _large_files(path: Path) -> list[Path]:
+    """Return the files of rows and indices."""
+    table = path / TABLE_FOLDER
+    return sorted(file for place in ("data/*", "_indices/*/*") for file in table.glob(place))
+
+
+def _name_in_manifest(file: Path) -> bytes:
+    """Return how the manifests that use a file of rows or indices name it: by its name, or the UUID of its index."""
+    try:
+        return UUID(file.parent.name).bytes
+    except ValueError:
+        return file.name.encode()
+
+
+def recorded_files(path: Path, manifest: RecordedFiles) -> dict[str, Any]:
+    """Return the checksums and stamps of a gallery's files, as fields of its manifest; known files are not read."""
+    files, stamps, large = dict(manifest.files), dict(manifest.stamps), _large_files(path)
+    for file in (*manifests_of(path).values(), *_deletions(path), *large):
+        name = file.relative_to(path).as_posix()
+        if name not in files:
+            files[name] = file_checksum(file)
+            stamps |= {name: FileStamp.of(file)} if file in large else {}
+    return {"files": files, "stamps": stamps}
+
+
+def check_files(
+    path: Path,
+    manifest: RecordedFiles,
+    version: int | None = None,
+    *,
+    all_versions: bool = False,
+    trust_stamps: bool = True,
+) -> None:
+    """Raise an error for a file that is not what was written, before LanceDB reads it.
+
+    For some damages it requests memory of an absurd size, and the process is aborted or, where the system grants the
+    request, killed after it has filled the memory: there is no error to catch.
+
+    Args:
+        path: the gallery.
+        manifest: its manifest.
+        version: the version whose manifest, rows and indices to check. Default: the newest.
+        all_versions: check the manifests of all versions, and no rows.
+        trust_stamps: do not read files of rows and indices that have the size and time with which they were written.
+
+    Raises:
+        UserError: a file has another checksum.
+    """
+
+    def check(file: Path, advice: str) -> None:
+        name = file.relative_to(path).as_posix()
+        if not file.exists():
+            raise UserError(f"{path}: this gallery is damaged: {name} is missing; {advice}")
+        known = name not in manifest.files or (trust_stamps and manifest.stamps.get(name) == FileStamp.of(file))
+        if not known and file_checksum(file) != manifest.files[name]:
+            raise UserError(f"{path}: this gallery is damaged: {name} is not what was written; {advice}")
+
+    manifests = manifests_of(path)
+    newest = max(manifests, default=0) if version is None else version
+    listed = [*manifests.values()] if all_versions else [manifests[newest]] if newest in manifests else []
+    for file in (*listed, *_deletions(path)):
+        check(file, "restore this file from a backup, or create the gallery again")
+    if listed and not all_versions:
+        content = listed[0].read_bytes()
+        for file in sorted({*_large_files(path), *(path / name for name in manifest.stamps)}):
+            if _name_in_manifest(file) in content:
+                check(file, way_back(path))
+
+
+def way_back(path: Path) -> str:
+    """Return what to do about a damaged gallery that can be opened."""
+    return (
+        f"restore the files of this folder from a backup, or an earlier version: dmlkit gallery history {path} lists "
+        f"them, dmlkit gallery restore {path} VERSION brings one back"
+    )
