@@ -1,19 +1,23 @@
 """How long the commands of the first hour take, from `dmlkit start` to a gallery and plots, each in its own process.
 
 With --other the same commands run with the package of another checkout too, each command by turns, in folders of their
-own. Seconds of a processor include those of the processes that a command starts.
+own; a command that another version spells differently is given in that spelling. Seconds of a processor include those
+of the processes that a command starts, and depend less on what else the machine does. A command that fails in one of
+the checkouts is shown as failed, and counts in no total.
 
-Run: python benchmarks/walk.py PHOTOS [--other CHECKOUT] [--epochs 20]
+Run: python benchmarks/walk.py PHOTOS [--classes 16] [--images 10] [--other CHECKOUT] [--epochs 20]
 """
 
 import argparse
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from report import write_report
 
@@ -21,69 +25,86 @@ HERE = Path(__file__).parent.parent
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
-def commands(photos: Path, epochs: int) -> list[str]:
-    """Return the command lines; the last class folder is asked for, and two photos of it are compared."""
+class Seconds(NamedTuple):
+    """Time that a command took."""
+
+    clock: float
+    processors: float
+
+
+def copy_photos(source: Path, target: Path, classes: int | None, images: int | None) -> None:
+    """Copy the first images of the first class folders, all of them by default."""
+    for folder in sorted(path for path in source.iterdir() if path.is_dir())[:classes]:
+        (target / folder.name).mkdir(parents=True)
+        for file in [path for path in sorted(folder.iterdir()) if path.suffix.lower() in SUFFIXES][:images]:
+            shutil.copy2(file, target / folder.name)
+
+
+def commands(photos: Path, epochs: int) -> list[tuple[str, ...]]:
+    """Return the commands, each in one or two spellings; the last class is asked for, and two photos of it compared."""
     asked = max(path for path in photos.iterdir() if path.is_dir())
-    one, other = [path for path in sorted(asked.iterdir()) if path.suffix.lower() in SUFFIXES][:2]
+    one, other = sorted(asked.iterdir())[:2]
     return [
-        f"start {photos} -o recipe.yaml",
-        f"train recipe.yaml -o run --set training.epochs={epochs}",
-        "eval run",
-        "eval run",
-        "inspect run -o inspection.html",
-        "calibrate run --far 0.05",
-        f"gallery create run {photos} -o gallery",
-        "gallery info gallery",
-        f"identify gallery {asked}",
-        f"verify run {one} {other}",
-        f"search gallery {one}",
-        "duplicates run",
-        "cluster run --threshold 0.8",
-        "plot pca run",
-        "plot histogram run",
-        "plot retrieval run",
+        (f"start {photos} -o recipe.yaml",),
+        (f"train recipe.yaml -o run --set training.epochs={epochs}",),
+        ("eval run",),
+        ("eval run",),
+        ("inspect run -o inspection.html",),
+        ("calibrate run --far 0.05",),
+        (f"gallery create run {photos} -o gallery",),
+        ("gallery info gallery",),
+        (f"identify gallery {asked} -o answers.csv",),
+        (f"verify run {one} {other}",),
+        (f"search gallery {one}",),
+        ("duplicates run --threshold 0.9",),
+        ("cluster run --threshold 0.8",),
+        *((f"plot {kind} run", f"plot run --kind {kind}") for kind in ("pca", "histogram", "retrieval")),
     ]
 
 
-def measure(words: list[str], checkout: Path, folder: Path) -> tuple[float, float]:
-    """Run a command of a checkout in a folder, and return the seconds of the clock and of the processors."""
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+def measure(spellings: tuple[str, ...], checkout: Path, folder: Path) -> Seconds | None:
+    """Run a command of a checkout in a folder, in the first spelling that it takes; None if it fails."""
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    ran = subprocess.run(
-        [sys.executable, "-m", "dmlkit", *words], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    clock, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if ran.returncode:
-        sys.exit(f"{checkout}: dmlkit {' '.join(words)}: {ran.stderr.strip()}")
-    return clock, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    for line in spellings:
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        words = [sys.executable, "-m", "dmlkit", *line.split()]
+        ran = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+        clock, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+        if ran.returncode == 0:
+            return Seconds(clock, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        print(f"{checkout}: dmlkit {line}: {ran.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+    return None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path)
+    parser.add_argument("--classes", type=int, help="number of class folders; default: all")
+    parser.add_argument("--images", type=int, help="number of images per class; default: all")
     parser.add_argument("--other", type=Path, help="another checkout of dmlkit")
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args()
     checkouts = [HERE, *([options.other.resolve()] if options.other else [])]
-    lines, found = commands(options.photos.resolve(), options.epochs), dict[tuple[int, Path], tuple[float, float]]()
     with TemporaryDirectory() as scratch:
-        for number, line in enumerate(lines):
+        photos = Path(scratch, "photos")
+        copy_photos(options.photos, photos, options.classes, options.images)
+        lines, found = commands(photos, options.epochs), list[list[Seconds | None]]()
+        for spellings in lines:
+            found.append([])
             for place, checkout in enumerate(checkouts):
                 folder = Path(scratch, str(place))
                 folder.mkdir(exist_ok=True)
-                found[number, checkout] = measure(line.split(), checkout, folder)
-                print(f"{line.split()[0]}: {found[number, checkout][0]:.1f} s", file=sys.stderr)
-    photos = str(options.photos.resolve())
-    rows = [
-        [
-            f"dmlkit {line.replace(photos, 'photos')}",
-            *(f"{value:.1f}" for checkout in checkouts for value in found[number, checkout]),
-        ]
-        for number, line in enumerate(lines)
-    ]
-    after = range(next(number for number, line in enumerate(lines) if line.startswith("train")) + 1, len(lines))
-    totals = [sum(found[number, checkout][kind] for number in after) for checkout in checkouts for kind in (0, 1)]
-    rows.append(["all after train", *(f"{total:.1f}" for total in totals)])
+                found[-1].append(measure(spellings, checkout, folder))
+            print(f"dmlkit {spellings[0].replace(scratch + '/', '')}: {found[-1]}", file=sys.stderr, flush=True)
+            if spellings[0].startswith("train") and None in found[-1]:
+                sys.exit("without a run there is nothing to measure")
+    rows = [[f"`dmlkit {spellings[0].replace(scratch + '/', '')}`"] for spellings in lines]
+    for row, times in zip(rows, found, strict=True):
+        row += [f"{value:.1f}" if one else "failed" for one in times for value in one or (0, 0)]
+    trained = next(number for number, spellings in enumerate(lines) if spellings[0].startswith("train"))
+    counted = [[one for one in times if one] for times in found[trained + 1 :] if None not in times]
+    totals = [sum(one[place][kind] for one in counted) for place in range(len(checkouts)) for kind in (0, 1)]
+    rows.append([f"{len(counted)} commands after `train`", *(f"{total:.1f}" for total in totals)])
     header = ["command", "seconds, clock", "seconds, processors"]
     header += ["other checkout, clock", "other checkout, processors"] if options.other else []
     write_report("walk", __doc__, header, rows)
