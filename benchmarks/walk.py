@@ -1,20 +1,21 @@
 """How long the commands of the first hour take, from `dmlkit start` to a gallery and plots, each in its own process.
 
-With --other the same commands run with the package of another checkout too, each command by turns, in folders of their
-own; a command that another version spells differently is given in that spelling. Seconds of a processor include those
-of the processes that a command starts, and depend less on what else the machine does. A command that fails in one of
-the checkouts is shown as failed, and counts in no total.
+With --other the same commands run with the package of another checkout too, in folders of their own: each at the
+same time with both, so that both meet the same load. A command that another version spells differently is given in that
+spelling. Seconds of a processor include those of the processes that a command starts, and depend less on what else the
+machine does. A command that fails in one of the checkouts is shown as failed, and counts in no total.
 
 Run: python benchmarks/walk.py PHOTOS [--classes 16] [--images 10] [--other CHECKOUT] [--epochs 20]
 """
 
 import argparse
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -66,13 +67,15 @@ def measure(spellings: tuple[str, ...], checkout: Path, folder: Path) -> Seconds
     """Run a command of a checkout in a folder, in the first spelling that it takes; None if it fails."""
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     for line in spellings:
-        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        words = [sys.executable, "-m", "dmlkit", *line.split()]
-        ran = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
-        clock, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-        if ran.returncode == 0:
-            return Seconds(clock, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        print(f"{checkout}: dmlkit {line}: {ran.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        words, errors = [sys.executable, "-m", "dmlkit", *line.split()], folder / "errors.txt"
+        with errors.open("w") as file:
+            started = time.perf_counter()
+            process = subprocess.Popen(words, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=file)
+            _, status, used = os.wait4(process.pid, 0)  # of this process and those that it waited for
+            clock, process.returncode = time.perf_counter() - started, os.waitstatus_to_exitcode(status)
+        if process.returncode == 0:
+            return Seconds(clock, used.ru_utime + used.ru_stime)
+        print(f"{checkout}: dmlkit {line}: {errors.read_text().strip()}", file=sys.stderr)
     return None
 
 
@@ -89,12 +92,12 @@ def main() -> None:
         photos = Path(scratch, "photos")
         copy_photos(options.photos, photos, options.classes, options.images)
         lines, found = commands(photos, options.epochs), list[list[Seconds | None]]()
+        folders = [Path(scratch, str(place)) for place in range(len(checkouts))]
+        for folder in folders:
+            folder.mkdir()
         for spellings in lines:
-            found.append([])
-            for place, checkout in enumerate(checkouts):
-                folder = Path(scratch, str(place))
-                folder.mkdir(exist_ok=True)
-                found[-1].append(measure(spellings, checkout, folder))
+            with ThreadPoolExecutor() as threads:
+                found.append([*threads.map(partial(measure, spellings), checkouts, folders)])
             print(f"dmlkit {spellings[0].replace(scratch + '/', '')}: {found[-1]}", file=sys.stderr, flush=True)
             if spellings[0].startswith("train") and None in found[-1]:
                 sys.exit("without a run there is nothing to measure")

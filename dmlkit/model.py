@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone
+from dmlkit.backbones.identity import Identity
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.samples import Samples, samples_named
+from dmlkit.datasets.files.samples import Samples, VectorSamples, samples_named
 from dmlkit.errors import UserError
 from dmlkit.heads.base import Head
 from dmlkit.manifolds.base import Manifold
@@ -130,6 +131,12 @@ class NoHead(Head):
 def backbone_alone(model: EmbeddingModel, manifold: Manifold) -> EmbeddingModel:
     """Return a model without a head whose points are the features (B, F); it shares normalization and backbone."""
     return EmbeddingModel(model.normalization, model.backbone, NoHead(manifold.dim, manifold), model.samples)
+
+
+def head_alone(model: EmbeddingModel) -> EmbeddingModel:
+    """Return a model that maps the features (B, F) of a model's backbone to its points; it shares the head."""
+    width = model.backbone.num_features
+    return EmbeddingModel(nn.Identity(), Identity(width), model.head, VectorSamples(width))
 
 
 def fingerprint(tensors: Mapping[str, Any]) -> str:

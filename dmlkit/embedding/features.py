@@ -1,7 +1,9 @@
 """Features of a frozen backbone, computed once by the embedding engine into a folder that runs may share."""
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import sleep
 from typing import Any, ClassVar
@@ -11,6 +13,9 @@ import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
+from dmlkit import __version__
+from dmlkit.backbones.tuning import NoTuningConfig
+from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.vectors import VectorFile
@@ -26,7 +31,9 @@ from dmlkit.loading.cache import sha256, stamp
 from dmlkit.loading.inputs import Draw, Inputs, Item, TransformedImages
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.model import EmbeddingModel, backbone_alone
+from dmlkit.recipe.provenance import plugins_of
 from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.transforms.base import TransformConfig
 
 
@@ -117,6 +124,8 @@ class DrawnViews(Inputs):
         return Item(self.features.view(index, seed % self.features.views), int(self.features.labels[index]), index)
 
 
+DECODERS = ("torchvision", "pillow", "torchcodec")
+HASH = 16  # characters of a hash of the code of a plug-in
 DESCRIPTION, FEATURES = "features.json", "embeddings.npy"
 
 
@@ -124,6 +133,8 @@ class FeatureDescription(Document, frozen=True, strict=True):
     """``features.json``: what cached features depend on, written before the first one is computed."""
 
     kind: ClassVar[str] = "description of cached features"
+    version: ClassVar[int] = 2  # 1 knew neither software nor device
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
 
     weights: str
     """Hash of the backbone's weights."""
@@ -139,6 +150,10 @@ class FeatureDescription(Document, frozen=True, strict=True):
     """Hash of their names."""
     files: str
     """Hash of the sizes and modification times of their files."""
+    software: dict[str, str] | None = None
+    """Packages that computed them, see `software_of`; null if several versions did, and in files of format 1."""
+    device: str | None = None
+    """Kind of the device that computed them; null like ``software``."""
     sha256: str | None = None
     """Checksum of the features; null until they are complete."""
 
@@ -191,7 +206,7 @@ def cached_features(
     )
     description, is_whole = _description(dataset, recipe, features, views), False
     if fabric.is_global_zero:
-        is_whole = _begin(folder, description)
+        description, is_whole = _begin(folder, description)
     if not fabric.broadcast(is_whole):
         job = FeatureJob(
             Views(dataset, views) if views else dataset,
@@ -213,6 +228,46 @@ def cached_features(
     if vectors.values.shape != expected:
         raise UserError(f"{vectors.path}: has shape {vectors.values.shape}, expected {expected}; remove {folder}")
     return CachedFeatures(dataset, vectors)
+
+
+def features_folder(run: RunFolder, tuning: NoTuningConfig) -> Path:
+    """Return the folder with the features of all splits of a run."""
+    return run.features if tuning.cache is None else Path(tuning.cache)
+
+
+def place_of(config: DatasetConfig, split: Split) -> Path:
+    """Return where the features of a split are in the folder of features."""
+    if config.split == "all":
+        return Path("all")
+    is_of_fold = config.split == "reality_check" and split != "test"  # folds have the test images in common
+    return Path(f"fold-{config.fold}" if is_of_fold else "", split)
+
+
+def stored_features(
+    run: RunFolder, trained: TrainedModel, fabric: Ranks, dataset: Dataset, split: Split
+) -> CachedFeatures | None:
+    """Return the features of a split that the training of a run has stored; None if there are none of this backbone.
+
+    The weights, the preprocessing, the images, the software and the device must be those of the features.
+
+    Args:
+        run: the run.
+        trained: a model with the backbone of the run.
+        fabric: the ranks; the first one decides.
+        dataset: all images of the split.
+        split: name of the split.
+    """
+    tuning = trained.recipe.backbone.tuning
+    if not isinstance(tuning, NoTuningConfig) or tuning.features == "live":
+        return None
+    folder, is_same = features_folder(run, tuning) / place_of(trained.recipe.dataset, split), False
+    if fabric.is_global_zero and (folder / DESCRIPTION).exists():
+        with suppress(UserError, OSError):  # damaged or incomplete ones are no use, and training reports them
+            stored, backbone = FeatureDescription.read(folder / DESCRIPTION), trained.model
+            alone = backbone_alone(backbone, Euclidean.Config().build(backbone.backbone.num_features))
+            ours = _description(dataset, trained.recipe, alone, 0).model_copy(update={"sha256": stored.sha256})
+            is_same = stored == ours and sha256(folder / FEATURES) == stored.sha256
+    return CachedFeatures(dataset, VectorFile(folder)) if fabric.broadcast(is_same) else None
 
 
 def is_complete(folder: Path) -> bool:
@@ -241,14 +296,16 @@ def _description(dataset: Dataset, recipe: Recipe, model: EmbeddingModel, views:
         images=len(dataset),
         names=names.hexdigest(),
         files=files.hexdigest(),
+        software=software_of(recipe),
+        device=model.device.type,
     )
 
 
-def _begin(folder: Path, description: FeatureDescription) -> bool:
+def _begin(folder: Path, description: FeatureDescription) -> tuple[FeatureDescription, bool]:
     """Record what features depend on before the first one is computed, or compare it with the record.
 
     Returns:
-        Whether they are complete.
+        The record to write at the end, and whether they are complete.
 
     Raises:
         UserError: the folder has other files, other features, or damaged ones.
@@ -261,7 +318,7 @@ def _begin(folder: Path, description: FeatureDescription) -> bool:
             )
         folder.mkdir(parents=True, exist_ok=True)
         description.write(path)
-        return False
+        return description, False
     started = FeatureDescription.read(path)
     changes = list(differences("", _shown(started), _shown(description)))
     if changes:
@@ -275,10 +332,21 @@ def _begin(folder: Path, description: FeatureDescription) -> bool:
             raise UserError(
                 f"{folder / FEATURES}: this file is damaged (wrong checksum); remove {folder}, then rerun to compute it"
             )
-    return started.sha256 is not None
+    if (started.software, started.device) != (description.software, description.device):
+        description = description.model_copy(update={"software": None, "device": None})
+    return description, started.sha256 is not None
 
 
 def _shown(description: FeatureDescription) -> dict[str, Any]:
-    """Return what features depend on, for a message, with hashes cut to 8 characters."""
+    """Return what the features of a training depend on, for a message, with hashes cut to 8 characters."""
     hashes = {key: f"hash {getattr(description, key)[:8]}" for key in ("weights", "names", "files")}
-    return {**description.plain(), **hashes, "sha256": None}
+    return {**description.plain(), **hashes, "sha256": None, "software": None, "device": None}
+
+
+def software_of(recipe: Recipe) -> dict[str, str]:
+    """Return the versions of the packages that decode and embed images, and hashes of the recipe's plug-ins."""
+    found = {"dmlkit": __version__, "torch": torch.__version__}
+    for package in DECODERS:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found | {record.name: record.sha256[:HASH] for record in plugins_of(recipe)}

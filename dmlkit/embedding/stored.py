@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Container, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dmlkit import __version__
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.engine import write_embeddings
+from dmlkit.embedding.features import software_of, stored_features
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.in_memory import Embeddings, Known, embed_images
 from dmlkit.embedding.job import EmbedJob
@@ -32,11 +31,9 @@ from dmlkit.files.document import differences
 from dmlkit.files.lock import sole_writer
 from dmlkit.loading.cache import stamp
 from dmlkit.loading.inputs import inputs_of
-from dmlkit.recipe.provenance import plugins_of
-from dmlkit.recipe.schema import Recipe
+from dmlkit.model import head_alone
 from dmlkit.run_folder.folder import RunFolder
 
-DECODERS = ("torchvision", "pillow", "torchcodec")
 HASH = 16  # characters of a hash in a warning
 
 
@@ -54,6 +51,7 @@ def split_embeddings(
 
     They are embedded again, with a warning that says why, if the weights, the preprocessing, the images, the software
     or the device are not those of the folder, or if it is damaged. Where the run cannot be written, a warning says so.
+    Where training has stored the features of a frozen backbone, only the head is computed.
     The result is equal to the bit to that of `embed_images`. Another process that needs them meanwhile waits. Another
     dataset or transform than the run's own is embedded without the folder.
 
@@ -69,13 +67,9 @@ def split_embeddings(
     Raises:
         UserError: no image could be read, or see `embed_dataset`.
     """
-
-    def embedded() -> Embeddings:
-        return embed_images(trained, fabric, dataset, f"the {split} split of {run.path}", bar)
-
     own = run.recipe()
     if (trained.recipe.dataset.name, trained.recipe.transform) != (own.dataset.name, own.transform):
-        return embedded()
+        return embed_images(trained, fabric, dataset, f"the {split} split of {run.path}", bar)
     stored = None
     if fabric.is_global_zero:
         stored = StoredSplit(split_job(run, trained, dataset, split, device=fabric.device.type, of=of), trained)
@@ -91,12 +85,24 @@ def split_embeddings(
             return found
         if reason:
             warn(f"{reason}; the images are embedded again")
-        found = embedded()
+        found = _embedded(run, trained, fabric, dataset, split, bar)
         if stored is not None:
             error = error or stored.write(found, fabric.device.type)
         if error:
             warn(f"{error}; the embeddings are not stored, and the next command embeds the images again")
     return found
+
+
+def _embedded(
+    run: RunFolder, trained: TrainedModel, fabric: Ranks, dataset: Dataset, split: Split, bar: Bar
+) -> Embeddings:
+    """Embed a split: its images, or the features of a frozen backbone that training has stored."""
+    source = f"the {split} split of {run.path}"
+    features = stored_features(run, trained, fabric, dataset, split)
+    if features is None:
+        return embed_images(trained, fabric, dataset, source, bar)
+    recipe = trained.recipe.model_copy(update={"transform": None})
+    return embed_images(TrainedModel.of(recipe, head_alone(trained.model)), fabric, features, source)
 
 
 class StoredSplit:
@@ -335,15 +341,6 @@ def hash_images(dataset: Dataset, config: DatasetConfig) -> str:
         else:
             digest.update(repr(stamp(dataset.paths[index])).encode())
     return digest.hexdigest()
-
-
-def software_of(recipe: Recipe) -> dict[str, str]:
-    """Return the versions of the packages that decode and embed images, and hashes of the recipe's plug-ins."""
-    found = {"dmlkit": __version__, "torch": torch.__version__}
-    for package in DECODERS:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found | {record.name: record.sha256[:HASH] for record in plugins_of(recipe)}
 
 
 @contextmanager

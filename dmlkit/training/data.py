@@ -6,19 +6,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_fabric import Fabric
-from torch import nn
 
-from dmlkit.backbones.identity import Identity
 from dmlkit.backbones.tuning import NoTuningConfig
+from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.samples import VectorSamples
-from dmlkit.embedding.features import CachedFeatures, DrawnViews, cached_features, is_complete
+from dmlkit.embedding.features import (
+    CachedFeatures,
+    DrawnViews,
+    cached_features,
+    features_folder,
+    is_complete,
+    place_of,
+)
 from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place
 from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import Inputs, inputs_of
-from dmlkit.model import EmbeddingModel
+from dmlkit.model import EmbeddingModel, head_alone
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import Experiment
@@ -54,32 +59,25 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
         on_device = recipe.training.augment_on == "device" and fabric.device.type != "cpu"
         inputs = inputs_of(experiment.train, recipe.transform, training=True, on_device=on_device)
         return TrainingData(model, inputs, experiment.validation, test)
-    folder = run.features if tuning.cache is None else Path(tuning.cache)
-    of_training = folder / f"fold-{recipe.dataset.fold}" if recipe.dataset.split == "reality_check" else folder
+    folder = features_folder(run, tuning)
 
-    def place(split: str) -> Path:
-        if recipe.dataset.split == "all":
-            return folder / "all"
-        return (folder if split == "test" else of_training) / split  # folds have the test images in common
-
-    def features(split: str, dataset: Dataset, views: int) -> CachedFeatures:
-        return cached_features(
-            dataset, recipe, model, fabric, place(split), views=views, bar=progress.images, what=split
-        )
+    def features(split: Split, dataset: Dataset, views: int) -> CachedFeatures:
+        place = folder / place_of(recipe.dataset, split)
+        return cached_features(dataset, recipe, model, fabric, place, views=views, bar=progress.images, what=split)
 
     if folder.exists() and not folder.is_dir():
         text = f"{folder}: is a file; expected a folder for features"
         raise UserError(recipe.fault(("backbone", "tuning", "cache"), text))
     # one of several runs that share a folder computes the features, the others wait; complete features need no lock
-    writes = fabric.is_global_zero and not all(is_complete(place(split)) for split in recipe.dataset.own_splits)
+    writes = fabric.is_global_zero and not all(
+        is_complete(folder / place_of(recipe.dataset, split)) for split in recipe.dataset.own_splits
+    )
     with sole_writer(folder, what="a training", patience=inf) if writes else nullcontext():
         fabric.barrier()
         training = features("train", experiment.train, tuning.feature_views)
         validation = experiment.validation and features("validation", experiment.validation, 0)
         tested = test and features("test", test, 0)
-    width = model.backbone.num_features
-    head = EmbeddingModel(nn.Identity(), Identity(width), model.head, VectorSamples(width))
-    return TrainingData(head, DrawnViews(training), validation, tested)
+    return TrainingData(head_alone(model), DrawnViews(training), validation, tested)
 
 
 def check_places(recipe: Recipe, run: Path) -> None:

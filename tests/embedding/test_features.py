@@ -1,5 +1,6 @@
 """Features computed once: equal to those computed live, and never those of something else."""
 
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -11,10 +12,17 @@ import pytest
 import torch
 from PIL import Image
 
+from dmlkit.datasets.base import Split
 from dmlkit.datasets.folder import FolderConfig
+from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding import parts
 from dmlkit.embedding.features import AugmentedViews, Views
+from dmlkit.embedding.in_memory import embed_images
+from dmlkit.embedding.stored import split_embeddings
+from dmlkit.embedding.trained import load_model
+from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import TransformedImages
+from dmlkit.model import EmbeddingModel
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.transforms.presets import ImageNetConfig
 from tests.conftest import END, Result
@@ -181,3 +189,40 @@ def test_a_kill_while_features_are_computed_costs_no_part(photos: Path, dmlkit: 
     assert dmlkit("train", "r.yaml", "-o", "whole").code == 0
     killed, whole = weights_of("killed"), weights_of("whole")
     assert all(torch.allclose(killed[name], whole[name], atol=1e-6) for name in whole)
+
+
+def test_stored_features_give_the_embeddings_of_their_images(
+    photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, with the head alone; not if a photo has changed, or if the software of the features is not known."""
+    assert dmlkit("train", "r.yaml", "-o", "run").code == 0
+    dimensions, forward = list[int](), EmbeddingModel.forward
+
+    def noted(self: EmbeddingModel, inputs: torch.Tensor) -> torch.Tensor:
+        dimensions.append(inputs.ndim)
+        return forward(self, inputs)
+
+    monkeypatch.setattr(EmbeddingModel, "forward", noted)
+    fabric, run = start_fabric("cpu"), RunFolder(Path("run"))
+    trained = load_model(run, fabric)
+
+    def computed(split: Split) -> set[int]:
+        """Numbers of dimensions of what the model was given: 4 for images, 2 for features."""
+        dataset = images_of_split(trained.recipe.dataset, split)
+        expected = embed_images(trained, fabric, dataset, "photos")
+        dimensions.clear()
+        found = split_embeddings(run, trained, fabric, dataset, split)
+        assert all(torch.equal(one, other) for one, other in zip(found[:3], expected[:3], strict=True))
+        return {*dimensions}
+
+    assert computed("test") == computed("validation") == {2}
+    dimensions.clear()
+    assert dmlkit("plot", "histogram", "run").code == 0 and {*dimensions} == {2}
+    assert computed("train") == {4}  # its features are of augmented views, or belong to another split
+    description = Path("run/features/validation/features.json")
+    known = json.loads(description.read_text())
+    description.write_text(json.dumps({**known, "software": {**known["software"], "torch": "1.0"}}))
+    shutil.rmtree("run/embeddings")
+    assert computed("validation") == {4}
+    shutil.copy(photos / "class11" / "1.png", photos / "class11" / "0.png")
+    assert computed("test") == {4}
