@@ -136,6 +136,10 @@ def _run() -> None:
             raise
         for line in lines_of(message_of(error)):
             typer.secho(f"error: {line}", fg="red", err=True)
+        if isinstance(error, UserError) and "dmlkit.recipe.schema" in sys.modules:
+            from dmlkit.recipe.catalogue import keep_reference
+
+            keep_reference()
         raise SystemExit(USER_ERROR if is_user_error(error) else INTERNAL_ERROR) from None
 
 

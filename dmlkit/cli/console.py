@@ -44,7 +44,7 @@ def show_table(table: Table, console: Console) -> None:
     for column in table.columns:
         cells = (column.header, *column.cells)
         widest = max(console.measure(cell, options=unbounded).maximum for cell in cells)
-        column.no_wrap = column.justify == "right"  # rich narrows only the others, and cuts what does not fit
+        column.no_wrap |= column.justify == "right"  # rich narrows only the others, and cuts what does not fit
         column.min_width = widest if column.no_wrap else min(widest, WORD)
         column.overflow = "fold"
     width = console.width

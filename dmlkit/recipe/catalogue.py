@@ -7,6 +7,7 @@ works and takes the seconds of importing torch.
 import json
 import os
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -56,6 +57,16 @@ def new_reference() -> Reference:
             with atomic_write(catalogue_file()) as partial:
                 partial.write_bytes(CATALOGUE.dump_json(Catalogue(sources, reference)))
     return reference
+
+
+@cache
+def keep_reference() -> None:
+    """Store the reference if none is stored, at most once per process that has imported the classes anyway.
+
+    The next mistake in a recipe is then found without importing them, see `dmlkit.recipe.early`.
+    """
+    if not entry_points(group=GROUP) and stored_reference() is None:
+        new_reference()
 
 
 def catalogue_file() -> Path:
