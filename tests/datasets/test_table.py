@@ -95,11 +95,14 @@ def test_every_cell_at_fault_is_named_with_its_line(tmp_path: Path):
     }
     config = write(tmp_path, columns)
     file = config.file
+    below = (
+        "expected a file below it: move this list to a folder above all of its images, or set dataset.root in a recipe"
+    )
     assert config.listing().faults == [
         f"{file}:3: no path",
-        f"{file}:4: path '../2.jpg' leads out of the root {tmp_path}; expected a file below it",
-        f"{file}:5: path '/etc/passwd' leads out of the root {tmp_path}; expected a file below it",
-        f"{file}:6: path 'photos/../../5.jpg' leads out of the root {tmp_path}; expected a file below it",
+        f"{file}:4: path '../2.jpg' leads out of the root {tmp_path}; {below}",
+        f"{file}:5: path '/etc/passwd' leads out of the root {tmp_path}; {below}",
+        f"{file}:6: path 'photos/../../5.jpg' leads out of the root {tmp_path}; {below}",
         f"{file}:6: no label",
         f"{file}:5: split 'trian'; expected train, validation, test",
         f"{file}:6: query 'maybe'; expected true or false",

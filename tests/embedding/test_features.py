@@ -215,10 +215,9 @@ def test_stored_features_give_the_embeddings_of_their_images(
         assert all(torch.equal(one, other) for one, other in zip(found[:3], expected[:3], strict=True))
         return {*dimensions}
 
-    assert computed("test") == computed("validation") == {2}
+    assert computed("test") == computed("validation") == computed("train") == {2}  # plain draws no views
     dimensions.clear()
     assert dmlkit("plot", "histogram", "run").code == 0 and {*dimensions} == {2}
-    assert computed("train") == {4}  # its features are of augmented views, or belong to another split
     description = Path("run/features/validation/features.json")
     known = json.loads(description.read_text())
     description.write_text(json.dumps({**known, "software": {**known["software"], "torch": "1.0"}}))

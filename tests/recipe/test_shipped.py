@@ -82,6 +82,10 @@ def test_a_group_is_listed_with_published_results(dmlkit: Callable[..., Result],
     monkeypatch.setenv("COLUMNS", "200")
     shown = dmlkit("list", "recipes", "cgml").out
     assert "R@1 54.8, R@2 66.2, R@4 76.2, R@8 84.5, NMI 61.6, F1 30.7" in shown and "glyphs/" not in shown
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = dmlkit("list", "recipes", "cgml").out.splitlines()
+    whole = [name for name in names_of_recipes() if name.startswith("cgml/") and any(f" {name} " in x for x in lines)]
+    assert len(whole) == 12 and max(map(len, lines)) <= 80  # names to copy are not wrapped
     told = dmlkit("list", "recipes", "cgm")
     assert told.code == 2 and told.err.startswith(
         "error: list: there is no group of recipes 'cgm'; expected one of cgml"

@@ -67,7 +67,10 @@ def inside(root: Path, name: str) -> str | None:
 
 def leaves_root(where: str, name: str, root: Path) -> str:
     """Return the error line for a name that leads out of the root."""
-    return f"{where}: path {name!r} leads out of the root {root}; expected a file below it"
+    return (
+        f"{where}: path {name!r} leads out of the root {root}; expected a file below it: move this list to a folder "
+        "above all of its images, or set dataset.root in a recipe"
+    )
 
 
 def readable_name(path: str) -> bool:
