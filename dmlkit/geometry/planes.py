@@ -14,17 +14,27 @@ from dmlkit.manifolds.poincare import Poincare
 ARC_POINTS = 30  # per drawn geodesic
 
 
-def to_unit_disk(manifold: Manifold, points: Tensor) -> Tensor:
-    """Map points to the unit disk, (N, 2), by an isometry up to the scale of the curvature.
+def require_disk(manifold: Manifold) -> None:
+    """Check that the points of a manifold lie in the disk.
 
     Raises:
-        UserError: the manifold is neither ``poincare`` nor ``lorentz``, or the points are not 2-d.
+        UserError: the manifold is neither ``poincare`` nor ``lorentz``, or has more than 2 dimensions.
     """
     if not isinstance(manifold, Poincare | Lorentz) or manifold.dim != 2:
         raise UserError(
             f"plot disk: the disk shows 2-d embeddings on poincare or lorentz, got {manifold.dim}-d on "
-            f"{type(manifold).__name__.lower()}; use dmlkit plot pca or dmlkit plot tsne"
+            f"{type(manifold).__name__.lower()}; use dmlkit plot pca or dmlkit plot tsne, or train for the disk: "
+            "--set manifold.name=poincare --set embedding_dim=2"
         )
+
+
+def to_unit_disk(manifold: Manifold, points: Tensor) -> Tensor:
+    """Map points to the unit disk, (N, 2), by an isometry up to the scale of the curvature.
+
+    Raises:
+        UserError: see `require_disk`.
+    """
+    require_disk(manifold)
     root = (-manifold.curvature.detach()).sqrt()
     if isinstance(manifold, Poincare):
         return root * points

@@ -16,10 +16,22 @@ from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.embedding.trained import load_model
 from dmlkit.files.source import check_options, kind_of
 from dmlkit.geometry.curvature import Hyperbolicity, backbone_features, hyperbolicity
+from dmlkit.geometry.planes import require_disk
 from dmlkit.geometry.plot import SIDE, MapKind, Mapped, plot_embeddings
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.run_folder.folder import RunFolder
+
+
+def check_map(run: Path, kind: MapKind) -> None:
+    """Check, before anything is embedded, that a map can be drawn of a run.
+
+    Raises:
+        UserError: the kind is ``disk``, and the run's embeddings do not lie in it; or there is no run.
+    """
+    recipe = RunFolder(run).recipe()
+    if kind == "disk":
+        require_disk(recipe.manifold.build(recipe.embedding_dim))
 
 
 class Measured(NamedTuple):
