@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, SetDataset, checked, examples
-from dmlkit.files.source import check_options, kind_of, require_calibratable
+from dmlkit.files.source import check_options, kind_of, require_addable, require_calibratable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,6 +48,7 @@ def calibrate(
         typer.Option(
             metavar="IMAGES",
             help="Images whose labels are not in the gallery. Default: the validation images of its run.",
+            callback=checked(require_addable),
             show_default=False,
         ),
     ] = None,

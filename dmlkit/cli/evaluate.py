@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 import typer
 
 from dmlkit.cli.evaluation_report import Shown
-from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Json, Plugins, Set, SplitName, examples
+from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Json, Plugins, Set, SplitName, examples, existing
 from dmlkit.errors import UserError
 from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of, require_source
 
@@ -93,6 +93,7 @@ def evaluate(
         typer.Option(
             metavar="FILE",
             help="Table with the columns path and --by. Default: the table that the run was trained on.",
+            callback=existing("a table (.csv or .parquet)"),
             show_default=False,
         ),
     ] = None,
@@ -123,7 +124,11 @@ def evaluate(
     checkpoint: Checkpoint = None,
     dataset_root: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Evaluate a run on this folder of images, with one subfolder per class."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Evaluate a run on this folder of images, with one subfolder per class.",
+            callback=existing("a folder with one subfolder per class"),
+        ),
     ] = None,
     overrides: Set = None,
     json: Json = False,

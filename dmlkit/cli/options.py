@@ -1,13 +1,14 @@
 """Options that several commands share, declared once."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_queries, require_run, require_source
+from dmlkit.files.source import require_path, require_queries, require_run, require_source
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
@@ -132,6 +133,11 @@ def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
     return callback
 
 
+def existing(expected: str) -> Callable[..., Any]:
+    """Return a callback that checks that a path exists, see `checked`; ``expected`` says what should be there."""
+    return checked(partial(require_path, expected=expected))
+
+
 def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
     """Return a check of several paths."""
 
@@ -154,6 +160,7 @@ BoxSource = Annotated[
         "--boxes",
         metavar="PATH",
         help="Use boxes of the images: a folder of YOLO's .txt files, or a .json file of COCO or MegaDetector.",
+        callback=existing("a folder of .txt files or a .json file"),
         show_default=False,
     ),
 ]

@@ -7,6 +7,7 @@ import typer
 
 from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, examples
 from dmlkit.errors import UserError
+from dmlkit.files.source import require_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,13 +63,7 @@ def verify(
 ) -> None:
     """Print whether two images show the same class, using the threshold found by calibrate."""
     names = images or []
-    if (pairs is None) == (not names) or len(names) not in (0, 2):
-        raise UserError(
-            f"verify: expected either two images or --pairs FILE, got {len(names)} "
-            f"{'image' if len(names) == 1 else 'images'} and {'--pairs' if pairs else 'no --pairs'}"
-        )
-    if root is not None and pairs is None:
-        raise UserError("verify: --root applies only to --pairs FILE; remove --root")
+    check_given(names, pairs, root)
 
     from rich.console import Console
 
@@ -100,6 +95,25 @@ def verify(
         print_verdicts(found, console)
     if csv is not None:
         say(console, f"written to {csv}")
+
+
+def check_given(names: list[Path], pairs: Path | None, root: Path | None) -> None:
+    """Check that there are either two images or a file of pairs.
+
+    Raises:
+        UserError: neither or both are given, or a file is missing.
+    """
+    if (pairs is None) == (not names) or len(names) not in (0, 2):
+        raise UserError(
+            f"verify: expected either two images or --pairs FILE, got {len(names)} "
+            f"{'image' if len(names) == 1 else 'images'} and {'--pairs' if pairs else 'no --pairs'}"
+        )
+    if root is not None and pairs is None:
+        raise UserError("verify: --root applies only to --pairs FILE; remove --root")
+    for name in names:
+        require_path(name, "an image")
+    if pairs is not None:
+        require_path(pairs, "a .csv or .txt file of pairs")
 
 
 def print_verdict(found: "Verification", console: "Console") -> None:
