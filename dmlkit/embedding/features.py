@@ -258,8 +258,8 @@ def stored_features(
         split: name of the split.
     """
     tuning = trained.recipe.backbone.tuning
-    if not isinstance(tuning, NoTuningConfig) or tuning.features == "live":
-        return None
+    if not isinstance(tuning, NoTuningConfig) or tuning.features == "live" or dataset.in_memory:
+        return None  # the description of features does not cover the content of samples in memory
     folder, is_same = features_folder(run, tuning) / place_of(trained.recipe.dataset, split), False
     if fabric.is_global_zero and (folder / DESCRIPTION).exists():
         with suppress(UserError, OSError):  # damaged or incomplete ones are no use, and training reports them
