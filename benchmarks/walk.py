@@ -1,9 +1,9 @@
 """How long the commands of the first hour take, from `dmlkit start` to a gallery and plots, each in its own process.
 
-With --other the same commands run with the package of another checkout too, in folders of their own: each at the
-same time with both, so that both meet the same load. A command that another version spells differently is given in that
-spelling. Seconds of a processor include those of the processes that a command starts, and depend less on what else the
-machine does. A command that fails in one of the checkouts is shown as failed, and counts in no total.
+With --other the same commands run with the package of another checkout too, in folders of their own. Each command runs
+in both checkouts at the same time, so that both meet the same load. A command that another version spells differently
+is given in that spelling. Seconds of a processor include those of the processes that a command starts, and depend less
+on what else the machine does. A command that fails in one of the checkouts is shown as failed, and counts in no total.
 
 Run: python benchmarks/walk.py PHOTOS [--classes 16] [--images 10] [--other CHECKOUT] [--epochs 20]
 """
