@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -10,6 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dmlkit.files.escape import json_text, printable
+
+if TYPE_CHECKING:
+    from dmlkit.embedding.manifest import Fusion
 
 TableRows = Sequence[Sequence[str | list[str]]]
 """The header row, then the other rows; a cell may have several lines."""
@@ -73,6 +76,15 @@ def percent(probability: float) -> str:
         ('37%', '>99%', '<1%')
     """
     return "<1%" if probability < 0.01 else ">99%" if probability > 0.99 else f"{probability:.0%}"
+
+
+def fusion_line(fusion: "Fusion") -> str:
+    """Return the weights of the similarities of two runs, and why they were taken."""
+    measured = ""
+    if fusion.alone is not None and fusion.together is not None:
+        measured = f"; validation map@r {fusion.alone:.4f} alone, {fusion.together:.4f} together"
+    weights = "mean of logits" if fusion.weights == "mean" else "logistic weights"
+    return f"with {fusion.share:.2f} of the similarity of {fusion.run} ({weights}{measured})"
 
 
 def say_json(data: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dmlkit.embedding.manifest import Fusion
     from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.evaluation.report import Report
     from dmlkit.metrics.ranking.rerank import Rerank
@@ -24,6 +25,7 @@ class Shown:
     table: Path | None = None
     rerank: "Rerank | None" = None
     flip: bool = False
+    fusion: "Fusion | None" = None
 
     @property
     def console(self) -> "Console":
@@ -45,7 +47,7 @@ class Shown:
 
         if self.by is not None:
             report = report.with_column(evaluation, self.by, self.table, run)
-        report = report.with_alternative(evaluation, self.rerank, flip=self.flip)
+        report = report.with_alternative(evaluation, self.rerank, flip=self.flip, fusion=self.fusion)
         if self.per_class is not None:
             evaluation.save_classes(self.per_class)
         if self.as_json:
@@ -69,8 +71,8 @@ class Shown:
 
 
 def print_alternative(report: "Report", console: "Console") -> None:
-    """Print the metrics with --rerank or --tta, and their differences from the plain ones."""
-    from dmlkit.cli.console import print_table, say
+    """Print the metrics with --rerank, --tta or --with, and their differences from the plain ones."""
+    from dmlkit.cli.console import fusion_line, print_table, say
 
     found, plain = report.alternative, report.metrics
     if found is None:
@@ -83,6 +85,7 @@ def print_alternative(report: "Report", console: "Console") -> None:
         rows.append([name, *cells, f"{change['p_value']:.4f}", f"{change['corrected']:.4f}"])
     options = ", ".join(f"{name} {value:g}" for name, value in found.options.items())
     parts = ["mean of each image and its mirror image"] if found.flip else []
+    parts += [fusion_line(found.fusion)] if found.fusion else []
     parts += [f"re-ranked by {found.rerank}: {options}"] if found.rerank else []
     print_table(rows, console, "; ".join(parts))
     if found.rerank:

@@ -16,6 +16,7 @@ from dmlkit.cli.options import (
     Json,
     Plugins,
     RunPath,
+    WithRun,
     boxes_of,
     checked,
     examples,
@@ -89,17 +90,21 @@ def create(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    second: WithRun = None,
     device: Device = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Create a gallery from images embedded by a run."""
+    """Create a gallery from images embedded by a run, or by two."""
     from rich.console import Console
 
+    from dmlkit.cli.console import fusion_line, say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.gallery.change import create_gallery
+    from dmlkit.evaluation.fusion import fusion_of
 
     console = Console()
+    fusion = fusion_of(run, second, checkpoint=checkpoint, device=device, bar=bars(console))
     incoming = create_gallery(
         run,
         images,
@@ -109,10 +114,13 @@ def create(
         thumbnails=thumbnails,
         threshold=threshold,
         checkpoint=checkpoint,
+        fusion=fusion,
         device=device,
         bar=bars(console),
     )
     print_incoming(incoming, output, console)
+    if fusion is not None:
+        say(console, fusion_line(fusion))
 
 
 @app.command(epilog=examples("dmlkit gallery add galleries/birds more/ --label robin"))
@@ -202,7 +210,7 @@ def info(
     """Print the labels, images, version, model and index of a gallery."""
     from rich.console import Console
 
-    from dmlkit.cli.console import print_table, say, say_json
+    from dmlkit.cli.console import fusion_line, print_table, say, say_json
     from dmlkit.embedding.gallery.folder import GalleryFolder
 
     found = GalleryFolder(gallery)
@@ -224,6 +232,8 @@ def info(
     say(console, f"{len(found)} images with {len(labels)} labels, {unlabeled} without a label; version {found.version}")
     say(console, f"{manifest.dim} dimensions on {manifest.manifold.name}, similarity: {manifest.similarity}")
     say(console, f"{manifest.model.checkpoint} weights {manifest.model.fingerprint[:12]} of {manifest.run}")
+    if manifest.fusion is not None:
+        say(console, fusion_line(manifest.fusion))
     floor = "none" if manifest.threshold is None else manifest.threshold
     say(console, f"thumbnails: {'yes' if manifest.thumbnails else 'no'}; threshold: {floor}")
     index = found.approximate

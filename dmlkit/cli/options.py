@@ -175,6 +175,16 @@ BoxConfidence = Annotated[
         show_default=False,
     ),
 ]
+WithRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--with",
+        metavar="RUN",
+        help="Add the similarity of a second run of the same dataset, weighted by validation classes.",
+        callback=checked(require_run),
+        show_default=False,
+    ),
+]
 QueryRun = Annotated[
     Path | None,
     typer.Option(

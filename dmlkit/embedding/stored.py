@@ -20,7 +20,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.engine import write_embeddings
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import Embeddings, Known, embed_images
+from dmlkit.embedding.in_memory import Embeddings, Known, embed_images, fused
 from dmlkit.embedding.job import EmbedJob
 from dmlkit.embedding.manifest import Description, Manifest, SplitRecord
 from dmlkit.embedding.parts import FILES, PART_IMAGES, Part
@@ -70,6 +70,15 @@ def split_embeddings(
         UserError: no image could be read, or see `embed_dataset`.
     """
 
+    if trained.fusion is None:
+        return _of_one_model(run, trained, fabric, dataset, split, of, bar)
+    homes = [(one.run or run, one) for one in trained.members]
+    return fused(trained, [split_embeddings(home, one, fabric, dataset, split, bar=bar) for home, one in homes])
+
+
+def _of_one_model(
+    run: RunFolder, trained: TrainedModel, fabric: Ranks, dataset: Dataset, split: Split, of: str, bar: Bar
+) -> Embeddings:
     def embedded() -> Embeddings:
         return embed_images(trained, fabric, dataset, f"the {split} split of {run.path}", bar)
 
@@ -264,6 +273,8 @@ def embed_files(trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: 
     Raises:
         UserError: see `embed_images`.
     """
+    if trained.fusion is not None:
+        return fused(trained, [embed_files(one, fabric, dataset, source, bar) for one in trained.members])
     known = known_points(trained, dataset, fabric) if fabric.is_global_zero else None
     return embed_images(trained, fabric, dataset, source, bar, fabric.broadcast(known))
 

@@ -62,9 +62,9 @@ class GalleryManifest(Description, frozen=True, strict=True):
     """``gallery.json``: the model of all embeddings of a gallery, its options and its checksums."""
 
     kind: ClassVar[str] = "manifest of a gallery"
-    version: ClassVar[int] = 5
-    # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone; 4 no threshold_is_own
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: ()}
+    version: ClassVar[int] = 6
+    # 1 had no index; 2 no checksums; 3 those of manifests and deletions alone; 4 no threshold_is_own; 5 no fusion
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: (), 5: ()}
 
     run: str
     """Run whose model embeds images, at the time of creation."""
