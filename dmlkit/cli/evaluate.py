@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 import typer
 
 from dmlkit.cli.evaluation_report import Shown
-from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Json, Plugins, Set, SplitName, WithRun, examples
+from dmlkit.cli.options import TRAIN, Checkpoint, ColumnTable, Debug, Json, Plugins, Set, SplitName, WithRun, examples
 from dmlkit.errors import UserError
 from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of, require_source
 
@@ -89,14 +89,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    table: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Table with the columns path and --by. Default: the table that the run was trained on.",
-            show_default=False,
-        ),
-    ] = None,
+    table: ColumnTable = None,
     rerank: Annotated[
         str | None,
         typer.Option(

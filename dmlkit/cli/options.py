@@ -175,6 +175,15 @@ BoxConfidence = Annotated[
         show_default=False,
     ),
 ]
+ColumnTable = Annotated[
+    Path | None,
+    typer.Option(
+        "--table",
+        metavar="FILE",
+        help="Table with the columns path and --by. Default: the table that the run was trained on.",
+        show_default=False,
+    ),
+]
 WithRun = Annotated[
     Path | None,
     typer.Option(
