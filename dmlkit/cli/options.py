@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dmlkit.errors import UserError
 from dmlkit.files.source import require_queries, require_run, require_source
 
 if TYPE_CHECKING:
@@ -72,20 +71,16 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and pr
 
 
 def boxes_of(source: Path | None, margin: float | None, confidence: float | None) -> "Boxes | None":
-    """Return the options on boxes; None without any.
+    """Return the options on boxes; None without any, for which nothing is imported.
 
     Raises:
         UserError: there is a confidence, but no file of boxes.
     """
     if source is None and margin is None and confidence is None:
         return None
-    if source is None and confidence is not None:
-        raise UserError(
-            f"--box-confidence {confidence:g}: applies to --boxes; name a file of boxes, or remove this option"
-        )
-    from dmlkit.datasets.files.boxes import Boxes
+    from dmlkit.datasets.files import boxes
 
-    return Boxes(source, margin or 0.0, 0.2 if confidence is None else confidence)
+    return boxes.boxes_of(source, margin, confidence)
 
 
 def examples(*commands: str) -> str:
