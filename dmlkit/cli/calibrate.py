@@ -1,17 +1,31 @@
 """``dmlkit calibrate``: a threshold for pairs of images, or for the labels of a gallery."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, SetDataset, checked, examples
+from dmlkit.cli.evaluation_report import print_values
+from dmlkit.cli.options import (
+    TRAIN,
+    Checkpoint,
+    ColumnTable,
+    Debug,
+    Device,
+    Json,
+    Plugins,
+    SetDataset,
+    checked,
+    examples,
+)
+from dmlkit.errors import UserError
 from dmlkit.files.source import check_options, kind_of, require_addable, require_calibratable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from dmlkit.embedding.questions.calibration import Identification
+    from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.metrics.reliability import Reliability
     from dmlkit.run_folder.folder import CheckpointName
     from dmlkit.run_folder.threshold import Threshold
@@ -60,6 +74,15 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Print FAR and FRR, or FPIR and FNIR, per value of this column of a table, e.g. camera, worst first.",
+            show_default=False,
+        ),
+    ] = None,
+    table: ColumnTable = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     json: Json = False,
@@ -75,8 +98,12 @@ def calibrate(
     kind = kind_of(source)
     options = {"--far": far, "--checkpoint": checkpoint, "--set": overrides}
     check_options(source, kind, {**options, "--fpir": fpir, "--strangers": strangers, "--near": near})
+    if table is not None and by is None:
+        raise UserError(f"calibrate: --table {table}: needs --by COLUMN, the column to read")
+    column = (by, table) if by is not None else None
     if kind == "run":
-        _calibrate_run(source, 1e-3 if far is None else far, checkpoint, overrides or [], device, json=json)
+        rate = 1e-3 if far is None else far
+        _calibrate_run(source, rate, checkpoint, overrides or [], device, column, json=json)
         return
     from rich.console import Console
 
@@ -84,16 +111,19 @@ def calibrate(
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.questions.calibration import calibrate_gallery
     from dmlkit.evaluation.plots.reliability import plot_reliability
+    from dmlkit.evaluation.rates_by_value import identification_rates_by_value
 
     console = Console(stderr=json)
     rate = 0.01 if fpir is None else fpir
     found = calibrate_gallery(source, fpir=rate, strangers=strangers, near=near, device=device, bar=bars(console))
+    by_value = None if column is None else identification_rates_by_value(source, found, *column)
     title, share = "Guesses of identify", "share of the guesses that is right"
     plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)
     if json:
-        say_json(found.stamped())
+        say_json({**found.stamped(), **_as_data(by_value)})
     else:
         print_identification(found, source, console)
+        print_values(by_value, console, ["fpir", "fnir"])
         say(console, f"written to {source / 'identification.json'} and {plot}")
 
 
@@ -143,7 +173,14 @@ def say_reliability(found: "Reliability", console: "Console") -> None:
 
 
 def _calibrate_run(
-    run: Path, far: float, checkpoint: "CheckpointName | None", overrides: list[str], device: str, *, json: bool
+    run: Path,
+    far: float,
+    checkpoint: "CheckpointName | None",
+    overrides: list[str],
+    device: str,
+    column: "tuple[str, Path | None] | None",
+    *,
+    json: bool,
 ) -> None:
     """Choose the threshold for pairs of a run, store it, and print its rates."""
     from rich.console import Console
@@ -153,6 +190,7 @@ def _calibrate_run(
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.calibration import calibrate_run
     from dmlkit.evaluation.plots.reliability import plot_reliability
+    from dmlkit.evaluation.rates_by_value import pair_rates_by_value
     from dmlkit.metrics.statistics import LEAST_CLASSES
     from dmlkit.run_folder.folder import RunFolder
 
@@ -161,6 +199,7 @@ def _calibrate_run(
     found = calibrate_run(run, far=far, checkpoint=checkpoint, overrides=overrides, fabric=fabric, bar=bars(console))
     if not fabric.is_global_zero:
         return
+    by_value = None if column is None else pair_rates_by_value(run, found, *column, fabric=fabric, bar=bars(console))
     assert found.probability is not None  # only in files of older versions
     reliability, written = found.probability.reliability, str(run / "threshold.json")
     if reliability is not None:
@@ -168,7 +207,7 @@ def _calibrate_run(
         title, share = "Pairs of validation images", "share of the pairs that is of the same class"
         written += f" and {plot_reliability(reliability, place, title=title, share=share)}"
     if json:
-        say_json(found.stamped())
+        say_json({**found.stamped(), **_as_data(by_value)})
         return
     print_table(rate_rows(found), console, f"{found.checkpoint} checkpoint of {run}")
     say(console, f"threshold: {found.similarity} >= {found.threshold:.6g} counts as the same class")
@@ -189,7 +228,13 @@ def _calibrate_run(
             say(console, f"note: the FAR on the test classes is {found.test.far:.2g}, outside this interval")
     if reliability is not None:
         say_reliability(reliability, console)
+    print_values(by_value, console, ["far", "frr"])
     say(console, f"written to {written}")
+
+
+def _as_data(by_value: "ByColumn | None") -> dict[str, Any]:
+    """Return figures per value as data, if there are any."""
+    return {} if by_value is None else {"by": by_value.model_dump(mode="json")}
 
 
 def rate_rows(found: "Threshold") -> list[list[str]]:

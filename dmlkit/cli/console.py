@@ -1,7 +1,7 @@
 """Printing in a terminal. Text from outside is escaped, so that the terminal and rich do not interpret it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
@@ -73,6 +73,15 @@ def percent(probability: float) -> str:
         ('37%', '>99%', '<1%')
     """
     return "<1%" if probability < 0.01 else ">99%" if probability > 0.99 else f"{probability:.0%}"
+
+
+def fusion_line(fusion: Mapping[str, Any]) -> str:
+    """Return the weights of the similarities of two runs, and why they were taken; see `Fusion`."""
+    measured = ""
+    if fusion["alone"] is not None and fusion["together"] is not None:
+        measured = f"; validation map@r {fusion['alone']:.4f} alone, {fusion['together']:.4f} together"
+    weights = "mean of logits" if fusion["weights"] == "mean" else "logistic weights"
+    return f"with {fusion['share']:.2f} of the similarity of {fusion['run']} ({weights}{measured})"
 
 
 def say_json(data: Any) -> None:

@@ -1,12 +1,25 @@
 """``dmlkit eval``: evaluate a run, an embeddings folder, or arrays."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
 from dmlkit.cli.evaluation_report import Shown
-from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Json, Plugins, Set, SplitName, examples, existing
+from dmlkit.cli.options import (
+    TRAIN,
+    Checkpoint,
+    ColumnTable,
+    Debug,
+    Json,
+    Plugins,
+    Set,
+    SplitName,
+    WithRun,
+    examples,
+    existing,
+)
 from dmlkit.errors import UserError
 from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of, require_source
 
@@ -88,15 +101,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    table: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Table with the columns path and --by. Default: the table that the run was trained on.",
-            callback=existing("a table (.csv or .parquet)"),
-            show_default=False,
-        ),
-    ] = None,
+    table: ColumnTable = None,
     rerank: Annotated[
         str | None,
         typer.Option(
@@ -114,6 +119,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    second: WithRun = None,
     split: Annotated[
         SplitName | None,
         typer.Option(
@@ -148,12 +154,11 @@ def evaluate(
         source, embeddings = None, source
     arrays = {"--embeddings": embeddings, "--labels": labels, "--gallery": gallery, "--gallery-labels": gallery_labels}
     of_runs = {"--split": split, "--checkpoint": checkpoint, "--dataset-root": dataset_root, "--set": overrides}
-    of_runs |= {"--device": device, "--tta": tta}
+    of_runs |= {"--device": device, "--tta": tta, "--with": second}
     if table is not None and by is None:
         raise UserError(f"eval: --table {table}: needs --by COLUMN, the column to read")
     kind = evaluated_kind(source, arrays, of_runs, untrained=untrained, manifold=manifold, by=by)
-    if kind == "untrained":
-        refuse("--untrained; train first, or use embeddings", {"--rerank": rerank, "--tta": tta})
+    refuse_changes(kind, {"--rerank": rerank, "--tta": tta, "--with": second}, overrides)
 
     from dmlkit.cli.progress import bars
     from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_points
@@ -185,7 +190,7 @@ def evaluate(
         if kind == "untrained":
             tell_untrained(source, fabric, shown, images, wanted)
         else:
-            tell_run(source, fabric, shown, images, wanted, checkpoint)
+            tell_run(source, fabric, shown, images, wanted, checkpoint, second)
 
 
 class Evaluated(TypedDict):
@@ -235,15 +240,20 @@ def tell_run(
     images: Evaluated,
     wanted: Wanted,
     checkpoint: "CheckpointName | None",
+    second: Path | None,
 ) -> None:
     """Evaluate a run, and print the gain from training and the path of its report."""
     from dmlkit.cli.compare import gain_of
     from dmlkit.cli.console import say
     from dmlkit.evaluation.compare import result_of
+    from dmlkit.evaluation.fusion import choose_fusion
     from dmlkit.evaluation.run import evaluate_run
 
-    flip, rerank = shown.flip, shown.rerank
-    run = evaluate_run(source, checkpoint=checkpoint, fabric=fabric, rerank=rerank, flip=flip, **images, **wanted)
+    if second is not None:
+        fusion = choose_fusion(source, second, checkpoint=checkpoint, fabric=fabric, bar=wanted["bar"])
+        shown = replace(shown, fusion=fusion)
+    changed: Any = {"rerank": shown.rerank, "flip": shown.flip, "fusion": shown.fusion}
+    run = evaluate_run(source, checkpoint=checkpoint, fabric=fabric, **changed, **images, **wanted)
     if not fabric.is_global_zero:
         return
     title = f"{run.report.split} split of {run.dataset}, {run.checkpoint} checkpoint, epoch {run.report.epoch}"
@@ -299,6 +309,20 @@ def evaluated_kind(
     if kind == "images":
         raise UserError(f"eval: {source}: expected {EXPECTED}, or --dataset-root {source} with a run")
     return require_source(source)
+
+
+def refuse_changes(kind: str, changes: dict[str, Any], overrides: list[str] | None) -> None:
+    """Refuse changes of the embeddings or the ranking that do not apply to a source, or not together.
+
+    Raises:
+        UserError: one of these.
+    """
+    if kind == "untrained":
+        refuse("--untrained; train first, or use embeddings", changes)
+    elif kind == "gallery":
+        refuse("a gallery; one of two runs is evaluated with both", {"--with": changes["--with"]})
+    if changes["--with"]:
+        refuse("--with", {"--tta": changes["--tta"], "--set": overrides})
 
 
 def refuse_untrained(source: Path | None, given: list[str], options: dict[str, Any]) -> None:

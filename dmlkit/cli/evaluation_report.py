@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
+    from dmlkit.embedding.manifest import Fusion
     from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.evaluation.report import Report
     from dmlkit.metrics.ranking.rerank import Rerank
@@ -24,6 +27,7 @@ class Shown:
     table: Path | None = None
     rerank: "Rerank | None" = None
     flip: bool = False
+    fusion: "Fusion | None" = None
 
     @property
     def console(self) -> "Console":
@@ -45,7 +49,7 @@ class Shown:
 
         if self.by is not None:
             report = report.with_column(evaluation, self.by, self.table, run)
-        report = report.with_alternative(evaluation, self.rerank, flip=self.flip)
+        report = report.with_alternative(evaluation, self.rerank, flip=self.flip, fusion=self.fusion)
         if self.per_class is not None:
             evaluation.save_classes(self.per_class)
         if self.as_json:
@@ -69,8 +73,8 @@ class Shown:
 
 
 def print_alternative(report: "Report", console: "Console") -> None:
-    """Print the metrics with --rerank or --tta, and their differences from the plain ones."""
-    from dmlkit.cli.console import print_table, say
+    """Print the metrics with --rerank, --tta or --with, and their differences from the plain ones."""
+    from dmlkit.cli.console import fusion_line, print_table, say
 
     found, plain = report.alternative, report.metrics
     if found is None:
@@ -83,6 +87,7 @@ def print_alternative(report: "Report", console: "Console") -> None:
         rows.append([name, *cells, f"{change['p_value']:.4f}", f"{change['corrected']:.4f}"])
     options = ", ".join(f"{name} {value:g}" for name, value in found.options.items())
     parts = ["mean of each image and its mirror image"] if found.flip else []
+    parts += [fusion_line(found.fusion.model_dump())] if found.fusion else []
     parts += [f"re-ranked by {found.rerank}: {options}"] if found.rerank else []
     print_table(rows, console, "; ".join(parts))
     if found.rerank:
@@ -90,24 +95,30 @@ def print_alternative(report: "Report", console: "Console") -> None:
         say(console, f"note: re-ranking looks at the gallery as a whole{others}; not for images that come one by one")
 
 
-def print_values(found: "ByColumn | None", console: "Console") -> None:
-    """Print the last metric per value of a column, if asked for, worst first, with differences from all others."""
+def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequence[str] | None" = None) -> None:
+    """Print metrics per value of a column, if asked for, worst first, with differences from all others.
+
+    Args:
+        found: the figures.
+        console: the terminal.
+        metrics: names of the metrics. Default: the last one.
+    """
     from dmlkit.cli.console import print_table, say
 
     if found is None:
         return
-    name = list(found.values[0].metrics)[-1]
-    rows = [[found.column, "queries", "classes", name, "95 % interval", "to others", "95 % interval", "Holm's p"]]
-    for one in found.values[:VALUES_SHOWN]:
-        figures = one.metrics[name]
-        ends, change = figures.interval, figures.difference_interval
-        cells = [one.value, f"{one.queries:,}", f"{one.classes:,}", f"{figures.mean:.4f}"]
-        cells += ["{:.3f} .. {:.3f}".format(*ends) if ends else "", f"{figures.difference:+.4f}"]
-        rows.append([*cells, "{:+.3f} .. {:+.3f}".format(*change) if change else "", f"{figures.corrected:.4f}"])
-    print_table(rows, console, f"per {found.column}, worst first")
+    for name in metrics or [list(found.values[0].metrics)[-1]]:
+        rows = [[found.column, "queries", "classes", name, "95 % interval", "to others", "95 % interval", "Holm's p"]]
+        for one in found.values[:VALUES_SHOWN]:
+            figures = one.metrics[name]
+            ends, change = figures.interval, figures.difference_interval
+            cells = [one.value, f"{one.queries:,}", f"{one.classes:,}", f"{figures.mean:.4f}"]
+            cells += ["{:.3f} .. {:.3f}".format(*ends) if ends else "", f"{figures.difference:+.4f}"]
+            rows.append([*cells, "{:+.3f} .. {:+.3f}".format(*change) if change else "", f"{figures.corrected:.4f}"])
+        print_table(rows, console, f"per {found.column}, worst first")
     if len(found.values) > VALUES_SHOWN:
         say(console, f"{len(found.values) - VALUES_SHOWN} more values: --json")
     if found.without:
         say(console, f"note: {found.without} queries have no {found.column} and count in none of these figures")
-    if any(one.metrics[name].difference_interval is None for one in found.values):
+    if any(figures.difference_interval is None for one in found.values for figures in one.metrics.values()):
         say(console, "note: where a value or all others have fewer than 5 classes, there is no interval and p is 1")

@@ -16,6 +16,7 @@ from dmlkit.cli.options import (
     Json,
     Plugins,
     RunPath,
+    WithRun,
     boxes_of,
     checked,
     examples,
@@ -90,17 +91,21 @@ def create(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
+    second: WithRun = None,
     device: Device = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
-    """Create a gallery from images embedded by a run."""
+    """Create a gallery from images embedded by a run, or by two."""
     from rich.console import Console
 
+    from dmlkit.cli.console import fusion_line, say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.gallery.change import create_gallery
+    from dmlkit.evaluation.fusion import fusion_of
 
     console = Console()
+    fusion = fusion_of(run, second, checkpoint=checkpoint, device=device, bar=bars(console))
     incoming = create_gallery(
         run,
         images,
@@ -110,10 +115,13 @@ def create(
         thumbnails=thumbnails,
         threshold=threshold,
         checkpoint=checkpoint,
+        fusion=fusion,
         device=device,
         bar=bars(console),
     )
     print_incoming(incoming, output, console)
+    if fusion is not None:
+        say(console, fusion_line(fusion.model_dump()))
 
 
 @app.command(epilog=examples("dmlkit gallery add galleries/birds more/ --label robin"))
@@ -203,7 +211,7 @@ def info(
     """Print the labels, images, version, model and index of a gallery."""
     from rich.console import Console
 
-    from dmlkit.cli.console import print_table, say, say_json
+    from dmlkit.cli.console import fusion_line, print_table, say, say_json
     from dmlkit.embedding.gallery.files import MANIFEST, GallerySummary, recorded_state
 
     summary = GallerySummary.read(gallery / MANIFEST)
@@ -233,6 +241,8 @@ def info(
     model = summary.model
     say(console, f"{summary.dim} dimensions on {summary.manifold['name']}, similarity: {summary.similarity}")
     say(console, f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {summary.run}")
+    if summary.fusion is not None:
+        say(console, fusion_line(summary.fusion))
     floor = "none" if summary.threshold is None else summary.threshold
     say(console, f"thumbnails: {'yes' if summary.thumbnails else 'no'}; threshold: {floor}")
     index = summary.approximate if state.has_index else None

@@ -18,6 +18,7 @@ from dmlkit.cli.options import (
     QueryPath,
     QueryRun,
     SourcePath,
+    WithRun,
     boxes_of,
     examples,
 )
@@ -89,6 +90,7 @@ def identify(
     box_margin: BoxMargin = None,
     box_confidence: BoxConfidence = None,
     run: QueryRun = None,
+    second: WithRun = None,
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
     device: Device = "auto",
@@ -101,17 +103,19 @@ def identify(
     """
     from rich.console import Console
 
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import fusion_line, say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.questions.identify import check_answers_file
     from dmlkit.embedding.questions.identify import identify as identify_images
     from dmlkit.embedding.questions.page import check_page
+    from dmlkit.evaluation.fusion import fusion_of
 
     if output is not None:
         check_answers_file(output, option="--output")
     if html is not None:
         check_page(html, option="--html")
     console = Console()
+    fusion = fusion_of(source, second, device=device, bar=bars(console))
     found = identify_images(
         source,
         images,
@@ -121,12 +125,15 @@ def identify(
         by_group=by_group,
         boxes=boxes_of(box_source, box_margin, box_confidence),
         run=run,
+        fusion=fusion,
         labels=labels,
         manifold=manifold,
         device=device,
         bar=bars(console),
     )
     print_answers(found, images, console)
+    if fusion is not None:
+        say(console, fusion_line(fusion.model_dump()))
     size = len(found.neighbors.searched)
     if k is not None and k > size:
         say(console, f"note: -k {k} is reduced to {size}, the number of images in {source}")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dmlkit.errors import UserError
 from dmlkit.files.source import require_path, require_queries, require_run, require_source
 
 if TYPE_CHECKING:
@@ -73,20 +72,16 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and pr
 
 
 def boxes_of(source: Path | None, margin: float | None, confidence: float | None) -> "Boxes | None":
-    """Return the options on boxes; None without any.
+    """Return the options on boxes; None without any, for which nothing is imported.
 
     Raises:
         UserError: there is a confidence, but no file of boxes.
     """
     if source is None and margin is None and confidence is None:
         return None
-    if source is None and confidence is not None:
-        raise UserError(
-            f"--box-confidence {confidence:g}: applies to --boxes; name a file of boxes, or remove this option"
-        )
-    from dmlkit.datasets.files.boxes import Boxes
+    from dmlkit.datasets.files import boxes
 
-    return Boxes(source, margin or 0.0, 0.2 if confidence is None else confidence)
+    return boxes.boxes_of(source, margin, confidence)
 
 
 def examples(*commands: str) -> str:
@@ -179,6 +174,26 @@ BoxConfidence = Annotated[
         "--box-confidence",
         metavar="NUMBER",
         help="Leave out boxes of which the detector is less sure, 0 to 1. Default: 0.2.",
+        show_default=False,
+    ),
+]
+ColumnTable = Annotated[
+    Path | None,
+    typer.Option(
+        "--table",
+        metavar="FILE",
+        help="Table with the columns path and --by. Default: the table that the run was trained on.",
+        callback=existing("a table (.csv or .parquet)"),
+        show_default=False,
+    ),
+]
+WithRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--with",
+        metavar="RUN",
+        help="Add the similarity of a second run of the same dataset, weighted by validation classes.",
+        callback=checked(require_run),
         show_default=False,
     ),
 ]

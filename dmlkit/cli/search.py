@@ -18,6 +18,7 @@ from dmlkit.cli.options import (
     QueryPath,
     QueryRun,
     SourcePath,
+    WithRun,
     boxes_of,
     examples,
 )
@@ -49,6 +50,7 @@ def search(
     box_margin: BoxMargin = None,
     box_confidence: BoxConfidence = None,
     run: QueryRun = None,
+    second: WithRun = None,
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all neighbors to this CSV file.", show_default=False)
     ] = None,
@@ -67,11 +69,12 @@ def search(
     """
     from rich.console import Console
 
-    from dmlkit.cli.console import counted, say, say_json
+    from dmlkit.cli.console import counted, fusion_line, say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.questions.answers import NEIGHBOR_COLUMNS, write_neighbors
     from dmlkit.embedding.questions.page import check_page
     from dmlkit.embedding.questions.search import search as search_images
+    from dmlkit.evaluation.fusion import fusion_of
     from dmlkit.files.outputs import check_table
 
     if csv is not None:
@@ -79,12 +82,14 @@ def search(
     if html is not None:
         check_page(html, option="--html")
     console = Console(stderr=json)
+    fusion = fusion_of(source, second, device=device, bar=bars(console))
     answers = search_images(
         source,
         queries,
         k=k,
         exact=exact,
         run=run,
+        fusion=fusion,
         manifold=manifold,
         boxes=boxes_of(box_source, box_margin, box_confidence),
         device=device,
@@ -94,6 +99,8 @@ def search(
         say_json(answers.plain())
     else:
         print_neighbors(answers, console)
+    if fusion is not None:
+        say(console, fusion_line(fusion.model_dump()))
     if answers.index is not None:
         say(
             console,

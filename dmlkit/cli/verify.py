@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, examples
+from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, WithRun, examples
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_path
 
@@ -56,6 +56,7 @@ def verify(
         Path | None, typer.Option("--csv", metavar="FILE", help="Write all pairs to this CSV file.", show_default=False)
     ] = None,
     checkpoint: Checkpoint = None,
+    second: WithRun = None,
     json: Json = False,
     device: Device = "auto",
     plugins: Plugins = None,
@@ -70,6 +71,7 @@ def verify(
     from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
+    from dmlkit.evaluation.fusion import fusion_of
     from dmlkit.evaluation.verification import COLUMNS, ImagePair, read_pairs
     from dmlkit.evaluation.verification import verify as verify_pairs
     from dmlkit.files.outputs import check_table
@@ -81,7 +83,9 @@ def verify(
     wanted = read_pairs(pairs, root) if pairs else [ImagePair(str(names[0]), str(names[1]))]
     fabric = start_ranks(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
-    found = verify_pairs(run, wanted, prior=prior, checkpoint=checkpoint, fabric=fabric, bar=bars(console))
+    bar = bars(console)
+    fusion = fusion_of(run, second, checkpoint=checkpoint, device=device, bar=bar)
+    found = verify_pairs(run, wanted, prior=prior, checkpoint=checkpoint, fusion=fusion, fabric=fabric, bar=bar)
     if not fabric.is_global_zero:
         return
     if csv is not None:
@@ -89,10 +93,7 @@ def verify(
     if json:
         say_json(found.stamped())
         return
-    if pairs is None:
-        print_verdict(found, console)
-    else:
-        print_verdicts(found, console)
+    print_found(found, console, is_single=pairs is None)
     if csv is not None:
         say(console, f"written to {csv}")
 
@@ -114,6 +115,15 @@ def check_given(names: list[Path], pairs: Path | None, root: Path | None) -> Non
         require_path(name, "an image")
     if pairs is not None:
         require_path(pairs, "a .csv or .txt file of pairs")
+
+
+def print_found(found: "Verification", console: "Console", *, is_single: bool) -> None:
+    """Print the verdicts, and how the similarities of two runs were weighted."""
+    from dmlkit.cli.console import fusion_line, say
+
+    (print_verdict if is_single else print_verdicts)(found, console)
+    if found.fusion is not None:
+        say(console, fusion_line(found.fusion.model_dump()))
 
 
 def print_verdict(found: "Verification", console: "Console") -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from dmlkit.datasets.files.boxes import Boxes, boxes_of
 from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.embedding.gallery.files import holds_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
@@ -40,12 +41,24 @@ class ImageGallery:
         """Return the number of images of each label; the key None counts those without one."""
         return dict(GalleryFolder(self.path).label_counts())
 
-    def add(self, images: str | Path, *, label: str | None = None) -> Incoming:
+    def add(
+        self,
+        images: str | Path,
+        *,
+        label: str | None = None,
+        boxes: str | Path | None = None,
+        box_margin: float | None = None,
+        box_confidence: float | None = None,
+    ) -> Incoming:
         """Add images; those that are already in the gallery are reported and skipped.
 
         Args:
             images: image, folder of images whose subfolders are labels, or table with columns path and label.
             label: label of all images, instead of the names of their folders.
+            boxes: boxes of the images, each of which is added: a folder of YOLO's text files, or a JSON file of COCO
+                or MegaDetector. Tables of images may have them too.
+            box_margin: margin on each side, as a share of a box's width or height. Default: 0.
+            box_confidence: boxes that a detector is less sure of are left out. Default: 0.2.
 
         Returns:
             The outcome: ``added``, the number of new images, and the messages ``repeated`` and ``skipped``.
@@ -53,7 +66,8 @@ class ImageGallery:
         Raises:
             UserError: there is no image, or the run has another model.
         """
-        return add_images(self.path, Path(images), label=label, run=self.run, device=self.device)
+        found = _boxes(boxes, box_margin, box_confidence)
+        return add_images(self.path, Path(images), label=label, boxes=found, run=self.run, device=self.device)
 
     def remove(self, *, labels: Sequence[str] = (), ids: Sequence[str] = (), paths: Sequence[str | Path] = ()) -> int:
         """Remove images and return their number; ``dmlkit gallery restore`` can restore them.
@@ -68,18 +82,30 @@ class ImageGallery:
         """
         return remove_images(self.path, labels=labels, ids=ids, paths=[str(path) for path in paths])
 
-    def search(self, queries: str | Path, *, k: int = 10, exact: bool = False) -> Answers:
+    def search(
+        self,
+        queries: str | Path,
+        *,
+        k: int = 10,
+        exact: bool = False,
+        boxes: str | Path | None = None,
+        box_margin: float | None = None,
+        box_confidence: float | None = None,
+    ) -> Answers:
         """Find the k nearest images of each query; ``neighbors()`` of the result yields them, nearest first.
 
         Args:
             queries: image, folder of images, or a run, embeddings or gallery of the same model.
             k: neighbors per query; all images if there are fewer.
             exact: compare with every image, even if the gallery has an index.
+            boxes, box_margin, box_confidence: boxes of the queries, see `add`.
 
         Raises:
             UserError: there is nothing to search in or with, or the queries come from another model.
         """
-        return search(self.path, Path(queries), k=k, exact=exact, run=self._run_of(queries), device=self.device)
+        found = _boxes(boxes, box_margin, box_confidence)
+        run = self._run_of(queries)
+        return search(self.path, Path(queries), k=k, exact=exact, boxes=found, run=run, device=self.device)
 
     def identify(
         self,
@@ -89,6 +115,9 @@ class ImageGallery:
         k: int | None = None,
         threshold: float | None = None,
         by_group: str | None = None,
+        boxes: str | Path | None = None,
+        box_margin: float | None = None,
+        box_confidence: float | None = None,
     ) -> Identified:
         """Find the label of each query, or ``unknown``; ``labeled()`` of the result yields path and answer.
 
@@ -99,13 +128,21 @@ class ImageGallery:
             threshold: similarity below which an image is unknown. Default: the one given for the gallery, else the
                 probability of its calibration, else the threshold of its calibrated run.
             by_group: ``folder`` or a column of a table: give one answer per group of images with the same one.
+            boxes, box_margin, box_confidence: boxes of the queries, each of which gets an answer, see `add`.
 
         Raises:
             UserError: the gallery is empty or has an image without a label, or the queries come from another model.
         """
-        run = self._run_of(queries)
         return identify(
-            self.path, Path(queries), by=by, k=k, threshold=threshold, by_group=by_group, run=run, device=self.device
+            self.path,
+            Path(queries),
+            by=by,
+            k=k,
+            threshold=threshold,
+            by_group=by_group,
+            boxes=_boxes(boxes, box_margin, box_confidence),
+            run=self._run_of(queries),
+            device=self.device,
         )
 
     def calibrate(
@@ -140,6 +177,10 @@ class ImageGallery:
         """Return the run for queries that are embedded; points have their own model."""
         path = Path(queries)
         return self.run if path.exists() and kind_of(path) == "images" else None
+
+
+def _boxes(source: str | Path | None, margin: float | None, confidence: float | None) -> Boxes | None:
+    return boxes_of(None if source is None else Path(source), margin, confidence)
 
 
 def gallery(path: str | Path, *, run: str | Path | None = None, device: str = "auto") -> ImageGallery:

@@ -9,6 +9,7 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.gather import gather_lists, gather_rows
 from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.fusion import join
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.loading.batches import evaluation_loader
@@ -130,6 +131,8 @@ def embed_images(
     Raises:
         UserError: no image could be read, or see `embed_dataset`.
     """
+    if trained.fusion is not None and known is None:
+        return fused(trained, [embed_images(one, fabric, dataset, source, bar) for one in trained.members])
     indices = None if known is None else sorted({*range(len(dataset))}.difference(known.rows.tolist()))
     if known is not None and not indices:
         return Embeddings(known.points, dataset.labels, known.rows, [])
@@ -142,3 +145,17 @@ def embed_images(
         found = Embeddings(points, dataset.labels[rows], rows, found.faults)
     refuse_nothing_read(len(found.points), found.faults, source)
     return found
+
+
+def fused(trained: TrainedModel, found: Sequence[Embeddings]) -> Embeddings:
+    """Join the embeddings of the two models of a fusion; images that only one of them could read are left out."""
+    assert trained.fusion is not None
+    first, second = found
+    rows = [torch.isin(one.indices, other.indices) for one, other in ((first, second), (second, first))]
+    device = trained.device
+    points = [one.points[kept].to(device) for one, kept in zip(found, rows, strict=True)]
+    joined = join([one.manifold for one in trained.members], points, trained.fusion.share).cpu()
+    kept = rows[0]
+    return Embeddings(
+        joined, first.labels[kept], first.indices[kept], list(dict.fromkeys(first.faults + second.faults))
+    )

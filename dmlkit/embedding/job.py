@@ -12,7 +12,7 @@ import torch
 from dmlkit import __version__
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.in_memory import UNSOUND, Known
+from dmlkit.embedding.in_memory import UNSOUND, Embeddings, Known, fused
 from dmlkit.embedding.manifest import SplitRecord
 from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.progress_bar import Advance
@@ -95,25 +95,33 @@ class PartEmbedder:
         self.trained, self.device = trained, fabric.device
         self.known = job.known or Known(torch.empty(0, dtype=torch.int64), torch.empty(0, trained.manifold.point_dim))
         self.batches = PartBatches(self.parts, {*self.known.rows.tolist()})
-        self.loader: Any = ()
-        if len(self.known.rows) < len(job.dataset):
-            trained.model.check_takes(job.dataset)
-            inputs = job.inputs(trained.recipe.transform)
-            self.loader = make_loader(inputs, self.batches, workers=workers, pin_memory=self.device.type == "cuda")
+        self.loaders: list[tuple[TrainedModel, Any]] = []
+        for model in trained.members or (trained,):
+            loader: Any = ()
+            if len(self.known.rows) < len(job.dataset):
+                model.model.check_takes(job.dataset)
+                inputs = job.inputs(model.recipe.transform)
+                loader = make_loader(inputs, self.batches, workers=workers, pin_memory=self.device.type == "cuda")
+            self.loaders.append((model, loader))
 
     def __call__(self, numbers: list[int], advance: Advance) -> None:
         """See `Compute`."""
         self.batches.numbers = numbers
-        batches = iter(self.loader)
+        batches = [(model, iter(loader)) for model, loader in self.loaders]
         for number in numbers:
             known, count = self.known.within(self.parts.images(number)), len(self.batches.of(number))
             if len(known.rows):
                 advance(len(known.rows))
-            self.parts.write(number, self._part(islice(batches, count), known, advance))
+            found = [self._part(model, islice(given, count), advance) for model, given in batches]
+            part = found[0] if len(found) == 1 else fused(self.trained, found)
+            rows, points = known.joined(part.indices, part.points)
+            self.parts.write(number, Part(points, rows, part.faults, self.device.type))
 
     @torch.inference_mode()
-    def _part(self, batches: Iterator[Any], known: Known, advance: Advance) -> Part:
-        points = [torch.empty(0, known.points.shape[1])]
+    def _part(self, trained: TrainedModel, batches: Iterator[Any], advance: Advance) -> Embeddings:
+        """Embed the images of a part that are not known with one model."""
+        points = [torch.empty(0, trained.manifold.point_dim)]
+        labels = [torch.empty(0, dtype=torch.int64)]
         indices = [torch.empty(0, dtype=torch.int64)]
         faults: list[str] = []
         for batch in batches:
@@ -121,13 +129,14 @@ class PartEmbedder:
                 raise UserError(f"{batch.faults[0]}; {self.way_on}")
             faults += batch.faults
             if len(batch.labels):
-                points.append(self.trained.model(batch.inputs.to(self.device)).float().cpu())
+                points.append(trained.model(batch.inputs.to(self.device)).float().cpu())
+                labels.append(batch.labels)
                 indices.append(batch.indices)
                 names = [str(self.paths[index]) for index in batch.indices.tolist()]
-                check_points(self.trained.manifold, points[-1], names.__getitem__, UNSOUND)
-            advance(len(batch.labels) + len(batch.faults))
-        rows, joined = known.joined(torch.cat(indices), torch.cat(points))
-        return Part(joined, rows, faults, self.device.type)
+                check_points(trained.manifold, points[-1], names.__getitem__, UNSOUND)
+            if trained is self.loaders[0][0]:
+                advance(len(batch.labels) + len(batch.faults))
+        return Embeddings(torch.cat(points), torch.cat(labels), torch.cat(indices), faults)
 
 
 class PartBatches:

@@ -70,12 +70,34 @@ class VectorInput(BaseModel, frozen=True, extra="forbid", strict=True):
     """Number of coordinates of a vector; null for another kind of samples."""
 
 
+class Fusion(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Second model of a fusion, whose similarity is (1 - share) * first + share * second."""
+
+    run: str
+    """Run of the second model, at the time of creation."""
+    checkpoint: CheckpointName
+    """Its checkpoint."""
+    fingerprint: str
+    """Hash of its weights."""
+    share: Annotated[FiniteFloat, Field(ge=0, le=1)]
+    """Weight of its similarity."""
+    weights: Literal["mean", "logistic"]
+    """How the weight was found: ``mean`` of the logits that are calibrated for each similarity alone, or ``logistic``
+    regression on both. The one with the higher map@r of validation classes that did not fit it was taken."""
+    alone: FiniteFloat | None
+    """map@r of the first model on the validation classes; null for fewer than 3 classes."""
+    together: FiniteFloat | None
+    """map@r of the fusion on validation classes that did not fit the weight."""
+
+
 class Description(Document, frozen=True, strict=True):
     """Description of a model for users of its embeddings: geometry, fingerprint and preprocessing."""
 
     kind: ClassVar[str] = "description of a model"
-    version: ClassVar[int] = 3  # 1 had NumPy expressions as text, which invited eval, in the index; 2 no threshold
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ("index",), 2: ()}
+    version: ClassVar[int] = (
+        4  # 1 had expressions as text, which invited eval, in the index; 2 no threshold; 3 no fusion
+    )
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ("index",), 2: (), 3: ()}
 
     dim: PositiveInt
     """Number of coordinates of an embedding."""
@@ -93,6 +115,9 @@ class Description(Document, frozen=True, strict=True):
     """Source of the embeddings."""
     preprocessing: Preprocessing | VectorInput
     """Preprocessing of an image, or the vectors that the model takes."""
+    fusion: Fusion | None = None
+    """Second model, if the embeddings are those of two models one after the other; the fields above are of the first
+    one, but for the geometry and the fingerprint."""
 
 
 class Checksums(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -146,8 +171,9 @@ class Manifest(Description, frozen=True, strict=True):
     """``manifest.json`` of a folder of embeddings."""
 
     kind: ClassVar[str] = "manifest of embeddings"
-    version: ClassVar[int] = 6  # 3 knew no checksums; 4 not what a split's embeddings depend on; 5 no checkpoint there
-    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 3: (), 4: (), 5: ()}
+    # 3 had no checksums; 4 not what a split's embeddings depend on; 5 no checkpoint there; 6 no fusion
+    version: ClassVar[int] = 7
+    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 3: (), 4: (), 5: (), 6: ()}
 
     source: str
     """Source of the images: a folder, or ``dataset:split``."""

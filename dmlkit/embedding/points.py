@@ -14,7 +14,8 @@ from dmlkit.datasets.files.dataset import BadImageError, Box, Dataset
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.samples import SIDE
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.manifest import Description, check_same_description
+from dmlkit.embedding.fusion import fuse
+from dmlkit.embedding.manifest import Description, Fusion, check_same_description
 from dmlkit.embedding.trained import TrainedModel, describe, load_model
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold
@@ -211,13 +212,14 @@ def in_memory(points: PointSet) -> PointsInMemory:
     )
 
 
-def load_same_model(searched: PointSet, run: Path | None, fabric: Ranks) -> TrainedModel:
+def load_same_model(searched: PointSet, run: Path | None, fabric: Ranks, fusion: Fusion | None = None) -> TrainedModel:
     """Return the model that made points.
 
     Args:
         searched: the points.
         run: run named by the user. Default: that of the points.
         fabric: device.
+        fusion: second model, named by the user. Default: that of the points, if they are of two models.
 
     Raises:
         UserError: no run is known, or its model is another.
@@ -232,5 +234,7 @@ def load_same_model(searched: PointSet, run: Path | None, fabric: Ranks) -> Trai
     if run is None:
         raise UserError(f"{searched.source}: the run that made it is unknown or has moved; name the run with --run RUN")
     trained = load_model(RunFolder(run), fabric, manifest.model.checkpoint)
+    if second := fusion or manifest.fusion:
+        trained = fuse(trained, second, fabric)
     check_same_description(describe(trained), str(run), manifest, searched.source)
     return trained

@@ -11,10 +11,11 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.fusion import fuse
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.manifest import check_same_description
+from dmlkit.embedding.manifest import Fusion, check_same_description
 from dmlkit.embedding.points import PointSet, PointsInMemory, load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files, split_embeddings
@@ -39,6 +40,7 @@ def open_points(
     labels: Path | None = None,
     manifold: str | None = None,
     may_be_empty: bool = False,
+    fusion: Fusion | None = None,
     bar: Bar = no_bar,
 ) -> PointSet:
     """Open a run, a folder of embeddings, a gallery or an array; a run's images are embedded if they are not yet.
@@ -52,6 +54,7 @@ def open_points(
         labels: ``.npy`` file of the labels (N,) of an array.
         manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
         may_be_empty: accept a source without points.
+        fusion: second model that embeds the images of a run too.
         bar: shows each step.
 
     Raises:
@@ -65,6 +68,7 @@ def open_points(
         case "run":
             fabric, folder = start_ranks(device or "auto"), RunFolder(source)
             trained = load_model(folder, fabric, checkpoint, overrides=overrides)
+            trained = fuse(trained, fusion, fabric) if fusion else trained
             return split_points(folder, trained, fabric, split or trained.recipe.dataset.default_split, bar)
         case "embeddings":
             found = EmbeddingFolder(source)
@@ -84,6 +88,7 @@ def open_queries(
     searched: PointSet,
     *,
     run: Path | None = None,
+    fusion: Fusion | None = None,
     boxes: Boxes | None = None,
     device: str = "auto",
     bar: Bar = no_bar,
@@ -94,6 +99,7 @@ def open_queries(
         queries: an image, a folder or table of images, or whatever `open_points` takes.
         searched: points to search in.
         run: run that embeds images. Default: that of ``searched``.
+        fusion: second model that embeds images too. Default: that of ``searched``.
         boxes: boxes of the images, see `images_at`.
         device: device, see `start_ranks`.
         bar: shows each step.
@@ -110,7 +116,7 @@ def open_queries(
         check_same_model(found, searched)
         return found
     fabric = start_ranks(device)
-    trained = load_same_model(searched, run, fabric)
+    trained = load_same_model(searched, run, fabric, fusion)
     dataset = dataset_of(queries, "test", trained.recipe, boxes=boxes)
     return embedded_points(trained, fabric, dataset, str(queries), bar)
 

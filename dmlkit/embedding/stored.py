@@ -19,7 +19,7 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.engine import write_embeddings
 from dmlkit.embedding.features import software_of, stored_features
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.in_memory import Embeddings, Known, embed_images
+from dmlkit.embedding.in_memory import Embeddings, Known, embed_images, fused
 from dmlkit.embedding.job import EmbedJob
 from dmlkit.embedding.manifest import Description, Manifest, SplitRecord
 from dmlkit.embedding.parts import FILES, PART_IMAGES, Part
@@ -67,6 +67,9 @@ def split_embeddings(
     Raises:
         UserError: no image could be read, or see `embed_dataset`.
     """
+    if trained.fusion is not None:
+        homes = [(one.run or run, one) for one in trained.members]
+        return fused(trained, [split_embeddings(home, one, fabric, dataset, split, bar=bar) for home, one in homes])
     own = run.recipe()
     if (trained.recipe.dataset.name, trained.recipe.transform) != (own.dataset.name, own.transform):
         return embed_images(trained, fabric, dataset, f"the {split} split of {run.path}", bar)
@@ -270,6 +273,8 @@ def embed_files(trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: 
     Raises:
         UserError: see `embed_images`.
     """
+    if trained.fusion is not None:
+        return fused(trained, [embed_files(one, fabric, dataset, source, bar) for one in trained.members])
     known = known_points(trained, dataset, fabric) if fabric.is_global_zero else None
     return embed_images(trained, fabric, dataset, source, bar, fabric.broadcast(known))
 

@@ -13,9 +13,10 @@ import torch
 from dmlkit.backbones.tuning import FullTuningConfig
 from dmlkit.datasets.files.samples import Samples, samples_named
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.manifest import Description, Manifest, ModelSource, Preprocessing, VectorInput, index_of
+from dmlkit.embedding.manifest import Description, Fusion, Manifest, ModelSource, Preprocessing, VectorInput, index_of
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.overrides import parse_override
@@ -43,6 +44,8 @@ class TrainedModel:
         saved: hash of what the checkpoint holds of the model; empty for a model that is not the whole one of a run.
         recorded: its fingerprint, if it is known.
         run: run of the whole model.
+        fusion: second model that embeds too, see `dmlkit.embedding.fusion.fuse`.
+        members: the two models of a fusion.
     """
 
     recipe: Recipe
@@ -55,6 +58,8 @@ class TrainedModel:
     saved: str = ""
     recorded: str = ""
     run: RunFolder | None = None
+    fusion: Fusion | None = None
+    members: "tuple[TrainedModel, ...]" = ()
 
     @classmethod
     def of(
@@ -146,10 +151,11 @@ def _recorded(run: RunFolder, saved: str) -> str:
 def describe(trained: TrainedModel) -> Description:
     """Return the description of a model."""
     recipe, manifold, samples = trained.recipe, trained.manifold, trained.samples
+    space = Sphere.Config() if trained.fusion else recipe.manifold
     return Description(
         dim=manifold.point_dim,
         features=manifold.dim,
-        manifold=recipe.manifold.model_copy(update=manifold.learned_options()),
+        manifold=space.model_copy(update=manifold.learned_options()),
         similarity=manifold.similarity_name,
         index=index_of(manifold),
         model=ModelSource(
@@ -161,6 +167,7 @@ def describe(trained: TrainedModel) -> Description:
         preprocessing=Preprocessing(**recipe.transform.model_dump())
         if recipe.transform
         else VectorInput(input=f"{samples.name}s, as they are", num_features=samples.num_features),
+        fusion=trained.fusion,
     )
 
 

@@ -47,11 +47,16 @@ class ByColumn(BaseModel, frozen=True, extra="forbid"):
     without: int
     """Queries without a value, which count in no comparison."""
     values: tuple[ValueFigures, ...]
-    """Lowest values of the last metric first."""
+    """Worst values of the last metric first."""
 
 
 def figures_by_value(
-    per_query: Mapping[str, Tensor], classes: Tensor, values: Sequence[str | None], column: str
+    per_query: Mapping[str, Tensor],
+    classes: Tensor,
+    values: Sequence[str | None],
+    column: str,
+    *,
+    are_errors: bool = False,
 ) -> ByColumn:
     """Compute each metric per value of a column, with intervals, and compare each value with all others.
 
@@ -60,6 +65,7 @@ def figures_by_value(
         classes: (Q,) int64, classes of the queries.
         values: (Q,) values of the column; None leaves a query out.
         column: name of the column.
+        are_errors: whether the largest values are the worst.
 
     Raises:
         UserError: there are fewer than two values or more than `MOST_VALUES`, or no metric has a value per query.
@@ -104,7 +110,7 @@ def figures_by_value(
             ValueFigures(value=value, queries=int(own.sum()), classes=len(classes[own].unique()), metrics=metrics)
         )
     last = list(per_query)[-1]
-    found.sort(key=lambda one: one.metrics[last].mean)
+    found.sort(key=lambda one: one.metrics[last].mean, reverse=are_errors)
     return ByColumn(column=column, without=int((~kept).sum()), values=tuple(found))
 
 

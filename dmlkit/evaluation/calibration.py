@@ -66,13 +66,26 @@ def calibrate_run(
     run, fabric = RunFolder(path), fabric or start_ranks("auto")
     run.check_unseen("validation")
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
+    threshold = choose_threshold(run, trained, far, fabric, bar)
+    test = Pairing.of(points_of_split(run, trained, "test", fabric, bar))
+    threshold = threshold.model_copy(update={"test": rates_at(test, threshold.threshold)})
+    if fabric.is_global_zero:
+        threshold.write(run.threshold_path)
+    return threshold
+
+
+def choose_threshold(run: RunFolder, trained: TrainedModel, far: float, fabric: Ranks, bar: Bar) -> Threshold:
+    """Choose the threshold and the probability on validation images, see `calibrate_run`, without rates on test images.
+
+    Raises:
+        UserError: there are too few pairs for ``far``.
+    """
     validation = points_of_split(run, trained, "validation", fabric, bar)
     try:
         found = calibrate_points(validation, far)
     except ValueError as error:
-        raise UserError(f"cannot calibrate {path} on its validation classes: {error}") from error
-    test = Pairing.of(points_of_split(run, trained, "test", fabric, bar))
-    threshold = Threshold(
+        raise UserError(f"cannot calibrate {run.path} on its validation classes: {error}") from error
+    return Threshold(
         weights=trained.fingerprint,
         checkpoint=trained.checkpoint,
         similarity=trained.manifold.similarity_name,
@@ -80,12 +93,9 @@ def calibrate_run(
         far=far,
         far_interval=found.interval,
         validation=found.rates,
-        test=rates_at(test, found.threshold),
+        test=None,
         probability=fit_pair_probability(validation),
     )
-    if fabric.is_global_zero:
-        threshold.write(run.threshold_path)
-    return threshold
 
 
 def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, fabric: Ranks, bar: Bar) -> Points:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
@@ -14,7 +13,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.result import Evaluation, searching
 from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
-from dmlkit.metrics.base import MetricConfig
+from dmlkit.metrics.base import MetricConfig, Points
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import Scores, score_retrieval
@@ -60,7 +59,7 @@ def score_split(
     bar: Bar = no_bar,
     ties: Ties = "expected",
     rerank: Rerank | None = None,
-    other: Embeddings | None = None,
+    other: Points | None = None,
 ) -> Evaluation:
     """Score the embeddings of a split with the recipe's metrics, see `evaluate` and `score_dataset`.
 
@@ -99,11 +98,11 @@ def score_dataset(
     group: Any = None,
     advance: Advance = lambda _: None,
     rerank: Rerank | None = None,
-    other: Embeddings | None = None,
+    other: Points | None = None,
 ) -> Evaluation:
     """Score embeddings of a dataset; if the dataset has queries and a gallery, the queries search the gallery.
 
-    With ``rerank`` or ``other`` embeddings of the same images they are scored once more.
+    With ``rerank`` or ``other`` points of the same images they are scored once more.
 
     Images of a query's own group are not ranked and do not affect its metrics, as junk images in Market-1501.
 
@@ -120,15 +119,16 @@ def score_dataset(
         own = ids if dataset.groups is None else dataset.groups[ids]
         options |= {"ids": own[query], "gallery_ids": own[found]}  # an image that is both never finds itself
 
-    def score(points: Tensor, metrics: Sequence[MetricConfig], **more: Any) -> Scores:
-        points = points.to(device)
+    def score(given: Points, metrics: Sequence[MetricConfig], **more: Any) -> Scores:
+        points = given.embeddings.to(device)
         gallery = points[found] if options else None
-        more |= {"manifold": manifold, "ties": ties, "group": group}
+        more |= {"manifold": given.manifold, "ties": ties, "group": group}
         return score_retrieval(points[query], labels[query], gallery, metrics=metrics, **options, **more)
 
-    scores, alternative = score(embeddings.points, metrics, advance=advance), None
+    plain = Points(embeddings.points, labels, manifold)
+    scores, alternative = score(plain, metrics, advance=advance), None
     if rerank is not None or other is not None:
-        alternative = score((other or embeddings).points, searching(metrics), rerank=rerank)
+        alternative = score(other or plain, searching(metrics), rerank=rerank)
     return Evaluation(
         scores=scores,
         labels=labels[query][scores.queries],

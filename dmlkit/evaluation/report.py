@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+from dmlkit.embedding.manifest import Fusion
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, table_of
 from dmlkit.evaluation.result import CLASS, Evaluation, confusions
@@ -42,12 +43,14 @@ class ConfusedClasses(BaseModel, frozen=True, extra="forbid"):
 
 
 class Alternative(BaseModel, frozen=True, extra="forbid"):
-    """Metrics of the same queries, re-ranked or with the means of images and mirror images.
+    """Metrics of the same queries, re-ranked, with the means of images and mirror images, or by two runs.
 
     Re-ranking looks at the gallery as a whole, and with k_reciprocal at the other queries.
     """
 
     flip: bool
+    fusion: Fusion | None = None
+    """Second run, whose similarity is added."""
     rerank: str | None
     """Method of re-ranking."""
     options: dict[str, float]
@@ -96,7 +99,7 @@ class Report(Document, frozen=True):
     by: ByColumn | None = None
     """Metrics per value of a column, with ``--by``."""
     alternative: Alternative | None = None
-    """Metrics with ``--rerank`` or ``--tta``."""
+    """Metrics with ``--rerank``, ``--tta`` or ``--with``."""
 
     @classmethod
     def of(
@@ -167,7 +170,9 @@ class Report(Document, frozen=True):
         found = figures_by_value(evaluation.scores.per_query, evaluation.labels, values, column)
         return self.model_copy(update={"by": found})
 
-    def with_alternative(self, evaluation: Evaluation, rerank: Rerank | None, *, flip: bool) -> "Report":
+    def with_alternative(
+        self, evaluation: Evaluation, rerank: Rerank | None, *, flip: bool, fusion: Fusion | None = None
+    ) -> "Report":
         """Return the report with the metrics of the alternative, if the evaluation has one."""
         scores = evaluation.alternative
         if scores is None:
@@ -176,6 +181,7 @@ class Report(Document, frozen=True):
         corrected = holm([change.p_value for change in changes.values()])
         found = Alternative(
             flip=flip,
+            fusion=fusion,
             rerank=next((name for name, method in METHODS.items() if isinstance(rerank, method)), None),
             options={} if rerank is None else rerank._asdict(),
             metrics=scores.values,

@@ -1,6 +1,6 @@
 """Evaluation of a run on its own test classes or on other images; metrics are stored with their settings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +10,9 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.embedding.fusion import fuse
+from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
@@ -19,6 +22,7 @@ from dmlkit.evaluation.flipped import with_mirror_images
 from dmlkit.evaluation.report import Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.loading.cache import images_of_split
+from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import metric_configs
@@ -61,6 +65,7 @@ def evaluate_run(
     again: bool = True,
     rerank: Rerank | None = None,
     flip: bool = False,
+    fusion: Fusion | None = None,
     bar: Bar = no_bar,
 ) -> EvaluatedRun:
     """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in the run.
@@ -79,7 +84,8 @@ def evaluate_run(
         fabric: a device and ranks that are already launched.
         again: whether to evaluate even if a report with the same settings is stored.
         rerank: method by which the queries are ranked once more; the stored report is without it.
-        flip: whether the mean of each image and its mirror image is evaluated too; also without.
+        flip: whether the mean of each image and its mirror image is evaluated too; the stored report is without it.
+        fusion: second model with which the images are evaluated too; the stored report is without it.
 
     Raises:
         UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.
@@ -105,11 +111,18 @@ def evaluate_run(
         note = f"{error}; evaluated again"
     dataset = images_of_split(recipe.dataset, split)
     trained = replace(trained, recipe=recipe, recorded=weights)
-    if dataset_root is None:
-        found = split_embeddings(run, trained, fabric, dataset, split, bar=bar)
-    else:
-        found = embed_files(trained, fabric, dataset, f"the {split} split", bar)
-    other = with_mirror_images(fabric, trained.model, dataset, recipe, found, bar) if flip else None
+
+    def embedded(trained: TrainedModel) -> Embeddings:
+        if dataset_root is None:
+            return split_embeddings(run, trained, fabric, dataset, split, bar=bar)
+        return embed_files(trained, fabric, dataset, f"the {split} split", bar)
+
+    found, other = embedded(trained), None
+    if flip:
+        mirrored = with_mirror_images(fabric, trained.model, dataset, recipe, found, bar)
+        other = Points(mirrored.points, mirrored.labels, trained.manifold)
+    if fusion is not None:
+        other = _with_second(fuse(trained, fusion, fabric), embedded, len(found.points))
     evaluation = score_split(
         fabric, found, dataset, trained.manifold, recipe, split=split, bar=bar, ties=ties, rerank=rerank, other=other
     )
@@ -121,6 +134,18 @@ def evaluate_run(
     per_query = dict(evaluation.scores.per_query)
     classes = evaluation.labels
     return EvaluatedRun(report, per_query, classes, evaluation, target, trained.checkpoint, name, note)
+
+
+def _with_second(both: TrainedModel, embedded: Callable[[TrainedModel], Embeddings], images: int) -> Points:
+    """Embed with two models.
+
+    Raises:
+        UserError: one of the images can no longer be read.
+    """
+    found = embedded(both)
+    if len(found.points) < images:
+        raise UserError(f"--with: an image can no longer be read: {found.faults[0]}")
+    return Points(found.points, found.labels, both.manifold)
 
 
 def _recipe_of(

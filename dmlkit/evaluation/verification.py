@@ -12,12 +12,15 @@ import torch
 from pydantic import BaseModel, FiniteFloat
 
 from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.embedding.fusion import fuse
 from dmlkit.embedding.images import ImageList
 from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
+from dmlkit.evaluation.calibration import choose_threshold
 from dmlkit.evaluation.pair_probability import check_prior, probability_at
 from dmlkit.files.document import Document
 from dmlkit.files.escape import excerpt
@@ -162,6 +165,8 @@ class Verification(Document, frozen=True):
 
     weights: str
     """Fingerprint of the model."""
+    fusion: Fusion | None = None
+    """Second model, whose similarity is added, with ``--with``."""
     similarity: str
     threshold: float
     prior: Share
@@ -198,6 +203,7 @@ def verify(
     *,
     prior: float = 0.5,
     checkpoint: CheckpointName | None = None,
+    fusion: Fusion | None = None,
     fabric: Ranks | None = None,
     bar: Bar = no_bar,
 ) -> Verification:
@@ -210,6 +216,8 @@ def verify(
         prior: share of the pairs that are of the same class, for which the probabilities hold; verdicts do not depend
             on it.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
+        fusion: second model. The threshold is then chosen again on the validation classes of both, for the false accept
+            rate with which the run was calibrated.
 
     Raises:
         UserError: the run has no threshold for these weights, or no pair has two images that can be read.
@@ -225,13 +233,17 @@ def verify(
             f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with dmlkit calibrate {path}"
             + (f" --checkpoint {checkpoint}" if checkpoint else "")
         )
+    if fusion is not None:
+        trained = fuse(trained, fusion, fabric)
+        threshold = choose_threshold(run, trained, threshold.far, fabric, bar)
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
     found = embed_files(trained, fabric, ImageList(images), "pairs", bar)
     judged = judge(pairs, images, found, trained.manifold.cpu(), threshold, prior)
     if all(pair.same is None for pair in judged):
         raise UserError(f"no pair has two images that can be read; the first error is: {found.faults[0]}")
     return Verification(
-        weights=weights,
+        weights=trained.fingerprint,
+        fusion=fusion,
         similarity=threshold.similarity,
         threshold=threshold.threshold,
         prior=prior,

@@ -38,6 +38,7 @@ APPLIES: dict[str, tuple[Kind, ...]] = {
     "--dataset-root": ("run",),
     "--set": ("run",),
     "--tta": ("run",),
+    "--with": ("run", "gallery"),
     "--device": ("run", "images"),
     "--run": ("images",),
     "--boxes": ("images",),

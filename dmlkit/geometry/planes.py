@@ -35,6 +35,7 @@ def to_unit_disk(manifold: Manifold, points: Tensor) -> Tensor:
         UserError: see `require_disk`.
     """
     require_disk(manifold)
+    assert isinstance(manifold, (Poincare, Lorentz))
     root = (-manifold.curvature.detach()).sqrt()
     if isinstance(manifold, Poincare):
         return root * points

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.points import all_points
+from dmlkit.embedding.sources import open_points
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import figures_by_value, read_column, table_of
 from dmlkit.metrics.statistics import effective_number, holm, part_comparison, tail_of
@@ -128,3 +131,56 @@ def test_a_run_and_its_embeddings_by_column(tmp_path: Path, dmlkit: Callable[...
     ):
         wrong = dmlkit("eval", folder, *words)
         assert wrong.code == 2 and message in wrong.err, wrong.err
+    pairs_by_side(run, folder, dmlkit)
+    answers_by_side(run, table, tmp_path / "gallery", dmlkit)
+
+
+def pairs_by_side(run: Path, folder: Path, dmlkit: Callable[..., Result]) -> None:
+    """FAR and FRR of a run per value, by a loop over its test images."""
+    words = ("calibrate", run, "--far", "0.3", "--by", "side", "--device", "cpu")
+    found = json.loads(dmlkit(*words, "--json").out)
+    points = np.load(folder / "embeddings.npy").astype(float)
+    items = EmbeddingFolder(folder).items
+    labels, rows = np.array(items["label"].to_pylist()), [int(Path(path).stem) for path in items["path"].to_pylist()]
+    accepted = points @ points.T >= found["threshold"]
+    far: dict[str, list[float]] = {"left": [], "right": []}
+    frr: dict[str, list[float]] = {"left": [], "right": []}
+    for place, row in enumerate(rows):
+        if (side := ("left", "right", "")[row // 12 % 3]) == "":
+            continue
+        others = np.arange(len(rows)) != place
+        far[side].append(accepted[place][labels != labels[place]].mean())
+        frr[side].append(1 - accepted[place][others & (labels == labels[place])].mean())
+    by = found["by"]["values"]
+    for one in by:
+        assert one["metrics"]["far"]["mean"] == pytest.approx(np.mean(far[one["value"]]), abs=0.01)  # float32
+        assert one["metrics"]["frr"]["mean"] == pytest.approx(np.mean(frr[one["value"]]), abs=0.01)
+    assert by[0]["metrics"]["frr"]["mean"] >= by[1]["metrics"]["frr"]["mean"]
+    assert dmlkit(*words).out.count("per side, worst first") == 2
+    wrong = dmlkit("calibrate", run, "--table", folder)
+    assert wrong.code == 2 and "needs --by COLUMN" in wrong.err
+
+
+def answers_by_side(run: Path, table: Path, gallery: Path, dmlkit: Callable[..., Result]) -> None:
+    """FPIR and FNIR of a gallery per value, by a loop over its images."""
+    assert dmlkit("gallery", "create", run, table, "-o", gallery, "--device", "cpu").code == 0
+    found = json.loads(dmlkit("calibrate", gallery, "--fpir", "0.3", "--by", "side", "--json", "--device", "cpu").out)
+    opened = open_points(gallery)
+    x, labels = all_points(opened).double().numpy(), np.array(opened.labels)
+    rates: dict[tuple[str, str], list[bool]] = {}
+    trained = set(() if found["is_optimistic"] else found["trained_labels"])
+    for place, path in enumerate(opened.paths):
+        side = ("left", "right", "")[int(Path(path).stem) // 12 % 3]
+        if side == "" or labels[place] in trained:
+            continue
+        for name, kept in (("fnir", np.arange(len(x)) != place), ("fpir", labels != labels[place])):
+            best = {label: (x[kept & (labels == label)] @ x[place]).max() for label in set(labels[kept])}
+            guess, second = sorted(best, key=best.__getitem__, reverse=True)[:2]
+            logit = found["margin_slope"] * (best[guess] - best[second]) + found["score_slope"] * best[guess]
+            accepted = 1 / (1 + np.exp(-logit - found["offset"])) >= found["threshold"]
+            wrong = accepted if name == "fpir" else not (accepted and guess == labels[place])
+            rates.setdefault((side, name), []).append(wrong)
+    for one in found["by"]["values"]:
+        assert one["queries"] == len(rates[one["value"], "fnir"])
+        for name in ("fpir", "fnir"):
+            assert one["metrics"][name]["mean"] == pytest.approx(np.mean(rates[one["value"], name]), abs=0.09)

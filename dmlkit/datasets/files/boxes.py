@@ -48,6 +48,21 @@ class Boxes(NamedTuple):
             raise UserError(f"--box-confidence {self.confidence:g}: expected a number from 0 to 1, e.g. 0.2")
 
 
+def boxes_of(source: Path | None, margin: float | None, confidence: float | None) -> Boxes | None:
+    """Return options on boxes; None without any.
+
+    Raises:
+        UserError: there is a confidence, but no file of boxes.
+    """
+    if source is None and margin is None and confidence is None:
+        return None
+    if source is None and confidence is not None:
+        raise UserError(
+            f"--box-confidence {confidence:g}: applies to --boxes; name a file of boxes, or remove this option"
+        )
+    return Boxes(source, margin or 0.0, 0.2 if confidence is None else confidence)
+
+
 class ImageBox(NamedTuple):
     """Box of an image file."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.paths import readable_name
 from dmlkit.distributed.launch import start_ranks
+from dmlkit.embedding.fusion import fuse
 from dmlkit.embedding.gallery.files import (
     CREATING,
     MANIFEST,
@@ -34,6 +35,7 @@ from dmlkit.embedding.gallery.manifest import (
     read_gallery_manifest,
     reading,
 )
+from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.points import load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, describe, load_model
@@ -209,6 +211,7 @@ def create_gallery(
     thumbnails: bool = False,
     threshold: float | None = None,
     checkpoint: CheckpointName | None = None,
+    fusion: Fusion | None = None,
     device: str = "auto",
     bar: Bar = no_bar,
 ) -> Incoming:
@@ -223,6 +226,7 @@ def create_gallery(
         thumbnails: store small pictures.
         threshold: similarity below which an image is unknown. Default: that of the run, if it was calibrated.
         checkpoint: checkpoint to use. Default: best, otherwise last.
+        fusion: second model that embeds too, see `dmlkit.evaluation.fusion.choose_fusion`.
         device: see `start_ranks`.
         bar: shows each step.
 
@@ -239,6 +243,7 @@ def create_gallery(
     incoming = Incoming.of([] if images is None else images_of(images, label, boxes))
     fabric = start_ranks(device)
     trained = load_model(RunFolder(run), fabric, checkpoint)
+    trained = fuse(trained, fusion, fabric) if fusion else trained
     description = describe(trained)
     calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
     is_own = threshold is not None

@@ -74,7 +74,7 @@ class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
     kind: ClassVar[str] = "manifest of a gallery"
     version: ClassVar[int] = 6
     # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone; 4 no threshold_is_own; 5 no
-    # state
+    # state and no fusion
     older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: (), 5: ()}
 
     dim: PositiveInt
@@ -85,6 +85,8 @@ class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
     """Name and options of the manifold."""
     model: dict[str, Any]
     """Source of the embeddings."""
+    fusion: dict[str, Any] | None = None
+    """Second source, see `Fusion`."""
     run: str
     """See `GalleryManifest`, as for all that follow."""
     thumbnails: bool

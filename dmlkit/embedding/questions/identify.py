@@ -15,6 +15,7 @@ from dmlkit.datasets.files.table_file import BOX
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.manifest import check_threshold
+from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.points import PointSet, PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers, Neighbor
@@ -22,12 +23,11 @@ from dmlkit.embedding.questions.calibration import acceptance_of, group_probabil
 from dmlkit.embedding.questions.decisions import Decision, Rule
 from dmlkit.embedding.questions.grouped import decide_groups, group_rows, neighbors_of_groups
 from dmlkit.embedding.questions.probability import Sigmoid, estimate_probability
-from dmlkit.embedding.questions.search import QUERY_ROWS, nearest
-from dmlkit.embedding.sources import open_points, open_queries
+from dmlkit.embedding.questions.search import QUERY_ROWS, nearest, open_searched
+from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.files.outputs import check_output, check_table, write_table, writing
-from dmlkit.files.source import kind_of
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -183,6 +183,7 @@ def identify(
     by_group: str | None = None,
     boxes: Boxes | None = None,
     run: Path | None = None,
+    fusion: Fusion | None = None,
     labels: Path | None = None,
     manifold: str | None = None,
     device: str = "auto",
@@ -206,6 +207,7 @@ def identify(
             label.
         boxes: boxes of the images, each of which gets an answer, see `images_at`.
         run: run that embeds images. Default: that of ``source``.
+        fusion: second model that embeds too, see `dmlkit.evaluation.fusion.fusion_of`.
         labels, manifold: of an array, see `open_points`.
         device: see `start_ranks`.
         bar: shows each step.
@@ -217,10 +219,9 @@ def identify(
     if by_group is not None and by == "vote":
         raise UserError(f"--by-group {by_group}: applies to --by nearest and --by mean, got --by vote")
     check_threshold(threshold)
-    kind = kind_of(source)
-    searched = open_points(source, device=device if kind == "run" else None, labels=labels, manifold=manifold, bar=bar)
+    searched = open_searched(source, device, fusion, bar, labels=labels, manifold=manifold)
     identifier = Identifier(searched, by=by, k=k, threshold=threshold)
-    asked = open_queries(images, searched, run=run, boxes=boxes, device=device, bar=bar)
+    asked = open_queries(images, searched, run=run, fusion=fusion, boxes=boxes, device=device, bar=bar)
     known = list(_known_labels(images, asked, identifier.names))
     return identifier.answers(asked, known, None if by_group is None else group_rows(images, asked, by_group, known))
 

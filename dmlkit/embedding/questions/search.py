@@ -1,12 +1,14 @@
 """Nearest neighbors of images or points: what ``dmlkit search`` does."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import ApproximateGallery
+from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.points import PointSet, boxes_of
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
@@ -25,6 +27,7 @@ def search(
     k: int = 10,
     exact: bool = False,
     run: Path | None = None,
+    fusion: Fusion | None = None,
     manifold: str | None = None,
     boxes: Boxes | None = None,
     device: str = "auto",
@@ -38,6 +41,7 @@ def search(
         k: neighbors per query; all points if there are fewer.
         exact: do not use the index of a gallery.
         run: run that embeds images. Default: that of ``source``.
+        fusion: second model that embeds too, see `dmlkit.evaluation.fusion.fusion_of`.
         manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`.
         device: device on which images are embedded, see `start_ranks`.
@@ -48,10 +52,15 @@ def search(
     """
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbor")
-    kind = kind_of(source)
-    searched = open_points(source, device=device if kind == "run" else None, manifold=manifold, bar=bar)
-    asked = open_queries(queries, searched, run=run, boxes=boxes, device=device, bar=bar)
+    searched = open_searched(source, device, fusion, bar, manifold=manifold)
+    asked = open_queries(queries, searched, run=run, fusion=fusion, boxes=boxes, device=device, bar=bar)
     return nearest(searched, asked, k, exact=exact, bar=bar)
+
+
+def open_searched(source: Path, device: str, fusion: Fusion | None, bar: Bar, **of_arrays: Any) -> PointSet:
+    """Open what to search in, see `open_points`; device and fusion apply to a run."""
+    options: dict[str, Any] = {"device": device, "fusion": fusion} if kind_of(source) == "run" else {}
+    return open_points(source, bar=bar, **options, **of_arrays)
 
 
 def nearest(searched: PointSet, asked: PointSet, k: int, *, exact: bool = False, bar: Bar = no_bar) -> Answers:

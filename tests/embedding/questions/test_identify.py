@@ -17,11 +17,13 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Box
 from dmlkit.embedding.gallery.change import add_images, create_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.image_gallery import gallery as load_gallery
 from dmlkit.embedding.points import in_memory
 from dmlkit.embedding.questions import decisions
 from dmlkit.embedding.questions.identify import identify
 from dmlkit.embedding.questions.page import drawn_picture
 from dmlkit.embedding.sources import open_queries
+from dmlkit.errors import UserError
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
@@ -241,6 +243,16 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     create_gallery(place / "run", None, gallery, device="cpu")
     assert "2 images added" in dmlkit("gallery", "add", gallery, asked, *boxes, "--label", "bird").out
     assert "2 images skipped" in dmlkit("gallery", "add", gallery, asked, *boxes).out
+    labels = tmp_path / "labels"
+    again = load_gallery(place / "gallery", device="cpu").identify(asked, boxes=labels)
+    assert [answer.guess for answer in again.answers] == ["gull", "finch"]
+    assert [box and list(box[:4]) for box in again.neighbors.boxes] == [query["box"] for query in near]
+    in_python = load_gallery(gallery, device="cpu")
+    assert in_python.add(asked, label="bird", boxes=labels, box_margin=0.2).added == 2  # other pixels than those there
+    found_there = in_python.search(asked, k=1, boxes=labels).neighbors()
+    assert [found[0].similarity for _, found in found_there] == pytest.approx([0, 0], abs=1e-3)
+    with pytest.raises(UserError, match="applies to --boxes"):
+        in_python.add(asked, box_confidence=0.5)
     before = len(GalleryFolder(gallery))
     (tmp_path / "labels" / "both.txt").write_text("0 0.75 0.5 0.9 1\n")
     for words in (("gallery", "add", gallery), ("identify", gallery), ("search", gallery), ("embed", place / "run")):

@@ -1,0 +1,100 @@
+"""Fusion of two models: a weighted mean of their cosines, which is a cosine itself, so that all commands can use it."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.manifest import Fusion
+from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.errors import UserError
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.products import unit_vectors
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.run_folder.folder import RunFolder
+
+COSINES = ("cosine", "origin_cosine")
+
+
+def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:
+    """Return the model that embeds with two runs, see `join`.
+
+    Args:
+        first: model of the first run.
+        fusion: the second run, and the weight of its similarity.
+        fabric: device.
+
+    Raises:
+        UserError: the second run is missing or has other weights, or a similarity is not a cosine.
+    """
+    path = Path(fusion.run)
+    if not path.is_dir():
+        raise UserError(f"{path}: the second run of this fusion is missing; name it with --with RUN")
+    second = load_model(RunFolder(path), fabric, fusion.checkpoint)
+    check_fusible(first, second, path)
+    if second.fingerprint != fusion.fingerprint:
+        raise UserError(
+            f"--with {path}: its weights have the fingerprint {second.fingerprint[:12]}, expected "
+            f"{fusion.fingerprint[:12]}; name the run of this fusion, or create the gallery again"
+        )
+    both = f"{first.fingerprint} {second.fingerprint} {fusion.share!r}"
+    return replace(
+        first,
+        manifold=Sphere(first.manifold.point_dim + second.manifold.point_dim).to(first.device),
+        saved="",
+        recorded=hashlib.sha256(both.encode()).hexdigest(),
+        run=None,
+        fusion=fusion,
+        members=(first, second),
+    )
+
+
+def check_fusible(first: TrainedModel, second: TrainedModel, path: Path) -> None:
+    """Raise an error unless two models can be fused.
+
+    Args:
+        first, second: the models.
+        path: run of the second one.
+
+    Raises:
+        UserError: they are the same model, take other samples, or a similarity is not a cosine.
+    """
+    if first.fingerprint == second.fingerprint:
+        raise UserError(f"--with {path}: has the same weights as the first run; name another run")
+    if first.samples.name != second.samples.name:
+        raise UserError(f"--with {path}: takes {second.samples.name}s, but the first run {first.samples.name}s")
+    for model, name in ((first, "the first run"), (second, str(path))):
+        if model.manifold.similarity_name not in COSINES:
+            raise UserError(
+                f"--with {path}: the similarity of {name} is {model.manifold.similarity_name}; a fusion needs runs "
+                f"with {' or '.join(COSINES)}"
+            )
+
+
+def join(manifolds: Sequence[Manifold], points: Sequence[Tensor], share: float) -> Tensor:
+    r"""Join points of two models to points on a sphere.
+
+    Their cosine is :math:`(1 - w) \cos_1 + w \cos_2`: the unit vectors are scaled by :math:`\sqrt{1 - w}` and
+    :math:`\sqrt{w}` and put one after the other.
+
+    Args:
+        manifolds: the two manifolds, whose similarity is a cosine.
+        points: (N, D_1) and (N, D_2), of the same images.
+        share: w in [0, 1], the weight of the second cosine.
+
+    Returns:
+        (N, D_1 + D_2) unit vectors.
+
+    Example:
+        >>> plane = Sphere(2)
+        >>> first, second = torch.eye(2), torch.tensor([[1.0, 0.0], [0.6, 0.8]])
+        >>> points = join([plane, plane], [first, second], 0.25)
+        >>> round(float(points[0] @ points[1]), 6)  # 0.75 * 0 + 0.25 * 0.6
+        0.15
+    """
+    vectors = [unit_vectors(manifold.product_vectors(own)) for manifold, own in zip(manifolds, points, strict=True)]
+    return unit_vectors(torch.cat([vectors[0] * (1 - share) ** 0.5, vectors[1] * share**0.5], dim=1))

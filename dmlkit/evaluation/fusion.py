@@ -1,0 +1,190 @@
+"""Choice of the weights with which the similarities of two runs are added, on validation classes."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.embedding.fusion import check_fusible, join
+from dmlkit.embedding.gallery.manifest import read_gallery_manifest
+from dmlkit.embedding.manifest import Fusion
+from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.questions.probability import fit_sigmoid
+from dmlkit.embedding.stored import hash_images, split_embeddings
+from dmlkit.embedding.trained import load_model
+from dmlkit.errors import UserError
+from dmlkit.evaluation.pair_probability import FOLDS, sampled_pairs
+from dmlkit.files.source import check_options, kind_of, require_run
+from dmlkit.loading.cache import images_of_split
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.reliability import balanced
+from dmlkit.metrics.scoring import score_retrieval
+from dmlkit.run_folder.documents import TrainingClasses
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+
+Weights = Literal["mean", "logistic"]
+LEAST = 3  # validation classes
+WEIGHTS: tuple[Weights, ...] = ("mean", "logistic")
+
+
+def fusion_of(
+    source: Path,
+    other: Path | None,
+    *,
+    checkpoint: CheckpointName | None = None,
+    device: str = "auto",
+    bar: Bar = no_bar,
+) -> Fusion | None:
+    """Return the fusion that ``--with`` asks for; None without it.
+
+    Args:
+        source: a run; or a gallery of two runs, whose second run is named because it has moved.
+        other: the second run.
+        checkpoint, device, bar: see `choose_fusion`.
+
+    Raises:
+        UserError: the source is something else, a gallery of one run, or see `choose_fusion`.
+    """
+    if other is None:
+        return None
+    kind = kind_of(source)
+    check_options(source, kind, {"--with": other})
+    if kind == "run":
+        return choose_fusion(source, other, checkpoint=checkpoint, fabric=start_ranks(device), bar=bar)
+    require_run(other)
+    stored = read_gallery_manifest(source).fusion
+    if stored is None:
+        raise UserError(
+            f"--with {other}: {source} has embeddings of one run; create a gallery of both with dmlkit gallery create "
+            f"RUN IMAGES --with {other}"
+        )
+    return stored.model_copy(update={"run": str(other.resolve())})
+
+
+@torch.no_grad()  # the curvature of a manifold may be learned
+def choose_fusion(
+    run: Path, other: Path, *, checkpoint: CheckpointName | None = None, fabric: Ranks, bar: Bar = no_bar
+) -> Fusion:
+    """Choose the weights of the similarities of two runs on their validation classes.
+
+    Two weights are fitted to pairs of images; the one with the higher map@r of classes that did not fit it is taken:
+
+    - ``mean``: each similarity is calibrated alone (Platt 1999), and the logits are averaged. They are linear in the
+      similarity, so that the weights are proportional to their slopes. This is the fusion of WildFusion (Cermak et al.
+      2024, arXiv:2408.12934), with logistic calibration.
+    - ``logistic``: both similarities are the features of one logistic regression.
+
+    Args:
+        run, other: the runs; their classes of each split must be the same.
+        checkpoint: checkpoint of the first run. Default: best, otherwise last; of the second run always this.
+        fabric: device.
+        bar: shows each step.
+
+    Raises:
+        UserError: a run has no validation classes, their images differ, or see `check_fusible`.
+    """
+    require_run(other)
+    folders = RunFolder(run), RunFolder(other)
+    for folder in folders:
+        folder.check_unseen("validation")
+    models = load_model(folders[0], fabric, checkpoint), load_model(folders[1], fabric)
+    check_fusible(*models, other)
+    dataset, theirs = (images_of_split(model.recipe.dataset, "validation") for model in models)
+    hashes = [hash_images(one, models[0].recipe.dataset) for one in (dataset, theirs)]
+    trained = [TrainingClasses.read(folder.classes_path).training_classes for folder in folders]
+    if hashes[0] != hashes[1] or trained[0] != trained[1]:
+        raise UserError(
+            f"--with {other}: was trained on other classes, or validated on other images, than {run}; a fusion needs "
+            "classes that are new to both: train two runs with the same dataset"
+        )
+    found = [
+        split_embeddings(folder, model, fabric, dataset, "validation", bar=bar)
+        for folder, model in zip(folders, models, strict=True)
+    ]
+    kept = [torch.isin(one.indices, two.indices) for one, two in (found, found[::-1])]
+    spaces = [deepcopy(model.manifold).cpu() for model in models]
+    points = [one.points[rows] for one, rows in zip(found, kept, strict=True)]
+    pair = PairOfModels(points, found[0].labels[kept[0]], spaces)
+    weights, share, alone, together = pair.choice()
+    return Fusion(
+        run=str(other.resolve()),
+        checkpoint=models[1].checkpoint,
+        fingerprint=models[1].fingerprint,
+        share=share,
+        weights=weights,
+        alone=alone,
+        together=together,
+    )
+
+
+class PairOfModels:
+    """Points of the same images by two models.
+
+    Args:
+        points: (N, D_1) and (N, D_2).
+        labels: (N,) int64.
+        manifolds: their geometry.
+    """
+
+    def __init__(self, points: list[Tensor], labels: Tensor, manifolds: list[Manifold]) -> None:
+        self.points, self.labels, self.manifolds = points, labels, manifolds
+        first, second = (torch.from_numpy(rows) for rows in sampled_pairs(labels.numpy()))
+        self.classes = labels.numpy()[np.stack([first, second], axis=1)]
+        self.scores = [
+            space.paired_similarity(own[first].double(), own[second].double()).numpy()
+            for space, own in zip(manifolds, points, strict=True)
+        ]
+
+    def choice(self) -> tuple[Weights, float, float | None, float | None]:
+        """Return the weights, the share of the second model, and the map@r without it and with it.
+
+        For fewer than 3 classes, of which two fit the weights, these are the mean, and the map@r is not measured.
+        """
+        names, codes = self.labels.unique(return_inverse=True)
+        everything = np.ones(len(self.classes), bool)
+        if len(names) < LEAST:
+            return "mean", self.share("mean", everything), None, None
+        count = min(FOLDS, len(names))
+        of_classes = np.random.default_rng(0).permutation(len(names)) % count
+        folds, of_pairs = of_classes[codes], of_classes[np.searchsorted(names.numpy(), self.classes)]
+        values: dict[str, list[Tensor]] = {name: [] for name in ("alone", *WEIGHTS)}
+        for fold in range(count):
+            others = (of_pairs != fold).all(axis=1)
+            shares = {"alone": 0.0, **{weights: self.share(weights, others) for weights in WEIGHTS}}
+            for name, share in shares.items():
+                values[name].append(self.map_at_r(share, torch.from_numpy(folds == fold)))
+        means = {name: float(torch.cat(found).mean()) for name, found in values.items()}
+        best = max(WEIGHTS, key=lambda weights: means[weights])
+        return best, self.share(best, everything), means["alone"], means[best]
+
+    def share(self, weights: Weights, pairs: np.ndarray) -> float:
+        """Fit the share of the second model to some of the pairs (P,) bool."""
+        same = (self.classes[:, 0] == self.classes[:, 1])[pairs]
+        first, second = (scores[pairs] for scores in self.scores)
+        balance = balanced(np.ones(len(same)), same)
+        if weights == "logistic":
+            fitted = fit_sigmoid(first, second, same, balance)
+            slopes = fitted.margin_slope, fitted.score_slope
+        else:
+            nothing = np.zeros_like(first)
+            alone = [fit_sigmoid(nothing, scores, same, balance) for scores in (first, second)]
+            slopes = alone[0].score_slope, alone[1].score_slope
+        return slopes[1] / sum(slopes) if sum(slopes) else 0.5
+
+    def map_at_r(self, share: float, asked: Tensor) -> Tensor:
+        """Return the map@r of those of the images asked (N,) bool that have others of their class."""
+        points = join(self.manifolds, self.points, share)
+        rows = torch.arange(len(points))
+        found = score_retrieval(
+            *(points[asked], self.labels[asked], points, self.labels),
+            manifold=Sphere(points.shape[1]),
+            metrics=["map@r"],
+            ids=rows[asked],
+            gallery_ids=rows,
+        )
+        return found.per_query["map@r"]

@@ -1,0 +1,193 @@
+"""Fusion of two runs: scikit-learn's regressions, and sums of the cosines that each run stores alone."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from dmlkit.embedding.fusion import join
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.evaluation.calibration import calibrate_run
+from dmlkit.evaluation.fusion import PairOfModels
+from dmlkit.manifolds import Euclidean, Lorentz, Sphere
+from tests.conftest import Result
+
+Cli = Callable[..., Result]
+
+
+def drawn(classes: int, images: int, spread: float, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    centers = torch.randn(classes, 1, 16, generator=generator)
+    points = centers + spread * torch.randn(classes, images, 16, generator=generator)
+    return torch.nn.functional.normalize(points.flatten(0, 1), dim=1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_cosine_of_joined_points_is_the_weighted_mean(share: float):
+    spaces = [Euclidean(5, similarity="cosine"), Lorentz(4, similarity="origin_cosine")]
+    points = [space.from_features(torch.randn(6, space.dim)) for space in spaces]
+    expected = 0.0
+    for weight, own in zip((1 - share, share), (points[0], points[1][:, 1:]), strict=True):
+        rows = own.numpy() / np.linalg.norm(own.numpy(), axis=1, keepdims=True)
+        expected = expected + weight * rows @ rows.T
+    found = join(spaces, points, share)
+    assert (found @ found.T).numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def slopes_of(features: np.ndarray, same: np.ndarray) -> np.ndarray:
+    return LogisticRegression(C=1e9, class_weight="balanced", max_iter=1000).fit(features, same).coef_[0]
+
+
+def test_weights_against_scikit_learn():
+    labels = torch.arange(12).repeat_interleave(8)
+    points = [drawn(12, 8, 2.2, 1), drawn(12, 8, 3.0, 2)]
+    pair = PairOfModels(points, labels, [Sphere(16), Sphere(16)])
+    first, second = np.triu_indices(96, 1)
+    cosines = np.stack([(own @ own.T).double().numpy()[first, second] for own in points], axis=1)
+    same = labels.numpy()[first] == labels.numpy()[second]
+    slopes = slopes_of(cosines, same)
+    alone = [slopes_of(cosines[:, [column]], same)[0] for column in (0, 1)]
+    everything = np.ones(len(same), bool)
+    assert pair.share("logistic", everything) == pytest.approx(slopes[1] / slopes.sum(), abs=0.01)
+    assert pair.share("mean", everything) == pytest.approx(alone[1] / sum(alone), abs=0.01)
+
+
+def test_a_model_of_noise_gets_no_weight_and_the_better_weights_are_taken():
+    labels = torch.arange(10).repeat_interleave(8)
+    noise = torch.nn.functional.normalize(torch.randn(80, 16, generator=torch.Generator().manual_seed(3)), dim=1)
+    good = drawn(10, 8, 1.5, 1)
+    weights, share, alone, together = PairOfModels([good, noise], labels, [Sphere(16), Sphere(16)]).choice()
+    assert share < 0.1 and alone is not None and together is not None and abs(alone - together) < 0.03
+    assert weights in ("mean", "logistic")
+    pair = PairOfModels([noise, good], labels, [Sphere(16), Sphere(16)])
+    weights, share, alone, together = pair.choice()
+    folds = np.random.default_rng(0).permutation(10) % 5
+    values = []
+    for fold in range(5):  # each class is asked with weights that were fitted to pairs of other folds
+        inside = np.isin(pair.classes, np.flatnonzero(folds == fold)).any(axis=1)
+        asked = torch.from_numpy(folds[labels] == fold)
+        values.append(pair.map_at_r(pair.share(weights, ~inside), asked))
+    assert together == pytest.approx(float(torch.cat(values).mean()))
+    assert share > 0.9 and alone is not None and together is not None and together > alone + 0.2
+    few = PairOfModels([noise[:16], good[:16]], labels[:16], [Sphere(16), Sphere(16)]).choice()
+    assert few[0] == "mean" and few[2:] == (None, None)
+
+
+@pytest.fixture(scope="module")
+def two(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of the same classes, and photos."""
+    from PIL import Image
+
+    from dmlkit.loading.cache import images_of_split
+    from dmlkit.recipe.file import read_recipe
+    from dmlkit.run_folder.folder import RunFolder
+    from dmlkit.training.train import train
+
+    folder = tmp_path_factory.mktemp("two")
+    run = Path(shutil.copytree(trained_run, folder / "one"))
+    recipe = read_recipe(trained_run / "recipe.yaml", ["training.epochs=2", "embedding_dim=6"])
+    train(recipe, folder / "two", device="cpu")
+    others = read_recipe(trained_run / "recipe.yaml", ["dataset.validation_fraction=0.2", "seed=8"])
+    train(others, folder / "of_others", device="cpu")
+    calibrate_run(run, far=0.1)
+    dataset = images_of_split(RunFolder(run).recipe().dataset, "test")
+    for index in range(12):
+        place = folder / "photos" / dataset.class_names[int(dataset.labels[index])] / f"{index}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(dataset.sample(index).permute(1, 2, 0).numpy()).save(place)
+    return folder
+
+
+def stored(run: Path, photos: Path, dmlkit: Cli) -> dict[str, np.ndarray]:
+    """Embeddings of photos by one run alone."""
+    output = run.parent / f"of_{run.name}"
+    if not output.exists():
+        assert dmlkit("embed", run, photos, "-o", output, "--device", "cpu").code == 0
+    from dmlkit.embedding.folder import EmbeddingFolder
+
+    folder = EmbeddingFolder(output)
+    points = np.load(output / "embeddings.npy").astype(float)
+    return {Path(path).name: point for path, point in zip(folder.items["path"].to_pylist(), points, strict=True)}
+
+
+@pytest.mark.slow
+def test_a_gallery_of_two_runs_sums_their_cosines(two: Path, tmp_path: Path, dmlkit: Cli):
+    gallery, photos = tmp_path / "gallery", two / "photos"
+    words = ("--with", two / "two", "--device", "cpu")
+    result = dmlkit("gallery", "create", two / "one", photos, "-o", gallery, *words)
+    assert result.code == 0, result.err
+    fusion = GalleryFolder(gallery).manifest.fusion
+    assert fusion is not None and f"with {fusion.share:.2f} of the similarity of {two / 'two'}" in result.out
+    assert f"with {fusion.share:.2f}" in dmlkit("gallery", "info", gallery).out
+    one, other = (stored(two / name, photos, dmlkit) for name in ("one", "two"))
+    found = json.loads(dmlkit("search", gallery, photos, "-k", "12", "--device", "cpu", "--json").out)
+    for query in found["queries"]:
+        name = Path(query["path"]).name
+        for neighbor in query["neighbors"]:
+            near = Path(neighbor["path"]).name
+            expected = (1 - fusion.share) * one[name] @ one[near] + fusion.share * other[name] @ other[near]
+            assert neighbor["similarity"] == pytest.approx(expected, abs=1e-5)
+    assert dmlkit("gallery", "add", gallery, photos, "--device", "cpu").out.count("already in the gallery") == 1
+    moved = Path(shutil.copytree(two / "two", tmp_path / "moved"))
+    same = dmlkit("search", gallery, photos, "-k", "12", "--with", moved, "--device", "cpu", "--json")
+    assert json.loads(same.out)["queries"] == found["queries"]
+    answers = dmlkit("identify", gallery, photos, "--device", "cpu")
+    assert answers.code == 0 and "12 best guesses are correct" in answers.out
+    refused = dmlkit("identify", gallery, photos, "--with", two / "of_others", "--device", "cpu")
+    assert refused.code == 2 and "fingerprint" in refused.err
+
+
+@pytest.mark.slow
+def test_eval_search_and_verify_with_a_second_run(two: Path, tmp_path: Path, dmlkit: Cli):
+    from dmlkit.metrics import retrieval_metrics
+
+    result = dmlkit("eval", two / "one", "--with", two / "two", "--device", "cpu", "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)["alternative"]
+    share = found["fusion"]["share"]
+    arrays = [np.load(two / name / "embeddings" / "test" / "embeddings.npy") for name in ("one", "two")]
+    joined = join([Sphere(8), Sphere(6)], [torch.from_numpy(array) for array in arrays], share)
+    metrics = ["recall@1", "recall@2", "map@r"]
+    expected = retrieval_metrics(joined, np.arange(36) // 6, manifold=Sphere(14), metrics=metrics)
+    assert found["metrics"] == pytest.approx(expected, abs=1e-9)  # the tiny networks have ties, up to rounding
+    plain = json.loads(dmlkit("eval", two / "one", "--device", "cpu", "--json").out)
+    assert plain["alternative"] is None
+    difference = found["metrics"]["map@r"] - plain["metrics"]["map@r"]
+    assert found["differences"]["map@r"]["difference"] == pytest.approx(difference)
+    names = sorted((two / "photos").rglob("*.png"), key=lambda path: int(path.stem))[:2]
+    words = ("verify", two / "one", *names, "--with", two / "two", "--device", "cpu")
+    verdict = json.loads(dmlkit(*words, "--json").out)
+    one, other = (stored(two / name, two / "photos", dmlkit) for name in ("one", "two"))
+    first, second = (path.name for path in names)
+    score = (1 - share) * one[first] @ one[second] + share * other[first] @ other[second]
+    assert verdict["pairs"][0]["score"] == pytest.approx(score, abs=1e-5)
+    assert verdict["fusion"]["share"] == share and 0 < verdict["pairs"][0]["probability"] < 1
+    assert f"with {share:.2f} of the similarity of" in dmlkit(*words).out
+    near = json.loads(dmlkit("search", two / "one", names[0], "--with", two / "two", "--device", "cpu", "--json").out)
+    assert near["queries"][0]["neighbors"][0]["similarity"] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_fused(two: Path, tmp_path: Path, dmlkit: Cli):
+    one, photos, gallery = two / "one", two / "photos", tmp_path / "gallery"
+    dmlkit("gallery", "create", one, photos, "-o", gallery, "--device", "cpu")
+    for words, message in (
+        (("eval", one, "--with", one), "has the same weights as the first run"),
+        (
+            ("eval", one, "--with", two / "of_others"),
+            "was trained on other classes, or validated on other",
+        ),
+        (("eval", one, "--with", photos), "no run here"),
+        (("eval", one, "--with", two / "two", "--tta", "flip"), "--tta does not apply to --with"),
+        (("eval", gallery, "--with", two / "two"), "--with does not apply to a gallery"),
+        (("eval", two / "of_one", "--with", two / "two"), "applies to a run or a gallery"),
+        (("search", gallery, photos, "--with", two / "two"), "has embeddings of one run; create a gallery of both"),
+    ):
+        result = dmlkit(*words, "--device", "cpu") if "eval" not in words else dmlkit(*words)
+        assert result.code == 2 and message in result.err, (words, result)
+        assert len(result.err.strip().splitlines()) == 1
