@@ -23,13 +23,16 @@ from dmlkit.files.source import (
     MODEL_FORMATS,
     EmbeddingFormat,
     ModelFormat,
+    ModelInput,
     StoreFormat,
     check_options,
     require_exportable,
 )
+from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
+PROGRAMS: tuple[ModelFormat, ...] = ("onnx", "torch-export")  # formats with the computation, not only the weights
 TABLE = "embeddings"  # default name of a table
 
 
@@ -80,6 +83,7 @@ def export(
     overwrite: bool = False,
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
+    takes: ModelInput | None = None,
     bar: Bar = no_bar,
 ) -> Exported:
     """Export a run's model, or embeddings, for other programs.
@@ -92,6 +96,7 @@ def export(
         table: name of the table in a store, see `export_to_store`.
         overwrite: replace the table of a store.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
+        takes: input of a model of images, see `export_model`. Default: ``images`` for ``onnx`` and ``torch-export``.
 
     Raises:
         UserError: the format does not fit the source, or ``output`` was not written by dmlkit; see also `export_model`,
@@ -109,8 +114,10 @@ def export(
         raise UserError(f"--output: got an address, but --format {format} writes a file; give a file name")
     require_exportable(source, format)
     path = None if output is None or is_address(str(output)) else Path(output)
+    if takes and format not in PROGRAMS:
+        raise UserError(f"export: --input {takes} applies only to {' and '.join(PROGRAMS)}; remove this option")
     if format in MODEL_FORMATS:
-        return _export_run(source, format, path, checkpoint, overrides)
+        return _export_run(source, format, path, checkpoint, overrides, takes)
     check_options(source, "embeddings", {"--checkpoint": checkpoint, "--set": list(overrides)})
     folder = EmbeddingFolder(source)
     if path is not None:
@@ -131,14 +138,21 @@ def _export_run(
     path: Path | None,
     checkpoint: CheckpointName | None,
     overrides: Sequence[str],
+    takes: ModelInput | None,
 ) -> Exported:
     run = RunFolder(source)
     if path is not None:
         check_place(path, [run.recipe().dataset.data_root])
         check_model_output(format, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
     trained = load_model(run, start_ranks("cpu"), checkpoint, overrides=overrides, merged=False)
+    has_pixels = trained.samples.has_pixels and trained.recipe.transform is not None
+    if takes and not has_pixels:
+        raise UserError(f"export: --input {takes} applies to images, but the model takes {trained.samples.describe()}")
     path = path or run.exports / MODEL_FILES[format]
-    manifest = export_model(trained, format, path, threshold_of(run, trained.fingerprint))
+    labels = TrainingClasses.read(run.classes_path).training_classes if run.classes_path.exists() else ()
+    takes = takes or ("images" if has_pixels and format in PROGRAMS else "squares")
+    threshold = threshold_of(run, trained.fingerprint)
+    manifest = export_model(trained, format, path, threshold, takes=takes, labels=labels)
     return Exported([path, manifest_path(path)], manifest)
 
 
