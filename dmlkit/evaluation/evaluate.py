@@ -11,10 +11,11 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_dataset
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.errors import UserError
-from dmlkit.evaluation.result import Evaluation, searching
+from dmlkit.evaluation.result import Evaluation, Rescoring, searching
 from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import MetricConfig
+from dmlkit.metrics.ranking.codec import Codec, Rescore
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import Scores, score_retrieval
@@ -120,11 +121,18 @@ def score_dataset(
         own = ids if dataset.groups is None else dataset.groups[ids]
         options |= {"ids": own[query], "gallery_ids": own[found]}  # an image that is both never finds itself
 
-    def score(points: Tensor, metrics: Sequence[MetricConfig], **more: Any) -> Scores:
+    def score(points: Tensor, metrics: Sequence[MetricConfig], manifold: Manifold = manifold, **more: Any) -> Scores:
         points = points.to(device)
         gallery = points[found] if options else None
-        more |= {"manifold": manifold, "ties": ties, "group": group}
+        more = {"group": group, **more, "manifold": manifold, "ties": ties}
         return score_retrieval(points[query], labels[query], gallery, metrics=metrics, **options, **more)
+
+    def score_form(codec: Codec) -> Scores:
+        points, rescore = embeddings.points.cpu(), None
+        if codec.stored.precision == "rescored":
+            rescore = Rescore(codec.manifold, points[query], points[found])
+        # by this rank alone, since only the first one reports
+        return score(codec.decode(points), searching(metrics), codec.space, group=None, rescore=rescore)
 
     scores, alternative = score(embeddings.points, metrics, advance=advance), None
     if rerank is not None or other is not None:
@@ -138,4 +146,5 @@ def score_dataset(
         classes=len(labels[query].unique()),
         faults=embeddings.faults,
         alternative=alternative,
+        rescoring=Rescoring(embeddings.points, manifold, score_form, lambda: embeddings.points),
     )

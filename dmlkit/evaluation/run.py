@@ -104,7 +104,7 @@ def evaluate_run(
     except UserError as error:
         note = f"{error}; evaluated again"
     dataset = images_of_split(recipe.dataset, split)
-    trained = replace(trained, recipe=recipe, recorded=weights)
+    own_model, trained = trained, replace(trained, recipe=recipe, recorded=weights)
     if dataset_root is None:
         found = split_embeddings(run, trained, fabric, dataset, split, bar=bar)
     else:
@@ -113,6 +113,15 @@ def evaluate_run(
     evaluation = score_split(
         fabric, found, dataset, trained.manifold, recipe, split=split, bar=bar, ties=ties, rerank=rerank, other=other
     )
+    if evaluation.rescoring:
+
+        def ranges() -> Tensor:
+            model = trained if dataset_root is None else own_model
+            images = images_of_split(model.recipe.dataset, "train")
+            return split_embeddings(run, model, fabric, images, "train", bar=bar).points
+
+        rescoring = replace(evaluation.rescoring, ranges=ranges, ranges_of="the training split")
+        evaluation = replace(evaluation, rescoring=rescoring)
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
     if dataset_root is None and recipe.dataset.split == "all":
         report = report.model_copy(update={"notes": (*report.notes, TRAINED_ON)})
