@@ -66,6 +66,15 @@ def export(
             show_default=False,
         ),
     ] = None,
+    dims: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Export a model that returns the first N coordinates, e.g. of a run with the loss matryoshka.",
+            show_default=False,
+        ),
+    ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     plugins: Plugins = None,
@@ -90,6 +99,7 @@ def export(
         checkpoint=checkpoint,
         overrides=overrides or [],
         takes=takes,
+        dims=dims,
         bar=bars(console),
     )
     if exported.model:

@@ -51,7 +51,7 @@ def prepend_preparation(program: Any, transform: TransformConfig) -> None:
     images, squares = preparation.graph.inputs.pop(), preparation.graph.outputs.pop()
     nodes, graph = list(preparation.graph), program.model.graph
     preparation.graph.remove(nodes)
-    graph.inputs[0].replace_all_uses_with(squares)
+    ir.convenience.replace_all_uses_with([graph.inputs[0]], [squares])
     graph.insert_before(graph[0], nodes)
     graph.inputs[0] = images
 

@@ -186,6 +186,29 @@ def test_an_export_that_disagrees_is_not_kept(run, tmp_path, monkeypatch, one, m
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_squares_and_fewer_coordinates(dmlkit, run, tmp_path):
+    import onnxruntime
+
+    target = tmp_path / "short.onnx"
+    words = ("export", run, "--format", "onnx", "-o", target)
+    assert dmlkit(*words, "--input", "squares", "--dims", "3").code == 0
+    session = onnxruntime.InferenceSession(target)
+    dataset = load_model(RunFolder(run), start_fabric("cpu")).recipe.dataset.build("test")
+    found = session.run(None, {"images": torch.stack([dataset.sample(index) for index in range(5)]).numpy()})[0]
+    kept = expected_embeddings(run)[0][:5, :3]
+    np.testing.assert_allclose(found, kept / np.linalg.norm(kept, axis=1, keepdims=True), atol=1e-5)
+    assert ModelManifest.read(tmp_path / "short.onnx.json").dim == 3
+    assert json.loads(session.get_modelmeta().custom_metadata_map["dmlkit"])["dim"] == 3
+    for words, message in (
+        ((run, "--format", "onnx", "--dims", "9"), "--dims 9: expected 1 to 8"),
+        ((run, "--format", "safetensors", "--dims", "4"), "--dims applies only to onnx and torch-export"),
+        ((run, "--format", "safetensors", "--input", "squares"), "--input applies only to onnx and"),
+    ):
+        wrong = dmlkit("export", *words)
+        assert wrong.code == 2 and message in wrong.err, wrong.err
+
+
 def test_eval_reports_what_a_naive_search_finds(dmlkit, run):
     result = dmlkit("eval", run, "--json", "--device", "cpu")
     report = json.loads(result.out)
