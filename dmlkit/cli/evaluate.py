@@ -24,8 +24,11 @@ from dmlkit.errors import UserError
 from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of, require_source
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dmlkit.distributed.launch import Ranks
     from dmlkit.embedding.progress_bar import Bar
+    from dmlkit.metrics.ranking.codec import Stored
     from dmlkit.metrics.ranking.rerank import Rerank
     from dmlkit.run_folder.folder import CheckpointName
 
@@ -120,6 +123,23 @@ def evaluate(
         ),
     ] = None,
     second: WithRun = None,
+    dims: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N",
+            help="Compare with the first coordinates alone, e.g. 512,128,32.",
+            show_default=False,
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Compare with stored forms: fp32, fp16, int8, binary (signs) or rescored (signs choose 100, and the "
+            "full vectors order them). Default: fp32, with --dims.",
+            show_default=False,
+        ),
+    ] = None,
     split: Annotated[
         SplitName | None,
         typer.Option(
@@ -158,7 +178,8 @@ def evaluate(
     if table is not None and by is None:
         raise UserError(f"eval: --table {table}: needs --by COLUMN, the column to read")
     kind = evaluated_kind(source, arrays, of_runs, untrained=untrained, manifold=manifold, by=by)
-    refuse_changes(kind, {"--rerank": rerank, "--tta": tta, "--with": second}, overrides)
+    changes = {"--rerank": rerank, "--tta": tta, "--with": second, "--dims": dims, "--precision": precision}
+    refuse_changes(kind, changes, overrides)
 
     from dmlkit.cli.progress import bars
     from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_points
@@ -169,7 +190,8 @@ def evaluate(
         read = [path for path in arrays.values() if path]
         check_output(per_class, is_class_table, sources=read, option="--per-class")
     method = None if rerank is None else method_of(rerank)
-    shown = Shown(json, per_class, by, table, method, tta == "flip")
+    forms = forms_of(dims, precision) if dims is not None or precision is not None else []
+    shown = Shown(json, per_class, by, table, method, tta == "flip", forms=forms)
     wanted: Wanted = {"metrics": metric or [], "ties": ties, "bar": bars(shown.console)}
     if embeddings and labels:
         pair = (gallery, gallery_labels) if gallery and gallery_labels else None
@@ -221,6 +243,20 @@ def method_of(text: str) -> "Rerank":
         return parse_rerank(text)
     except ValueError as error:
         raise UserError(f"--rerank {text}: {error}") from None
+
+
+def forms_of(dims: str | None, precision: str | None) -> "Sequence[Stored]":
+    """Read ``--dims`` and ``--precision``.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    from dmlkit.metrics.ranking.codec import parse_stored
+
+    try:
+        return parse_stored(dims, precision)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def tell_untrained(source: Path, fabric: "Ranks", shown: Shown, images: Evaluated, wanted: Wanted) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dmlkit.embedding.manifest import Fusion
     from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.evaluation.report import Report
+    from dmlkit.metrics.ranking.codec import Stored
     from dmlkit.metrics.ranking.rerank import Rerank
 
 VALUES_SHOWN = 20
@@ -28,6 +29,7 @@ class Shown:
     rerank: "Rerank | None" = None
     flip: bool = False
     fusion: "Fusion | None" = None
+    forms: "Sequence[Stored]" = ()
 
     @property
     def console(self) -> "Console":
@@ -45,11 +47,13 @@ class Shown:
             run: run of evaluated embeddings, whose table has the column ``by``.
         """
         from dmlkit.cli.console import print_table, say, say_json
+        from dmlkit.evaluation.stored_forms import with_stored_forms
         from dmlkit.evaluation.tables import metric_rows
 
         if self.by is not None:
             report = report.with_column(evaluation, self.by, self.table, run)
         report = report.with_alternative(evaluation, self.rerank, flip=self.flip, fusion=self.fusion)
+        report = with_stored_forms(report, evaluation, self.forms)
         if self.per_class is not None:
             evaluation.save_classes(self.per_class)
         if self.as_json:
@@ -65,6 +69,7 @@ class Shown:
             share = f"{pair.queries} of its queries ({pair.share:.0%})"
             say(console, f"confused: {pair.name} taken for {pair.taken_for} in {share}")
         print_alternative(report, console)
+        print_forms(report, console)
         print_values(report.by, console)
         for note in report.notes:
             say(console, f"note: {note}")
@@ -93,6 +98,21 @@ def print_alternative(report: "Report", console: "Console") -> None:
     if found.rerank:
         others = " and at the other queries" if found.rerank == "k_reciprocal" else ""
         say(console, f"note: re-ranking looks at the gallery as a whole{others}; not for images that come one by one")
+
+
+def print_forms(report: "Report", console: "Console") -> None:
+    """Print the metrics of stored forms, one table per metric, with differences from the full embeddings."""
+    from dmlkit.cli.console import print_table
+
+    for name in report.forms[0].differences if report.forms else ():
+        rows = [["dims", "precision", "bytes", name, "difference, 95 % interval", "p"]]
+        for form in report.forms or ():
+            change = form.differences[name]
+            low, high = change["low"], change["high"]
+            ends = "no interval" if low is None or high is None else f"{low:+.3f} .. {high:+.3f}"
+            cells = [str(form.dims), form.precision, f"{form.bytes:,}", f"{form.metrics[name]:.4f}"]
+            rows.append([*cells, f"{change['difference']:+.4f}  {ends}", f"{change['p_value']:.4f}"])
+        print_table(rows, console, f"{name} of stored forms, compared with all coordinates in fp32")
 
 
 def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequence[str] | None" = None) -> None:

@@ -6,7 +6,14 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from dmlkit.cli.options import USE, Checkpoint, Debug, Plugins, SetDataset, examples
-from dmlkit.files.source import MODEL_FORMATS, EmbeddingFormat, ModelFormat, StoreFormat, require_exportable
+from dmlkit.files.source import (
+    MODEL_FORMATS,
+    EmbeddingFormat,
+    ModelFormat,
+    ModelInput,
+    StoreFormat,
+    require_exportable,
+)
 
 app = typer.Typer()
 
@@ -49,6 +56,25 @@ def export(
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the table, if dmlkit wrote it.")] = False,
+    takes: Annotated[
+        ModelInput | None,
+        typer.Option(
+            "--input",
+            metavar="INPUT",
+            help="What the exported model takes: images of any size, or squares, already resized and cropped, in "
+            "batches. Default: images.",
+            show_default=False,
+        ),
+    ] = None,
+    dims: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Export a model that returns the first N coordinates, e.g. of a run with the loss matryoshka.",
+            show_default=False,
+        ),
+    ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     plugins: Plugins = None,
@@ -72,6 +98,8 @@ def export(
         overwrite=overwrite,
         checkpoint=checkpoint,
         overrides=overrides or [],
+        takes=takes,
+        dims=dims,
         bar=bars(console),
     )
     if exported.model:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 MANIFOLD = "head.manifold."  # before the names of its learned options in a state dict
+CUT_SPACES = ("sphere", "euclidean", "lorentz", "poincare")  # whose maps take features of any number
 FROZEN = "frozen"
 """Key of a checkpoint without the pretrained weights that were not trained: the hash of these weights."""
 
@@ -184,6 +186,39 @@ def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:
                 f"--set {override}: expected a key of the dataset; other keys are fixed, because {run.path} is trained"
             )
     return parse_recipe(dump_recipe(recipe), str(run.recipe_path), overrides) if overrides else recipe
+
+
+def shortened(trained: TrainedModel, dims: int) -> TrainedModel:
+    """Return the model of the first coordinates of the embeddings, which the loss ``matryoshka`` trains for this.
+
+    Its head has only the first rows of the weights. So a point is that of the first features, as in the loss: on the
+    sphere it is normalized again, in hyperbolic space it is mapped from the first coordinates of the log map.
+
+    Args:
+        trained: the whole model.
+        dims: number of features that are kept.
+
+    Raises:
+        UserError: there are fewer, the head is not linear, or the manifold is a product.
+    """
+    recipe, model = trained.recipe, deepcopy(trained.model)
+    if not 1 <= dims <= recipe.embedding_dim:
+        raise UserError(f"--dims {dims}: expected 1 to {recipe.embedding_dim}, the width of the run's embeddings")
+    for part, name, allowed in (
+        ("head", recipe.head.name, ("linear",)),
+        ("manifold", recipe.manifold.name, CUT_SPACES),
+    ):
+        if name not in allowed:
+            raise UserError(
+                f"--dims {dims}: the first coordinates of a model with {part} {name} are no embedding; expected "
+                f"{part} {', '.join(allowed)}"
+            )
+    head = recipe.head.build(model.backbone.num_features, recipe.manifold.build(dims))
+    weights = model.head.state_dict().items()
+    head.load_state_dict({name: tensor[:dims] if name.startswith("linear.") else tensor for name, tensor in weights})
+    model.head = head.to(trained.device).eval()
+    shorter = recipe.model_copy(update={"embedding_dim": dims})
+    return TrainedModel.of(shorter, model, trained.checkpoint, trained.epoch)
 
 
 def without_pretrained_weights(recipe: Recipe) -> Recipe:

@@ -12,12 +12,13 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import points_of_rows, read_features, read_labels
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Report
-from dmlkit.evaluation.result import Evaluation, searching
+from dmlkit.evaluation.result import Evaluation, Rescoring, searching
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.metrics.base import MetricConfig
+from dmlkit.metrics.ranking.codec import Codec, Rescore
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
-from dmlkit.metrics.scoring import DEFAULT_METRICS, metric_configs, score_retrieval
+from dmlkit.metrics.scoring import DEFAULT_METRICS, Scores, metric_configs, score_retrieval
 
 WantedMetrics = Sequence[MetricConfig | str]
 
@@ -121,6 +122,14 @@ def _score(
             alternative = score_retrieval(*queries, *others, manifold, searching(metrics), ties=ties, rerank=rerank)
     except ValueError as error:
         raise UserError(f"cannot evaluate {source}: {error}") from error
+
+    def score_form(codec: Codec) -> Scores:
+        stored, rescore = (codec.decode(queries[0]), queries[1]), None
+        others = (codec.decode(gallery[0]), gallery[1]) if gallery else (None, None)
+        if codec.stored.precision == "rescored":
+            rescore = Rescore(codec.manifold, queries[0], items[0])
+        return score_retrieval(*stored, *others, codec.space, searching(metrics), ties=ties, rescore=rescore)
+
     classes, index = np.unique(np.concatenate([queries[1], items[1]]), return_inverse=True)
     labels, item_labels = torch.from_numpy(index[: len(queries[1])]), torch.from_numpy(index[len(queries[1]) :])
     return Evaluation(
@@ -132,4 +141,5 @@ def _score(
         classes=len(labels.unique()),
         faults=[],
         alternative=alternative,
+        rescoring=Rescoring(items[0], manifold, score_form, lambda: items[0]),
     )

@@ -10,10 +10,11 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_dataset
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.errors import UserError
-from dmlkit.evaluation.result import Evaluation, searching
+from dmlkit.evaluation.result import Evaluation, Rescoring, searching
 from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import MetricConfig, Points
+from dmlkit.metrics.ranking.codec import Codec, Rescore
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import Scores, score_retrieval
@@ -122,8 +123,16 @@ def score_dataset(
     def score(given: Points, metrics: Sequence[MetricConfig], **more: Any) -> Scores:
         points = given.embeddings.to(device)
         gallery = points[found] if options else None
-        more |= {"manifold": given.manifold, "ties": ties, "group": group}
+        more = {"group": group, **more, "manifold": given.manifold, "ties": ties}
         return score_retrieval(points[query], labels[query], gallery, metrics=metrics, **options, **more)
+
+    def score_form(codec: Codec) -> Scores:
+        points, rescore = embeddings.points.cpu(), None
+        if codec.stored.precision == "rescored":
+            rescore = Rescore(codec.manifold, points[query], points[found])
+        # by this rank alone, since only the first one reports
+        decoded = Points(codec.decode(points), labels, codec.space)
+        return score(decoded, searching(metrics), group=None, rescore=rescore)
 
     plain = Points(embeddings.points, labels, manifold)
     scores, alternative = score(plain, metrics, advance=advance), None
@@ -138,4 +147,5 @@ def score_dataset(
         classes=len(labels[query].unique()),
         faults=embeddings.faults,
         alternative=alternative,
+        rescoring=Rescoring(embeddings.points, manifold, score_form, lambda: embeddings.points),
     )

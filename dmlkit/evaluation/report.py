@@ -15,6 +15,7 @@ from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, 
 from dmlkit.evaluation.result import CLASS, Evaluation, confusions
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
+from dmlkit.metrics.ranking.codec import Precision
 from dmlkit.metrics.ranking.rerank import METHODS, Rerank
 from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note, holm, paired_differences
 from dmlkit.recipe.file import plain
@@ -61,6 +62,21 @@ class Alternative(BaseModel, frozen=True, extra="forbid"):
     Holm's correction for all metrics, ``corrected``; see `paired_comparison`."""
 
 
+class FormFigures(BaseModel, frozen=True, extra="forbid"):
+    """Metrics of the same queries with a stored form of the embeddings."""
+
+    dims: int
+    """Number of first coordinates."""
+    precision: Precision
+    bytes: int
+    """Bytes per vector."""
+    metrics: dict[str, float]
+    intervals: dict[str, tuple[float, float] | None]
+    """As those of the report."""
+    differences: dict[str, dict[str, float | None]]
+    """From the full embeddings: difference, its 95 % interval ``low`` and ``high`` over classes, and ``p_value``."""
+
+
 class Report(Document, frozen=True):
     """Result of ``dmlkit eval``."""
 
@@ -100,6 +116,8 @@ class Report(Document, frozen=True):
     """Metrics per value of a column, with ``--by``."""
     alternative: Alternative | None = None
     """Metrics with ``--rerank``, ``--tta`` or ``--with``."""
+    forms: tuple[FormFigures, ...] | None = None
+    """Metrics of stored forms, with ``--dims`` or ``--precision``."""
 
     @classmethod
     def of(

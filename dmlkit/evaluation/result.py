@@ -1,6 +1,6 @@
 """The result of an evaluation: scores with the labels and names of the queries, per class and per confused pair."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +13,9 @@ from torch import Tensor
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import head_of, write_table
+from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import MetricConfig
+from dmlkit.metrics.ranking.codec import Codec
 from dmlkit.metrics.scoring import Scores, metric_configs
 
 
@@ -89,8 +91,27 @@ def searching(metrics: Sequence[MetricConfig | str]) -> list[MetricConfig]:
     """
     found = [config for config in metric_configs(metrics) if config.searches]
     if not found:
-        raise ValueError("--rerank: none of the metrics ranks a gallery; add one with --metric, e.g. map@r")
+        raise ValueError("none of the metrics ranks a gallery; add one with --metric, e.g. map@r")
     return found
+
+
+@dataclass(frozen=True)
+class Rescoring:
+    """All that it takes to score the queries again with another stored form of the embeddings.
+
+    Args:
+        points: (N, D) embeddings of queries and gallery.
+        manifold: their geometry.
+        score: scores decoded points in the place of ``points``.
+        ranges: returns the points that give the ranges of int8.
+        ranges_of: these points, in words.
+    """
+
+    points: Tensor
+    manifold: Manifold
+    score: Callable[[Codec], Scores]
+    ranges: Callable[[], Tensor]
+    ranges_of: str = "the evaluated embeddings themselves"
 
 
 CLASS = "class"  # name of the array of classes among those of metrics: no metric has that name
@@ -108,6 +129,7 @@ class Evaluation:
     classes: int  # number of classes, including those of queries without a positive
     faults: list[str]  # one message per image that could not be read
     alternative: Scores | None = None  # of the same queries, re-ranked or with mirror images
+    rescoring: Rescoring | None = None  # None where only the scores are known
 
     def class_scores(self) -> list[ClassScore]:
         """Compute the metrics of every class, sorted by the last metric, worst first."""

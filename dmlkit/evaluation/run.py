@@ -110,7 +110,7 @@ def evaluate_run(
     except UserError as error:
         note = f"{error}; evaluated again"
     dataset = images_of_split(recipe.dataset, split)
-    trained = replace(trained, recipe=recipe, recorded=weights)
+    own_model, trained = trained, replace(trained, recipe=recipe, recorded=weights)
 
     def embedded(trained: TrainedModel) -> Embeddings:
         if dataset_root is None:
@@ -126,6 +126,7 @@ def evaluate_run(
     evaluation = score_split(
         fabric, found, dataset, trained.manifold, recipe, split=split, bar=bar, ties=ties, rerank=rerank, other=other
     )
+    evaluation = _with_ranges(evaluation, run, trained if dataset_root is None else own_model, fabric, bar)
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
     if dataset_root is None and recipe.dataset.split == "all":
         report = report.model_copy(update={"notes": (*report.notes, TRAINED_ON)})
@@ -134,6 +135,19 @@ def evaluate_run(
     per_query = dict(evaluation.scores.per_query)
     classes = evaluation.labels
     return EvaluatedRun(report, per_query, classes, evaluation, target, trained.checkpoint, name, note)
+
+
+def _with_ranges(evaluation: Evaluation, run: RunFolder, model: TrainedModel, fabric: Ranks, bar: Bar) -> Evaluation:
+    """Take the ranges of integers from the training split, which is embedded when a stored form needs them."""
+    if not evaluation.rescoring:
+        return evaluation
+
+    def ranges() -> Tensor:
+        images = images_of_split(model.recipe.dataset, "train")
+        return split_embeddings(run, model, fabric, images, "train", bar=bar).points
+
+    rescoring = replace(evaluation.rescoring, ranges=ranges, ranges_of="the training split")
+    return replace(evaluation, rescoring=rescoring)
 
 
 def _with_second(both: TrainedModel, embedded: Callable[[TrainedModel], Embeddings], images: int) -> Points:

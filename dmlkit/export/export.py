@@ -9,7 +9,7 @@ from typing import cast, get_args
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.trained import load_model
+from dmlkit.embedding.trained import load_model, shortened
 from dmlkit.errors import UserError
 from dmlkit.export.formats import FORMATS, check_embeddings_output, export_embeddings
 from dmlkit.export.lancedb import write_lancedb
@@ -23,13 +23,16 @@ from dmlkit.files.source import (
     MODEL_FORMATS,
     EmbeddingFormat,
     ModelFormat,
+    ModelInput,
     StoreFormat,
     check_options,
     require_exportable,
 )
+from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
+PROGRAMS: tuple[ModelFormat, ...] = ("onnx", "torch-export")  # formats with the computation, not only the weights
 TABLE = "embeddings"  # default name of a table
 
 
@@ -80,6 +83,8 @@ def export(
     overwrite: bool = False,
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
+    takes: ModelInput | None = None,
+    dims: int | None = None,
     bar: Bar = no_bar,
 ) -> Exported:
     """Export a run's model, or embeddings, for other programs.
@@ -92,17 +97,17 @@ def export(
         table: name of the table in a store, see `export_to_store`.
         overwrite: replace the table of a store.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
+        takes: input of a model of images, see `export_model`. Default: ``images`` for ``onnx`` and ``torch-export``.
+        dims: number of first coordinates that the exported model returns, see `shortened`. Default: all.
 
     Raises:
         UserError: the format does not fit the source, or ``output`` was not written by dmlkit; see also `export_model`,
             `export_embeddings` and `export_to_store`.
     """
     is_store = format in get_args(StoreFormat)
-    for name, value in (("--table", table is not None), ("--overwrite", overwrite)):
-        if value and not is_store:
-            raise UserError(
-                f"export: {name} applies only to stores ({', '.join(get_args(StoreFormat))}); remove this option"
-            )
+    stores = f"stores ({', '.join(get_args(StoreFormat))})"
+    _check_applies(is_store, stores, {"--table": table, "--overwrite": overwrite})
+    _check_applies(format in PROGRAMS, " and ".join(PROGRAMS), {"--input": takes, "--dims": dims})
     if output is not None and not str(output):  # a store and TensorBoard would write into the current folder
         raise UserError("export: --output is empty; expected a file, a folder or an address")
     if output is not None and not is_store and is_address(str(output)):
@@ -110,7 +115,7 @@ def export(
     require_exportable(source, format)
     path = None if output is None or is_address(str(output)) else Path(output)
     if format in MODEL_FORMATS:
-        return _export_run(source, format, path, checkpoint, overrides)
+        return _export_run(source, format, path, checkpoint, overrides, takes, dims)
     check_options(source, "embeddings", {"--checkpoint": checkpoint, "--set": list(overrides)})
     folder = EmbeddingFolder(source)
     if path is not None:
@@ -125,20 +130,36 @@ def export(
     return Exported([*export_embeddings(folder, file_format, path or source / FORMATS[format].file_name)])
 
 
+def _check_applies(applies: bool, formats: str, options: dict[str, str | int | None]) -> None:
+    for name, value in options.items():
+        if value not in (None, False) and not applies:
+            raise UserError(f"export: {name} applies only to {formats}; remove this option")
+
+
 def _export_run(
     source: Path,
     format: ModelFormat,  # noqa: A002
     path: Path | None,
     checkpoint: CheckpointName | None,
     overrides: Sequence[str],
+    takes: ModelInput | None,
+    dims: int | None,
 ) -> Exported:
     run = RunFolder(source)
     if path is not None:
         check_place(path, [run.recipe().dataset.data_root])
         check_model_output(format, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
     trained = load_model(run, start_ranks("cpu"), checkpoint, overrides=overrides, merged=False)
+    has_pixels = trained.samples.has_pixels and trained.recipe.transform is not None
+    if takes and not has_pixels:
+        raise UserError(f"export: --input {takes} applies to images, but the model takes {trained.samples.describe()}")
     path = path or run.exports / MODEL_FILES[format]
-    manifest = export_model(trained, format, path, threshold_of(run, trained.fingerprint))
+    labels = TrainingClasses.read(run.classes_path).training_classes if run.classes_path.exists() else ()
+    takes = takes or ("images" if has_pixels and format in PROGRAMS else "squares")
+    if dims is not None:
+        trained = shortened(trained, dims)
+    threshold = threshold_of(run, trained.fingerprint)  # none for a shortened model, which has another fingerprint
+    manifest = export_model(trained, format, path, threshold, takes=takes, labels=labels)
     return Exported([path, manifest_path(path)], manifest)
 
 

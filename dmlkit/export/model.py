@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,14 +12,15 @@ from pydantic import BaseModel, FiniteFloat, PositiveInt
 from safetensors import SafetensorError
 from torch import Tensor
 
+from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.samples import Samples
 from dmlkit.embedding.manifest import Description
 from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
+from dmlkit.export.preparation import FromImages, prepend_preparation
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import check_output, writing
-from dmlkit.files.source import ModelFormat
-from dmlkit.loading.batches import evaluation_loader
+from dmlkit.files.source import ModelFormat, ModelInput
 from dmlkit.loading.cache import images_of_split
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.run_folder.threshold import Threshold
@@ -63,15 +65,21 @@ def export_model(
     format: ModelFormat,  # noqa: A002
     output: Path,
     threshold: Threshold | None = None,
+    *,
+    takes: ModelInput = "squares",
+    labels: Sequence[str] = (),
 ) -> ModelManifest:
     """Write a model, and next to it a manifest of its preprocessing and geometry.
 
-    The exported model takes RGB pixels (B, 3, S, S) uint8, resized as the manifest says, or vectors (B, F) float32, and
-    returns points (B, D).
+    The exported model returns points (B, D). It takes vectors (B, F) float32, or RGB images: (B, H, W, 3) uint8 of any
+    size, or squares (B, 3, S, S) uint8, resized as the manifest says.
 
     Args:
         trained: the model on the CPU, not merged: the merged export is compared with the model as it was trained.
         format: ``safetensors`` (weights only), ``onnx``, or ``torch-export`` (a .pt2 program).
+        threshold: calibrated threshold of the model.
+        takes: whether a model of images contains their resizing and crop.
+        labels: names of the training classes, for the metadata of an ONNX file.
 
     Returns:
         The manifest; its ``parity`` is the largest difference from the run's embeddings of real images.
@@ -80,13 +88,20 @@ def export_model(
         UserError: a package for the format is missing, or the exported model differs from the run's model.
     """
     model = trained.model
-    inputs = parity_inputs(trained)
-    write = {"safetensors": write_safetensors, "onnx": write_onnx, "torch-export": write_program}[format]
+    samples, prepared = parity_samples(trained)
+    inputs = torch.stack(prepared)
     with torch.inference_mode():
-        expected = [(batch, model(batch)) for batch in (inputs, inputs[:1])]
+        if takes == "images":
+            expected = [
+                (one.permute(1, 2, 0)[None], model(ready[None])) for one, ready in zip(samples, prepared, strict=True)
+            ]
+            expected.append((expected[0][0].expand(2, -1, -1, -1), expected[0][1].expand(2, -1)))
+        else:
+            expected = [(batch, model(batch)) for batch in (inputs, inputs[:1])]
     model.backbone.merge()
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
+    write = {"safetensors": write_safetensors, "onnx": write_onnx, "torch-export": write_program}[format]
     # the manifest is renamed first, so that files left by a kill are recognized as dmlkit's
     with (
         writing(output, SafetensorError),
@@ -94,18 +109,19 @@ def export_model(
         atomic_write(manifest_path(output)) as described,
         torch.inference_mode(),
     ):
-        run = write(trained, inputs, partial)
-        # a batch of another size than the exporter saw: the batch size must not be fixed
+        run = write(Written(trained, inputs, takes, threshold, labels), partial)
+        # batches of other sizes than the exporter saw: neither the batch size nor the image size must be fixed
         differences = [(run(batch) - points).abs().max() for batch, points in expected]
         difference = torch.stack(differences).max().item()  # nan stays nan, which Python's max may drop
         if not difference <= TOLERANCE:
+            advice = "; --input squares leaves resizing and crop out of it" if takes == "images" else ""
             raise UserError(
-                f"{output}: the exported model differs from the run by {difference:.1e}; nothing was written"
+                f"{output}: the exported model differs from the run by {difference:.1e}; nothing was written{advice}"
             )
         manifest = ModelManifest(
             **dict(describe(trained)),
             file_format=format,
-            input=input_text(inputs, model.samples),
+            input=input_text(inputs, model.samples, takes),
             output=f"embeddings: float32 (batch, {model.manifold.point_dim})",
             parity=Parity(images=len(inputs), largest_difference=difference),
             threshold=threshold,
@@ -134,7 +150,7 @@ def _is_model(format: ModelFormat, output: Path) -> bool:  # noqa: A002
     return ModelManifest.is_at(manifest) and ModelManifest.read(manifest).file_format == format
 
 
-def input_text(inputs: Tensor, samples: Samples) -> str:
+def input_text(inputs: Tensor, samples: Samples, takes: ModelInput = "squares") -> str:
     """Describe name, type and shape of a model's input.
 
     Example:
@@ -142,28 +158,62 @@ def input_text(inputs: Tensor, samples: Samples) -> str:
         >>> input_text(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), ImageSamples())
         'images: uint8 RGB (batch, 3, 32, 32)'
     """
+    if takes == "images":
+        return "images: uint8 RGB (batch, height, width, 3) of any size, upright"
     sides, kind = ", ".join(map(str, inputs.shape[1:])), str(inputs.dtype).removeprefix("torch.")
     return f"{samples.name}s: {kind}{' RGB' if samples.has_pixels else ''} (batch, {sides})"
 
 
-def parity_inputs(trained: TrainedModel) -> Tensor:
-    """Return a few samples of the test split, or of all images if there is none, evenly spaced, as input of the model.
+def parity_samples(trained: TrainedModel) -> tuple[list[Tensor], list[Tensor]]:
+    """Return a few samples of the test split, or of all images if there is none, evenly spaced; and as model inputs.
 
     Raises:
         UserError: none of them can be read.
     """
     dataset = images_of_split(trained.recipe.dataset, trained.recipe.dataset.default_split)
     trained.model.check_takes(dataset)
-    count = min(PARITY_IMAGES, len(dataset))
-    indices = [index * len(dataset) // count for index in range(count)]
-    loader = evaluation_loader(dataset, trained.recipe.transform, indices=indices, workers=0)
-    batch = next(iter(loader))
-    if not len(batch.labels):
-        raise UserError(f"cannot check the export against real images: {batch.faults[0]}")
-    return batch.inputs
+    count, found, faults = min(PARITY_IMAGES, len(dataset)), list[Tensor](), list[str]()
+    for index in range(count):
+        try:
+            found.append(dataset.sample(index * len(dataset) // count))
+        except BadImageError as error:
+            faults.append(str(error))
+    if not found:
+        raise UserError(f"cannot check the export against real images: {faults[0]}")
+    if trained.recipe.transform is None:
+        return found, found
+    transform = trained.recipe.transform.evaluation()
+    return found, [transform(sample) for sample in found]
 
 
-def write_onnx(trained: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+@dataclass(frozen=True)
+class Written:
+    """What a format writes: the model, its input, and what belongs to its metadata.
+
+    Args:
+        trained: the model.
+        inputs: samples (B, ...) as inputs of the model.
+        takes: whether the exported model contains resizing and crop.
+        threshold: calibrated threshold of the model.
+        labels: names of the training classes.
+    """
+
+    trained: TrainedModel
+    inputs: Tensor
+    takes: ModelInput
+    threshold: Threshold | None
+    labels: Sequence[str]
+
+    @property
+    def program(self) -> torch.export.ExportedProgram:
+        """Model traced on vectors or squares, with a dynamic batch size."""
+        batch = torch.export.Dim("batch", min=1)
+        # a batch of one would fix the batch size at 1
+        example = self.inputs.expand(max(2, len(self.inputs)), *self.inputs.shape[1:])
+        return torch.export.export(self.trained.model, (example,), dynamic_shapes={"inputs": {0: batch}})
+
+
+def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
     """Write an ONNX graph with a dynamic batch size; its input is named ``images`` or ``vectors``.
 
     Raises:
@@ -174,10 +224,17 @@ def write_onnx(trained: TrainedModel, inputs: Tensor, path: Path) -> Callable[[T
         import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
     except ImportError as error:
         raise UserError(f"--format onnx needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
+    trained = written.trained
     name = f"{trained.samples.name}s"
     program: Any = torch.onnx.export(
-        program_of(trained, inputs), input_names=[name], output_names=["embeddings"], dynamo=True, verbose=False
+        written.program, input_names=[name], output_names=["embeddings"], dynamo=True, verbose=False
     )
+    if written.takes == "images" and trained.recipe.transform:
+        prepend_preparation(program, trained.recipe.transform)
+    metadata = {"dmlkit": json.dumps(describe(trained).stamped()), "labels": json.dumps(list(written.labels))}
+    if written.threshold:
+        metadata["threshold"] = json.dumps(written.threshold.stamped())
+    program.model.metadata_props.update(metadata)
     program.save(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
@@ -187,26 +244,26 @@ def write_onnx(trained: TrainedModel, inputs: Tensor, path: Path) -> Callable[[T
     return run
 
 
-def write_program(trained: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+def write_program(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
     """Write a program for ``torch.export.load`` with a dynamic batch size."""
-    program, buffer = program_of(trained, inputs), BytesIO()
+    program, transform = written.program, written.trained.recipe.transform
+    if written.takes == "images" and transform:
+        sides = {number: torch.export.Dim(name, min=1) for number, name in enumerate(("batch", "height", "width"))}
+        example = torch.zeros(2, transform.size + 3, transform.size + 1, 3, dtype=torch.uint8)
+        module = FromImages(written.trained.model, transform)
+        program = torch.export.export(module, (example,), dynamic_shapes={"images": sides})
+    buffer = BytesIO()
     torch.export.save(program, buffer)  # torch would abort the process on a full disk
     path.write_bytes(buffer.getbuffer())
     with path.open("rb") as file:
         return torch.export.load(file).module()
 
 
-def program_of(trained: TrainedModel, inputs: Tensor) -> torch.export.ExportedProgram:
-    """Return the model traced on images or vectors, with a dynamic batch size."""
-    batch = torch.export.Dim("batch", min=1)
-    example = inputs.expand(max(2, len(inputs)), *inputs.shape[1:])  # a batch of one would fix the batch size at 1
-    return torch.export.export(trained.model, (example,), dynamic_shapes={"inputs": {0: batch}})
-
-
-def write_safetensors(trained: TrainedModel, _: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+def write_safetensors(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
     """Write the weights, with everything needed to rebuild the model in the file's metadata."""
     from safetensors.torch import load_file, save_file
 
+    trained = written.trained
     description = describe(trained)
     document = description.stamped()
     recipe = merged_recipe(trained.recipe)

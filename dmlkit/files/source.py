@@ -27,6 +27,8 @@ EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parque
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
 ModelFormat = Literal["safetensors", "onnx", "torch-export"]
 """Formats in which dmlkit export writes a model; the others are of embeddings."""
+ModelInput = Literal["images", "squares"]
+"""What an exported model takes: images of any size, or squares that are already resized and cropped."""
 EmbeddingFormat = Literal["faiss", "parquet", "npz", "tensorboard"]
 """Files of embeddings, each written by the file of this name in ``dmlkit/export/formats``."""
 StoreFormat = Literal["lancedb", "qdrant", "pgvector"]

@@ -15,6 +15,7 @@ from torch import Tensor
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
+from dmlkit.metrics.ranking.codec import Rescore
 from dmlkit.metrics.ranking.rankings import (
     Array,
     Ties,
@@ -136,12 +137,14 @@ def score_retrieval(
     group: Any = None,
     advance: Callable[[int], None] = lambda _: None,
     rerank: Rerank | None = None,
+    rescore: Rescore | None = None,
 ) -> Scores:
     """Compute `retrieval_metrics` with the values and nearest neighbor of each query, and notes instead of warnings.
 
     Args:
         advance: receives how many more queries are ranked; the other arguments are those of `retrieval_metrics`.
         rerank: method of re-ranking, on the CPU; metrics that do not search are those of the points given.
+        rescore: full points, by which the candidates of each query are ordered again, on the CPU.
 
     Raises:
         ValueError: see `retrieval_metrics`.
@@ -167,7 +170,7 @@ def score_retrieval(
         require_points(manifold, items, "gallery")
     targets = None if items is None else Targets(items, keys[1], names[1], keys[0], names[0])
     described = Points(points, keys[0].unique(return_inverse=True)[1].to(points.device), manifold, targets)
-    if rerank is not None:
+    if rerank is not None or rescore is not None:
         manifold, points, items = deepcopy(manifold).cpu(), points.cpu(), None if items is None else items.cpu()
     among = None if items is None or torch.equal(points, items) else items  # each image is in the pool once
     if isinstance(rerank, Expansion):
@@ -177,6 +180,8 @@ def score_retrieval(
     search, positives = build_search(vectors, keys if items is not None else (keys[0], keys[0]), names)
     if isinstance(rerank, KReciprocal):
         search = replace(search, rows=k_reciprocal(manifold, points, among, rerank))
+    if rescore is not None:
+        search = replace(search, rows=rescore.rows(manifold, points, points if items is None else items))
     return _score(search, positives, described, configs, ties, group, advance)
 
 

@@ -1,8 +1,10 @@
 """The tutorial with photos and the programs that use an exported model run; their embeddings are those of dmlkit."""
 
 import csv
+import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from tests.conftest import ROOT, TINY_RECIPE
 from tests.datasets import trees
@@ -71,7 +74,7 @@ def test_the_page_on_installing_lists_every_extra():
 
 @pytest.fixture
 def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Any]) -> Path:
-    """A folder with an exported model, six photos, what `dmlkit embed` says of them, and the programs of the page."""
+    """A folder with an exported model, seven photos, what `dmlkit embed` says of them, and the programs of the page."""
     pytest.importorskip("onnxruntime", reason="the extra dmlkit[onnx] is not installed")
     pytest.importorskip("onnxscript", reason="the extra dmlkit[onnx] is not installed")
     folder = tmp_path
@@ -85,6 +88,7 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[.
     rotated = Image.Exif()
     rotated[0x0112] = 6  # a telephone held upright
     Image.fromarray(pixels[..., :3]).save(folder / "photos" / "upright.jpg", exif=rotated)
+    Image.fromarray(pixels[..., 0]).save(folder / "photos" / "gray.jpg")
     recipe = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0")
     (folder / "recipe.yaml").write_text(
         recipe.replace("{name: plain, size: 16}", "{name: imagenet, size: 32, resize: 36}")
@@ -96,7 +100,7 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[.
         ["embed", "runs/demo", "photos", "-o", "embeddings"],
     ):
         assert dmlkit(*words).code == 0
-    for block in blocks_of(page("guides/serving"), "python"):
+    for block in blocks_of(page("guides/serving"), "python", "js"):
         (folder / block.body.split()[1]).write_text(block.body)
     return folder
 
@@ -105,12 +109,9 @@ USE = """
 import io, json, sys, threading, urllib.error, urllib.request
 from pathlib import Path
 import numpy as np
-from PIL import Image
-from prepare import embed
 import serve
 
 paths = sorted(Path("photos").iterdir())
-np.save("ours.npy", embed([Image.open(path) for path in paths]))
 server = serve.HTTPServer(("127.0.0.1", 0), serve.Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 address = f"http://127.0.0.1:{server.server_port}"
@@ -124,14 +125,26 @@ print({"torch", "dmlkit"} & set(sys.modules))
 
 
 @pytest.mark.slow
-def test_a_program_without_dmlkit_embeds_as_dmlkit_does(exported: Path):
-    result = subprocess.run([sys.executable, "-c", USE], cwd=exported, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["400", "set()"]
-    expected, ours, served = (
-        np.load(exported / name) for name in ("embeddings/embeddings.npy", "ours.npy", "served.npy")
-    )
-    assert ours.shape == expected.shape == (6, ours.shape[1])
-    np.testing.assert_allclose(served, ours, atol=1e-6)
-    cosines = (ours * expected).sum(axis=1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(expected, axis=1)
-    assert cosines.min() > 0.999 and np.ptp(expected, axis=0).max() > 0.01  # and the photos differ
+def test_programs_without_dmlkit_embed_as_dmlkit_does(exported: Path):
+    def typed(*words: str) -> str:
+        result = subprocess.run(words, cwd=exported, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    typed(sys.executable, "embed_folder.py", "photos", "photos.npz")
+    assert typed(sys.executable, "-c", USE).split() == ["400", "set()"]
+    expected, served = (np.load(exported / name) for name in ("embeddings/embeddings.npy", "served.npy"))
+    ours = np.load(exported / "photos.npz")
+    items = parquet.read_table(exported / "embeddings" / "items.parquet")
+    assert [Path(path).name for path in items["path"].to_pylist()] == [Path(path).name for path in ours["paths"]]
+    assert ours["embeddings"].shape == expected.shape == (7, 8) and np.ptp(expected, axis=0).max() > 0.01
+    np.testing.assert_allclose(ours["embeddings"], expected, atol=1e-4)
+    np.testing.assert_allclose(served, expected, atol=1e-4)
+    has_packages = ["node", "-e", "require('onnxruntime-web'); require('sharp')"]
+    if (
+        shutil.which("node")
+        and not subprocess.run(has_packages, cwd=exported, capture_output=True, check=False).returncode
+    ):
+        typed("node", "embed_folder.js", "photos", "photos.json")
+        found = json.loads((exported / "photos.json").read_text())
+        np.testing.assert_allclose([found[Path(path).name] for path in ours["paths"]], expected, atol=1e-4)

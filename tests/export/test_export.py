@@ -127,13 +127,22 @@ def test_exported_models_agree_with_the_run(dmlkit, run, tmp_path, name):
     trained = load_model(RunFolder(run), start_fabric("cpu"))
     dataset = trained.recipe.dataset.build("test")
     images = torch.stack([dataset.sample(index) for index in range(5)])
+    whole = images.permute(0, 2, 3, 1).contiguous()
     if name == "onnx":
         import onnxruntime
 
-        found = onnxruntime.InferenceSession(target).run(None, {"images": images.numpy()})[0]
+        session = onnxruntime.InferenceSession(target)
+        found = session.run(None, {"images": whole.numpy()})[0]
+        metadata = session.get_modelmeta().custom_metadata_map
+        assert Description.from_json(metadata["dmlkit"], str(target)).model.fingerprint == trained.model.fingerprint()
+        assert json.loads(metadata["labels"]) == json.loads((run / "classes.json").read_text())["training_classes"]
     elif name == "torch-export":
         with target.open("rb") as file:
-            found = torch.export.load(file).module()(images).detach().numpy()
+            program = torch.export.load(file).module()
+        found = program(whole).detach().numpy()
+        large = torch.arange(61 * 47 * 3).remainder(251).to(torch.uint8).view(1, 61, 47, 3)
+        resized = trained.recipe.transform.evaluation()(large[0].permute(2, 0, 1))
+        torch.testing.assert_close(program(large), trained.model(resized[None]), atol=1e-6, rtol=0)
     else:
         from safetensors.torch import load_file
 
@@ -171,10 +180,33 @@ def test_an_export_that_disagrees_is_not_kept(run, tmp_path, monkeypatch, one, m
             return one[None]
         return trained.model(batch) if many is None else many.expand(len(batch), 8)
 
-    monkeypatch.setattr("dmlkit.export.model.write_onnx", lambda *arguments: arguments[2].write_bytes(b"0") and answer)
+    monkeypatch.setattr("dmlkit.export.model.write_onnx", lambda _, path: path.write_bytes(b"0") and answer)
     with pytest.raises(UserError, match="differs from the run"):
         export_model(trained, "onnx", tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_squares_and_fewer_coordinates(dmlkit, run, tmp_path):
+    import onnxruntime
+
+    target = tmp_path / "short.onnx"
+    words = ("export", run, "--format", "onnx", "-o", target)
+    assert dmlkit(*words, "--input", "squares", "--dims", "3").code == 0
+    session = onnxruntime.InferenceSession(target)
+    dataset = load_model(RunFolder(run), start_fabric("cpu")).recipe.dataset.build("test")
+    found = session.run(None, {"images": torch.stack([dataset.sample(index) for index in range(5)]).numpy()})[0]
+    kept = expected_embeddings(run)[0][:5, :3]
+    np.testing.assert_allclose(found, kept / np.linalg.norm(kept, axis=1, keepdims=True), atol=1e-5)
+    assert ModelManifest.read(tmp_path / "short.onnx.json").dim == 3
+    assert json.loads(session.get_modelmeta().custom_metadata_map["dmlkit"])["dim"] == 3
+    for words, message in (
+        ((run, "--format", "onnx", "--dims", "9"), "--dims 9: expected 1 to 8"),
+        ((run, "--format", "safetensors", "--dims", "4"), "--dims applies only to onnx and torch-export"),
+        ((run, "--format", "safetensors", "--input", "squares"), "--input applies only to onnx and"),
+    ):
+        wrong = dmlkit("export", *words)
+        assert wrong.code == 2 and message in wrong.err, wrong.err
 
 
 def test_eval_reports_what_a_naive_search_finds(dmlkit, run):

@@ -165,9 +165,10 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "eval": (
         ("run", "split checkpoint device metric ties per_class json rerank=k_reciprocal,expansion tta=flip"),
+        ("run --dims 8,4", "metric=recall@1,map@r precision=fp16,int8,binary json"),
         ("run", "split checkpoint metric overrides=transform.size=20"),
         ("run --dataset-root photos", "checkpoint metric ties json"),
-        ("run/embeddings/test", "metric ties per_class json"),
+        ("run/embeddings/test", "metric ties per_class dims=4 precision=int8,rescored json"),
         ("--embeddings x.npy --labels y.npy", "manifold metric ties per_class json"),
         ("x.npy --labels y.npy", "manifold metric ties per_class json"),
         ("gallery", "metric ties per_class json"),

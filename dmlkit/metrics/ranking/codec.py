@@ -1,0 +1,164 @@
+"""Vectors of fewer coordinates or bits: what an index keeps of embeddings, and what a search then finds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.euclidean import Euclidean
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.ranking.rankings import as_points
+
+Precision = Literal["fp32", "fp16", "int8", "binary", "rescored"]
+BITS: dict[Precision, int] = {"fp32": 32, "fp16": 16, "int8": 8, "binary": 1, "rescored": 1}
+RESCORED = 100  # candidates of each query
+
+
+class Stored(NamedTuple):
+    """Form in which vectors are stored."""
+
+    dims: int | None
+    """Number of first coordinates that are kept; None for all."""
+    precision: Precision
+
+
+def parse_stored(dims: str | None, precision: str | None) -> list[Stored]:
+    """Read the options ``--dims`` and ``--precision``, each a list with commas.
+
+    Raises:
+        ValueError: the numbers do not fall, or a precision is unknown.
+
+    Example:
+        >>> parse_stored("64,32", "fp32,int8")[1:3]
+        [Stored(dims=64, precision='int8'), Stored(dims=32, precision='fp32')]
+    """
+    words = dims.split(",") if dims else []
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise ValueError(f"--dims {dims}: expected whole numbers of at least 1 with commas, e.g. 512,128,32")
+    widths = [int(word) for word in words]
+    if any(after >= before for before, after in pairwise(widths)):
+        raise ValueError(f"--dims {dims}: expected numbers that fall, each smaller than the one before")
+    names = [word.strip() for word in precision.split(",")] if precision else ["fp32"]
+    known: dict[str, Precision] = {name: name for name in get_args(Precision)}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--precision: unknown precision {name!r}; expected {', '.join(known)}")
+    return [Stored(width, known[name]) for width in widths or [None] for name in dict.fromkeys(names)]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Encoding of the points of a manifold, and the points that remain of them.
+
+    A prefix of a point on the sphere is normalized again, as in the loss ``matryoshka``. ``int8`` has 256 equal steps
+    between the smallest and the largest value of each coordinate. ``binary`` keeps the sign of each coordinate, so that
+    the cosine of two decoded points is 1 - 2 h / d for a Hamming distance h. ``rescored`` is ``binary``,
+    and orders the 100 best candidates of a query again by the similarity of the full points.
+
+    Args:
+        manifold: geometry of the points.
+        stored: what is kept.
+        ranges: (N, D) points whose coordinates give the ranges of ``int8``.
+
+    Raises:
+        ValueError: a prefix or a sign is no point of the manifold, or there are fewer coordinates.
+
+    Example:
+        >>> points = torch.tensor([[0.6, 0.0, 0.8], [0.6, 0.8, 0.0]])
+        >>> codec = Codec(Sphere(3), Stored(2, "binary"), points)
+        >>> codec.bytes, codec.decode(points)
+        (1, tensor([[0.7071, 0.7071],
+                [0.7071, 0.7071]]))
+    """
+
+    manifold: Manifold
+    stored: Stored
+    ranges: Tensor
+
+    def __post_init__(self) -> None:
+        space, (dims, precision) = self.manifold, self.stored
+        name = type(space).__name__.lower()
+        if dims is not None and dims > space.dim:
+            raise ValueError(f"--dims {dims}: the embeddings have {space.dim} coordinates; give at most {space.dim}")
+        if BITS[precision] == 1 and not isinstance(space, Sphere):
+            raise ValueError(f"--precision {precision}: signs keep directions alone, and the space is {name}; use int8")
+        if not isinstance(space, Sphere | Euclidean):
+            raise ValueError(
+                f"--dims and --precision apply to sphere and euclidean: cut or rounded points of {name} leave the space"
+            )
+
+    @property
+    def dims(self) -> int:
+        """Number of coordinates that are kept."""
+        return self.stored.dims or self.manifold.dim
+
+    @property
+    def bytes(self) -> int:
+        """Bytes per vector."""
+        return -(-self.dims * BITS[self.stored.precision] // 8)
+
+    @property
+    def space(self) -> Manifold:
+        """Geometry of the decoded points."""
+        if isinstance(self.manifold, Sphere):
+            return Sphere(self.dims, similarity=self.manifold.similarity_name, metric=self.manifold.metric)
+        return type(self.manifold)(self.dims)
+
+    def decode(self, points: Tensor) -> Tensor:
+        """Return what the stored form keeps of points (N, D), as points (N, dims) float32.
+
+        Raises:
+            ValueError: a prefix is zero and has no direction on the sphere.
+        """
+        kept = self._prefix(points)
+        match self.stored.precision:
+            case "fp16":
+                kept = kept.half().float()
+            case "int8":
+                ranges = self._prefix(self.ranges.to(points.device))
+                low, high = ranges.amin(0), ranges.amax(0)
+                step = ((high - low) / 255).clamp(min=1e-12)
+                kept = low + ((kept - low) / step).round().clamp(0, 255) * step
+            case "binary" | "rescored":
+                kept = torch.where(kept < 0, -1.0, 1.0)
+            case _:
+                pass
+        return as_points(kept, self.space, "embeddings")
+
+    def _prefix(self, points: Tensor) -> Tensor:
+        if self.dims == points.shape[1]:
+            return points.float()
+        return as_points(points[:, : self.dims].float().contiguous(), self.space, "embeddings")
+
+
+class Rescore(NamedTuple):
+    """Full points, by which the candidates of a search are ordered again."""
+
+    manifold: Manifold
+    queries: Tensor
+    """(Q, D)"""
+    gallery: Tensor
+    """(N, D)"""
+
+    def rows(self, space: Manifold, queries: Tensor, gallery: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return a function of rows (n,) of queries: scores (n, N), highest for the candidates, in their new order.
+
+        Args:
+            space: geometry of the stored points.
+            queries: (Q, d) stored points.
+            gallery: (N, d) stored points.
+        """
+        count = min(RESCORED + 1, len(gallery))  # an image may find itself
+
+        def rows(block: Tensor) -> Tensor:
+            scores = space.similarity(queries[block], gallery).double()
+            exact = self.manifold.similarity(self.queries[block], self.gallery).double()
+            chosen = scores.topk(count).indices
+            above = scores.amax() - exact.amin() + 1  # above every score that is not ordered again
+            return scores.scatter(1, chosen, exact.gather(1, chosen) + above)
+
+        return rows

@@ -1,0 +1,98 @@
+"""Stored forms of embeddings: what they keep, what a search with them finds, and what eval prints of them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.manifolds import Euclidean, Lorentz, Sphere
+from dmlkit.metrics import retrieval_metrics
+from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Rescore, Stored, parse_stored
+from dmlkit.metrics.scoring import score_retrieval
+from tests.conftest import Result
+
+LABELS = torch.arange(60) % 6
+
+
+def points(width: int = 16, count: int = 60) -> torch.Tensor:
+    features = torch.randn(count, width, generator=torch.Generator().manual_seed(0))
+    return torch.nn.functional.normalize(features + LABELS.repeat(count // 60)[:, None] * torch.linspace(0, 1, width))
+
+
+@pytest.mark.parametrize(("precision", "count"), [("fp32", 20), ("fp16", 10), ("int8", 5), ("binary", 1)])
+def test_the_decoded_points_are_those_of_a_naive_encoder(precision: Precision, count: int):
+    whole = points()
+    codec = Codec(Sphere(16), Stored(5, precision), whole[:30])
+    kept = whole[:, :5].numpy() / np.linalg.norm(whole[:, :5], axis=1, keepdims=True)
+    if precision == "int8":
+        low, high = kept[:30].min(0), kept[:30].max(0)  # other points may lie outside
+        kept = low + np.rint(np.clip((kept - low) / (high - low), 0, 1) * 255) * (high - low) / 255
+    elif precision == "fp16":
+        kept = kept.astype(np.float16).astype(np.float32)
+    elif precision == "binary":
+        kept = np.sign(kept)
+    np.testing.assert_allclose(codec.decode(whole), kept / np.linalg.norm(kept, axis=1, keepdims=True), atol=1e-5)
+    assert codec.bytes == count
+
+
+def test_euclidean_prefixes_are_not_normalized():
+    whole = 3 * points()
+    assert torch.equal(Codec(Euclidean(16), Stored(4, "fp32"), whole).decode(whole), whole[:, :4])
+
+
+def test_candidates_are_ordered_again_by_the_full_points():
+    whole = points(count=240)
+    codec = Codec(Sphere(16), Stored(None, "rescored"), whole)
+    stored, block = codec.decode(whole), torch.tensor([0, 7, 200])
+    rows = Rescore(Sphere(16), whole, whole).rows(codec.space, stored, stored)(block).numpy()
+    for row, query in zip(rows, block.tolist(), strict=True):
+        hamming, exact = ((whole > 0) != (whole[query] > 0)).sum(1).numpy(), (whole @ whole[query]).numpy()
+        order = np.argsort(-row, kind="stable")
+        first, rest = order[: RESCORED + 1], order[RESCORED + 1 :]
+        assert hamming[first].max() <= hamming[rest].min()
+        assert (np.diff(exact[first]) <= 1e-6).all() and (np.diff(hamming[rest]) >= 0).all()
+
+
+def test_rescoring_all_candidates_equals_the_full_search():
+    whole, metrics = points(), ["recall@1", "map@r"]
+    codec = Codec(Sphere(16), Stored(None, "rescored"), whole)
+    rescore = Rescore(Sphere(16), whole, whole)
+    found = score_retrieval(codec.decode(whole), LABELS, None, None, codec.space, metrics, rescore=rescore)
+    assert found.values == pytest.approx(retrieval_metrics(whole, LABELS, metrics=metrics))
+
+
+def test_eval_compares_stored_forms(tmp_path: Path, dmlkit: Callable[..., Result]):
+    whole = points()
+    np.save(tmp_path / "x.npy", whole.numpy())
+    np.save(tmp_path / "y.npy", LABELS.numpy())
+    words = ("eval", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--metric", "map@r", "--metric", "nmi")
+    report = json.loads(dmlkit(*words, "--dims", "16,4", "--precision", "fp32,int8,rescored", "--json").out)
+    forms = {(form["dims"], form["precision"]): form for form in report["forms"]}
+    assert [form["bytes"] for form in report["forms"]] == [64, 16, 2, 16, 4, 1]
+    assert forms[16, "fp32"]["differences"]["map@r"]["difference"] == 0
+    expected = retrieval_metrics(whole[:, :4], LABELS, metrics=["map@r"])["map@r"]
+    short = forms[4, "fp32"]
+    assert short["metrics"] == {"map@r": pytest.approx(expected)}
+    change = short["differences"]["map@r"]
+    assert change["difference"] == pytest.approx(expected - report["metrics"]["map@r"])
+    assert change["low"] <= change["difference"] <= change["high"]
+    assert any("int8: the ranges of the coordinates are those of the evaluated" in note for note in report["notes"])
+    shown = dmlkit(*words, "--precision", "fp16").out
+    assert "map@r of stored forms" in shown and "fp16" in shown
+    for more, message in (
+        (("--dims", "32"), "--dims 32: the embeddings have 16 coordinates; give at most 16"),
+        (("--dims", "4,8"), "expected numbers that fall"),
+        (("--dims", "4,x"), "expected whole numbers"),
+        (("--precision", "int4"), "unknown precision 'int4'; expected fp32, fp16, int8"),
+        (("--precision", "binary", "--manifold", "euclidean"), "signs keep directions alone"),
+    ):
+        wrong = dmlkit(*words, *more)
+        assert wrong.code == 2 and message in wrong.err, wrong.err
+
+
+def test_hyperbolic_points_are_refused():
+    with pytest.raises(ValueError, match="points of lorentz leave the space"):
+        Codec(Lorentz(4), parse_stored(None, "int8")[0], torch.zeros(1, 5))
