@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from dmlkit.distributed.gather import gather_lists
 from dmlkit.embedding.trained import FROZEN, take_weights
 from dmlkit.errors import UserError
-from dmlkit.recipe.file import dump_recipe
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.training.experiment import Experiment
@@ -199,10 +198,10 @@ def _weights(experiment: Experiment) -> dict[str, Any]:
     objective = experiment.objective.state_dict()
     for sharded in experiment.objective.sharded_parameters():
         objective[sharded.name] = sharded.shard.collect(sharded.values)
-    recipe, model = dump_recipe(experiment.recipe), experiment.model.state_dict()
+    model = experiment.model.state_dict()
     model |= experiment.average.weights() if experiment.average else {}
     weights = {
-        "recipe": recipe,
+        "recipe": experiment.recipe_text,
         "num_features": experiment.train.num_features,
         "model": model,
         "objective": objective,

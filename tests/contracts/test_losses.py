@@ -40,24 +40,32 @@ def pairs(*, fitting: bool) -> list[Any]:
     ]
 
 
-# Not on all 13 geometries: they depend on a manifold by the form of its similarity alone, flat or curved.
-OF_THE_FORM = (
+# What a loss does with similarities depends on their range alone: the first four are one of each kind of geometry,
+# bounded or without a least value; the last two are without a largest one, and the steepest.
+FORMS = ("sphere-cosine", "euclidean-negative_distance", "lorentz-negative_squared_distance", "poincare-origin_cosine")
+RANGES = (*FORMS, "euclidean-dot", "euclidean-negative_squared_distance")
+# What a geometry gives to the losses is tested by one loss of pairs, proxies, classes and ranks on each of all 13.
+OF_EACH_KIND = ("contrastive", "norm_softmax", "proxy_anchor", "recall_surrogate")
+ON_FORMS = (
     order_of_the_batch_does_not_matter,
     numbering_of_the_classes_does_not_matter,
     chunks_of_classes_change_nothing,
-    a_step_never_waits_for_the_device,
 )
-FORMS = ("sphere-cosine", "euclidean-negative_distance", "lorentz-negative_squared_distance", "poincare-origin_cosine")
+
+
+def is_needed(promise: Promise, name: str, manifold: str) -> bool:
+    if promise is a_step_never_waits_for_the_device:
+        return manifold in (FORMS if name in OF_EACH_KIND else FORMS[:1])
+    if promise is chunks_of_classes_change_nothing and "chunk_size" not in LossConfig.variants[name].model_fields:
+        return False
+    return manifold in (FORMS if promise in ON_FORMS else RANGES) or (promise not in ON_FORMS and name in OF_EACH_KIND)
 
 
 def values() -> Iterator[Any]:
     for case in pairs(fitting=True):
         name, _, manifold = str(case.id).partition("-")
         for promise in VALUES:
-            chunked = "chunk_size" in LossConfig.variants[name].model_fields
-            if promise in OF_THE_FORM and manifold not in FORMS:
-                continue
-            if promise is not chunks_of_classes_change_nothing or chunked:
+            if is_needed(promise, name, manifold):
                 yield pytest.param(promise, *case.values, id=f"{promise.__name__}-{case.id}")
 
 

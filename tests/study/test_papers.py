@@ -2,13 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scipy import stats
+from typer.main import get_command
 
+from dmlkit.cli.app import app
 from dmlkit.metrics.statistics import holm
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.findings.results import StudyResults
@@ -28,20 +28,27 @@ FOUR = f"{STUDY.partition('variants:')[0].replace('[0, 1]', '[0, 1, 2]')}variant
 NOISE = (0.003, -0.002, 0.004)
 
 
-@pytest.fixture
-def grounds(dmlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two studies of the same statements: a larger margin gains in the one, and loses in the other."""
-    folders: list[Path] = []
+    parent = tmp_path_factory.mktemp("grounds")
     for name, gain in (("photos", 0.5), ("glyphs", -0.5)):
 
         def tell(recipe: Recipe, gain: float = gain) -> tuple[float, float]:
             return 0.5, 0.7 + gain * margin_of(recipe) + NOISE[recipe.seed] * margin_of(recipe)
 
-        train_by(monkeypatch, tell)
-        folders.append(tmp_path / name)
-        path = write_study(tmp_path, FOUR.replace("A larger margin", f"On {name} a larger margin"))
-        assert dmlkit("study", path, "-o", folders[-1], "--device", "cpu").code == 0
-    return folders
+        path = write_study(parent, FOUR.replace("A larger margin", f"On {name} a larger margin"))
+        with pytest.MonkeyPatch.context() as patch:
+            train_by(patch, tell)
+            arguments = ["study", str(path), "-o", str(parent / name), "--device", "cpu"]
+            get_command(app).main(arguments, standalone_mode=False)
+    return parent
+
+
+@pytest.fixture
+def grounds(finished: Path, tmp_path: Path) -> list[Path]:
+    """A copy of both studies for each test."""
+    return [shutil.copytree(finished / name, tmp_path / name) for name in ("photos", "glyphs")]
 
 
 def rows_of(text: str, head: str) -> list[list[str]]:

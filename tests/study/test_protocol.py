@@ -1,13 +1,16 @@
 """Protocols: fold sizes, what is trained and reported, and a kill half-way."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from typer.main import get_command
 
+from dmlkit.cli.app import app
 from dmlkit.datasets.base import class_fold
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.in_memory import embed_dataset
@@ -29,6 +32,21 @@ def recipe(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text(RECIPE)
     return path
+
+
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The official protocol with one repeat. Tests copy it."""
+    folder = tmp_path_factory.mktemp("official")
+    (folder / "r.yaml").write_text(RECIPE)
+    arguments = ["protocol", "official", str(folder / "r.yaml"), "-o", str(folder / "out"), "--repeats", "1"]
+    get_command(app).main([*arguments, "--device", "cpu"], standalone_mode=False)
+    return folder / "out"
+
+
+@pytest.fixture
+def official(trained_once: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained_once, tmp_path / "official", copy_function=shutil.copy2)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +129,8 @@ def test_a_run_killed_while_it_was_created_is_begun_again(dmlkit, recipe, tmp_pa
     assert dmlkit("protocol", "official", recipe, "-o", tmp_path / "o", "--repeats", "1", "--device", "cpu").code == 0
 
 
-def test_official_repeats_the_recipe_with_other_seeds_and_can_be_extended(dmlkit, recipe, tmp_path):
-    out = tmp_path / "official"
-    assert dmlkit("protocol", "official", recipe, "-o", out, "--repeats", "1", "--device", "cpu").code == 0
+def test_official_repeats_the_recipe_with_other_seeds_and_can_be_extended(dmlkit, recipe, official):
+    out = official
     first = (out / "repeat-0" / "summary.json").stat().st_mtime_ns
     result = dmlkit("protocol", "official", recipe, "-o", out, "--repeats", "2", "--device", "cpu")
     assert result.code == 0 and "repeat 1" in result.out
@@ -126,10 +143,20 @@ def test_official_repeats_the_recipe_with_other_seeds_and_can_be_extended(dmlkit
         assert json.loads((out / "results.json").read_text())["repeats"][repeat]["test"] == best
 
 
-def test_another_recipe_in_the_folder_is_refused(dmlkit, recipe, tmp_path):
-    out = tmp_path / "official"
-    assert dmlkit("protocol", "official", recipe, "-o", out, "--repeats", "1", "--device", "cpu").code == 0
-    words = ("protocol", "official", recipe, "-o", out, "--repeats", "1", "--device", "cpu", "--set", "loss.margin=0.3")
+def test_another_recipe_in_the_folder_is_refused(dmlkit, recipe, official):
+    words = (
+        "protocol",
+        "official",
+        recipe,
+        "-o",
+        official,
+        "--repeats",
+        "1",
+        "--device",
+        "cpu",
+        "--set",
+        "loss.margin=0.3",
+    )
     result = dmlkit(*words)
     assert result.code == 2 and "loss.margin: was 0.1, now 0.3" in result.err
 
@@ -167,13 +194,12 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def test_another_protocol_in_the_folder_is_refused_also_where_none_was_recorded(dmlkit, recipe, tmp_path):
-    out = tmp_path / "official"
+def test_another_protocol_in_the_folder_is_refused_also_where_none_was_recorded(dmlkit, recipe, official):
+    out = official
 
     def run(name: str):
         return dmlkit("protocol", name, recipe, "-o", out, "--repeats", "1", "--device", "cpu")
 
-    assert run("official").code == 0
     before = all_files(out)
     refused = run("reality_check")
     assert refused.code == 2 and all_files(out) == before
