@@ -13,7 +13,7 @@ from dmlkit.losses.proxies.proxy_loss import ProxyLoss, require_all
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds import Sphere
 from dmlkit.recipe.file import parse_recipe
-from dmlkit.transport.exact import Exact
+from dmlkit.transport.members import Exact
 from tests.conftest import TINY_RECIPE
 
 CLASSES = 40
