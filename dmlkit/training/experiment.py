@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.distributed.class_shard import ShardedParameter
+from dmlkit.distributed.exchange import ShardedParameter
 from dmlkit.errors import OptionError, UserError
 from dmlkit.loading.cache import images_of_split
 from dmlkit.losses.base import Loss

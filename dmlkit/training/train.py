@@ -10,7 +10,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from dmlkit.distributed.gather import gather_counts, gather_rows
+from dmlkit.distributed.exchange import gather_counts, gather_rows
 from dmlkit.distributed.launch import lost_ranks, start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError

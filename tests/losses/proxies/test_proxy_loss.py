@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from dmlkit.distributed.class_shard import ClassShard
+from dmlkit.distributed.exchange import ClassShard
 from dmlkit.losses import MPA, ProxyAnchor, ProxyGML
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, require_all
