@@ -32,7 +32,7 @@ from dmlkit.files.document import differences
 from dmlkit.files.lock import sole_writer
 from dmlkit.loading.cache import stamp
 from dmlkit.loading.inputs import inputs_of
-from dmlkit.recipe.provenance import plugins_of
+from dmlkit.recipe.plugin import plugins_of
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 
