@@ -15,10 +15,9 @@ from dmlkit.component import ComponentConfig, from_weights, one_of
 from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
-from dmlkit.recipe.extends import EXTENDS, read_tree
 from dmlkit.recipe.faults import describe_faults, fault_line
 from dmlkit.recipe.key_meanings import meanings_of
-from dmlkit.recipe.overrides import Override, apply_overrides
+from dmlkit.recipe.overrides import EXTENDS, Override, apply_overrides, read_tree
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.yaml_tree import Key, Tree, parse_yaml
 from dmlkit.transforms.presets import PretrainedConfig
@@ -29,7 +28,7 @@ def read_recipe(path: Path, overrides: Sequence[str | Override] = (), *, is_trai
 
     Args:
         path: a YAML file, or the name of a recipe that comes with dmlkit, e.g. ``glyphs/proxy_anchor``; its
-            ``extends`` may name another recipe to build on, see `dmlkit.recipe.extends.read_tree`.
+            ``extends`` may name another recipe to build on, see `dmlkit.recipe.overrides.read_tree`.
         overrides: values that replace those of the file, in order: ``key.subkey=value`` with the value in YAML, or
             parsed.
         is_trained: the recipe belongs to a run. It stays readable if only its training would be refused today.
