@@ -21,7 +21,6 @@ from multiprocessing import parent_process
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -30,9 +29,6 @@ from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import check_regular
 from dmlkit.recipe.faults import models_in
-
-if TYPE_CHECKING:
-    from dmlkit.recipe.schema import Recipe
 
 GROUP = "dmlkit"  # group of entry points
 
@@ -246,7 +242,7 @@ class PluginRecord(BaseModel, frozen=True, extra="forbid", strict=True):
     """SHA-256 of the code."""
 
 
-def plugins_of(recipe: "Recipe") -> tuple[PluginRecord, ...]:
+def plugins_of(recipe: BaseModel) -> tuple[PluginRecord, ...]:
     """Return the plug-ins that a recipe has members of, sorted by name.
 
     Example:
