@@ -18,7 +18,6 @@ from dmlkit.datasets.files.image import decode_image, decoding
 from dmlkit.datasets.files.listing import ListedImages, Listing
 from dmlkit.datasets.files.shard_scan import scan_shard
 from dmlkit.datasets.files.table_file import arrow_compute, known_columns
-from dmlkit.datasets.files.table_rows import TableRows
 from dmlkit.datasets.files.tar import (
     BOX,
     TEXTS,
@@ -30,6 +29,7 @@ from dmlkit.datasets.files.tar import (
     stamp_of,
     write_index,
 )
+from dmlkit.datasets.table import TableRows
 from dmlkit.errors import option_errors
 from dmlkit.files.document import Document
 from dmlkit.files.lock import sole_writer

@@ -13,7 +13,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.table_file import ArrowNames, check_texts, known_columns
-from dmlkit.datasets.files.table_rows import TableRows
+from dmlkit.datasets.table import TableRows
 from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.regular import check_regular
