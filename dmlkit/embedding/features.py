@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.paths import PickedPaths
-from dmlkit.datasets.files.vectors import VectorFile
+from dmlkit.datasets.vectors import VectorFile
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.engine import embed_job
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
