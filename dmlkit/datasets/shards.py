@@ -63,8 +63,6 @@ class ShardsConfig(DatasetConfig, frozen=True):
     """Index file with the places of the images, written at the first use; null is ROOT/shards.parquet."""
 
     def listing(self) -> Listing:
-        from dmlkit.datasets.shards import list_shards
-
         root = Path(self.root)
         if not root.is_dir():
             raise OptionError(

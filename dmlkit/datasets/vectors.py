@@ -47,7 +47,7 @@ class VectorsConfig(DatasetConfig, frozen=True):
             vectors = VectorFile(Path(self.embeddings))
         return list_vectors(vectors, self.labels, self.splits)
 
-    def unlabeled(self, path: Path) -> VectorList:
+    def unlabeled(self, path: Path) -> "VectorList":
         if path.is_dir() and not (path / "manifest.json").exists():
             raise UserError(
                 f"{path}: is a folder, but the model takes vectors; expected an .npy or .parquet file of them, or a "

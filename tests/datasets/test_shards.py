@@ -16,8 +16,8 @@ import webdataset
 from PIL import Image
 
 from dmlkit.datasets import Cub200Config, FolderConfig, InShopConfig, ShardsConfig, SopConfig, TableConfig
+from dmlkit.datasets import shards as indexing
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files import shard_listing as indexing
 from dmlkit.datasets.files import tar as member
 from dmlkit.datasets.files import tar as reading
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
