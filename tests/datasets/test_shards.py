@@ -25,7 +25,7 @@ from dmlkit.datasets.files.image import read_image
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.loading.shard_writer import ShardWriter
-from dmlkit.testing.datasets import check_dataset
+from dmlkit.testing.data import check_dataset
 from dmlkit.transforms.base import TransformConfig
 from tests.conftest import END
 from tests.datasets import trees
