@@ -24,7 +24,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.regularizers import Regularizer
 from dmlkit.samplers.base import Sampler
 from dmlkit.training.gradient_checkpointing import chunks_of, recompute_blocks, recompute_chunks
-from dmlkit.training.loggers import check_loggers
+from dmlkit.training.progress import check_loggers
 
 
 class WeightAverage:

@@ -25,8 +25,7 @@ from dmlkit.training.checkpoint import CheckpointWriter, State, restore, save, s
 from dmlkit.training.data import TrainingData, check_places, training_data
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.gradients import check_losses, check_weights, compute_loss, take_step
-from dmlkit.training.loggers import mirror_to_loggers
-from dmlkit.training.progress import Pace, Progress, Silent
+from dmlkit.training.progress import Pace, Progress, Silent, mirror_to_loggers
 from dmlkit.training.summary import forget_peak_memory, peak_memory, summarize
 from dmlkit.training.untrained_baseline import score_untouched
 
