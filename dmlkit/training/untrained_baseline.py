@@ -13,7 +13,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.errors import UserError
-from dmlkit.evaluation.report import Figures, Report, store, stored_answer
+from dmlkit.evaluation.report import Figures, Question, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.evaluation.run import with_overrides
 from dmlkit.evaluation.untouched import evaluate_untouched, has_pretrained_weights, untouched_question
@@ -25,7 +25,6 @@ from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import PairedDifference, UntouchedFigures
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.run_folder.question import Question
 from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment, blank_input, try_model
 from dmlkit.training.progress import Progress

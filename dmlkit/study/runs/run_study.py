@@ -13,13 +13,12 @@ from lightning_fabric import Fabric
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
-from dmlkit.evaluation.report import Report, store, stored_answer
+from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.evaluation.untouched import evaluate_untouched, has_pretrained_weights, untouched_question
 from dmlkit.files.outputs import check_place
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics, Summary
-from dmlkit.run_folder.question import Question
 from dmlkit.study.definition.config import Study
 from dmlkit.study.definition.file import study_notes
 from dmlkit.study.findings.results import Choice, Cost, ExtraFigures, StudyResults, summarize_study
