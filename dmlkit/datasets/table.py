@@ -105,6 +105,12 @@ class TableRows:
         self.faults += [f"{self._where(row)}: {fault}" for row in rows.tolist()]
         self.keep[rows] = False
 
+    def _encoded(self, name: str, blank: str = "") -> tuple[list[str], np.ndarray]:
+        """Return the distinct texts of a column, and (N,) positions of its cells in them; empty cells are ``blank``."""
+        texts = arrow_compute().fill_null(text_column(self.table, str(self.file), name), blank)
+        encoded = texts.dictionary_encode()
+        return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+
     def _paths(self) -> Any:
         import pyarrow as pa
 
@@ -157,17 +163,14 @@ class TableRows:
 
     def _splits(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """Return (N,) positions in `LISTED_SPLITS`."""
-        compute = arrow_compute()
         if "split" not in self.table.column_names:
             return np.where(labels < classes // 2, 0, LISTED_SPLITS.index("test")).astype(np.int8)
-        encoded = compute.fill_null(text_column(self.table, str(self.file), "split"), "").dictionary_encode()
-        values: list[str] = encoded.dictionary.to_pylist()
+        values, codes = self._encoded("split")
         known = {name: index for index, name in enumerate(LISTED_SPLITS)}
-        splits = np.array([known.get(value, -1) for value in values], dtype=np.int8)[encoded.indices.to_numpy()]
+        splits = np.array([known.get(value, -1) for value in values], dtype=np.int8)[codes]
         for code, value in enumerate(values):
             if value not in known:
-                rows = (encoded.indices.to_numpy() == code).nonzero()[0]
-                self._refuse(rows, f"split {value!r}; expected {', '.join(LISTED_SPLITS)}")
+                self._refuse((codes == code).nonzero()[0], f"split {value!r}; expected {', '.join(LISTED_SPLITS)}")
         if "validation" in values and "test" not in values:
             self.notes.append(f"{self.file}: no test rows; the validation rows are used for testing, as in OML")
             splits[splits == LISTED_SPLITS.index("validation")] = LISTED_SPLITS.index("test")
@@ -177,16 +180,11 @@ class TableRows:
         """Return a column as (N,) bool, where an empty cell is false; None without the column."""
         if name not in self.table.column_names:
             return None
-        compute = arrow_compute()
-        encoded = compute.utf8_lower(
-            compute.fill_null(text_column(self.table, str(self.file), name), "false")
-        ).dictionary_encode()
-        values: list[str] = encoded.dictionary.to_pylist()
-        codes = encoded.indices.to_numpy()
+        values, codes = self._encoded(name, blank="false")
         for code, value in enumerate(values):
-            if value not in TRUTHS:
+            if value.lower() not in TRUTHS:
                 self._refuse((codes == code).nonzero()[0], f"{name} {value!r}; expected true or false")
-        return np.array([TRUTHS.get(value, False) for value in values], dtype=bool)[codes]
+        return np.array([TRUTHS.get(value.lower(), False) for value in values], dtype=bool)[codes]
 
     def _check_search(self, query: np.ndarray | None, gallery: np.ndarray | None) -> None:
         for mask, name, other in ((query, "query", gallery), (gallery, "gallery", query)):
@@ -240,12 +238,9 @@ class TableRows:
 
     def _super_classes(self, labels: np.ndarray, classes: int) -> tuple[np.ndarray | None, list[str]]:
         """Return (C,) positions in the sorted names, and the names; report classes with two super-classes."""
-        compute = arrow_compute()
         if "super_class" not in self.table.column_names:
             return None, []
-        encoded = compute.fill_null(text_column(self.table, str(self.file), "super_class"), "").dictionary_encode()
-        names: list[str] = encoded.dictionary.to_pylist()
-        codes = encoded.indices.to_numpy()
+        names, codes = self._encoded("super_class")
         order = np.argsort(np.array(names, dtype=object), kind="stable")
         position = np.empty(len(names), dtype=np.int64)
         position[order] = np.arange(len(names))

@@ -18,11 +18,6 @@ NO_GAIN = 0.005  # a difference that nobody would notice: one more of 200 querie
 ADVICE = "try more epochs, backbone.tuning last_blocks or more classes, see docs/tuning.md"
 
 
-def has_pretrained_weights(recipe: Recipe) -> bool:
-    """Return whether the backbone starts from pretrained weights and not from random numbers."""
-    return getattr(recipe.backbone, "weights", None) is not None
-
-
 def untouched_model(model: EmbeddingModel) -> EmbeddingModel:
     """Return a model whose points are the backbone's features as unit vectors (B, F); it shares the model's backbone.
 

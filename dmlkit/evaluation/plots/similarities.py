@@ -13,7 +13,7 @@ from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.evaluation.mistakes import ScoreHistograms, score_histograms
-from dmlkit.evaluation.untouched import has_pretrained_weights, untouched_model
+from dmlkit.evaluation.untouched import untouched_model
 from dmlkit.files.pictures import COLORS, COLUMN, picture, shortened_apart
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
@@ -140,7 +140,7 @@ def plot_histogram(
     output = output or embedded.run.plots / f"{embedded.split}-histogram.png"
     after = counted(Points(embedded.points, embedded.labels, embedded.manifold), embedded.split)
     before = counted(untouched_points(embedded, bar), embedded.split)
-    weights = "pretrained" if has_pretrained_weights(embedded.trained.recipe) else "random"
+    weights = "pretrained" if embedded.trained.recipe.backbone.is_pretrained else "random"
     has_weights = not isinstance(embedded.trained.recipe.backbone, IdentityConfig)
     baseline = f"Untouched backbone, {weights} weights" if has_weights else "Untransformed vectors"
     measure = embedded.manifold.similarity_name.replace("_", " ")

@@ -13,8 +13,8 @@ from lightning_fabric import Fabric
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
-from dmlkit.evaluation.report import Question, Report, store, stored_answer
-from dmlkit.evaluation.untouched import evaluate_untouched, has_pretrained_weights, untouched_question
+from dmlkit.evaluation.report import store
+from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
 from dmlkit.files.outputs import check_place
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
@@ -28,7 +28,7 @@ from dmlkit.study.runs.plan import Plan, check_components
 from dmlkit.study.runs.ray import train_on_ray
 from dmlkit.study.runs.workers import Happening, Run, train_at_once
 from dmlkit.training.progress import Progress
-from dmlkit.training.untrained_baseline import untrained_model
+from dmlkit.training.untrained_baseline import stored_figures, untrained_model
 
 
 class RunProgress(Progress, Protocol):
@@ -283,7 +283,7 @@ def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fab
         last = {seed: _last(protocol, models) for seed, models in summaries.items()}
         recipe, untouched = choice.candidate.recipe, next(iter(summaries.values()))[0].untouched
         untrained = untouched.test if untouched else None
-        if not has_pretrained_weights(recipe):
+        if not recipe.backbone.is_pretrained:
             recipe = fold_recipe(recipe, 0) if protocol == "reality_check" else recipe
             try:
                 untrained = untrained_figures(recipe, folder / "untrained", fabric)
@@ -308,21 +308,13 @@ def untrained_figures(recipe: Recipe, folder: Path, fabric: Fabric) -> Metrics:
     model = untrained_model(recipe, dataset)
     question = untouched_question(model, recipe, "test")
     path = folder / f"{question.key()}.json"
-    stored = fabric.broadcast(_stored(path, question) if fabric.is_global_zero else None)
-    if stored is None:
-        stored, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source="untrained")
-        if fabric.is_global_zero:
-            store(stored, evaluation, path)
-    return stored.metrics
-
-
-def _stored(path: Path, question: Question) -> Report | None:
-    try:
-        stored = stored_answer(path, question)
-    except UserError as error:
-        logging.getLogger("dmlkit").warning(f"{error}; scored again")
-        return None
-    return stored.report if stored else None
+    stored = fabric.broadcast(stored_figures(path, question) if fabric.is_global_zero else None)
+    if stored is not None:
+        return stored.report.metrics
+    report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source="untrained")
+    if fabric.is_global_zero:
+        store(report, evaluation, path)
+    return report.metrics
 
 
 def _last(protocol: ProtocolName, models: Sequence[Summary]) -> Metrics:
