@@ -22,8 +22,8 @@ from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.study.definition.config import Study
 from dmlkit.study.definition.file import study_notes
 from dmlkit.study.findings.results import Choice, Cost, ExtraFigures, StudyResults, summarize_study
-from dmlkit.study.protocol import Figures, ProtocolName, RealityCheckFigures, fold_recipe, is_complete, run_once
-from dmlkit.study.record import FAILURES, StudyFailures, open_study
+from dmlkit.study.protocol import Figures, RealityCheckFigures, fold_recipe, is_complete, run_once
+from dmlkit.study.record import FAILURES, ProtocolName, StudyFailures, open_study
 from dmlkit.study.runs.plan import Plan, check_components
 from dmlkit.study.runs.ray import train_on_ray
 from dmlkit.study.runs.workers import Happening, Run, train_at_once
