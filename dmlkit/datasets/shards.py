@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.image import decode_image, decoding
-from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
+from dmlkit.datasets.files.listing import ListedImages, Listing
 from dmlkit.datasets.files.shard_scan import scan_shard
 from dmlkit.datasets.files.table_file import arrow_compute, known_columns
 from dmlkit.datasets.files.tar import (
@@ -38,7 +38,7 @@ from dmlkit.datasets.files.tar import (
     stamp_of,
     write_index,
 )
-from dmlkit.datasets.folder import class_folders, is_split
+from dmlkit.datasets.folder import class_folders, is_split, splits_below
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.files.document import Document
@@ -85,7 +85,7 @@ def shards_below(root: Path) -> list[str]:
     Raises:
         UserError: there are no tar files or compressed ones, or ``train`` or ``test`` is missing.
     """
-    folders = [root / split for split in LISTED_SPLITS if (root / split).is_dir()] if is_split(root) else [root]
+    folders = [root / split for split in splits_below(root)] if is_split(root) else [root]
     found: list[str] = []
     for folder in folders:
         files = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_dir())
@@ -101,9 +101,6 @@ def shards_below(root: Path) -> list[str]:
                 f"{folder}: no tar files in this folder; expected *{SUFFIX}, directly or in train/ and test/",
             )
         found += own
-    for missing, present in (("test", "train"), ("train", "test")):
-        if root / missing not in folders and root / present in folders:
-            raise OptionError("dataset.root", f"{root} has a folder {present!r} but no folder {missing!r}; add it")
     return found
 
 
