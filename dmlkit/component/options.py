@@ -5,129 +5,16 @@
 configuration ``Triplet.Config`` checks.
 """
 
-import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import cache, reduce
-from inspect import Parameter, Signature, get_annotations, isclass, signature
-from types import UnionType, new_class
-from typing import Annotated, Any, ClassVar, Literal, Union, dataclass_transform, get_args, get_origin
+from dataclasses import replace
+from functools import cache
+from inspect import Signature, get_annotations, isclass, signature
+from typing import Any, ClassVar, Literal, dataclass_transform, get_args, get_origin
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from dmlkit.component.family import ComponentConfig, MemberError, OptionsConfig, Requirement, one_of
-
-REQUIRED: Any = Parameter.empty
-
-
-@dataclass(frozen=True)
-class Option:
-    """An attribute that a component's constructor sets; see `option`."""
-
-    attribute: str
-    key: str  # name in the constructor and in recipes
-    annotation: Any
-    default: Any
-    is_argument: bool  # positional: it comes from other components, not from the recipe
-    is_given: bool  # whether the constructor takes it
-
-    @property
-    def parameter(self) -> Parameter:
-        """The parameter of the constructor."""
-        kind = Parameter.POSITIONAL_OR_KEYWORD if self.is_argument else Parameter.KEYWORD_ONLY
-        return Parameter(self.key, kind, default=self.default, annotation=self.annotation)
-
-
-def config_of(cls: Any, name: str | None) -> Any:
-    """Derive the configuration of a component from its options; without a name it is abstract, and no member."""
-    bases: tuple[Any, ...] = tuple(base.Config for base in cls.__bases__ if hasattr(base, "Config"))
-    roots = [base for base in bases if issubclass(base, ComponentConfig)]
-    if len(bases) > 1:
-        bases = tuple(base for base in bases if base is not OptionsConfig)
-    lacking = _abstract_methods(cls) if name else []
-    if lacking:
-        raise MemberError(f"{cls.__qualname__}: the class must define {', '.join(f'{one}()' for one in lacking)}")
-    known = {key for base in bases for key in base.model_fields}
-    fresh = [one for one in cls.options_by_key.values() if one in vars(cls)["own_options"] or one.key not in known]
-    annotations: dict[str, Any] = {one.key: as_key(one.annotation) for one in fresh}
-    namespace: dict[str, Any] = {one.key: one.default for one in fresh if one.default is not REQUIRED}
-    if name:
-        annotations["name"], namespace["name"] = Literal[name], name
-    for shared in (shared for root in roots for shared in _shared(root) if hasattr(cls, shared)):
-        annotations[shared], namespace[shared] = ClassVar[Any], getattr(cls, shared)
-        if isinstance(namespace[shared], property):
-            del annotations[shared]
-            namespace[shared] = property(lambda config, shared=shared: getattr(config.with_options_only(), shared))
-    title = f"{cls.__name__}Config"
-    is_local = "<locals>" in cls.__qualname__
-    namespace |= {
-        "__module__": cls.__module__,
-        "__qualname__": f"{cls.__qualname__}.Config" if is_local else title,
-        "__doc__": (cls.__doc__ or "").strip().partition("\n")[0],
-        "__annotations__": {**annotations, "component": ClassVar[Any]},
-        "component": cls,
-        "build": _builder(cls, next(iter([*roots, *bases]))),
-        # A union of a family is complete only after all of its members are imported.
-        "model_config": ConfigDict(defer_build=True),
-    }
-    config = new_class(
-        title,
-        bases,
-        {"frozen": True, **({"abstract": not name} if roots else {})},
-        lambda scope: scope.update(namespace),
-    )
-    if not is_local and cls.__module__ in sys.modules:  # where pickle looks for the class
-        vars(sys.modules[cls.__module__]).setdefault(title, config)  # a member of dmlkit 0.1.0 defines it itself
-    return config
-
-
-def _abstract_methods(cls: type) -> list[str]:
-    names = {name for base in cls.__mro__ for name in getattr(base, "__abstractmethods__", ())}
-    return sorted(name for name in names if getattr(getattr(cls, name), "__isabstractmethod__", False))
-
-
-def _shared(root: type[ComponentConfig]) -> Iterable[str]:
-    """Yield the attributes of a family's configurations that are not options, e.g. ``shares_classes``."""
-    for base in root.__mro__:
-        if issubclass(base, ComponentConfig) and base is not ComponentConfig:
-            yield from (name for name in base.__class_vars__ if name not in ("variants", "component"))
-            yield from (name for name, value in vars(base).items() if isinstance(value, property))
-
-
-def _builder(cls: Any, base: Any) -> Any:
-    """Return the method ``build`` of a configuration, which takes the arguments of the family's."""
-    declared = signature(base.build) if hasattr(base, "build") else None
-    names = list(cls.arguments) if declared is None else list(declared.parameters)[1:]
-
-    def build(self: Any, *args: Any, **arguments: Any) -> Any:
-        arguments = {**dict(zip(names, args, strict=False)), **arguments}
-        options = {key: getattr(self, key) for key in cls.options_by_key}
-        return cls(**{key: arguments[key] for key in cls.arguments if key in arguments}, **options)
-
-    if declared:
-        build.__signature__ = declared  # pyright: ignore[reportFunctionMemberAccess]
-    build.__doc__ = f"Return a `{cls.__name__}`."
-    return build
-
-
-def as_key(annotation: Any) -> Any:
-    """Return the type of a recipe key for an option: components become the configurations of their family.
-
-    Example:
-        >>> from dmlkit.miners import Miner
-        >>> as_key(Miner | None) == Annotated[Miner.Config, one_of] | None
-        True
-    """
-    if get_origin(annotation) is Annotated:
-        inner, *metadata = get_args(annotation)
-        return reduce(lambda whole, one: Annotated[whole, one], metadata, as_key(inner))
-    config = getattr(annotation, "Config", None)
-    if isclass(config) and issubclass(config, OptionsConfig):
-        root = next((base for base in config.__mro__ if ComponentConfig in base.__bases__), None)
-        return Annotated[root, one_of] if root else config
-    if get_origin(annotation) in (UnionType, Union):
-        return Union[tuple(as_key(part) for part in get_args(annotation))]  # noqa: UP007
-    return annotation
+from dmlkit.component.derive import REQUIRED, Option, config_of
+from dmlkit.component.family import ComponentConfig, MemberError, OptionsConfig, Requirement
 
 
 def option(*, default: Any = REQUIRED, alias: str | None = None, kw_only: bool = True, init: bool = True) -> Any:
