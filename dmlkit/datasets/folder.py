@@ -51,8 +51,9 @@ def split_folders(root: Path) -> Listing:
     Raises:
         UserError: ``train`` or ``test`` is missing.
     """
-    folders = [(folder, split) for split in splits_below(root) for folder in class_folders(root / split)]
-    return class_listing(root, folders)
+    return class_listing(
+        root, [(folder, split) for split in splits_below(root) for folder in class_folders(root / split)]
+    )
 
 
 def splits_below(root: Path) -> list[ListedSplit]:
@@ -61,7 +62,7 @@ def splits_below(root: Path) -> list[ListedSplit]:
     Raises:
         UserError: ``train`` or ``test`` is missing.
     """
-    splits = [split for split in LISTED_SPLITS if (root / split).is_dir()]
+    splits: list[ListedSplit] = [split for split in LISTED_SPLITS if (root / split).is_dir()]
     for missing, present in (("test", "train"), ("train", "test")):
         if missing not in splits:
             raise OptionError("dataset.root", f"{root} has a folder {present!r} but no folder {missing!r}; add it")

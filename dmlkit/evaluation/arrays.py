@@ -121,7 +121,7 @@ def _score(
     items = gallery or queries
     try:
         with bar("ranking", len(queries.labels)) as advance:
-            rows = *queries[:2], *(gallery[:2] if gallery else (None, None))
+            rows = queries.points, queries.labels, gallery and gallery.points, gallery and gallery.labels
             scores = score_retrieval(*rows, manifold, metrics, ties=ties, advance=advance)
         alternative = None
         if rerank is not None:
