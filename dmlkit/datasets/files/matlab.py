@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+SCRIPT = Path(__file__)
 SECONDS = 120  # the published files take one
 
 
@@ -28,7 +29,7 @@ def read_mat(path: Path, needed: tuple[str, ...], faults: list[str]) -> dict[str
     try:
         check_regular(path)
         # -P excludes the script's folder, whose modules have names of the standard library
-        command = [sys.executable, "-P", __file__, str(path.absolute()), *needed]
+        command = [sys.executable, "-P", str(SCRIPT), str(path.absolute()), *needed]
         child = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except FileNotFoundError:
         faults.append(f"{path}: no such file; download it from the site of the archive")
