@@ -51,7 +51,7 @@ def bare_loop(run: Path, photos: Path, output: Path) -> None:
     job = EmbedJob(dataset, source="bare", output=output, skip_bad_images=False)
     embedder = PartEmbedder(job, trained, fabric, workers=None)
     embedder.batches.numbers = [*range(len(job.parts))]
-    torch.cat([trained.model(batch.inputs) for batch in embedder.loader])
+    torch.cat([trained.model(batch.inputs) for batch in embedder.loaders[0][1]])
 
 
 def main() -> None:

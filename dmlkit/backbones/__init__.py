@@ -1,14 +1,22 @@
-"""Backbones, which turn images into features; one file per backbone."""
+"""Backbones, which turn images into features; the networks of torchvision share a file."""
 
 from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.bn_inception import BNInception, BNInceptionConfig
-from dmlkit.backbones.convnext import ConvNeXt, ConvNeXtConfig
-from dmlkit.backbones.googlenet import GoogLeNet, GoogLeNetConfig
 from dmlkit.backbones.identity import Identity, IdentityConfig
-from dmlkit.backbones.resnet import ResNet, ResNet18Config, ResNet50Config, ResNet101Config
 from dmlkit.backbones.small_cnn import SmallCNN, SmallCNNConfig
 from dmlkit.backbones.timm import Timm, TimmConfig
-from dmlkit.backbones.vit import ViT, ViTConfig
+from dmlkit.backbones.torchvision import (
+    ConvNeXt,
+    ConvNeXtConfig,
+    GoogLeNet,
+    GoogLeNetConfig,
+    ResNet,
+    ResNet18Config,
+    ResNet50Config,
+    ResNet101Config,
+    ViT,
+    ViTConfig,
+)
 from dmlkit.component import load_family
 
 __all__ = [

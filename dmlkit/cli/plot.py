@@ -199,7 +199,7 @@ def heatmap(
 ) -> None:
     """Draw the similarities between images and proxies, and between classes."""
     from dmlkit.cli.console import counted, say
-    from dmlkit.evaluation.plots.heatmap import plot_heatmap
+    from dmlkit.evaluation.plots.similarities import plot_heatmap
 
     embedded, console = embed_run(run, split, output, checkpoint=checkpoint, device=device, overrides=overrides)
     written, maps = plot_heatmap(embedded, output, classes=classes)
@@ -224,7 +224,7 @@ def histogram(
 ) -> None:
     """Draw the similarities of same-class and different-class pairs, before and after training."""
     from dmlkit.cli.progress import bars
-    from dmlkit.evaluation.plots.histogram import plot_histogram
+    from dmlkit.evaluation.plots.similarities import plot_histogram
 
     embedded, console = embed_run(run, split, output, checkpoint=checkpoint, device=device, overrides=overrides)
     written, _, after = plot_histogram(embedded, output, bar=bars(console))

@@ -8,7 +8,7 @@ import typer
 from dmlkit.cli.options import RESEARCH, Debug, Device, Json, Plugins, RecipePath, Set, examples
 
 if TYPE_CHECKING:
-    from dmlkit.study.protocol import ProtocolName
+    from dmlkit.study.record import ProtocolName
 
 app = typer.Typer(
     name="protocol",

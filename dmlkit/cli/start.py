@@ -48,7 +48,7 @@ def start(
     """Inspect your photos and write a first recipe for them, with a comment on each choice."""
     from rich.console import Console
 
-    from dmlkit.backbones.pretrained.at_hand import choose
+    from dmlkit.backbones.pretrained.timm_models import choose
     from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import resolve_device

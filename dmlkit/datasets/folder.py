@@ -51,11 +51,22 @@ def split_folders(root: Path) -> Listing:
     Raises:
         UserError: ``train`` or ``test`` is missing.
     """
+    return class_listing(
+        root, [(folder, split) for split in splits_below(root) for folder in class_folders(root / split)]
+    )
+
+
+def splits_below(root: Path) -> list[ListedSplit]:
+    """Return the splits that have a folder below a root.
+
+    Raises:
+        UserError: ``train`` or ``test`` is missing.
+    """
     splits: list[ListedSplit] = [split for split in LISTED_SPLITS if (root / split).is_dir()]
     for missing, present in (("test", "train"), ("train", "test")):
         if missing not in splits:
             raise OptionError("dataset.root", f"{root} has a folder {present!r} but no folder {missing!r}; add it")
-    return class_listing(root, [(folder, split) for split in splits for folder in class_folders(root / split)])
+    return splits
 
 
 def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listing:

@@ -1,14 +1,24 @@
-"""Dataset of a table of images, CSV or Parquet, with a path and a label per row."""
+"""Dataset of a table of images, CSV or Parquet, with a path and a label per row, and the checks of its cells."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.listing import Listing
-from dmlkit.datasets.files.table_file import read_table
-from dmlkit.datasets.files.table_rows import TableRows
+from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
+from dmlkit.datasets.files.paths import SUSPICIOUS, inside, leaves_root
+from dmlkit.datasets.files.table_file import (
+    BOX,
+    ArrowNames,
+    arrow_compute,
+    group_numbers,
+    is_csv,
+    read_table,
+    rows_where,
+    text_column,
+)
 from dmlkit.errors import option_errors
 
 
@@ -35,3 +45,208 @@ class TableConfig(DatasetConfig, frozen=True):
         file = Path(self.file)
         with option_errors("dataset.file"):
             return TableRows(read_table(file), file, Path(self.root) if self.root else file.parent).listing()
+
+
+MAX_DIGITS = 4000  # longer labels are not sorted as numbers; Python converts at most 4300 digits
+TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
+class TableRows:
+    """Conversion of a table to a `Listing`.
+
+    Args:
+        table: pyarrow table.
+        file: file of the table.
+        root: folder that the paths are relative to.
+    """
+
+    def __init__(self, table: Any, file: Path, root: Path) -> None:
+        self.table, self.file, self.root = table, file, root
+        self.keep = np.ones(len(table), dtype=bool)
+        self.faults: list[str] = []
+        self.notes: list[str] = []
+
+    def listing(self) -> Listing:
+        """Check all columns and return the listing without the rows that have problems."""
+        names = self._paths()
+        labels, class_names = self._labels()
+        splits = self._splits(labels, len(class_names))
+        query, gallery = (
+            self._truths(name) if name in self.table.column_names else None for name in ("query", "gallery")
+        )
+        groups = group_numbers(self.table, str(self.file))
+        boxes = self._boxes()
+        self._refuse_repeated(names, labels, boxes)
+        keep = self.keep.nonzero()[0]
+        masks = [None if mask is None else mask[keep] for mask in (query, gallery)]
+        self._check_search(*masks)
+        super_classes, super_class_names = self._super_classes(labels, len(class_names))
+        return Listing(
+            self.root,
+            ArrowNames(names.take(keep) if len(keep) < len(names) else names),
+            labels[keep],
+            class_names,
+            splits[keep],
+            query=masks[0],
+            gallery=masks[1],
+            super_classes=super_classes,
+            super_class_names=super_class_names,
+            groups=None if groups is None else groups[keep],
+            boxes=None if boxes is None else boxes[keep],
+            faults=self.faults,
+            notes=self.notes,
+            source=self.file,
+        )
+
+    def _where(self, row: int) -> str:
+        return f"{self.file}:{row + 2}" if is_csv(self.file) else f"{self.file}: row {row + 1}"
+
+    def _refuse(self, rows: np.ndarray, fault: str) -> None:
+        self.faults += [f"{self._where(row)}: {fault}" for row in rows.tolist()]
+        self.keep[rows] = False
+
+    def _encoded(self, name: str, blank: str = "") -> tuple[list[str], np.ndarray]:
+        """Return the distinct texts of a column, and (N,) positions of its cells in them; empty cells are ``blank``."""
+        texts = arrow_compute().fill_null(text_column(self.table, str(self.file), name), blank)
+        encoded = texts.dictionary_encode()
+        return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+
+    def _paths(self) -> Any:
+        import pyarrow as pa
+
+        compute = arrow_compute()
+
+        names = text_column(self.table, str(self.file), "path")
+        self._refuse(rows_where(compute.is_null(names)), "no path")
+        suspects = rows_where(compute.fill_null(compute.match_substring_regex(names, SUSPICIOUS), False))
+        if len(suspects) == 0:
+            return names
+        safe = [inside(self.root, names[row].as_py()) for row in suspects.tolist()]
+        for row, name in zip(suspects.tolist(), safe, strict=True):
+            if name is None:
+                self.faults.append(leaves_root(self._where(row), names[row].as_py(), self.root))
+                self.keep[row] = False
+        mask = np.zeros(len(names), dtype=bool)
+        mask[suspects] = True
+        return compute.replace_with_mask(names, pa.array(mask), pa.array(safe, pa.string()))
+
+    def _labels(self) -> tuple[np.ndarray, list[str]]:
+        """Return (N,) positions in the sorted names, and the names; numbers are sorted as numbers."""
+        compute = arrow_compute()
+        column = text_column(self.table, str(self.file), "label")
+        self._refuse(rows_where(compute.is_null(column)), "no label")
+        encoded = column.dictionary_encode()
+        names: list[str] = encoded.dictionary.to_pylist()
+        order = self._order(names)
+        position = np.empty(len(names) + 1, dtype=np.int64)
+        position[order] = np.arange(len(names))
+        position[-1] = 0  # for rows without a label, which are excluded
+        labels = position[compute.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)]
+        return labels, [names[index] for index in order]
+
+    def _order(self, names: list[str]) -> list[int]:
+        """Return the positions of the names in sorted order; numbers are sorted as numbers."""
+        numeric = all(name.removeprefix("-").isdecimal() and len(name) < MAX_DIGITS for name in names)
+        if numeric and names:
+            self._note_gaps({int(name) for name in names})
+        return sorted(range(len(names)), key=lambda index: (int(names[index]) if numeric else 0, names[index]))
+
+    def _note_gaps(self, numbers: set[int]) -> None:
+        smallest, largest = min(numbers), max(numbers)
+        missing = largest - smallest + 1 - len(numbers)  # a range of 2^63 or more has no len()
+        if missing:
+            first = next(number for number in range(smallest, largest) if number not in numbers)
+            self.notes.append(
+                f"{self.file}: the labels {smallest} to {largest} have gaps: no image has label {first} "
+                f"({missing} missing numbers); labels are renumbered, so no action is needed"
+            )
+
+    def _splits(self, labels: np.ndarray, classes: int) -> np.ndarray:
+        """Return (N,) positions in `LISTED_SPLITS`."""
+        if "split" not in self.table.column_names:
+            return np.where(labels < classes // 2, 0, LISTED_SPLITS.index("test")).astype(np.int8)
+        values, codes = self._encoded("split")
+        known = {name: index for index, name in enumerate(LISTED_SPLITS)}
+        splits = np.array([known.get(value, -1) for value in values], dtype=np.int8)[codes]
+        for code, value in enumerate(values):
+            if value not in known:
+                self._refuse((codes == code).nonzero()[0], f"split {value!r}; expected {', '.join(LISTED_SPLITS)}")
+        if "validation" in values and "test" not in values:
+            self.notes.append(f"{self.file}: no test rows; the validation rows are used for testing, as in OML")
+            splits[splits == LISTED_SPLITS.index("validation")] = LISTED_SPLITS.index("test")
+        return splits
+
+    def _truths(self, name: str) -> np.ndarray | None:
+        """Return a column as (N,) bool, where an empty cell is false; None without the column."""
+        if name not in self.table.column_names:
+            return None
+        values, codes = self._encoded(name, blank="false")
+        for code, value in enumerate(values):
+            if value.lower() not in TRUTHS:
+                self._refuse((codes == code).nonzero()[0], f"{name} {value!r}; expected true or false")
+        return np.array([TRUTHS.get(value.lower(), False) for value in values], dtype=bool)[codes]
+
+    def _check_search(self, query: np.ndarray | None, gallery: np.ndarray | None) -> None:
+        for mask, name, other in ((query, "query", gallery), (gallery, "gallery", query)):
+            if mask is not None and other is not None and other.any() and not mask.any():
+                self.faults.append(
+                    f"{self.file}: no row has {name} true; mark at least one, or remove the columns query and gallery"
+                )
+
+    def _boxes(self) -> np.ndarray | None:
+        import pyarrow as pa
+
+        if BOX[0] not in self.table.column_names:
+            return None
+        try:
+            columns = [self.table[name].cast(pa.float64()).to_numpy() for name in BOX]
+        except pa.ArrowException as error:
+            self.faults.append(f"{self.file}: a box column has a value that is not a number: {error}")
+            return None
+        boxes = np.stack(columns, axis=1)
+        left, top, right, bottom = boxes.T
+        is_blank = np.isnan(boxes)
+        is_wrong = (left >= right) | (top >= bottom) | (left < 0) | (top < 0) | np.isinf(boxes).any(1)
+        is_wrong |= is_blank.any(1) & ~is_blank.all(1)
+        for row in is_wrong.nonzero()[0].tolist():
+            shown = ", ".join(f"{name} {side:g}" for name, side in zip(BOX, boxes[row], strict=True))
+            self.faults.append(
+                f"{self._where(row)}: got the box {shown.replace('nan', 'blank')}; expected 0 <= x1 < x2 and "
+                "0 <= y1 < y2 in pixels, or four blank cells for the full image"
+            )
+        self.keep &= ~is_wrong
+        return boxes
+
+    def _refuse_repeated(self, names: Any, labels: np.ndarray, boxes: np.ndarray | None) -> None:
+        """Report images listed twice, which would find themselves; another box is another image."""
+        compute = arrow_compute()
+
+        plain = compute.replace_substring_regex(names, r"(^|/)(\.?/)+", r"\1")  # ./a.jpg and b//a.jpg
+        codes = plain.dictionary_encode().indices.fill_null(-1).to_numpy()
+        rows = (np.bincount(codes + 1, minlength=1)[codes + 1] > 1).nonzero()[0]
+        first: dict[tuple[float, ...], int] = {}
+        for row in rows[self.keep[rows]].tolist():
+            box = () if boxes is None or np.isnan(boxes[row]).any() else tuple(boxes[row].tolist())
+            before = first.setdefault((int(codes[row]), *box), row)
+            if before != row:
+                other = "" if labels[row] == labels[before] else ", with another label"
+                self.faults.append(
+                    f"{self._where(row)}: {names[row].as_py()} is already listed in {self._where(before)}{other}; list "
+                    "each image once, or with different boxes"
+                )
+                self.keep[row] = False
+
+    def _super_classes(self, labels: np.ndarray, classes: int) -> tuple[np.ndarray | None, list[str]]:
+        """Return (C,) positions in the sorted names, and the names; report classes with two super-classes."""
+        if "super_class" not in self.table.column_names:
+            return None, []
+        names, codes = self._encoded("super_class")
+        order = np.argsort(np.array(names, dtype=object), kind="stable")
+        position = np.empty(len(names), dtype=np.int64)
+        position[order] = np.arange(len(names))
+        of_class = np.zeros(classes, dtype=np.int64)
+        kept = self.keep.nonzero()[0]  # rows without a label belong to no class
+        of_class[labels[kept]] = position[codes[kept]]
+        clashes = kept[of_class[labels[kept]] != position[codes[kept]]]
+        self._refuse(clashes, "the label has another super_class in other rows; use one super_class per label")
+        return of_class, [names[index] for index in order]

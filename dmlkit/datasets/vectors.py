@@ -1,16 +1,25 @@
-"""Dataset of vectors: embeddings of any model, with labels."""
+"""Dataset of vectors: embeddings of any model, with labels, and the files that hold them."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from dmlkit.component import Requirement
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import Listing
-from dmlkit.datasets.files.paths import raise_faults
-from dmlkit.datasets.files.vectors import VectorFile, VectorList, list_vectors
-from dmlkit.errors import UserError, option_errors
+from dmlkit.datasets.files.paths import PickedPaths, raise_faults
+from dmlkit.datasets.files.table_file import ArrowNames, check_texts, known_columns
+from dmlkit.datasets.table import TableRows
+from dmlkit.errors import OptionError, UserError, option_errors
+from dmlkit.files.arrays import Values, read_array
+from dmlkit.files.regular import check_regular
 
 
 class VectorsConfig(DatasetConfig, frozen=True):
@@ -38,7 +47,7 @@ class VectorsConfig(DatasetConfig, frozen=True):
             vectors = VectorFile(Path(self.embeddings))
         return list_vectors(vectors, self.labels, self.splits)
 
-    def unlabeled(self, path: Path) -> VectorList:
+    def unlabeled(self, path: Path) -> "VectorList":
         if path.is_dir() and not (path / "manifest.json").exists():
             raise UserError(
                 f"{path}: is a folder, but the model takes vectors; expected an .npy or .parquet file of them, or a "
@@ -54,3 +63,242 @@ class VectorsConfig(DatasetConfig, frozen=True):
             Requirement("dataset.on_bad_image", ("error",), "the dataset has no images"),
             Requirement("training.augment_on", ("loader",), "vectors are not augmented"),
         ]
+
+
+COLUMN = "embedding"  # column of the vectors in a Parquet file, as dmlkit export writes it
+BLOCK = 65_536  # rows checked at a time: 128 MB at 512 coordinates
+
+
+class VectorFile:
+    """Vectors and their metadata.
+
+    Args:
+        path: an .npy file (N, D), mapped into memory; a .parquet file with lists of D numbers in the column
+            ``embedding``; or a folder with ``embeddings.npy`` and ``items.parquet``, as ``dmlkit embed`` writes it.
+
+    Attributes:
+        path: file of the vectors.
+        columns: pyarrow table of N rows with the other columns; it has no columns for an .npy file.
+        num_features: D.
+
+    Raises:
+        UserError: a file is missing or damaged, or does not contain vectors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        self.path = path / "embeddings.npy" if path.is_dir() else path
+        self._values: Values | None = None
+        if path.is_dir():
+            if not (path / "manifest.json").exists():
+                raise UserError(f"{path} has no embeddings; expected a folder that dmlkit embed has finished")
+            self.columns: Any = _read_columns(path / "items.parquet")
+        elif path.suffix == ".npy":
+            self.columns = pa.table({})
+        elif path.suffix == ".parquet":
+            table = _read_columns(path)
+            if COLUMN not in table.column_names:
+                found = ", ".join(table.column_names) or "none"
+                raise UserError(f"{path} has no column {COLUMN!r}, which holds the vectors; its columns: {found}")
+            self._values = _lists(table[COLUMN], path)
+            self.columns = table.drop_columns([COLUMN])
+        else:
+            raise UserError(f"{path}: expected an .npy or .parquet file, or a folder that dmlkit embed wrote")
+        _check_values(self.values, self.path)
+        if path.is_dir() and len(self.columns) != len(self):
+            raise UserError(
+                f"{path}: items.parquet has {len(self.columns)} rows, but embeddings.npy has {len(self)}; expected the "
+                "files of one run of dmlkit embed; run it again"
+            )
+        self.num_features: int = self.values.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def values(self) -> Values:
+        """Vectors (N, D) in float16, float32 or float64."""
+        if self._values is None:
+            self._values = read_array(self.path)
+        return self._values
+
+    def row(self, index: int) -> Values:
+        """Return a vector as (D,) float32."""
+        return np.array(self.values[index], dtype=np.float32)
+
+    def faults(self) -> Iterator[str]:
+        """Yield an error line for each vector with a coordinate that is not finite in float32."""
+        for start in range(0, len(self), BLOCK):
+            with np.errstate(over="ignore", invalid="ignore"):
+                block = np.asarray(self.values[start : start + BLOCK], dtype=np.float32)
+                if np.isfinite(block.sum(dtype=np.float64)):  # 4 times as fast as checking each number
+                    continue
+            for row in np.flatnonzero(~np.isfinite(block).all(1)).tolist():
+                yield f"{self.path}: row {start + row} (counted from 0) contains nan or inf; fix or remove the row"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the memory map of an .npy file, which other processes open themselves."""
+        return {**self.__dict__, "_values": self._values if self.path.suffix == ".parquet" else None}
+
+
+def _check_values(values: Values, path: Path) -> None:
+    if values.dtype.kind != "f" or values.dtype.itemsize > 8:
+        raise UserError(f"{path} has type {values.dtype}; expected vectors in float16, float32 or float64")
+    if values.ndim != 2 or 0 in values.shape:
+        raise UserError(f"{path} has shape {values.shape}; expected (N, D), one vector per row, N and D at least 1")
+
+
+def _read_columns(path: Path) -> Any:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        check_regular(path)
+        return parquet.read_table(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; expected a Parquet file") from None
+    except (OSError, ArrowException, UnicodeDecodeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: cannot read this Parquet file: {reason}") from error
+
+
+def _lists(column: Any, path: Path) -> Values:
+    """Convert a column of lists of numbers to (N, D)."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not is_list or not pa.types.is_floating(kind.value_type):
+        raise UserError(f"{path}: column {COLUMN!r} has type {kind}; expected lists of float16, float32 or float64")
+    if not len(column):
+        raise UserError(f"{path} has no rows; expected at least one vector")
+    lengths = compute.list_value_length(column).to_numpy()  # pyright: ignore[reportAttributeAccessIssue]
+    odd = np.flatnonzero(lengths != lengths[0])  # a blank cell has the length nan
+    numbers = compute.list_flatten(column)  # pyright: ignore[reportAttributeAccessIssue]
+    if np.isnan(lengths[0]) or len(odd) or numbers.null_count:
+        row = int(odd[0]) if len(odd) else 0
+        raise UserError(
+            f"{path}: column {COLUMN!r}: row {row} (counted from 0) is blank or differs in length from the first; "
+            "expected lists of equal length without blanks"
+        )
+    return numbers.to_numpy().reshape(len(column), int(lengths[0]))
+
+
+MEANINGS = ("split", "query", "gallery", "super_class")
+"""Columns with metadata of vectors, in addition to the label, as in tables of images."""
+
+
+@dataclass(frozen=True)
+class VectorListing(Listing):
+    """Listing of the vectors of a dataset."""
+
+    sample = "vector"
+    vectors: VectorFile = field(kw_only=True)
+
+    def pick(self, rows: np.ndarray) -> "ListedVectors":
+        return ListedVectors(self, rows)
+
+
+class ListedVectors(Dataset):
+    """Dataset of vectors of a listing."""
+
+    in_memory = True  # the file is memory-mapped
+
+    def __init__(self, listing: VectorListing, rows: np.ndarray) -> None:
+        super().__init__(**listing.labelling(rows), paths=_paths(listing, rows))
+        self.vectors = listing.vectors
+        self.num_features = listing.vectors.num_features
+        self.rows = _numbers(listing)[rows]
+
+    def key(self, index: int) -> str:
+        return f"{self.vectors.path}:{self.rows[index]}"
+
+    def sample(self, index: int) -> Tensor:
+        return torch.from_numpy(self.vectors.row(int(self.rows[index])))
+
+
+class VectorList(Dataset):
+    """Dataset of unlabeled vectors."""
+
+    in_memory = True
+
+    def __init__(self, vectors: VectorFile) -> None:
+        names = [f"{vectors.path}:{row}" for row in range(len(vectors))]
+        super().__init__(torch.full((len(vectors),), -1), (), names)
+        self.vectors = vectors
+        self.num_features = vectors.num_features
+
+    def sample(self, index: int) -> Tensor:
+        return torch.from_numpy(self.vectors.row(index))
+
+
+def list_vectors(vectors: VectorFile, labels: str, splits: str | None) -> VectorListing:
+    """Return the listing of vectors with their labels and splits, with all problems.
+
+    Args:
+        vectors: files of the vectors.
+        labels: an .npy file with one integer or text per vector, or the name of a column in the vectors' file.
+        splits: an .npy file or a column with ``train``, ``validation`` or ``test`` per vector; None uses the column
+            ``split`` if there is one.
+
+    Raises:
+        UserError: there is no such file or column, or it does not fit the vectors.
+    """
+    columns = {name: vectors.columns[name] for name in MEANINGS if name in vectors.columns.column_names}
+    columns["label"] = _column(vectors, labels, "dataset.labels")
+    if splits is not None:
+        columns["split"] = _column(vectors, splits, "dataset.splits")
+    import pyarrow as pa
+
+    if columns["label"].null_count == len(vectors):
+        raise OptionError("dataset.labels", f"{vectors.path}: no vector has a label; set it to an .npy file of labels")
+    columns["path"] = pa.array(np.arange(len(vectors))).cast(pa.string())
+    with option_errors("dataset.embeddings"):
+        if "path" in vectors.columns.column_names:
+            check_texts(vectors.columns["path"], "path", str(vectors.path))
+        table = known_columns(pa.table(columns), str(vectors.path))
+        rows = TableRows(table, vectors.path, vectors.path.parent).listing()
+    listing = VectorListing(**vars(rows), vectors=vectors)
+    listing.faults.extend(vectors.faults())
+    return listing
+
+
+def _column(vectors: VectorFile, name: str, key: str) -> Any:
+    """Return one value per vector, from an .npy file or a column."""
+    import pyarrow as pa
+
+    if not name.endswith(".npy"):
+        known = vectors.columns.column_names
+        if name not in known:
+            has = f"its columns: {', '.join(known)}" if known else "an .npy file has no columns"
+            raise OptionError(key, f"{vectors.path} has no column {name!r} ({has}); use a column or an .npy file")
+        return vectors.columns[name]
+    values = read_array(Path(name))
+    if values.dtype.kind not in "iuSU":
+        raise OptionError(key, f"{name} has type {values.dtype}; expected integers or text")
+    if values.shape != (len(vectors),):
+        raise OptionError(
+            key,
+            f"{name} has shape {values.shape}, but {vectors.path} has {len(vectors)} vectors; expected one "
+            "value per vector",
+        )
+    try:
+        values = np.strings.decode(values, "utf-8") if values.dtype.kind == "S" else values
+        return pa.array(values.astype(values.dtype.newbyteorder("=")))
+    except (UnicodeError, ValueError, pa.ArrowException) as error:
+        raise OptionError(key, f"{name}: expected text in UTF-8: {error!s:.60}") from error
+
+
+def _numbers(listing: VectorListing) -> np.ndarray:
+    """Return (N,) int64, the row of each listed vector in its file."""
+    names: ArrowNames = listing.names
+    return names.column.cast("int64").to_numpy()
+
+
+def _paths(listing: VectorListing, rows: np.ndarray) -> PickedPaths:
+    """Return the vectors' paths from the column ``path`` if there is one, else the file and the row."""
+    vectors = listing.vectors
+    if "path" in vectors.columns.column_names:
+        return PickedPaths(ArrowNames(vectors.columns["path"].cast("string").combine_chunks()), _numbers(listing)[rows])
+    return PickedPaths(listing.names, rows, prefix=f"{vectors.path}:")

@@ -18,7 +18,7 @@ from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.paths import PickedPaths
-from dmlkit.datasets.files.vectors import VectorFile
+from dmlkit.datasets.vectors import VectorFile
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.engine import embed_job
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
@@ -31,7 +31,7 @@ from dmlkit.loading.cache import sha256, stamp
 from dmlkit.loading.inputs import Draw, Inputs, Item, TransformedImages
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.model import EmbeddingModel, backbone_alone
-from dmlkit.recipe.provenance import plugins_of
+from dmlkit.recipe.plugin import plugins_of
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.transforms.base import TransformConfig

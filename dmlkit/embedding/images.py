@@ -15,7 +15,7 @@ from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.files.table_file import LABEL, read_images_table
-from dmlkit.datasets.files.table_rows import TableRows
+from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe

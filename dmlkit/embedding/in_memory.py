@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.distributed.gather import gather_lists, gather_rows
+from dmlkit.distributed.exchange import gather_lists, gather_rows
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import join
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar

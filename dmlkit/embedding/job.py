@@ -21,7 +21,7 @@ from dmlkit.errors import UserError
 from dmlkit.loading.batches import make_loader
 from dmlkit.loading.inputs import Draw, Inputs, inputs_of
 from dmlkit.manifolds.numerics.check_points import check_points
-from dmlkit.recipe.provenance import plugins_of
+from dmlkit.recipe.plugin import plugins_of
 from dmlkit.run_folder.threshold import Threshold
 from dmlkit.transforms.base import TransformConfig
 

@@ -9,7 +9,7 @@ import torch
 
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.backbones.pretrained import efficientnet_lite
-from dmlkit.backbones.pretrained.at_hand import LITE0, is_at_hand
+from dmlkit.backbones.pretrained.timm_models import LITE0, is_at_hand
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError

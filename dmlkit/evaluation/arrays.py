@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,8 +48,8 @@ def evaluate_points(
             f"{points.source}: {labels.count(None)} of {len(labels)} items have no label; evaluation needs one for "
             "every item"
         )
-    queries, names = (found, np.array(labels)), list(points.paths)
-    evaluation = _score(points.source, queries, None, points.manifold, _configs(metrics), ties, names, bar, rerank)
+    queries = LabeledRows(found, np.array(labels), list(points.paths))
+    evaluation = _score(points.source, queries, None, points.manifold, _configs(metrics), ties, bar, rerank)
     return Report.of(evaluation, points.source, "all", ties=ties), evaluation
 
 
@@ -87,11 +87,19 @@ def evaluate_arrays(
                 f"--gallery {gallery[0]}: has the same rows as --embeddings, so that every query would find itself; "
                 "omit --gallery to search each query among all others"
             )
-        items = points_of_rows(others, space, gallery[0]), read_labels(gallery[1])
-    queries = points_of_rows(features, space, embeddings), read_labels(labels)
+        items = LabeledRows(points_of_rows(others, space, gallery[0]), read_labels(gallery[1]))
     names = [str(row) for row in range(len(features))]
-    evaluation = _score(str(embeddings), queries, items, space, configs, ties, names, bar, rerank)
+    queries = LabeledRows(points_of_rows(features, space, embeddings), read_labels(labels), names)
+    evaluation = _score(str(embeddings), queries, items, space, configs, ties, bar, rerank)
     return Report.of(evaluation, str(embeddings), "all", ties=ties), evaluation
+
+
+class LabeledRows(NamedTuple):
+    """Points or features with their labels, and names that a report shows."""
+
+    points: Any
+    labels: Any
+    names: Sequence[str] = ()
 
 
 def _configs(metrics: WantedMetrics) -> WantedMetrics:
@@ -103,43 +111,42 @@ def _configs(metrics: WantedMetrics) -> WantedMetrics:
 
 def _score(
     source: str,
-    queries: tuple[Any, Any],
-    gallery: tuple[Any, Any] | None,
+    queries: LabeledRows,
+    gallery: LabeledRows | None,
     manifold: Manifold,
     metrics: WantedMetrics,
     ties: Ties,
-    names: list[str],
     bar: Bar,
     rerank: Rerank | None,
 ) -> Evaluation:
     items = gallery or queries
     try:
-        with bar("ranking", len(queries[1])) as advance:
-            others = gallery or (None, None)
-            scores = score_retrieval(*queries, *others, manifold, metrics, ties=ties, advance=advance)
+        with bar("ranking", len(queries.labels)) as advance:
+            rows = queries.points, queries.labels, gallery and gallery.points, gallery and gallery.labels
+            scores = score_retrieval(*rows, manifold, metrics, ties=ties, advance=advance)
         alternative = None
         if rerank is not None:
-            alternative = score_retrieval(*queries, *others, manifold, searching(metrics), ties=ties, rerank=rerank)
+            alternative = score_retrieval(*rows, manifold, searching(metrics), ties=ties, rerank=rerank)
     except ValueError as error:
         raise UserError(f"cannot evaluate {source}: {error}") from error
 
     def score_form(codec: Codec) -> Scores:
-        stored, rescore = (codec.decode(queries[0]), queries[1]), None
-        others = (codec.decode(gallery[0]), gallery[1]) if gallery else (None, None)
+        stored, rescore = (codec.decode(queries.points), queries.labels), None
+        others = (codec.decode(gallery.points), gallery.labels) if gallery else (None, None)
         if codec.stored.precision == "rescored":
-            rescore = Rescore(codec.manifold, queries[0], items[0])
+            rescore = Rescore(codec.manifold, queries.points, items.points)
         return score_retrieval(*stored, *others, codec.space, searching(metrics), ties=ties, rescore=rescore)
 
-    classes, index = np.unique(np.concatenate([queries[1], items[1]]), return_inverse=True)
-    labels, item_labels = torch.from_numpy(index[: len(queries[1])]), torch.from_numpy(index[len(queries[1]) :])
+    classes, index = np.unique(np.concatenate([queries.labels, items.labels]), return_inverse=True)
+    labels, item_labels = (torch.from_numpy(part) for part in np.split(index, [len(queries.labels)]))
     return Evaluation(
         scores=scores,
         labels=labels[scores.queries],
         nearest_labels=item_labels[scores.nearest],
         class_names=classes.astype(str).tolist(),
-        images=[names[int(row)] for row in scores.queries],
+        images=[queries.names[int(row)] for row in scores.queries],
         classes=len(labels.unique()),
         faults=[],
         alternative=alternative,
-        rescoring=Rescoring(items[0], manifold, score_form, lambda: items[0]),
+        rescoring=Rescoring(items.points, manifold, score_form, lambda: items.points),
     )

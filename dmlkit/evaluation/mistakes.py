@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dmlkit.datasets.glyphs import wrong_labels
 from dmlkit.embedding.search import Neighbors
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
@@ -192,13 +193,10 @@ def planted_precision(labels: Tensor, neighbors: Tensor) -> float:
         labels: (N,) int64 in 0..C-1, C at least 2.
         neighbors: see `suspects`.
     """
-    generator = torch.Generator().manual_seed(0)
-    classes, count = int(labels.max()) + 1, max(1, round(PLANTED * len(labels)))
-    rows = torch.randperm(len(labels), generator=generator)[:count]
-    changed = labels.clone()
-    changed[rows] = (labels[rows] + torch.randint(1, classes, (count,), generator=generator)) % classes
-    found = suspects(changed, neighbors).rows[:count]
-    return float(torch.isin(found, rows).double().mean()) if len(found) else 0.0
+    changed = wrong_labels(labels, max(PLANTED, 1 / len(labels)), seed=0)
+    is_changed = changed != labels
+    found = suspects(changed, neighbors).rows[: int(is_changed.sum())]
+    return float(is_changed[found].double().mean()) if len(found) else 0.0
 
 
 def _majority(found: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

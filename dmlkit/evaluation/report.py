@@ -1,14 +1,17 @@
-"""The report of an evaluation as a document: metrics, intervals, worst classes and confusions."""
+"""The report of an evaluation as a document: metrics, intervals, worst classes and confusions, and its question."""
 
+import hashlib
+import json
 from math import nan
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
+from dmlkit.datasets.base import Split
 from dmlkit.embedding.manifest import Fusion
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, table_of
@@ -19,10 +22,46 @@ from dmlkit.metrics.ranking.codec import Precision
 from dmlkit.metrics.ranking.rerank import METHODS, Rerank
 from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note, holm, paired_differences
 from dmlkit.recipe.file import plain
+from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.run_folder.question import Question
 
 LISTED = 10  # classes and confusions in a report
+
+
+class Question(BaseModel, frozen=True, extra="forbid"):
+    """Everything that the metrics of an evaluation depend on."""
+
+    weights: str
+    """Fingerprint of the model."""
+    checkpoint: Literal["last", "best", "untouched"]
+    """Name of the checkpoint; ``untouched`` is the backbone before training, without the head."""
+    split: Split
+    dataset: dict[str, Any]
+    """Dataset of the resolved recipe."""
+    transform: dict[str, Any] | None
+    """Transform of the resolved recipe; null for vectors."""
+    metrics: list[Any]
+    """Names of metrics, or their options where a name is not enough."""
+    ties: Literal["expected", "pessimistic"]
+    """How items with the same score are counted."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, weights: str, checkpoint: str, split: str, ties: str = "expected") -> "Question":
+        """Build the question for weights and a recipe's dataset, transform and metrics."""
+        resolved = plain(recipe)
+        fields = {name: resolved[name] for name in ("dataset", "transform", "metrics")}
+        return cls.model_validate(
+            {"weights": weights, "checkpoint": checkpoint, "split": split, "ties": ties, **fields}
+        )
+
+    def key(self) -> str:
+        """Return a hash of eight characters that identifies the question."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:8]
+
+    def file_name(self, own: "Question") -> str:
+        """Return the file name of the report without its suffix; only the run's ``own`` question has no hash in it."""
+        name = f"{self.split}-{self.checkpoint}"
+        return name if self == own else f"{name}-{self.key()}"
 
 
 class ClassFigures(BaseModel, frozen=True, extra="forbid"):

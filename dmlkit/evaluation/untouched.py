@@ -7,21 +7,15 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.evaluation.evaluate import evaluate
-from dmlkit.evaluation.report import Report
+from dmlkit.evaluation.report import Question, Report
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.model import EmbeddingModel, backbone_alone
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder.question import Question
 
 NO_GAIN = 0.005  # a difference that nobody would notice: one more of 200 queries
 ADVICE = "try more epochs, backbone.tuning last_blocks or more classes, see docs/tuning.md"
-
-
-def has_pretrained_weights(recipe: Recipe) -> bool:
-    """Return whether the backbone starts from pretrained weights and not from random numbers."""
-    return getattr(recipe.backbone, "weights", None) is not None
 
 
 def untouched_model(model: EmbeddingModel) -> EmbeddingModel:

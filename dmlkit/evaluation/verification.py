@@ -25,7 +25,7 @@ from dmlkit.evaluation.pair_probability import check_prior, probability_at
 from dmlkit.files.document import Document
 from dmlkit.files.escape import excerpt
 from dmlkit.files.outputs import write_table
-from dmlkit.files.regular import require_regular_file
+from dmlkit.files.regular import read_text
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.reliability import Share
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -57,13 +57,7 @@ def read_pairs(path: Path, root: Path | None = None) -> list[ImagePair]:
     """
     if path.suffix.lower() not in (".csv", ".txt"):
         raise UserError(f"--pairs {path}: expected a .csv or .txt file")
-    require_regular_file(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"--pairs {path}: no such file; expected a .csv or .txt file of pairs") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--pairs {path}: cannot read this file: {error}") from error
+    text = read_text(path, "--pairs", "no such file; expected a .csv or .txt file of pairs")
     folder = root or path.parent
     pairs = _table(path, text, folder) if path.suffix.lower() == ".csv" else _lfw(path, text, folder)
     if not pairs:

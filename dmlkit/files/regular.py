@@ -44,6 +44,21 @@ def read_start(path: Path, size: int) -> bytes:
         return file.read(size)
 
 
+def read_text(path: Path, option: str, missing: str) -> str:
+    """Read a text file that an option names; ``missing`` says what was expected if there is none.
+
+    Raises:
+        UserError: it is missing, not regular or not UTF-8.
+    """
+    require_regular_file(path)
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{option} {path}: {missing}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{option} {path}: cannot read this file: {error}") from error
+
+
 def require_regular_file(path: Path) -> None:
     """Check that a path, if it exists, is a regular file.
 

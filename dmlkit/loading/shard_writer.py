@@ -16,9 +16,8 @@ from dmlkit.datasets.files.image import EXTENSIONS
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import samples_named
-from dmlkit.datasets.files.shard_listing import MANIFEST, ShardManifest
 from dmlkit.datasets.files.tar import BOX, file_content
-from dmlkit.datasets.shards import ShardsConfig
+from dmlkit.datasets.shards import MANIFEST, ShardManifest, ShardsConfig
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, is_partial
 from dmlkit.files.lock import LOCK, sole_writer

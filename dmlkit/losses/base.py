@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dmlkit.component import Component, ComponentConfig, Requirement, option
-from dmlkit.distributed.class_shard import ShardedParameter
+from dmlkit.distributed.exchange import ShardedParameter
 from dmlkit.manifolds.base import NEEDS_BOUNDED, UNRELATED_RADIUS, Manifold
 from dmlkit.manifolds.numerics.autocast import without_autocast
 from dmlkit.manifolds.numerics.hyperbolic import strongest_curvature

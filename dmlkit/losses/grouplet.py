@@ -14,7 +14,7 @@ from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, Grouplets, Tran
 from dmlkit.losses.proxy_anchor import AnchorLoss
 from dmlkit.manifolds.base import NEEDS_BOUNDED
 from dmlkit.transport.base import TransportSolver
-from dmlkit.transport.exact import Exact
+from dmlkit.transport.members import Exact
 
 Scope = Literal["grouplet", "batch"]
 

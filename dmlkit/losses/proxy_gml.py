@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.distributed.class_shard import ClassShard
+from dmlkit.distributed.exchange import ClassShard
 from dmlkit.losses.proxies.classes import Block, Classes, computed_once, sum_over_classes
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, require_all
 from dmlkit.losses.proxies.similarity import automatic_block_size, by_autograd, largest

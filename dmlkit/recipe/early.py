@@ -12,9 +12,8 @@ from typing import Any
 
 from dmlkit.errors import UserError
 from dmlkit.recipe.catalogue import stored_reference
-from dmlkit.recipe.extends import read_tree
 from dmlkit.recipe.faults import fault_line, key_line, quoted, suggest, suggest_member
-from dmlkit.recipe.overrides import apply_overrides
+from dmlkit.recipe.overrides import apply_overrides, read_tree
 from dmlkit.recipe.reference import Reference
 from dmlkit.recipe.yaml_tree import Key, Tree
 

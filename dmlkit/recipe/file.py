@@ -7,18 +7,14 @@ from typing import Annotated, Any
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
-from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core.core_schema import ModelSchema
 
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.component import ComponentConfig, from_weights, one_of
 from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
-from dmlkit.recipe.extends import EXTENDS, read_tree
 from dmlkit.recipe.faults import describe_faults, fault_line
-from dmlkit.recipe.key_meanings import meanings_of
-from dmlkit.recipe.overrides import Override, apply_overrides
+from dmlkit.recipe.overrides import Override, apply_overrides, read_tree
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.yaml_tree import Key, Tree, parse_yaml
 from dmlkit.transforms.presets import PretrainedConfig
@@ -29,7 +25,7 @@ def read_recipe(path: Path, overrides: Sequence[str | Override] = (), *, is_trai
 
     Args:
         path: a YAML file, or the name of a recipe that comes with dmlkit, e.g. ``glyphs/proxy_anchor``; its
-            ``extends`` may name another recipe to build on, see `dmlkit.recipe.extends.read_tree`.
+            ``extends`` may name another recipe to build on, see `dmlkit.recipe.overrides.read_tree`.
         overrides: values that replace those of the file, in order: ``key.subkey=value`` with the value in YAML, or
             parsed.
         is_trained: the recipe belongs to a run. It stays readable if only its training would be refused today.
@@ -96,38 +92,6 @@ def _name_default_members(data: Any) -> None:
     for name, info in Recipe.model_fields.items() if isinstance(data, dict) else ():
         if isinstance(data.get(name), dict) and isinstance(info.default, ComponentConfig):
             data[name].setdefault("name", info.default.name)
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON schema of recipes, for editors that check YAML during typing.
-
-    A file that extends another need not repeat its required keys and names of members.
-    """
-    found = Recipe.model_json_schema(schema_generator=_WithMeanings)
-    extends = {"type": "string", "description": "Path of a recipe file to build on, relative to this file."}
-    complete = [{"required": [EXTENDS]}, {"required": found.pop("required")}]
-    name = {"type": "string", "description": "Name of a metric, e.g. recall@1, map@r, ndcg@8, nmi."}
-    metrics = found["properties"]["metrics"]
-    metrics["items"] = {"anyOf": [name, metrics["items"]]}
-    found["properties"] = {EXTENDS: extends, **found["properties"]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_any_member(found), "anyOf": complete}
-
-
-class _WithMeanings(GenerateJsonSchema):
-    """Schema generator that describes the keys of each model by the docstrings below them."""
-
-    def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
-        found = super().model_schema(schema)
-        for key, meaning in meanings_of(schema["cls"]).items():
-            found["properties"][key].setdefault("description", meaning)
-        return found
-
-
-def _any_member(schema: Any) -> Any:
-    """Replace ``oneOf`` by ``anyOf``, because a component without a name matches several members of its family."""
-    if isinstance(schema, dict):
-        return {"anyOf" if key == "oneOf" else key: _any_member(value) for key, value in schema.items()}
-    return [_any_member(item) for item in schema] if isinstance(schema, list) else schema
 
 
 BACKBONE: TypeAdapter[BackboneConfig] = TypeAdapter(Annotated[BackboneConfig, one_of])

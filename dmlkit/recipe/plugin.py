@@ -11,9 +11,10 @@ Recipes, runs and models never name code to load: only installed packages and fi
 import hashlib
 import sys
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
 from multiprocessing import parent_process
@@ -23,7 +24,7 @@ from types import ModuleType
 
 from pydantic import BaseModel
 
-from dmlkit.component import ComponentConfig, MemberError, NameTakenError
+from dmlkit.component import ComponentConfig, MemberError, NameTakenError, components_below
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import check_regular
@@ -228,3 +229,65 @@ def _holds_union(model: type[BaseModel], known: dict[type[BaseModel], bool]) -> 
         inside = [part for field in model.model_fields.values() for part in models_in(field.annotation)]
         known[model] = any(ComponentConfig in part.__bases__ or _holds_union(part, known) for part in inside)
     return known[model]
+
+
+class PluginRecord(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Plug-in that a recipe has members of."""
+
+    name: str
+    """Name of the distribution, or of the file."""
+    version: str | None
+    """Version of the distribution; null for a file."""
+    sha256: str
+    """SHA-256 of the code."""
+
+
+def plugins_of(recipe: BaseModel) -> tuple[PluginRecord, ...]:
+    """Return the plug-ins that a recipe has members of, sorted by name.
+
+    Example:
+        >>> from dmlkit.recipe.file import parse_recipe
+        >>> plugins_of(parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet}", "recipe.yaml"))
+        ()
+    """
+    found = {plugin_of(type(component)) for _, component in components_below((), recipe)} - {None}
+    records = (PluginRecord(name=one.name, version=one.version, sha256=one.sha256) for one in found if one)
+    return tuple(sorted(records, key=lambda record: record.name))
+
+
+def open_plugins(records: Sequence[PluginRecord], source: str) -> None:
+    """Check that the plug-ins of a run are loaded, and warn about those that have changed.
+
+    Raises:
+        UserError: a plug-in is not loaded.
+    """
+    names = {(plugin.name, plugin.version is None) for plugin in loaded_plugins()}
+    missing = [record for record in records if (record.name, record.version is None) not in names]
+    if missing:
+        raise UserError("\n".join(f"{source}: needs the plug-in {_installation(record)}" for record in missing))
+    for change in changed_plugins(records):
+        _warn_once(f"{source}: {change}; its results may differ")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Warn once per process: a command may open a run several times."""
+    warnings.warn(text, stacklevel=3)
+
+
+def changed_plugins(records: Sequence[PluginRecord]) -> list[str]:
+    """Return how the plug-ins of a run differ from the loaded ones, one line each."""
+    changes: list[str] = []
+    for record in records:
+        same_name = [plugin for plugin in loaded_plugins() if plugin.name == record.name]
+        if same_name and all(plugin.sha256 != record.sha256 for plugin in same_name):
+            was = f"{record.name} {record.version}" if record.version else record.name
+            hashes = f"sha256 {record.sha256[:12]} then, {same_name[0].sha256[:12]} now"
+            changes.append(f"trained with the plug-in {was}, now {same_name[0].title} ({hashes})")
+    return changes
+
+
+def _installation(record: PluginRecord) -> str:
+    if record.version is None:
+        return f"{record.name} (sha256 {record.sha256[:12]}...); load it with --plugin PATH/{record.name}"
+    return f"{record.name} {record.version}; install it with: pip install {record.name}=={record.version}"

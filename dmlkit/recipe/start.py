@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmlkit.backbones.pretrained.at_hand import Pretrained
+from dmlkit.backbones.pretrained.timm_models import Pretrained
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.errors import UserError
 

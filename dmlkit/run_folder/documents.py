@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from dmlkit import __version__
 from dmlkit.files.document import Document
-from dmlkit.recipe.provenance import PluginRecord, plugins_of
+from dmlkit.recipe.plugin import PluginRecord, plugins_of
 
 if TYPE_CHECKING:  # a run's progress is read without torch, which takes seconds to import
     from dmlkit.recipe.schema import Recipe

@@ -17,7 +17,7 @@ from dmlkit.files.atomic import is_partial, write_text
 from dmlkit.files.document import differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.source import require_run
-from dmlkit.recipe.provenance import changed_plugins, open_plugins
+from dmlkit.recipe.plugin import changed_plugins, open_plugins
 from dmlkit.run_folder.documents import Basis, Environment, EpochRow
 
 if TYPE_CHECKING:

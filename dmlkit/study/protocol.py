@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from lightning_fabric import Fabric
@@ -23,11 +23,10 @@ from dmlkit.metrics.statistics import t_interval
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.study.record import open_protocol
+from dmlkit.study.record import ProtocolName, open_protocol
 from dmlkit.training.progress import Progress
 from dmlkit.training.train import train
 
-ProtocolName = Literal["official", "reality_check"]
 Figures = dict[str, Metrics]
 """Metrics by kind, e.g. ``{"separated": {"map@r": 0.4}, ...}``."""
 EMBEDDING_DIM = 128  # of each Reality Check model; the four together have 512

@@ -4,7 +4,7 @@ import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,33 +18,44 @@ from dmlkit.run_folder.folder import RunFolder
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+ProtocolName = Literal["official", "reality_check"]
 FAILURES = "failures.json"
 # keys on which no figure depends; the paper of a statement is another one
 REWORDED = ("claim", "paper", "table", "negligible")
 
 
-class RecordedStudy(BaseModel, frozen=True, extra="forbid"):
-    """The claim of a study, and everything on which its figures depend."""
+class StudySettings(BaseModel, frozen=True, extra="forbid"):
+    """The claim of a study and its settings, which its record and its results have in common."""
 
     claim: str
+    """The claim."""
     paper: str | None
+    """Paper that makes the claim."""
     table: str | None
-    protocol: str
+    """Table of the paper that supports the claim."""
+    protocol: ProtocolName
+    """Protocol that splits and scores a run."""
+    seeds: tuple[int, ...]
+    """Seeds; each variant has one run per seed."""
     metrics: tuple[str, ...]
     """Names of the figures."""
-    seeds: tuple[int, ...]
-    tune_seeds: tuple[int, ...] = ()
-    """Seeds that choose among tuned values; the first of ``seeds`` if empty."""
-    extend: int = 0
-    """Number of values that a variant may add at the edge of its grid."""
-    more_seeds: int = 0
-    """Number of seeds that may be added."""
-    negligible: float | None = None
-    """Largest difference that does not matter."""
-    rotate_folds: bool = False
-    """Whether each seed validates on the next fold."""
     reference: str
     """Variant with which the others are compared."""
+    tune_seeds: tuple[int, ...] = ()
+    """Seeds that choose among tuned values; the first of ``seeds`` if empty."""
+    more_seeds: int = 0
+    """Number of seeds that may be added; the intervals of verdicts are corrected for them."""
+    negligible: float | None = None
+    """Largest difference that does not matter; an interval within it makes no difference."""
+    rotate_folds: bool = False
+    """Whether each seed validates on the next fold of the training classes."""
+
+
+class RecordedStudy(StudySettings, frozen=True):
+    """The claim of a study, and everything on which its figures depend."""
+
+    extend: int = 0
+    """Number of values that a variant may add at the edge of its grid."""
     expect: tuple[dict[str, str], ...]
     """The statements of the claim."""
     variants: dict[str, dict[str, dict[str, Any]]]

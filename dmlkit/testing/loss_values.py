@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
+from dmlkit.regularizers import Regularizer, RegularizerConfig
 from dmlkit.testing.promise import DIM, Promise, changed, expect, expect_close
 
 
@@ -81,14 +82,15 @@ def chunks_of_classes_change_nothing(config: LossConfig, manifold: ManifoldConfi
         expect_close(chunked, dense, f"chunks of {size}", rtol=1e-9, atol=1e-11)
 
 
-def a_step_never_waits_for_the_device(config: LossConfig, manifold: ManifoldConfig) -> None:
+def a_step_never_waits_for_the_device(config: LossConfig | RegularizerConfig, manifold: ManifoldConfig) -> None:
     """Check that no step reads a value from a GPU: tensors of the meta device have none, so reading fails here."""
-    loss = build(config, manifold).to("meta")
+    loss = build_term(config, manifold).to("meta")
     features, labels = (part.detach().to("meta") for part in draw())
     features.requires_grad_()
     with patch.object(torch, "is_autocast_enabled", return_value=False):  # it does not support this device
         for epoch in range(3):  # memories and filters start at later epochs
-            loss.set_epoch(epoch)
+            if isinstance(loss, Loss):
+                loss.set_epoch(epoch)
             loss(loss.manifold.from_features(features), labels).backward()
     expect(features.grad is not None and features.grad.shape == features.shape, "the embeddings have no gradient")
 
@@ -165,6 +167,11 @@ def build(config: LossConfig, manifold: ManifoldConfig, classes: int = CLASSES) 
     """Build the loss, with the same proxies at each call."""
     torch.manual_seed(1)
     return config.build(manifold.build(DIM), classes)
+
+
+def build_term(config: LossConfig | RegularizerConfig, manifold: ManifoldConfig) -> Loss | Regularizer:
+    """Build a loss or a regularizer."""
+    return build(config, manifold) if isinstance(config, LossConfig) else config.build(manifold.build(DIM))
 
 
 def evaluate(loss: Loss, features: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:

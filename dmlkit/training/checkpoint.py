@@ -12,7 +12,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from dmlkit.distributed.gather import gather_lists
+from dmlkit.distributed.exchange import gather_lists
 from dmlkit.embedding.trained import FROZEN, take_weights
 from dmlkit.errors import UserError
 from dmlkit.run_folder.checkpoint_file import load_weights

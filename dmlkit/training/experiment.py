@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.distributed.class_shard import ShardedParameter
+from dmlkit.distributed.exchange import ShardedParameter
 from dmlkit.errors import OptionError, UserError
 from dmlkit.loading.cache import images_of_split
 from dmlkit.losses.base import Loss
@@ -25,7 +25,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.regularizers import Regularizer
 from dmlkit.samplers.base import Sampler
 from dmlkit.training.gradient_checkpointing import chunks_of, recompute_blocks, recompute_chunks
-from dmlkit.training.loggers import check_loggers
+from dmlkit.training.progress import check_loggers
 
 
 class WeightAverage:

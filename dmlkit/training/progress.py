@@ -1,10 +1,33 @@
-"""Progress of a training: the events that it reports while it runs."""
+"""Progress of a training: the events that it reports, and the loggers that show them.
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, Protocol
+A logger is never allowed to stop or change a run. After each checkpoint it receives the rows of ``metrics.jsonl``, the
+record of a run, that it lacks; ``loggers.json`` records how far each logger is, so a resumed run continues in the same
+place.
+"""
+
+import json
+import os
+import re
+import secrets
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from lightning_fabric import Fabric
+from pydantic import BaseModel
 
 from dmlkit.embedding.progress_bar import Advance
-from dmlkit.run_folder.documents import EpochRow
+from dmlkit.files.document import Document
+from dmlkit.recipe.file import plain
+from dmlkit.recipe.schema import LoggerName, Recipe
+from dmlkit.run_folder.documents import EpochRow, Summary
+from dmlkit.run_folder.folder import RunFolder
 
 
 class Pace(NamedTuple):
@@ -35,3 +58,262 @@ class Silent(Progress):
 
     def images(self, what: str, total: int) -> AbstractContextManager[Advance]:
         return nullcontext(lambda _: None)
+
+
+Figures = dict[str, float]
+
+
+def check_loggers(names: Sequence[LoggerName]) -> None:
+    """Check that loggers are installed.
+
+    Raises:
+        ValueError: a logger is not installed.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            raise ValueError(f"{name} is not installed; install it with: pip install 'dmlkit[{name}]'")
+
+
+class LoggedRun(BaseModel, frozen=True, extra="forbid"):
+    """What one logger has received."""
+
+    known_as: str
+    """The logger's id of the run; never a key or an address."""
+    epochs: int
+    """Number of epochs that were logged."""
+    tested: bool
+    """Whether the metrics on test classes were logged."""
+
+
+class LoggedRuns(Document, frozen=True):
+    """``loggers.json``: what each logger of a run has received."""
+
+    kind: ClassVar[str] = "record of a run's loggers"
+
+    loggers: dict[str, LoggedRun]
+    """By the name of the logger."""
+
+
+class Logger(ABC):
+    """Interface of loggers. An exception of a logger disables this logger for the session and nothing else.
+
+    Args:
+        folder: the run folder; its name becomes the name of the run.
+        recipe: the recipe as plain data.
+        known_as: the logger's id of the run from an earlier session; None for a new run.
+        epochs: number of epochs that were logged in earlier sessions.
+
+    Attributes:
+        known_as: the id by which a later session finds the run.
+    """
+
+    known_as: str
+
+    @abstractmethod
+    def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None: ...
+
+    @abstractmethod
+    def log(self, figures: Figures, epoch: int) -> None:
+        """Log figures such as ``loss`` and ``validation/map@r`` after an epoch, counted from 1."""
+
+    @abstractmethod
+    def close(self, *, finished: bool) -> None:
+        """Send what is left, and report whether the run is finished or was stopped."""
+
+
+class TensorBoardLogger(Logger):
+    """Writer of event files in ``tensorboard/`` of the run; ``tensorboard --logdir runs`` compares all runs."""
+
+    def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
+        self.known_as = known_as or "tensorboard"
+        from lightning_fabric.loggers.tensorboard import TensorBoardLogger as EventFiles
+
+        # an epoch that was logged before a kill, but not recorded, is logged again: TensorBoard drops the earlier one
+        self._files = EventFiles(folder, name=self.known_as, version="", purge_step=epochs + 1)
+
+    def log(self, figures: Figures, epoch: int) -> None:
+        self._files.log_metrics(figures, epoch)
+        self._files.save()
+
+    def close(self, *, finished: bool) -> None:
+        self._files.experiment.close()
+
+
+LONGEST = 500  # characters of a parameter that every version of MLflow takes
+AT_ONCE = 100  # parameters
+
+
+class MlflowLogger(Logger):
+    """Run of the experiment MLFLOW_EXPERIMENT_NAME, by default ``dmlkit``; the recipe becomes its parameters."""
+
+    def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
+        # MLflow's defaults are 7 tries of 120 s: a server that is down would keep the GPU waiting for minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        self._client: Any = import_module("mlflow.tracking").MlflowClient()
+        self._entities: Any = import_module("mlflow.entities")
+        if known_as is not None:
+            self.known_as = known_as
+            self._client.update_run(known_as, status="RUNNING")
+            return
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "dmlkit")
+        experiment = self._client.get_experiment_by_name(name)
+        number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        self.known_as = self._client.create_run(number, run_name=folder.name).info.run_id
+        params = [self._entities.Param(key, value[:LONGEST]) for key, value in leaves(recipe)]
+        for start in range(0, len(params), AT_ONCE):
+            self._client.log_batch(self.known_as, params=params[start : start + AT_ONCE])
+
+    def log(self, figures: Figures, epoch: int) -> None:
+        now = int(1000 * time.time())
+        metrics = [self._entities.Metric(allowed(name), value, now, epoch) for name, value in figures.items()]
+        self._client.log_batch(self.known_as, metrics=metrics)
+
+    def close(self, *, finished: bool) -> None:
+        self._client.set_terminated(self.known_as, "FINISHED" if finished else "KILLED")
+
+
+def allowed(name: str) -> str:
+    """Return the name of a figure in the characters that MLflow accepts.
+
+    Example:
+        >>> allowed("validation/recall@1"), allowed("test/tar@far=0.001")
+        ('validation/recall_at_1', 'test/tar_at_far_0.001')
+    """
+    return re.sub(r"[^\w./: -]", "_", name.replace("@", "_at_"))
+
+
+def leaves(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted keys of a recipe with their values as text.
+
+    Example:
+        >>> list(leaves({"seed": 0, "loss": {"name": "mpa", "k": [1, 2]}}))
+        [('seed', '0'), ('loss.name', 'mpa'), ('loss.k', '[1, 2]')]
+    """
+    if isinstance(data, dict):
+        for name, value in data.items():
+            yield from leaves(value, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, data if isinstance(data, str) else json.dumps(data)
+
+
+class WandbLogger(Logger):
+    """Run of the project WANDB_PROJECT, by default ``dmlkit``; the recipe becomes its configuration."""
+
+    def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
+        wandb: Any = import_module("wandb")
+        is_online = os.environ.get("WANDB_MODE", "online") == "online"
+        if is_online and not wandb.login(prompt=False):  # init would prompt on the terminal in the middle of a training
+            raise PermissionError("no API key; run wandb login, or set WANDB_API_KEY or WANDB_MODE=offline")
+        self.known_as = known_as or secrets.token_hex(8)
+        settings = wandb.Settings(silent=True, console="off", disable_git=True, save_code=False, init_timeout=30)
+        self._run: Any = wandb.init(
+            id=self.known_as,
+            resume="allow",
+            project=os.environ.get("WANDB_PROJECT", "dmlkit"),
+            name=folder.name,
+            config=recipe,
+            settings=settings,
+        )
+        self._run.define_metric("epoch")
+        self._run.define_metric("*", step_metric="epoch")
+
+    def log(self, figures: Figures, epoch: int) -> None:
+        self._run.log({"epoch": epoch, **figures})
+
+    def close(self, *, finished: bool) -> None:
+        self._run.finish(exit_code=0 if finished else 1)
+
+
+CLASSES: dict[LoggerName, type[Logger]] = {
+    "tensorboard": TensorBoardLogger,
+    "mlflow": MlflowLogger,
+    "wandb": WandbLogger,
+}
+
+
+@contextmanager
+def mirror_to_loggers(progress: Progress, recipe: Recipe, run: RunFolder, fabric: Fabric) -> Generator[Progress]:
+    """Mirror the metrics of a training to the recipe's loggers while the block runs."""
+    if not recipe.training.loggers or not fabric.is_global_zero:
+        yield progress
+        return
+    mirrored = MirroredProgress(progress, recipe, run)
+    try:
+        yield mirrored
+        mirrored.log_test()
+    finally:
+        mirrored.close()
+
+
+class MirroredProgress:
+    """Progress that also sends rows of ``metrics.jsonl`` to the loggers, once their checkpoint is written."""
+
+    def __init__(self, progress: Progress, recipe: Recipe, run: RunFolder) -> None:
+        self.step, self.images = progress.step, progress.images
+        self._progress, self._recipe, self._run = progress, recipe, run
+        self._names = list(recipe.training.loggers)
+        self._open: dict[LoggerName, Logger] = {}
+
+    def epoch(self, row: EpochRow) -> None:
+        """See `Progress`."""
+        self._progress.epoch(row)
+        self._catch_up()
+
+    def log_test(self) -> None:
+        """Log the metrics on test classes of a finished run."""
+        self._catch_up(Summary.read(self._run.summary_path))
+
+    def _catch_up(self, summary: Summary | None = None) -> None:
+        rows = self._run.read_metrics()
+        for name in tuple(self._names):
+            with self._drop_on_error(name):
+                logger, so_far = self._logger(name)
+                for row in rows[so_far.epochs :]:
+                    logger.log(figures_of(row), row.epoch)
+                if summary and not so_far.tested:
+                    figures = {f"test/{metric}": value for metric, value in (summary.chosen.test or {}).items()}
+                    logger.log(figures, summary.last.epoch)
+                self._note(name, LoggedRun(known_as=logger.known_as, epochs=len(rows), tested=summary is not None))
+
+    def close(self) -> None:
+        """Close the loggers that are open."""
+        finished = self._run.summary_path.exists()
+        for name, logger in list(self._open.items()):
+            with self._drop_on_error(name):
+                logger.close(finished=finished)
+
+    def _logger(self, name: LoggerName) -> tuple[Logger, LoggedRun]:
+        logged = self._record().loggers.get(name)
+        if name not in self._open:
+            earlier = (logged.known_as, logged.epochs) if logged else (None, 0)
+            self._open[name] = CLASSES[name](self._run.path, plain(self._recipe), *earlier)
+        return self._open[name], logged or LoggedRun(known_as=self._open[name].known_as, epochs=0, tested=False)
+
+    def _record(self) -> LoggedRuns:
+        path = self._run.loggers_path
+        return LoggedRuns.read(path) if path.exists() else LoggedRuns(loggers={})
+
+    def _note(self, name: LoggerName, logged: LoggedRun) -> None:
+        LoggedRuns(loggers={**self._record().loggers, name: logged}).write(self._run.loggers_path)
+
+    @contextmanager
+    def _drop_on_error(self, name: LoggerName) -> Generator[None]:
+        """Warn and drop a logger for the rest of the session when it fails; the run never stops for it."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:  # a library's own sys.exit would end the training without a word
+            self._names.remove(name)
+            self._open.pop(name, None)
+            first = (str(error).splitlines() or [""])[0] or type(error).__name__
+            message = re.sub(r"//[^/@\s]+@", "//", first)  # without a password that an address may contain
+            warnings.warn(
+                f"training.loggers: {name} fails ({message}); the run continues without it and keeps all its metrics",
+                stacklevel=2,
+            )
+
+
+def figures_of(row: EpochRow) -> Figures:
+    """Return the figures of an epoch that are logged."""
+    validation = {f"validation/{metric}": value for metric, value in (row.validation or {}).items()}
+    return {"loss": row.loss, "lr": row.lr, "images_per_second": row.images_per_second, **validation}

@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from dmlkit.datasets.base import Split
-from dmlkit.distributed.gather import gather_lists
+from dmlkit.distributed.exchange import gather_lists
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.trained import take_weights
 from dmlkit.evaluation.evaluate import evaluate

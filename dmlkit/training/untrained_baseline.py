@@ -13,10 +13,10 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.errors import UserError
-from dmlkit.evaluation.report import Figures, Report, store, stored_answer
+from dmlkit.evaluation.report import Figures, Question, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.evaluation.run import with_overrides
-from dmlkit.evaluation.untouched import evaluate_untouched, has_pretrained_weights, untouched_question
+from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.statistics import paired_differences
@@ -25,7 +25,6 @@ from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import PairedDifference, UntouchedFigures
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.run_folder.question import Question
 from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment, blank_input, try_model
 from dmlkit.training.progress import Progress
@@ -45,12 +44,12 @@ def score_untouched(
     recipe, model = experiment.recipe, experiment.model
     found: dict[Split, Figures] = {}
     datasets: dict[Split, Dataset | None] = {"validation": data.validation, "test": data.test}
-    for split, dataset in datasets.items() if has_pretrained_weights(recipe) else ():
+    for split, dataset in datasets.items() if recipe.backbone.is_pretrained else ():
         if dataset is None:
             continue
         path, question = run.untouched / f"{split}.json", untouched_question(model, recipe, split)
         started = run.checkpoint_path("last").exists()
-        stored = fabric.broadcast(_stored(path, question, started=started) if fabric.is_global_zero else None)
+        stored = fabric.broadcast(stored_figures(path, question, started=started) if fabric.is_global_zero else None)
         if stored is None:
             with progress.images(f"pretrained baseline, {split}", len(dataset)) as advance:
                 report, evaluation = evaluate_untouched(
@@ -69,7 +68,7 @@ def score_untouched(
     return found
 
 
-def _stored(path: Path, question: Question, *, started: bool) -> Figures | None:
+def stored_figures(path: Path, question: Question, *, started: bool = False) -> Figures | None:
     """Read the stored figures for the same question; a run that has started keeps those of its initial weights."""
     try:
         if started and path.exists():
@@ -150,7 +149,7 @@ def evaluate_untrained(
     model = untrained_model(recipe, dataset)
     question = untouched_question(model, recipe, split, ties)
     report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source=str(path), bar=bar)
-    if not isinstance(recipe.backbone, IdentityConfig) and not has_pretrained_weights(recipe):
+    if not isinstance(recipe.backbone, IdentityConfig) and not recipe.backbone.is_pretrained:
         note = f"backbone.weights is null: scores of a random network (seed {recipe.seed}), the baseline for training"
         report = report.model_copy(update={"notes": (*report.notes, note)})
     return report, evaluation, recipe

@@ -1,12 +1,8 @@
-"""Transport: optimal-transport solvers behind one interface. Each file holds one."""
+"""Transport: optimal-transport solvers behind one interface."""
 
 from dmlkit.component import load_family
 from dmlkit.transport.base import NoTransport, TransportConfig, TransportSolver
-from dmlkit.transport.cvxpy import Cvxpy
-from dmlkit.transport.emd import Emd
-from dmlkit.transport.exact import Exact
-from dmlkit.transport.quadratic import Quadratic
-from dmlkit.transport.sinkhorn import Sinkhorn
+from dmlkit.transport.members import Cvxpy, Emd, Exact, Quadratic, Sinkhorn
 
 __all__ = [
     "Cvxpy",

@@ -9,7 +9,7 @@ from torch import nn
 
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.pooling import PoolingConfig
-from dmlkit.testing.backbones import (
+from dmlkit.testing.networks import (
     check_backbone,
     expect_frozen,
     expect_pooled,

@@ -11,7 +11,7 @@ from pyarrow import csv
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.loading.shard_writer import ShardWriter
-from dmlkit.testing.datasets import DATASET
+from dmlkit.testing.data import DATASET
 from dmlkit.testing.promise import Promise, hold
 from tests.datasets import trees
 

@@ -5,7 +5,7 @@ import torch
 
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.miners import DistanceWeighted, MinerConfig
-from dmlkit.testing.miners import MINER, candidates, choices
+from dmlkit.testing.batches import MINER, candidates, choices
 from dmlkit.testing.promise import hold
 
 SPHERE = Sphere(6)

@@ -3,7 +3,7 @@
 import pytest
 
 from dmlkit.pooling import GeM, PoolingConfig
-from dmlkit.testing.pooling import POOLING
+from dmlkit.testing.networks import POOLING
 from dmlkit.testing.promise import Promise, hold
 
 CONFIGS = [*(variant() for _, variant in sorted(PoolingConfig.variants.items())), GeM.Config(learn=True)]

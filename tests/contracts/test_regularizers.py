@@ -4,8 +4,8 @@ import pytest
 
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.regularizers import RegularizerConfig
+from dmlkit.testing.losses import REGULARIZER
 from dmlkit.testing.promise import Promise, fitting_manifolds, hold, title
-from dmlkit.testing.regularizers import REGULARIZER
 
 SMALL = {"hierarchy": {"num_proxies": 8, "neighbors": 4, "triplets_per_anchor": 3}}  # 512 proxies take a minute
 

@@ -5,8 +5,8 @@ import torch
 
 from dmlkit.loading.batches import TrainingBatches
 from dmlkit.recipe.schema import Recipe
+from dmlkit.testing.data import TRANSFORM
 from dmlkit.testing.promise import Promise, hold
-from dmlkit.testing.transforms import TRANSFORM
 from dmlkit.transforms.base import TransformConfig
 
 

@@ -152,7 +152,7 @@ def test_a_damaged_byte_of_a_matlab_file_is_told_s2(tmp_path: Path):
 )
 def test_however_the_reader_of_a_matlab_file_ends(script: str, told: str, tmp_path: Path, monkeypatch):
     (tmp_path / "child.py").write_text(script)
-    monkeypatch.setattr(matlab, "CHILD", tmp_path / "child.py")
+    monkeypatch.setattr(matlab, "SCRIPT", tmp_path / "child.py")
     monkeypatch.setattr(matlab, "SECONDS", 1 if "sleep" in script else END)
     trees.cars(tmp_path)
     with pytest.raises(UserError, match=f"cannot read this MATLAB file: .*{told}; download it again$"):

@@ -16,8 +16,8 @@ import webdataset
 from PIL import Image
 
 from dmlkit.datasets import Cub200Config, FolderConfig, InShopConfig, ShardsConfig, SopConfig, TableConfig
+from dmlkit.datasets import shards as indexing
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files import shard_listing as indexing
 from dmlkit.datasets.files import tar as member
 from dmlkit.datasets.files import tar as reading
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
@@ -25,7 +25,7 @@ from dmlkit.datasets.files.image import read_image
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.loading.shard_writer import ShardWriter
-from dmlkit.testing.datasets import check_dataset
+from dmlkit.testing.data import check_dataset
 from dmlkit.transforms.base import TransformConfig
 from tests.conftest import END
 from tests.datasets import trees

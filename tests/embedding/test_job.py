@@ -14,7 +14,7 @@ from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
-from dmlkit.recipe.provenance import PluginRecord
+from dmlkit.recipe.plugin import PluginRecord
 from tests.conftest import TINY_RECIPE
 from tests.embedding.stored import manifest
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.documents import EpochRow, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training.loggers import CLASSES, Figures, Logger, MirroredProgress
-from dmlkit.training.progress import Silent
+from dmlkit.training.progress import CLASSES, Figures, Logger, MirroredProgress, Silent
 from tests.fuzz.conftest import RECIPE, examples
 
 EPOCHS = 3

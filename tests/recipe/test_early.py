@@ -14,8 +14,8 @@ import yaml
 from dmlkit.errors import UserError
 from dmlkit.recipe.describe import describe
 from dmlkit.recipe.early import NameCheck
-from dmlkit.recipe.extends import read_tree
 from dmlkit.recipe.file import parse_recipe
+from dmlkit.recipe.overrides import read_tree
 from dmlkit.recipe.shipped import find_recipes, shipped_recipes
 from dmlkit.recipe.yaml_tree import parse_yaml
 from tests.conftest import END

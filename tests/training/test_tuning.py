@@ -97,7 +97,7 @@ def test_frozen_epochs_without_a_backward_pass_end_with_the_bits_of_dropped_grad
             parameter.grad = None
 
     monkeypatch.setattr(Backbone, "set_epoch", note)
-    monkeypatch.setattr(sys.modules["dmlkit.training.gradients"], "average_gradients", drop)
+    monkeypatch.setattr(sys.modules["dmlkit.training.train"], "average_gradients", drop)
     assert_equal_weights(weights(trained(tmp_path / "dropped", *overrides)), found)
     same = torch.equal(found["backbone.layers.0.weight"], start()["layers.0.weight"])
     assert same == (epochs == 3)  # of 3

@@ -18,8 +18,8 @@ from dmlkit.loading.inputs import TransformedImages
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.testing.data import AUGMENTATION
 from dmlkit.testing.promise import Promise, hold
-from dmlkit.testing.transforms import AUGMENTATION
 from dmlkit.transforms.augmentations import AugmentationConfig
 from tests.conftest import TINY_RECIPE
 from tests.training.test_train import assert_equal_weights, weights

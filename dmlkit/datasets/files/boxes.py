@@ -13,7 +13,7 @@ from dmlkit.datasets.files.image import EXTENSIONS, decoding, upright_size
 from dmlkit.datasets.files.paths import inside, leaves_root, raise_faults
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
-from dmlkit.files.regular import require_regular_file
+from dmlkit.files.regular import read_text
 
 ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are written with few digits
 ANIMAL = "animal"  # the category of MegaDetector that is used, instead of persons and vehicles
@@ -156,7 +156,7 @@ def _yolo(root: Path, folder: Path, confidence: float) -> Iterator[_Found]:
         if not images:
             faults.append(f"{file}: there is no image of this name in {root}")
             continue
-        for number, line in enumerate(_text(file).splitlines(), start=1):
+        for number, line in enumerate(read_text(file, "--boxes", "no such file or folder").splitlines(), start=1):
             numbers = _numbers(line)
             if len(numbers) not in (5, 6):
                 faults.append(
@@ -223,7 +223,7 @@ def _json(file: Path, confidence: float) -> Iterator[_Found]:
         UserError: the file cannot be read, or is neither.
     """
     try:
-        data = json.loads(_text(file))
+        data = json.loads(read_text(file, "--boxes", "no such file or folder"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"--boxes {file}: cannot read this JSON file: {error}") from error
     try:
@@ -261,18 +261,3 @@ def _megadetector(file: Path, data: _MegaDetector, confidence: float) -> Iterato
         for place, one in enumerate(image.detections or ()):
             if one.conf >= confidence and (not animals or one.category in animals):
                 yield _Found(f"{file}: images.{number}.detections.{place}", image.file, one.bbox, is_share=True)
-
-
-def _text(file: Path) -> str:
-    """Read a text file.
-
-    Raises:
-        UserError: it is missing, not regular or not UTF-8.
-    """
-    require_regular_file(file)
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"--boxes {file}: no such file or folder") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--boxes {file}: cannot read this file: {error}") from error

@@ -1,1 +1,1 @@
-"""Pictures of a run's similarities and retrieval; one kind per module."""
+"""Pictures of similarities, of retrieval and of the reliability of probabilities."""

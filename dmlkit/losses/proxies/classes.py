@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dmlkit.distributed.class_shard import ClassShard
+from dmlkit.distributed.exchange import ClassShard
 from dmlkit.losses.proxies.similarity import Measure, PullBack
 from dmlkit.manifolds.numerics.autocast import without_autocast
 

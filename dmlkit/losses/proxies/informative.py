@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 from torch import Tensor, nn
 
 from dmlkit.component import Component, option
-from dmlkit.distributed.class_shard import ClassShard
+from dmlkit.distributed.exchange import ClassShard
 from dmlkit.losses.proxies.classes import Block, Classes
 from dmlkit.manifolds.base import Manifold
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from dmlkit.component import MemberError, option
-from dmlkit.distributed.class_shard import ClassShard, ShardedParameter
+from dmlkit.distributed.exchange import ClassShard, ShardedParameter
 from dmlkit.losses.base import Loss
 from dmlkit.losses.proxies.classes import Block, Classes, Terms, sum_over_classes
 from dmlkit.losses.proxies.similarity import Measure, Pool, automatic_block_size, may_wait, similarity_to

@@ -12,7 +12,7 @@ from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
 from dmlkit.losses.proxies.proxy_loss import require_all
 from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.transport.base import TransportSolver
-from dmlkit.transport.exact import Exact
+from dmlkit.transport.members import Exact
 
 ALL_CLASSES_REASON = "the transport plans of grouplets need the proxies of all classes"
 ALL_CLASSES = (

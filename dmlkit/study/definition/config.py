@@ -8,7 +8,8 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
 
 from dmlkit.datasets.base import FOLDS
 from dmlkit.recipe.schema import Recipe
-from dmlkit.study.protocol import METRICS, ProtocolName
+from dmlkit.study.protocol import METRICS
+from dmlkit.study.record import ProtocolName
 
 Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 FIGURES: dict[ProtocolName, tuple[str, ...]] = {

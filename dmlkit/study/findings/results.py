@@ -21,7 +21,7 @@ from dmlkit.study.findings.verdicts import (
     judge,
     over_seeds,
 )
-from dmlkit.study.protocol import ProtocolName
+from dmlkit.study.record import StudySettings
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ExtraFigures:
     untrained: Metrics | None  # of its backbone before training; None if they are not known
 
 
-class StudyResults(Document, frozen=True):
+class StudyResults(StudySettings, Document, frozen=True):
     """``results.json`` of a study: the contents of its report."""
 
     kind: ClassVar[str] = "document of a study's results"
@@ -72,20 +72,6 @@ class StudyResults(Document, frozen=True):
     # 3: no figures of classes, and intervals over seeds alone
     older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: ()}
 
-    claim: str
-    """The claim."""
-    paper: str | None
-    """Paper that makes the claim."""
-    table: str | None
-    """Table of the paper that supports the claim."""
-    protocol: ProtocolName
-    """Protocol that splits and scores a run."""
-    seeds: tuple[int, ...]
-    """Seeds; each variant has one run per seed."""
-    metrics: tuple[str, ...]
-    """Names of the figures."""
-    reference: str
-    """Variant with which the others are compared."""
     axis: Axis | None
     """The numeric key that is swept, if there is one."""
     verdicts: tuple[JudgedStatement, ...]
@@ -99,14 +85,6 @@ class StudyResults(Document, frozen=True):
     """Seeds without figures, by variant."""
     failed: dict[str, str] = Field(default_factory=dict)
     """Reasons of failures, by run."""
-    tune_seeds: tuple[int, ...] = ()
-    """Seeds that chose among tuned values; the first of ``seeds`` if empty."""
-    more_seeds: int = 0
-    """Number of seeds that might be added; the intervals of verdicts are corrected for them."""
-    negligible: float | None = None
-    """Largest difference that does not matter; an interval within it makes no difference."""
-    rotate_folds: bool = False
-    """Whether each seed validated on the next fold of the training classes."""
 
 
 def summarize_study(

@@ -21,7 +21,6 @@ from dmlkit.study.duration import format_duration
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.findings.verdicts import VariantResults, by_both_figures, judge, over_seeds
 from dmlkit.study.record import StudyRecord
-from dmlkit.study.reports.latex import check_tables, write_tables
 from dmlkit.study.reports.plot import plot_study
 from dmlkit.study.reports.report import (
     EXPLANATION,
@@ -31,7 +30,7 @@ from dmlkit.study.reports.report import (
     paper_paragraphs,
     study_section,
 )
-from dmlkit.study.reports.tables import shared_rows, verdict_rows
+from dmlkit.study.reports.tables import check_tables, shared_rows, verdict_rows, write_tables
 
 
 def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -> list[Path]:

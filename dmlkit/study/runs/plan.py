@@ -17,7 +17,8 @@ from dmlkit.study.definition.methods import beyond_edge, with_values
 from dmlkit.study.findings.results import Choice
 from dmlkit.study.findings.two_way import PairedClasses, VariantClasses
 from dmlkit.study.findings.verdicts import common_seeds, is_decided, paired_figures
-from dmlkit.study.protocol import ProtocolName, fold_recipe
+from dmlkit.study.protocol import fold_recipe
+from dmlkit.study.record import ProtocolName
 from dmlkit.study.runs.workers import Run
 from dmlkit.training.experiment import Experiment, assemble
 

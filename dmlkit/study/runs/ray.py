@@ -18,7 +18,8 @@ from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
 from dmlkit.errors import UserError
 from dmlkit.recipe.plugin import refuse_plugin_files
 from dmlkit.run_folder.documents import EpochRow
-from dmlkit.study.protocol import ProtocolName, is_complete, run_once
+from dmlkit.study.protocol import is_complete, run_once
+from dmlkit.study.record import ProtocolName
 from dmlkit.study.runs.workers import Event, ForwardedProgress, Notify, Run
 
 RETRIES = 10  # for a run whose worker dies

@@ -1,5 +1,6 @@
 """Running a study: every variant is trained with every seed, and the results are summarized."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -12,18 +13,22 @@ from lightning_fabric import Fabric
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
+from dmlkit.evaluation.report import store
+from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
 from dmlkit.files.outputs import check_place
+from dmlkit.loading.cache import images_of_split
+from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.study.definition.config import Study
 from dmlkit.study.definition.file import study_notes
-from dmlkit.study.findings.extra_figures import extra_figures
-from dmlkit.study.findings.results import Cost, StudyResults, summarize_study
-from dmlkit.study.protocol import Figures, is_complete, run_once
-from dmlkit.study.record import FAILURES, StudyFailures, open_study
+from dmlkit.study.findings.results import Choice, Cost, ExtraFigures, StudyResults, summarize_study
+from dmlkit.study.protocol import Figures, RealityCheckFigures, fold_recipe, is_complete, run_once
+from dmlkit.study.record import FAILURES, ProtocolName, StudyFailures, open_study
 from dmlkit.study.runs.plan import Plan, check_components
 from dmlkit.study.runs.ray import train_on_ray
 from dmlkit.study.runs.workers import Happening, Run, train_at_once
 from dmlkit.training.progress import Progress
+from dmlkit.training.untrained_baseline import stored_figures, untrained_model
 
 
 class RunProgress(Progress, Protocol):
@@ -262,3 +267,61 @@ def validation_score(folder: Path) -> float:
 def summaries(folder: Path) -> list[Path]:
     """Return the summaries of all finished trainings in a folder."""
     return sorted(folder.rglob("summary.json"))
+
+
+def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fabric: Fabric) -> dict[str, ExtraFigures]:
+    """Return the figures of each variant after all epochs, and those of its backbone before training.
+
+    Args:
+        fabric: the device and the ranks, for backbones with random weights; see `untrained_figures`.
+    """
+    protocol, found = study.config.protocol, dict[str, ExtraFigures]()
+    for name, choice in choices.items():
+        runs = folder / "runs" / name / choice.candidate.label
+        files = {seed: sorted((runs / f"seed-{seed}").rglob("summary.json")) for seed in choice.figures}
+        summaries = {seed: [Summary.read(file) for file in models] for seed, models in files.items()}
+        last = {seed: _last(protocol, models) for seed, models in summaries.items()}
+        recipe, untouched = choice.candidate.recipe, next(iter(summaries.values()))[0].untouched
+        untrained = untouched.test if untouched else None
+        if not recipe.backbone.is_pretrained:
+            recipe = fold_recipe(recipe, 0) if protocol == "reality_check" else recipe
+            try:
+                untrained = untrained_figures(recipe, folder / "untrained", fabric)
+            except UserError as error:  # for example, the images are only on the machines of a cluster
+                logging.getLogger("dmlkit").warning(f"{name}: no baseline without training: {error}")
+        if untrained and protocol == "reality_check":
+            kinds = RealityCheckFigures.model_fields  # all models start from the same weights, so both kinds are equal
+            untrained = {f"{kind} {metric}": value for kind in kinds for metric, value in untrained.items()}
+        found[name] = ExtraFigures(last, untrained)
+    return found
+
+
+def untrained_figures(recipe: Recipe, folder: Path, fabric: Fabric) -> Metrics:
+    """Return the figures of a recipe's backbone before training, without its head, on test classes.
+
+    They are scored once for all recipes with the same initial network, test images and metrics.
+
+    Raises:
+        UserError: the images are not available, or the recipe is not usable.
+    """
+    dataset = images_of_split(recipe.dataset, "test")
+    model = untrained_model(recipe, dataset)
+    question = untouched_question(model, recipe, "test")
+    path = folder / f"{question.key()}.json"
+    stored = fabric.broadcast(stored_figures(path, question) if fabric.is_global_zero else None)
+    if stored is not None:
+        return stored.report.metrics
+    report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source="untrained")
+    if fabric.is_global_zero:
+        store(report, evaluation, path)
+    return report.metrics
+
+
+def _last(protocol: ProtocolName, models: Sequence[Summary]) -> Metrics:
+    """Return the figures after all epochs.
+
+    The Reality Check concatenates only the best checkpoints: the last ones would need 4 more embeddings per image.
+    """
+    kind = "separated " if protocol == "reality_check" else ""
+    tests = [model.last.test or {} for model in models]
+    return {f"{kind}{name}": fmean(test[name] for test in tests) for name in tests[0]}

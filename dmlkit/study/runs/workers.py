@@ -23,7 +23,8 @@ from dmlkit.errors import UserError
 from dmlkit.recipe.plugin import load_file, plugin_files
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import EpochRow
-from dmlkit.study.protocol import ProtocolName, run_once
+from dmlkit.study.protocol import run_once
+from dmlkit.study.record import ProtocolName
 from dmlkit.training.progress import Progress, Silent
 
 LOOK = 0.2  # seconds between two checks of the processes

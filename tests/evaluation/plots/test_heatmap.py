@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dmlkit.embedding.split import EmbeddedSplit
-from dmlkit.evaluation.plots.heatmap import class_similarities, heat_maps, plot_heatmap
+from dmlkit.evaluation.plots.similarities import class_similarities, heat_maps, plot_heatmap
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.checkpoint_file import WEIGHTS, read_checkpoint

@@ -10,7 +10,7 @@ from torch import Tensor
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
 from dmlkit.evaluation.mistakes import ScoreHistograms
-from dmlkit.evaluation.plots.histogram import counted, plot_histogram, untouched_points
+from dmlkit.evaluation.plots.similarities import counted, plot_histogram, untouched_points
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.base import Points
 from dmlkit.training.experiment import assemble

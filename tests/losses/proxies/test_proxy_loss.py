@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from dmlkit.distributed.class_shard import ClassShard
+from dmlkit.distributed.exchange import ClassShard
 from dmlkit.losses import MPA, ProxyAnchor, ProxyGML
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, require_all
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds import Sphere
 from dmlkit.recipe.file import parse_recipe
-from dmlkit.transport.exact import Exact
+from dmlkit.transport.members import Exact
 from tests.conftest import TINY_RECIPE
 
 CLASSES = 40

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training import loggers
-from dmlkit.training.loggers import allowed
+from dmlkit.training import progress as loggers
+from dmlkit.training.progress import allowed
 from tests.conftest import TINY_RECIPE
 
 tracking = pytest.importorskip("mlflow.tracking", reason="the extra dmlkit[mlflow] is not installed")

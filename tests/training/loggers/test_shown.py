@@ -10,8 +10,8 @@ import torch
 
 from dmlkit.recipe.schema import LoggerName
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training import loggers
-from dmlkit.training.loggers import Figures, Logger
+from dmlkit.training import progress as loggers
+from dmlkit.training.progress import Figures, Logger
 from tests.conftest import TINY_RECIPE
 
 RECIPE = TINY_RECIPE.replace("epochs: 3", "epochs: 3, workers: 0, loggers: [tensorboard]")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training import loggers
+from dmlkit.training import progress as loggers
 from tests.conftest import TINY_RECIPE
 
 accumulator = pytest.importorskip(

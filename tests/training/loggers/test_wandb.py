@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training import loggers
+from dmlkit.training import progress as loggers
 from tests.conftest import TINY_RECIPE
 from tests.processes import wait_until
 

@@ -1,4 +1,4 @@
-"""The contract of backbones."""
+"""The contracts of backbones and their tunings, of poolings and of heads."""
 
 import torch
 from torch import Tensor, nn
@@ -6,8 +6,19 @@ from torch import Tensor, nn
 from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.tuning import TuningConfig
 from dmlkit.datasets.files.samples import samples_named
+from dmlkit.heads.base import HeadConfig
+from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.pooling import PoolingConfig
-from dmlkit.testing.promise import Promise, changed, expect, expect_close, hold, title
+from dmlkit.testing.promise import (
+    Promise,
+    a_line_of_help_says_what_it_is,
+    changed,
+    expect,
+    expect_close,
+    fitting_manifolds,
+    hold,
+    title,
+)
 
 SIZE = 64  # side length of the images
 NUM_FEATURES = 8  # length of the vectors
@@ -183,3 +194,133 @@ def what_is_not_tuned_stays_to_the_bit(config: TuningConfig, backbone: BackboneC
 
 
 TUNING: tuple[Promise, ...] = (what_is_tuned_alone_has_gradients, what_is_not_tuned_stays_to_the_bit)
+
+
+DIM = 6
+
+
+def check_head(config: HeadConfig) -> None:
+    """Check a head against its contract, on every manifold that its requirements allow.
+
+    Outputs are points; gradients are finite, also for features that are 0; half precision ends before the manifold.
+
+    Raises:
+        AssertionError: the contract is broken; the message says how.
+
+    Example:
+        >>> from dmlkit.heads import Linear
+        >>> check_head(Linear.Config())
+    """
+    for manifold in {one.name: one for one in fitting_manifolds(config)}.values():
+        hold(HEAD, f"{config.name} on {manifold.name}", config, manifold)
+
+
+def outputs_are_points(config: HeadConfig, manifold_config: ManifoldConfig) -> None:
+    """Check that features become points of the manifold, in float32."""
+    manifold = manifold_config.build(DIM)
+    points = config.build(10, manifold)(torch.randn(40, 10) * 3)
+    expect(points.shape == (40, manifold.point_dim), f"got shape {tuple(points.shape)}")
+    expect(points.dtype == torch.float32, f"got {points.dtype}")
+    expect(manifold.geometry.check_point_on_manifold(points, atol=1e-4), "not on the manifold")
+
+
+def gradients_are_finite_also_at_zero_features(config: HeadConfig, manifold: ManifoldConfig) -> None:
+    """Check that gradients of features and parameters are finite, also if all features of an image are 0."""
+    head = config.build(10, manifold.build(DIM))
+    features = torch.cat([torch.zeros(1, 10), torch.randn(3, 10)]).requires_grad_()
+    head(features).sum().backward()
+    expect(
+        features.grad is not None and bool(features.grad.isfinite().all()),
+        "gradient of the features: missing, nan or inf",
+    )
+    for name, parameter in head.named_parameters():
+        expect(parameter.grad is None or bool(parameter.grad.isfinite().all()), f"gradient of {name}: nan or inf")
+
+
+def half_precision_ends_before_the_manifold(config: HeadConfig, manifold_config: ManifoldConfig) -> None:
+    """Check that under autocast points are float32 and on the manifold."""
+    manifold = manifold_config.build(DIM)
+    head = config.build(10, manifold)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        points = head(torch.randn(20, 10))
+    expect(points.dtype == torch.float32, f"got {points.dtype}")
+    expect(manifold.geometry.check_point_on_manifold(points, atol=1e-4), "not on the manifold")
+
+
+HEAD: tuple[Promise, ...] = (
+    outputs_are_points,
+    gradients_are_finite_also_at_zero_features,
+    half_precision_ends_before_the_manifold,
+)
+"""Each takes a head configuration and a manifold configuration."""
+
+
+def check_pooling(config: PoolingConfig) -> None:
+    """Check a pooling against its contract: maps (B, C, H, W) of any size become vectors (B, C), per image.
+
+    Raises:
+        AssertionError: the contract is broken; the message says how.
+
+    Example:
+        >>> from dmlkit.pooling import GeM
+        >>> check_pooling(GeM.Config(learn=True))
+    """
+    hold(POOLING, config.name, config)
+
+
+def inputs(height: int = 4, width: int = 5) -> tuple[Tensor, Tensor]:
+    """Return maps (2, 3, H, W) and class tokens (2, 3)."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, 3, height, width, generator=generator), torch.randn(2, 3, generator=generator)
+
+
+def maps_become_vectors(config: PoolingConfig) -> None:
+    """Check that a map of any height and width becomes a finite vector of its channels."""
+    for height, width in ((1, 1), (4, 5), (7, 7)):
+        pooled = config.build()(*inputs(height, width))
+        expect(pooled.shape == (2, 3), f"got shape {tuple(pooled.shape)} for maps (2, 3, {height}, {width})")
+        expect(pooled.isfinite().all(), f"maps (2, 3, {height}, {width}): nan or inf")
+
+
+def a_vector_is_of_one_image(config: PoolingConfig) -> None:
+    """Check that the vector of an image does not depend on the batch."""
+    pooling, (maps, token) = config.build(), inputs()
+    alone = torch.cat([pooling(maps[row : row + 1], token[row : row + 1]) for row in range(2)])
+    expect_close(pooling(maps, token), alone, "together and alone")
+
+
+def gradients_are_finite(config: PoolingConfig) -> None:
+    """Check that gradients of maps and parameters exist and are finite, also if all features are 0."""
+    for scale in (1.0, 0.0):
+        pooling = config.build()
+        maps, token = (scale * one for one in inputs())
+        pooling(maps.requires_grad_(), token.requires_grad_()).sum().backward()
+        found = [one.grad for one in (maps, token, *pooling.parameters()) if one.grad is not None]
+        expect(bool(found), "nothing has a gradient")
+        expect(all(gradient.isfinite().all() for gradient in found), f"features of size {scale}: nan or inf")
+
+
+def half_precision_does_not_overflow(config: PoolingConfig) -> None:
+    """Check that features of 1000 in float16 stay finite under autocast."""
+    maps, token = torch.full((1, 1, 2, 2), 1000.0), torch.full((1, 1), 1000.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expect(config.build()(maps.half(), token.half()).isfinite().all(), "nan or inf")
+
+
+def the_state_dict_is_complete(config: PoolingConfig) -> None:
+    """Check that a pooling restored from its state_dict gives identical vectors."""
+    pooling, restored = config.build(), config.build()
+    for parameter in pooling.parameters():
+        parameter.data.add_(0.5)
+    restored.load_state_dict(pooling.state_dict())
+    expect(torch.equal(restored(*inputs()), pooling(*inputs())), "vectors differ")
+
+
+POOLING: tuple[Promise, ...] = (
+    maps_become_vectors,
+    a_vector_is_of_one_image,
+    gradients_are_finite,
+    half_precision_does_not_overflow,
+    the_state_dict_is_complete,
+    a_line_of_help_says_what_it_is,
+)
