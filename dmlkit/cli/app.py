@@ -39,6 +39,7 @@ from dmlkit.cli import (
     study,
     train,
     verify,
+    why,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
@@ -109,7 +110,7 @@ app = typer.Typer(
 for group in (  # in the order of the panels of --help
     *(start, data, train, evaluate, compare, calibrate, final),
     *(embed, search, gallery, identify, verify, serve, duplicates, cluster, export),
-    *(inspect, plot),
+    *(inspect, why, plot),
     *(study, status, protocol, geometry),
     recipes,
 ):

@@ -245,6 +245,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("tuned photos/ant/0.png photos/bee/0.png", "json device checkpoint prior=0.1,0.9"),
         ("tuned --pairs pairs.csv", "json csv root"),
     ),
+    "why": (("tuned photos/ant/0.png photos/bee/0.png", "output=new.png top=1,30 json checkpoint device"),),
 }
 """Of every command words that make it work, and options that go with them: with values of their own where the usual
 ones do not fit, or one of several where they exclude each other."""
