@@ -32,6 +32,7 @@ from dmlkit.cli import (
     plot,
     protocol,
     recipes,
+    review,
     search,
     serve,
     start,
@@ -109,7 +110,7 @@ app = typer.Typer(
 )
 for group in (  # in the order of the panels of --help
     *(start, data, train, evaluate, compare, calibrate, final),
-    *(embed, search, gallery, identify, verify, serve, duplicates, cluster, export),
+    *(embed, search, gallery, identify, verify, review, serve, duplicates, cluster, export),
     *(inspect, why, plot),
     *(study, status, protocol, geometry),
     recipes,

@@ -221,6 +221,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "protocol official": (("base.yaml -o new --repeats 1", "overrides device json"),),
     "protocol reality_check": (("base.yaml -o new --repeats 1 --set dataset.classes=16", "overrides device json"),),
     "report": (("study -o new.md", ""),),
+    "review": (("gallery photos -o new", "ask wrong=0.01,0.5 audit=0.1,1 run device"),),
     "schema": (("", ""),),
     "search": (
         ("run/embeddings/test run/embeddings/test", "k csv html json"),
