@@ -38,27 +38,33 @@ def main() -> None:
     trained = load_model(run, start_ranks("cpu"))
     dataset = images_of_split(trained.recipe.dataset, "test")
     inputs, model = inputs_of(dataset, trained.recipe.transform, training=False), trained.model
+
+    def shown(index: int) -> torch.Tensor:
+        found = inputs[index, 0].input
+        assert isinstance(found, torch.Tensor)
+        return found
+
     generator = torch.Generator().manual_seed(0)
-    lower, worst = 0, 0.0
+    lower, worst, grid = 0, 0.0, (1, 1)
     for _ in range(pairs):
         first = int(torch.randint(len(dataset), (1,), generator=generator))
         same = (dataset.labels == dataset.labels[first]).nonzero().flatten()
         same = same[same != first]
         second = int(same[int(torch.randint(len(same), (1,), generator=generator))])
-        a, b = inputs[first, 0].input, inputs[second, 0].input
+        a, b = shown(first), shown(second)
         found = pair_contributions(model, a, b)
+        grid = found.grid
         worst = max(worst, abs(float(found.values.sum()) - found.score))
         count = max(1, len(found.values) // SHARE)
         named = found.values.sum(1).topk(count).indices
         drawn = [torch.randperm(len(found.values), generator=generator)[:count] for _ in range(DRAWS)]
         with torch.no_grad():
-            images = torch.stack([painted(a, one, found.grid) for one in (named, *drawn)])
+            images = torch.stack([painted(a, one, grid) for one in (named, *drawn)])
             points, (other,) = model(images), model(b[None])
             scores = trained.manifold.paired_similarity(points.double(), other.double())
         lower += bool(scores[0] < scores[1:].mean())
-    grid = " x ".join(map(str, found.grid))
     backbone = getattr(trained.recipe.backbone, "model", trained.recipe.backbone.name)
-    row = [backbone, grid, f"{pairs}", f"{lower / pairs:.3f}", f"{worst:.0e}"]
+    row = [backbone, f"{grid[0]} x {grid[1]}", f"{pairs}", f"{lower / pairs:.3f}", f"{worst:.0e}"]
     write_report("why", __doc__, ["backbone", "patches", "pairs", "lower", "sum"], [row])
 
 
