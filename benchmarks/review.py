@@ -31,8 +31,8 @@ SESSIONS, DIVISIONS, ENROLLED, LEAST, SHARES = int(os.environ.get("SESSIONS", "1
 
 def part(points: PointsInMemory, rows: np.ndarray) -> PointsInMemory:
     """Return some rows of points."""
-    labels = [points.labels[row] for row in rows.tolist()]
-    names = [points.paths[row] for row in rows.tolist()]
+    labels = [points.labels[int(row)] for row in rows]
+    names = [points.paths[int(row)] for row in rows]
     return PointsInMemory(points.source, points.manifold, points.points[rows], names, labels)
 
 
@@ -73,7 +73,8 @@ def main() -> None:
                 sessions = [session(*divided[seed % DIVISIONS], seed, wrong, audit) for seed in range(count)]
                 answers.append(f"{median(one[1] for one in sessions):.0f}")
                 violations += [one[0] for one in sessions]
-        labels, share = (np.mean([measure(one[1]) for one in divided]) for measure in (len, lambda one: (~one).mean()))
+        labels = np.mean([len(right) for _, right in divided])
+        share = np.mean([(~right).mean() for _, right in divided])
         rows.append([name, f"{labels:.0f}", f"{share:.3f}", f"{np.mean(violations):.3f}", *answers])
     header = ["embeddings", "labels", "wrong", "violated", "1 %", "1 % random", "5 %", "5 % random"]
     write_report("review", __doc__, header, rows)
