@@ -32,6 +32,7 @@ from dmlkit.cli import (
     plot,
     protocol,
     recipes,
+    review,
     search,
     serve,
     start,
@@ -39,6 +40,7 @@ from dmlkit.cli import (
     study,
     train,
     verify,
+    why,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
@@ -108,8 +110,8 @@ app = typer.Typer(
 )
 for group in (  # in the order of the panels of --help
     *(start, data, train, evaluate, compare, calibrate, final),
-    *(embed, search, gallery, identify, verify, serve, duplicates, cluster, export),
-    *(inspect, plot),
+    *(embed, search, gallery, identify, verify, review, serve, duplicates, cluster, export),
+    *(inspect, why, plot),
     *(study, status, protocol, geometry),
     recipes,
 ):

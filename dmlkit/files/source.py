@@ -153,6 +153,17 @@ def require_addable(path: Path) -> None:
     require_path(path, "an image, a folder of images, or a table")
 
 
+def require_image(path: Path) -> None:
+    """Check that there is a file, which may be an image.
+
+    Raises:
+        UserError: nothing is there, or a folder.
+    """
+    require_path(path, "an image")
+    if path.is_dir():
+        raise UserError(f"{path}: this is a folder; expected an image")
+
+
 def require_run(path: Path) -> None:
     """Check that a folder is a run.
 

@@ -222,6 +222,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "protocol official": (("base.yaml -o new --repeats 1", "overrides device json"),),
     "protocol reality_check": (("base.yaml -o new --repeats 1 --set dataset.classes=16", "overrides device json"),),
     "report": (("study -o new.md", ""),),
+    "review": (("gallery photos -o new", "ask wrong=0.01,0.5 audit=0.1,1 run device"),),
     "schema": (("", ""),),
     "search": (
         ("run/embeddings/test run/embeddings/test", "k csv html json"),
@@ -246,6 +247,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("tuned photos/ant/0.png photos/bee/0.png", "json device checkpoint prior=0.1,0.9"),
         ("tuned --pairs pairs.csv", "json csv root"),
     ),
+    "why": (("tuned photos/ant/0.png photos/bee/0.png", "output=new.png top=1,30 json checkpoint device"),),
 }
 """Of every command words that make it work, and options that go with them: with values of their own where the usual
 ones do not fit, or one of several where they exclude each other."""

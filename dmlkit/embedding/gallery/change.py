@@ -22,7 +22,7 @@ from dmlkit.embedding.gallery.files import (
     recorded_files,
 )
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any, open_table, present
-from dmlkit.embedding.gallery.images import images_of
+from dmlkit.embedding.gallery.images import LabelledImage, images_of
 from dmlkit.embedding.gallery.incoming import Incoming, remove_interrupted
 from dmlkit.embedding.gallery.manifest import (
     INCOMING,
@@ -51,7 +51,7 @@ PATIENCE = 600  # seconds that a writer waits for another, which holds a gallery
 
 def add_images(
     path: Path,
-    images: Path,
+    images: Path | Sequence[LabelledImage],
     *,
     label: str | None = None,
     boxes: Boxes | None = None,
@@ -66,9 +66,9 @@ def add_images(
 
     Args:
         path: the gallery.
-        images: see `images_of`.
-        label: label of all images.
-        boxes: boxes of the images, each of which is added, see `images_at`.
+        images: see `images_of`; or images that were listed before.
+        label: label of all images, for a path.
+        boxes: boxes of the images, each of which is added, see `images_at`; for a path.
         run: folder of the gallery's run, if it has moved.
         model: the gallery's model, if it is loaded already, on ``device``.
         device: see `start_ranks`.
@@ -78,7 +78,7 @@ def add_images(
         UserError: there is no gallery or no image, or the run has another model.
     """
     GalleryFolder(path).check(["id"])  # a damaged id would let its picture in a second time
-    incoming = Incoming.of(images_of(images, label, boxes))
+    incoming = Incoming.of(images_of(images, label, boxes) if isinstance(images, Path) else list(images))
     place = incoming.place(path)
     with sole_writer(place, what="an addition of these images", patience=inf):
         gallery = GalleryFolder(path)  # now: another process may have added the same images meanwhile

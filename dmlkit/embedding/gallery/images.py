@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +86,16 @@ def images_of(source: Path, label: str | None, boxes: Boxes | None = None) -> li
         LabelledImage(os.path.abspath(path), name, images.box(row))  # noqa: PTH100 - Path.resolve would follow links
         for row, (path, name) in enumerate(zip(images.paths, names, strict=True))
     ]
+    check_images(found)
+    return found
+
+
+def check_images(found: Sequence[LabelledImage]) -> None:
+    """Check the names and labels of images to add.
+
+    Raises:
+        UserError: a name is not UTF-8, or a label is empty, not UTF-8 or `UNKNOWN`.
+    """
     raise_faults(unreadable_name(image.path) for image in found if not readable_name(image.path))
     for image in found:
         if image.label is not None and (
@@ -95,4 +105,3 @@ def images_of(source: Path, label: str | None, boxes: Boxes | None = None) -> li
                 f"{image.path}: {image.label!r} is not a valid label; expected UTF-8 text other than {UNKNOWN!r}, "
                 "which dmlkit identify uses for images of no class"
             )
-    return found

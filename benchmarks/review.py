@@ -1,0 +1,84 @@
+"""Reviews of labels: how often the bound on wrong labels is violated, and how many answers it needs.
+
+Ten images of three quarters of the labels form a gallery, which proposes labels for all other images; those with a
+probability of at least 0.6 are reviewed. A person who knows the labels answers until the bound says that at most 1 %
+(`1 %`) or 5 % (`5 %`) of all labels are wrong. Sessions differ by their random draws and by the division of the labels.
+
+- `labels`, `wrong`: mean number of proposals, and share of them that is wrong.
+- `violated`: share of the sessions in which the bound was ever below the number of wrong labels; at most 0.05 is said.
+- `1 %`, `5 %`: median number of answers; `random` if all questions are drawn uniformly.
+
+Run: python benchmarks/review.py EMBEDDINGS... These are labeled embeddings of classes that the model was not trained
+on, e.g. of dmlkit embed RUN --split test. SESSIONS=N changes the number of sessions, 1000 by default.
+"""
+
+import os
+import sys
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from report import write_report
+
+from dmlkit.embedding.points import PointsInMemory, in_memory
+from dmlkit.embedding.questions.identify import Identifier
+from dmlkit.embedding.questions.review import next_question
+from dmlkit.embedding.sources import open_points
+from dmlkit.metrics.audit import LabelAudit
+
+SESSIONS, DIVISIONS, ENROLLED, LEAST, SHARES = int(os.environ.get("SESSIONS", "1000")), 20, 10, 0.6, (0.01, 0.05)
+
+
+def part(points: PointsInMemory, rows: np.ndarray) -> PointsInMemory:
+    """Return some rows of points."""
+    labels = [points.labels[int(row)] for row in rows]
+    names = [points.paths[int(row)] for row in rows]
+    return PointsInMemory(points.source, points.manifold, points.points[rows], names, labels)
+
+
+def proposals(points: PointsInMemory, division: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the probabilities of proposed labels and whether they are right."""
+    random = np.random.default_rng(division)
+    names, codes = np.unique(np.array(points.labels), return_inverse=True)
+    known = random.permutation(len(names))[: 3 * len(names) // 4]
+    enrolled = np.concatenate([random.permutation(np.flatnonzero(codes == code))[:ENROLLED] for code in known])
+    asked = np.setdiff1d(np.arange(len(codes)), enrolled)
+    found = Identifier(part(points, enrolled)).answers(part(points, asked), [None] * len(asked))
+    chance = np.array([answer.probability or 0.0 for answer in found.answers])
+    right = np.array([answer.guess == points.labels[row] for answer, row in zip(found.answers, asked, strict=True)])
+    return chance[chance >= LEAST], right[chance >= LEAST]
+
+
+def session(chance: np.ndarray, right: np.ndarray, seed: int, wrong: float, audit: float) -> tuple[bool, int]:
+    """Return whether the bound was ever violated, and the number of answers until it reached a share."""
+    random, found, violated = np.random.default_rng(seed), LabelAudit(chance), False
+    for answers in range(1, len(chance) + 1):
+        question = next_question(found, found.left, wrong, audit, random)
+        found.add(question.row, is_wrong=not right[question.row], is_draw=question.is_draw)
+        bound = found.most_wrong()
+        violated |= int((~right & found.left).sum()) > bound
+        if bound <= int(wrong * len(chance)):
+            return violated, answers
+    return violated, len(chance)
+
+
+def main() -> None:
+    rows: list[list[str]] = []
+    for name in sys.argv[1:]:
+        points = in_memory(open_points(Path(name)))
+        divided = [proposals(points, division) for division in range(DIVISIONS)]
+        answers, violations = list[str](), list[bool]()
+        for wrong in SHARES:
+            for audit, count in ((0.25, SESSIONS), (1.0, SESSIONS // 4)):
+                sessions = [session(*divided[seed % DIVISIONS], seed, wrong, audit) for seed in range(count)]
+                answers.append(f"{median(one[1] for one in sessions):.0f}")
+                violations += [one[0] for one in sessions]
+        labels = np.mean([len(right) for _, right in divided])
+        share = np.mean([(~right).mean() for _, right in divided])
+        rows.append([name, f"{labels:.0f}", f"{share:.3f}", f"{np.mean(violations):.3f}", *answers])
+    header = ["embeddings", "labels", "wrong", "violated", "1 %", "1 % random", "5 %", "5 % random"]
+    write_report("review", __doc__, header, rows)
+
+
+if __name__ == "__main__":
+    main()

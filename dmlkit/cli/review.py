@@ -1,0 +1,100 @@
+"""``dmlkit review``: check the labels that a gallery gives, with a bound on how many are wrong."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmlkit.cli.options import USE, Debug, Device, Plugins, QueryPath, QueryRun, SourcePath, examples
+from dmlkit.errors import UserError
+from dmlkit.files.source import kind_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dmlkit.embedding.questions.review import Review
+
+app = typer.Typer()
+
+
+@app.command(
+    rich_help_panel=USE,
+    epilog=examples(
+        "dmlkit review galleries/birds inbox -o reviews/june",
+        "dmlkit review galleries/birds inbox -o reviews/june --add",
+    ),
+)
+def review(
+    gallery: SourcePath,
+    images: QueryPath,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Folder of the review; a new one begins.", show_default=False
+        ),
+    ],
+    ask: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of questions to ask next.")] = 20,
+    wrong: Annotated[float, typer.Option(min=0, max=1, metavar="SHARE", help="Share of wrong labels to reach.")] = 0.01,
+    audit: Annotated[
+        float,
+        typer.Option(min=0.01, max=1, metavar="SHARE", help="Share of the questions that are drawn at random."),
+    ] = 0.25,
+    add: Annotated[
+        bool, typer.Option("--add", help="Add the images with their labels to the gallery, as a new version.")
+    ] = False,
+    run: QueryRun = None,
+    device: Device = "auto",
+    plugins: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Check the labels that identify gives to images, and print how many of them may be wrong.
+
+    It writes questions.csv. Write same, another label or ? (cannot tell) into its column answer, and run the same
+    command again: it reads the answers and asks the next questions. Stop whenever you like. labels.csv has all labels.
+    """
+    from rich.console import Console
+
+    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.progress import bars
+    from dmlkit.embedding.questions.review import LABELS
+    from dmlkit.embedding.questions.review import review as review_labels
+
+    if add and kind_of(gallery) != "gallery":
+        raise UserError(f"--add: applies to a gallery; {gallery} is something else; remove --add")
+    console = Console()
+    found = review_labels(
+        gallery, images, output, ask=ask, wrong=wrong, audit=audit, run=run, device=device, bar=bars(console)
+    )
+    print_review(found, output, console)
+    if add:
+        import os
+
+        from dmlkit.embedding.gallery.change import add_images
+        from dmlkit.embedding.gallery.images import LabelledImage
+
+        labeled = [LabelledImage(os.path.abspath(path), label) for path, label in found.labeled()]  # noqa: PTH100 - links
+        added = add_images(gallery, labeled, run=run, device=device, bar=bars(console))
+        say(console, f"{counted(added.added, 'image', 'images')} added to {gallery}; dmlkit gallery restore undoes it")
+        return
+    say(console, f"all labels: {output / LABELS}; --add adds them to {gallery}")
+
+
+def print_review(found: "Review", folder: Path, console: "Console") -> None:
+    """Print how many labels may be wrong, and what to do next."""
+    from dmlkit.cli.console import counted, say
+    from dmlkit.embedding.questions.review import QUESTIONS
+
+    told = found.statement()
+    share = told.most_wrong / told.labels
+    say(
+        console,
+        f"of {counted(told.labels, 'label', 'labels')} at most {told.most_wrong} ({share:.1%}) are wrong, with "
+        f"{1 - found.error:.0%} confidence at any time you stop",
+        style="bold",
+    )
+    say(console, f"{told.checked} checked, {told.corrected} corrected; {found.unknown} images are unknown")
+    if told.most_wrong > found.wrong * told.labels:
+        more = "checking all of them" if told.more_answers is None else f"about {told.more_answers} more audited labels"
+        say(console, f"{more} would make it {found.wrong:.1%}")
+    if found.asked:
+        say(console, f"next: answer {len(found.asked)} questions in {folder / QUESTIONS}, and run this command again")

@@ -1,0 +1,93 @@
+"""``dmlkit why``: which patches of two images make them similar."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmlkit.cli.options import LOOK, Checkpoint, Debug, Device, Json, Plugins, RunPath, checked, examples
+from dmlkit.files.source import require_image
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dmlkit.embedding.questions.why import Explanation
+
+app = typer.Typer()
+
+
+@app.command(rich_help_panel=LOOK, epilog=examples("dmlkit why runs/demo a.jpg b.jpg -o why.png"))
+def why(
+    run: RunPath,
+    a: Annotated[Path, typer.Argument(metavar="A", help="Image.", callback=checked(require_image), show_default=False)],
+    b: Annotated[
+        Path,
+        typer.Argument(
+            metavar="B", help="Image to compare it with.", callback=checked(require_image), show_default=False
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Picture to draw: .png, .svg or .pdf.", show_default=False),
+    ] = None,
+    top: Annotated[
+        int, typer.Option(min=1, metavar="COUNT", help="Number of pairs of patches to print and to join by lines.")
+    ] = 8,
+    checkpoint: Checkpoint = None,
+    json: Json = False,
+    device: Device = "auto",
+    plugins: Plugins = None,
+    debug: Debug = False,
+) -> None:
+    """Print which patches of two images match, and what each pair contributes to their similarity."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import say, say_json
+    from dmlkit.distributed.launch import start_ranks
+    from dmlkit.embedding.questions.why import explain
+    from dmlkit.evaluation.plots.why import plot_explanation
+    from dmlkit.files.pictures import check_picture
+
+    if output is not None:
+        check_picture(output)
+    console = Console(stderr=json)
+    found, images = explain(run, a, b, checkpoint=checkpoint, fabric=start_ranks(device))
+    if output is not None:
+        plot_explanation(found, images, output, lines=top)
+    if json:
+        say_json(found.stamped())
+    else:
+        print_explanation(found, top, console)
+    if output is not None:
+        say(console, f"written to {output}")
+
+
+def print_explanation(found: "Explanation", top: int, console: "Console") -> None:
+    """Print the similarity and the pairs of patches that contribute most."""
+    from dmlkit.cli.console import percent, print_table, say
+
+    name, (rows, columns) = found.similarity.replace("_", " "), found.grid
+    verdict = ""
+    if found.threshold is not None:
+        verdict = (
+            f", threshold {found.threshold:.6g}: {'same class' if found.score >= found.threshold else 'different'}"
+        )
+    say(console, f"{name} {found.score:.6g}{verdict}", style="bold")
+    table = [["contribution", "row, column in A", "row, column in B"]]
+    for pair in found.strongest(top):
+        ends = (f"{one.row + 1}, {one.column + 1}" for one in (pair.a, pair.b))
+        table.append([f"{pair.contribution:.4f}", *ends])
+    print_table(table, console, f"patches of a grid of {rows} x {columns}")
+    total = sum(map(sum, found.contributions))
+    pairs = f"{(rows * columns) ** 2:,} pairs of patches"
+    if found.is_sum:
+        say(console, f"the contributions of all {pairs} sum to the {name}")
+    else:
+        say(
+            console,
+            f"the contributions of all {pairs} sum to {total:.4g}: they are the gradient of the {name} along the "
+            "inner product; the rest depends on the lengths of both vectors",
+        )
+    spread = max(found.spread)
+    if spread >= 0.01:
+        say(console, f"note: {percent(spread)} of a vector are biases, which are spread evenly over the patches")

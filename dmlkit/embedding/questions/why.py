@@ -1,0 +1,275 @@
+"""Why two images are similar: what each pair of their patches contributes to the similarity."""
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from math import isqrt, prod
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import torch
+from pydantic import BaseModel, FiniteFloat
+from torch import Tensor, nn
+
+from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.embedding.images import ImageList
+from dmlkit.embedding.trained import load_model
+from dmlkit.errors import UserError
+from dmlkit.files.document import Document
+from dmlkit.loading.inputs import inputs_of
+from dmlkit.model import EmbeddingModel
+from dmlkit.pooling import Cls, Pooling
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.threshold import threshold_of
+
+MEAN_OFF = 1e-4  # relative: the features of a network that averages differ from the mean of its map by rounding
+AHEAD = 1e-6  # of the length: how far two parallel vectors are turned apart, since no direction is across them
+
+
+class Patch(BaseModel, frozen=True, extra="forbid"):
+    """A cell of the grid into which the network divides an image."""
+
+    row: int
+    column: int
+
+
+class PatchPair(BaseModel, frozen=True, extra="forbid"):
+    """A patch of the first image, one of the second, and what they contribute to the similarity."""
+
+    a: Patch
+    b: Patch
+    contribution: FiniteFloat
+
+
+class Explanation(Document, frozen=True):
+    """Result of ``dmlkit why``."""
+
+    kind: ClassVar[str] = "explanation of a similarity"
+
+    weights: str
+    """Fingerprint of the model."""
+    a: str
+    b: str
+    similarity: str
+    score: float
+    """Similarity of the images."""
+    threshold: float | None
+    """Threshold of the run from which on images count as the same class; null if it is not calibrated."""
+    grid: tuple[int, int]
+    """Rows and columns of patches of each image, as the model sees it: resized and cropped."""
+    contributions: tuple[tuple[FiniteFloat, ...], ...]
+    """By patch of the first image, row by row, and patch of the second."""
+    is_sum: bool
+    """Whether the contributions sum to the score; false for a distance, which also depends on lengths."""
+    spread: tuple[float, float]
+    """Per image, the length of what belongs to no patch (biases, normalization layers) relative to the whole vector;
+    it is spread evenly over the patches."""
+
+    def strongest(self, most: int) -> list[PatchPair]:
+        """Return the pairs of patches that contribute most, the first one the most."""
+        values, columns = torch.tensor(self.contributions, dtype=torch.float64), self.grid[1]
+        order = values.flatten().argsort(descending=True, stable=True)[:most]
+        found: list[PatchPair] = []
+        for position in order.tolist():
+            a, b = (Patch(row=one // columns, column=one % columns) for one in divmod(position, values.shape[1]))
+            found.append(PatchPair(a=a, b=b, contribution=float(values.flatten()[position])))
+        return found
+
+
+class Seen(NamedTuple):
+    """What a model sees of two images, and the explanation of their similarity."""
+
+    explanation: Explanation
+    images: Tensor  # (2, 3, S, S) uint8, resized and cropped
+
+
+def explain(
+    path: Path, a: Path, b: Path, *, checkpoint: CheckpointName | None = None, fabric: Ranks | None = None
+) -> Seen:
+    """Explain by their patches how similar two images are to the model of a run.
+
+    Args:
+        path: folder of the run.
+        a, b: the images.
+        checkpoint: the checkpoint; by default the best, or the last if there is no best.
+        fabric: the device.
+
+    Raises:
+        UserError: an image cannot be read, the model takes no images, or its features are not pooled from a map.
+    """
+    run, fabric = RunFolder(path), fabric or start_ranks("auto")
+    trained = load_model(run, fabric, checkpoint)
+    if not trained.samples.has_pixels:
+        raise UserError(f"{path}: this model takes {trained.samples.describe()}; expected a model of images")
+    inputs = inputs_of(ImageList([str(a), str(b)]), trained.recipe.transform, training=False)
+    shown: list[Tensor] = []
+    for index in range(2):
+        item = inputs[index, 0]
+        if not isinstance(item.input, Tensor):
+            raise UserError(item.fault)
+        shown.append(item.input)
+    images = torch.stack(shown)
+    found = pair_contributions(trained.model, *images.to(trained.device), source=str(path))
+    threshold = threshold_of(run, trained.fingerprint)
+    explanation = Explanation(
+        weights=trained.fingerprint,
+        a=str(a),
+        b=str(b),
+        similarity=trained.manifold.similarity_name,
+        score=found.score,
+        threshold=None if threshold is None else threshold.threshold,
+        grid=found.grid,
+        contributions=tuple(tuple(row) for row in found.values.tolist()),
+        is_sum=found.is_sum,
+        spread=found.spread,
+    )
+    return Seen(explanation, images)
+
+
+class Contributions(NamedTuple):
+    """What the pairs of patches of two images contribute to their similarity."""
+
+    values: Tensor  # (P, P) float64
+    grid: tuple[int, int]  # rows and columns; P is their product
+    score: float
+    is_sum: bool
+    spread: tuple[float, float]
+
+
+def pair_contributions(model: EmbeddingModel, a: Tensor, b: Tensor, *, source: str = "model") -> Contributions:
+    r"""Compute what each pair of patches contributes to the similarity of two images.
+
+    The vector z of an image, to which the manifold's map is applied, is a sum over patches p: the map of patch p enters
+    the pooling, and its part of z is the derivative along it. Average and maximum pooling, GeM and linear layers lose
+    nothing by this (Euler's theorem on homogeneous functions); biases and what normalization layers add is spread
+    evenly. The contribution of a pair of patches is
+
+    .. math:: c_{pq} = \frac{\partial s}{\partial \langle z, z' \rangle} \langle z_p, z'_q \rangle,
+
+    with the lengths of z and z' fixed. A cosine, also one of log maps, is the sum of all contributions. For a
+    distance, which depends on the lengths too, they are its gradient times the parts of the inner product. For heads
+    with a bias in hyperbolic space the derivative is an approximation.
+
+    Args:
+        model: the model, in evaluation mode.
+        a, b: images (3, S, S) uint8, on the device of the model.
+        source: name of the model in errors.
+
+    Raises:
+        UserError: the features are not pooled from a map.
+
+    Example:
+        >>> from dmlkit.backbones import SmallCNN
+        >>> from dmlkit.datasets.files.samples import samples_named
+        >>> from dmlkit.heads import Linear
+        >>> from dmlkit.manifolds import Sphere
+        >>> head = Linear(16, Sphere(8))
+        >>> model = EmbeddingModel(nn.Identity(), SmallCNN(width=4), head, samples_named("image").of(None)).eval()
+        >>> found = pair_contributions(model, torch.rand(3, 16, 16), torch.rand(3, 16, 16))
+        >>> found.values.shape, abs(float(found.values.sum()) - found.score) < 1e-5
+        (torch.Size([16, 16]), True)
+    """
+    first, second = (_parts(model, image, source) for image in (a, b))
+
+    def similarity(x: Tensor, y: Tensor) -> Tensor:
+        return model.manifold.paired_similarity(model.head.to_points(x[None]), model.head.to_points(y[None]))[0]
+
+    factor = _per_inner_product(similarity, first.whole, second.whole)
+    with torch.no_grad():
+        score = float(similarity(first.whole, second.whole))
+    values = factor * (first.parts @ second.parts.T)
+    is_sum = abs(float(values.sum()) - score) < 1e-4 * max(1.0, abs(score))
+    return Contributions(values.cpu(), first.grid, score, is_sum, (first.spread, second.spread))
+
+
+class _Parts(NamedTuple):
+    parts: Tensor  # (P, d) float64, which sum to the whole
+    whole: Tensor  # (d,) float64: the head's projection of an image
+    grid: tuple[int, int]
+    spread: float
+
+
+def _parts(model: EmbeddingModel, image: Tensor, source: str) -> _Parts:
+    """Divide the head's projection of an image (3, S, S) among the patches of its last map."""
+    maps, replaced = _last_map(model, image, source)
+    with replaced(maps.requires_grad_()):
+        outputs = model.head.project(model.backbone(model.normalization(image[None])))[0]
+    direction = torch.zeros_like(outputs, requires_grad=True)
+    (slope,) = torch.autograd.grad(outputs, maps, direction, create_graph=True)  # linear in the direction
+    patches = torch.eye(prod(maps.shape[2:]), dtype=maps.dtype, device=maps.device).unflatten(1, maps.shape[2:])
+    steps = (maps.detach() * patch for patch in patches)
+    parts = torch.stack([torch.autograd.grad(slope, direction, step, retain_graph=True)[0] for step in steps]).double()
+    whole = outputs.detach().double()
+    rest = whole - parts.sum(0)
+    spread = float(rest.norm() / whole.norm().clamp(min=torch.finfo(torch.float64).tiny))
+    rows, columns = maps.shape[2:]
+    if columns == 1 and isqrt(rows) ** 2 == rows:  # tokens of a transformer, in the order of a square grid
+        rows = columns = isqrt(rows)
+    return _Parts(parts + rest / len(parts), whole, (rows, columns), spread)
+
+
+def _last_map(
+    model: EmbeddingModel, image: Tensor, source: str
+) -> tuple[Tensor, Callable[[Tensor], AbstractContextManager[None]]]:
+    """Return the map (1, C, H, W) from which the features of an image are pooled, and a way to replace it."""
+    pooling = next((module for module in model.backbone.modules() if isinstance(module, Pooling)), None)
+    if isinstance(pooling, Cls):
+        raise UserError(
+            f"{source}: its features are the class token, which is not pooled from patches, so they have no parts; use "
+            "a model whose backbone.pooling is avg, gem or max"
+        )
+    seen: list[tuple[nn.Module, Tensor]] = []
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        found = inputs[0] if module is pooling else output
+        if isinstance(found, Tensor) and found.ndim == 4 and prod(found.shape[2:]) > 1:
+            seen.append((module, found))
+
+    watched = [pooling] if pooling is not None else list(model.backbone.modules())
+    handles = [module.register_forward_hook(keep) for module in watched]
+    try:
+        with torch.no_grad():
+            features = model.backbone(model.normalization(image[None]))
+    finally:
+        for handle in handles:
+            handle.remove()
+    for module, maps in reversed(seen):
+        means = maps.mean((2, 3))
+        is_mean = means.shape == features.shape and (means - features).norm() <= MEAN_OFF * features.norm()
+        if pooling is not None or is_mean:
+            return maps.detach().clone(), partial(_replaced, module, at_input=pooling is not None)
+    raise UserError(
+        f"{source}: its features are not a mean over the positions of a map, so they have no parts; train with "
+        "backbone.pooling: {name: avg}"
+    )
+
+
+@contextmanager
+def _replaced(module: nn.Module, maps: Tensor, *, at_input: bool) -> Generator[None]:
+    """Give a module another map, as its input or as its output."""
+
+    def other_inputs(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (maps, *inputs[1:])
+
+    def other_output(*_: object) -> Tensor:
+        return maps
+
+    handle = module.register_forward_pre_hook(other_inputs) if at_input else module.register_forward_hook(other_output)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _per_inner_product(similarity: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> float:
+    """Return the derivative of the similarity of vectors (d,) by their inner product, at fixed lengths."""
+    across = x - y * (x @ y) / (y @ y).clamp(min=torch.finfo(y.dtype).tiny)
+    if across.norm() <= AHEAD * x.norm():  # parallel: one of them is turned a little
+        turn = torch.zeros_like(x)
+        turn[int(y.abs().argmin())] = 1
+        turn = turn - y * (turn @ y) / (y @ y).clamp(min=torch.finfo(y.dtype).tiny)
+        x = x + AHEAD * x.norm() * turn / turn.norm()
+        across = x - y * (x @ y) / (y @ y)
+    y = y.requires_grad_()
+    (gradient,) = torch.autograd.grad(similarity(x, y), y)
+    return float((gradient @ across) / (across @ across))

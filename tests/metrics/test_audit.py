@@ -1,0 +1,108 @@
+"""The bound on wrong labels: its martingales by enumeration, a naive loop, and how often it is violated."""
+
+import itertools
+from math import prod
+
+import numpy as np
+import pytest
+
+from dmlkit.metrics.audit import RATES, LabelAudit
+
+PROBABILITIES = [0.9, 0.6, 0.95, 0.7, 0.8]
+STEPS = ("draw", "doubt", "draw", "draw")
+
+
+def naive_factor(rate: float, true: float, *, is_wrong: bool) -> float:
+    rate = min(rate, 0.5)
+    if rate >= true:
+        return 1.0
+    return rate / true if is_wrong else (1 - rate) / (1 - true)
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 3])
+def test_the_mean_over_all_orders_of_draws_is_at_most_one(wrong: int):
+    """Over every set of wrong labels and every result of the draws, with a doubtful label checked in between."""
+    total, weight = np.zeros(len(RATES)), 0.0
+    for faults in itertools.combinations(range(5), wrong):
+        for order in itertools.product(range(5), repeat=3):
+            audit, drawn, chance, products = LabelAudit(PROBABILITIES), iter(order), 1.0, np.ones(len(RATES))
+            for step in STEPS:
+                left = np.flatnonzero(audit.left)
+                if step == "doubt":
+                    row = min(left.tolist(), key=lambda row: PROBABILITIES[row])
+                else:
+                    row = next(drawn)
+                    if row not in left:
+                        chance = 0.0
+                        break
+                    chance /= len(left)
+                    expected = 1 - np.mean([PROBABILITIES[one] for one in left])
+                    true = (wrong - audit.found) / len(left)
+                    products *= [naive_factor(rate * expected, true, is_wrong=row in faults) for rate in RATES]
+                audit.add(row, is_wrong=row in faults, is_draw=step == "draw")
+            if chance:
+                found = np.exp(audit._logs[:, wrong])  # pyright: ignore[reportPrivateUsage]
+                np.testing.assert_allclose(found, products, rtol=1e-9)
+                total, weight = total + chance * found, weight + chance
+    assert weight == pytest.approx(len(list(itertools.combinations(range(5), wrong))))
+    mean = total / weight  # below 1 if all the labels that are left may be wrong: then a right one has no chance
+    assert (mean <= 1 + 1e-9).all() and (wrong > 1 or mean.min() == pytest.approx(1.0))
+
+
+def test_draws_without_a_wrong_label_against_a_loop():
+    audit = LabelAudit([0.99] * 200, error=0.1)
+    for row in range(120):
+        audit.add(row, is_wrong=False, is_draw=True)
+
+    def evidence(total: int) -> float:
+        factors = [
+            prod(naive_factor(rate * 0.01, min(total / (200 - t), 1 - 1e-12), is_wrong=False) for t in range(120))
+            for rate in RATES
+        ]
+        return sum(factors) / len(factors)
+
+    possible = [total for total in range(81) if evidence(total) < 10]
+    assert audit.most_wrong() == max(possible) and 0 < max(possible) < 20
+
+
+def test_all_labels_checked_leave_none_wrong():
+    audit = LabelAudit([0.5] * 4)
+    for row, wrong in enumerate((True, False, True, False)):
+        assert audit.most_wrong() <= 4 - row
+        audit.add(row, is_wrong=wrong, is_draw=row % 2 == 0)
+    assert (audit.most_wrong(), audit.found, audit.draws_until(0)) == (0, 2, 0)
+    with pytest.raises(ValueError, match="label 1 was checked already"):
+        audit.add(1, is_wrong=False, is_draw=True)
+
+
+@pytest.mark.parametrize(("probabilities", "error"), [([], 0.05), ([1.2], 0.05), ([0.5], 0.0), ([0.5], 1.0)])
+def test_labels_and_error_out_of_range(probabilities: list[float], error: float):
+    with pytest.raises(ValueError, match="LabelAudit: expected"):
+        LabelAudit(probabilities, error)
+
+
+def test_the_bound_is_violated_in_few_sessions():
+    """With an error of 0.2, so that 150 sessions tell; probabilities that are far too high must not matter."""
+    random, violated = np.random.default_rng(0), 0
+    for _ in range(150):
+        right = random.random(60) < 0.85
+        audit, is_violated = LabelAudit(0.95 + 0.04 * right, error=0.2), False
+        while audit.left.any():
+            left = np.flatnonzero(audit.left)
+            is_draw = bool(random.random() < 0.7)
+            row = int(random.choice(left)) if is_draw else int(left[0])
+            audit.add(row, is_wrong=not right[row], is_draw=is_draw)
+            is_violated |= int((~right & audit.left).sum()) > audit.most_wrong()
+        violated += is_violated
+    assert violated / 150 < 0.2 + 2 * (0.2 * 0.8 / 150) ** 0.5
+
+
+def test_as_many_more_draws_as_estimated_lower_the_bound():
+    audit = LabelAudit([0.99] * 400)
+    for row in range(40):
+        audit.add(row, is_wrong=False, is_draw=True)
+    more = audit.draws_until(8)
+    assert more is not None and audit.most_wrong() > 8
+    for row in range(40, 40 + more):
+        audit.add(row, is_wrong=False, is_draw=True)
+    assert audit.most_wrong() <= 8 and audit.draws_until(8) == 0
