@@ -222,7 +222,7 @@ def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
     np.save(tmp_path / "x.npy", np.eye(4, dtype=np.float32))
     np.save(tmp_path / "y.npy", np.array([0, 0, 1, 1]))
     arrays = ("--embeddings", tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
-    options = (["--split", "train"], ["--checkpoint", "last"], ["--dataset-root", "nowhere"], ["--set", "nonsense"])
+    options = (["--split", "train"], ["--checkpoint", "last"], ["--dataset-root", tmp_path], ["--set", "nonsense"])
     for option in (*options, ["--device", "cuda"]):
         refused(dmlkit("eval", tmp_path / "e", *option), option[0], "applies to a run", "is a folder of embeddings")
         refused(dmlkit("eval", *arrays, *option), option[0], "does not apply to arrays")

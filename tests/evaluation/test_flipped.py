@@ -11,6 +11,7 @@ from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.evaluation.evaluate import score_split
 from dmlkit.evaluation.flipped import with_mirror_images
 from dmlkit.loading.cache import images_of_split
+from dmlkit.metrics.base import Points
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
@@ -26,7 +27,8 @@ def test_the_mean_of_an_image_and_its_mirror_image(manifold: str):
     ranks = start_ranks("cpu")
     own = embed_dataset(ranks, model, dataset, recipe.transform, workers=0)
     other = with_mirror_images(ranks, model, dataset, recipe, own)
-    found = score_split(ranks, own, dataset, model.manifold, recipe, split="test", other=other)
+    points = Points(other.points, other.labels, model.manifold)
+    found = score_split(ranks, own, dataset, model.manifold, recipe, split="test", other=points)
     pixels = torch.stack([dataset.sample(row) for row in range(len(dataset))])
     with torch.no_grad():
         both = [model.manifold.to_features(model(images)) for images in (pixels, pixels.flip(3))]

@@ -182,6 +182,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run/embeddings/test --format tensorboard", "output=new"),
         ("run/embeddings/test --format lancedb -o new", "table overwrite"),
         ("run --format safetensors", "output=new.safetensors checkpoint overrides=dataset.seed=3"),
+        ("run --format onnx", "output=new.onnx takes=images,squares dims=2,4"),
     ),
     "final": (
         ("run", "output overrides=dataset.seed=3 device"),
@@ -222,7 +223,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "protocol official": (("base.yaml -o new --repeats 1", "overrides device json"),),
     "protocol reality_check": (("base.yaml -o new --repeats 1 --set dataset.classes=16", "overrides device json"),),
     "report": (("study -o new.md", ""),),
-    "review": (("gallery photos -o new", "ask wrong=0.01,0.5 audit=0.1,1 run device"),),
+    "review": (("gallery photos -o new", "ask wrong=0.01,0.5 audit=0.1,1 add run device"),),
     "schema": (("", ""),),
     "search": (
         ("run/embeddings/test run/embeddings/test", "k csv html json"),

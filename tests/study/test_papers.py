@@ -152,7 +152,7 @@ def test_a_page_says_first_on_which_statements_the_figures_disagree(
 
 def test_the_studies_of_the_papers_are_judged_by_both_figures():
     """By SciPy, of a study without added seeds with stored verdicts by map@r alone; and of one where they disagree."""
-    folder = ROOT / "docs" / "studies" / "glyphs_claims"
+    folder = ROOT / "docs" / "studies" / "photos_full_claims"
     stored, results = StudyResults.read(folder / "results.json"), read_results(folder)
     assert {one.metric for one in stored.verdicts} == {"map@r"} and len(results.verdicts) == 2 * len(stored.verdicts)
     for one in results.verdicts:

@@ -172,7 +172,7 @@ def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit:
         refused(dmlkit("gallery", "index", path, "--recall", recall), f"--recall {recall}: expected a share")
     refused(dmlkit("gallery", "index", tmp_path, "--recall", "0.5"), "no gallery here")
     index_gallery(path, "ivf_hnsw_sq", 0.5)
-    without = {"contents": {}, "files": {}, "stamps": {}}
+    without = {"contents": {}, "files": {}, "stamps": {}, "state": None}
     kept = GalleryManifest.read(path / "gallery.json").model_copy(update=without)
     monkeypatch.setattr(building, "_further", lambda *_: iter(()))
     monkeypatch.setattr(building, "FIRST_PROBES", 1)
