@@ -17,7 +17,7 @@ from tests.conftest import END, ROOT
 from tests.distributed.tiny_runs import RECIPE, TUNED, train_all
 from tests.processes import command_line, start_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.xdist_group("ranks")]
+pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 

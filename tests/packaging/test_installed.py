@@ -12,7 +12,7 @@ from typer.main import get_command
 from dmlkit.cli.app import app
 from tests.conftest import TINY_RECIPE
 
-pytestmark = [pytest.mark.heavy, pytest.mark.xdist_group("packaging")]
+pytestmark = pytest.mark.heavy
 SMALL = ["--set", "training.epochs=1", "--set", "dataset.images_per_class=6", "--set", "dataset.classes=40"]
 DEVELOPMENT = ("pytest", "cvxpylayers", "ot", "timm", "onnx", "lancedb", "ray", "mkdocs", "hypothesis")
 
