@@ -36,14 +36,14 @@ demo: $(FOR_DEMO)  ## Install what the demo needs, then train, evaluate, embed a
 	@echo 'Next: put your own images into one folder per class and run'
 	@echo '  .venv/bin/dmlkit train recipes/glyphs/proxy_anchor.yaml -o runs/mine --set "dataset={name: folder, root: PATH}"'
 
-# Stealing tests leaves no long file for the end; the tests of a file share their fixtures until the last of them.
-RUN_TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal --durations 20
+# Stealing tests leaves no long file for the end; the heaviest files are kept whole, since their tests share wheels and runs.
+RUN_TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --durations 20
 
 test: setup  ## Run all tests except the heaviest: 6 to 8 minutes on 2 cores
-	$(RUN_TESTS) -m 'not heavy'
+	$(RUN_TESTS) --dist worksteal -m 'not heavy'
 
 test-heavy: setup  ## Run the heaviest tests (clusters, ranks, installed wheels and plug-ins, kills, compilers, fuzzing, whole pages): 8 to 11 minutes on 2 cores
-	$(RUN_TESTS) -m heavy
+	$(RUN_TESTS) --dist loadfile -m heavy
 
 test-gpu: setup  ## Run the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m cuda
