@@ -8,8 +8,11 @@ probability of at least 0.6 are reviewed. A person who knows the labels answers 
 - `violated`: share of the sessions in which the bound was ever below the number of wrong labels; at most 0.05 is said.
 - `1 %`, `5 %`: median number of answers; `random` if all questions are drawn uniformly.
 
-Run: python benchmarks/review.py EMBEDDINGS... These are labeled embeddings of classes that the model was not trained
-on, e.g. of dmlkit embed RUN --split test. SESSIONS=N changes the number of sessions, 1000 by default.
+Run: dmlkit train start/frozen_lite0 -o runs/grocery --set dataset.root=PHOTOS --set transform.size=160
+dmlkit train glyphs/proxy_anchor -o runs/glyphs --set dataset.images_per_class=24
+dmlkit embed RUN --split test, for each; python benchmarks/review.py runs/grocery/embeddings/test
+runs/glyphs/embeddings/test. PHOTOS are those of the Grocery Store data set, one folder per product. SESSIONS=N changes
+the number of sessions, 1000 by default; a quarter as many draw all questions.
 """
 
 import os
@@ -75,8 +78,8 @@ def main() -> None:
                 violations += [one[0] for one in sessions]
         labels = np.mean([len(right) for _, right in divided])
         share = np.mean([(~right).mean() for _, right in divided])
-        rows.append([name, f"{labels:.0f}", f"{share:.3f}", f"{np.mean(violations):.3f}", *answers])
-    header = ["embeddings", "labels", "wrong", "violated", "1 %", "1 % random", "5 %", "5 % random"]
+        rows.append([name, f"{SESSIONS}", f"{labels:.0f}", f"{share:.3f}", f"{np.mean(violations):.3f}", *answers])
+    header = ["embeddings", "sessions", "labels", "wrong", "violated", "1 %", "1 % random", "5 %", "5 % random"]
     write_report("review", __doc__, header, rows)
 
 

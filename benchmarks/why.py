@@ -5,7 +5,8 @@ painted over with the mean color of the image, and in turn as many patches drawn
 column `lower` is the share of pairs for which the named patches lower the similarity more. `sum` is the largest
 difference between a similarity and the sum of its contributions.
 
-Run: python benchmarks/why.py RUN [PAIRS]
+Run: dmlkit train start/frozen_lite0 -o runs/grocery --set dataset.root=PHOTOS --set transform.size=160
+python benchmarks/why.py runs/grocery. PHOTOS are those of the Grocery Store data set, one folder per product.
 """
 
 import sys
@@ -33,7 +34,8 @@ def painted(image: torch.Tensor, patches: torch.Tensor, grid: tuple[int, int]) -
 
 
 def main() -> None:
-    path, pairs = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 200
+    (name,) = sys.argv[1:]
+    path, pairs = Path(name), 200
     run = RunFolder(path)
     trained = load_model(run, start_ranks("cpu"))
     dataset = images_of_split(trained.recipe.dataset, "test")

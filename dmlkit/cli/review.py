@@ -67,13 +67,9 @@ def review(
     )
     print_review(found, output, console)
     if add:
-        import os
-
         from dmlkit.embedding.gallery.change import add_images
-        from dmlkit.embedding.gallery.images import LabelledImage
 
-        labeled = [LabelledImage(os.path.abspath(path), label) for path, label in found.labeled()]  # noqa: PTH100 - links
-        added = add_images(gallery, labeled, run=run, device=device, bar=bars(console))
+        added = add_images(gallery, found.to_add(), run=run, device=device, bar=bars(console))
         say(console, f"{counted(added.added, 'image', 'images')} added to {gallery}; dmlkit gallery restore undoes it")
         return
     say(console, f"all labels: {output / LABELS}; --add adds them to {gallery}")
@@ -84,17 +80,18 @@ def print_review(found: "Review", folder: Path, console: "Console") -> None:
     from dmlkit.cli.console import counted, say
     from dmlkit.embedding.questions.review import QUESTIONS
 
-    told = found.statement()
-    share = told.most_wrong / told.labels
+    now = found.statement()
+    share = now.most_wrong / now.labels
     say(
         console,
-        f"of {counted(told.labels, 'label', 'labels')} at most {told.most_wrong} ({share:.1%}) are wrong, with "
-        f"{1 - found.error:.0%} confidence at any time you stop",
+        f"of {counted(now.labels, 'label', 'labels')} at most {now.most_wrong} ({share:.1%}) are wrong, with "
+        f"{1 - found.error:.0%} confidence, whenever you stop",
         style="bold",
     )
-    say(console, f"{told.checked} checked, {told.corrected} corrected; {found.unknown} images are unknown")
-    if told.most_wrong > found.wrong * told.labels:
-        more = "checking all of them" if told.more_answers is None else f"about {told.more_answers} more audited labels"
-        say(console, f"{more} would make it {found.wrong:.1%}")
+    unknown = counted(found.unknown, "image is", "images are")
+    say(console, f"{now.checked} checked, {now.corrected} of them wrong; {unknown} unknown")
+    if now.most_wrong > found.wrong * now.labels:
+        say(console, f"about {now.more_draws} more answers on labels drawn at random would make it {found.wrong:.1%}")
     if found.asked:
-        say(console, f"next: answer {len(found.asked)} questions in {folder / QUESTIONS}, and run this command again")
+        questions = counted(len(found.asked), "question", "questions")
+        say(console, f"next: answer {questions} in {folder / QUESTIONS}, and run this command again")

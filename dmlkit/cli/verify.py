@@ -7,7 +7,7 @@ import typer
 
 from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, WithRun, examples
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_path
+from dmlkit.files.source import require_image, require_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,7 +112,7 @@ def check_given(names: list[Path], pairs: Path | None, root: Path | None) -> Non
     if root is not None and pairs is None:
         raise UserError("verify: --root applies only to --pairs FILE; remove --root")
     for name in names:
-        require_path(name, "an image")
+        require_image(name)
     if pairs is not None:
         require_path(pairs, "a .csv or .txt file of pairs")
 

@@ -45,7 +45,6 @@ class LabelAudit:
         self.error = error
         self.left = np.ones(len(self.probabilities), dtype=bool)  # labels that were not checked
         self.found = 0  # wrong labels among those that were checked
-        self.draws = self.drawn_wrong = 0
         self._totals = np.arange(len(self.left) + 1, dtype=np.float64)  # M
         self._logs: Logs = np.zeros((len(RATES), len(self._totals)))  # of the martingale of each rate, by total
 
@@ -69,56 +68,47 @@ class LabelAudit:
             raise ValueError(f"LabelAudit: label {row} was checked already")
         left = int(self.left.sum())
         if is_draw:
-            self._logs = self._logs + self._bets(np.array([is_wrong]), self.found, left, self.expected)[0]
-            self.draws, self.drawn_wrong = self.draws + 1, self.drawn_wrong + is_wrong
+            self._logs = self._logs + self._bets(left, is_wrong=is_wrong)
         self.left[row] = False
         self.found += is_wrong
 
     def most_wrong(self) -> int:
         """Return the largest number of wrong labels among those that were not checked, with confidence 1 - error."""
-        return self._bound(self._logs, self.found, int(self.left.sum()))
-
-    def draws_until(self, most: int) -> int | None:
-        """Estimate how many more draws lower the bound to a number, if as many of them are wrong as so far.
-
-        Args:
-            most: the largest number of wrong labels among those that are not checked.
-
-        Returns:
-            The number of draws, to half a percent of the labels; None if only checking all labels is enough.
-        """
-        if self.most_wrong() <= most:
-            return 0
-        left = int(self.left.sum())
-        rate = self.drawn_wrong / self.draws if self.draws else 0.0
-        logs, found, expected = self._logs, self.found, self.expected
-        step = max(1, left // 200)
-        for draws in range(0, left, step):
-            if self._bound(logs, found, left - draws) <= most:
-                return draws
-            wrong = round(rate * (draws + step)) - round(rate * draws)
-            answers = np.arange(min(step, left - draws)) < wrong
-            logs = logs + self._bets(answers, found, left - draws, expected).sum(0)
-            found += wrong
-        return None
-
-    def _bets(self, wrong: NDArray[np.bool_], found: int, left: int, expected: float) -> Logs:
-        """Return the logarithms of the factors of consecutive draws: (draws, rates, totals)."""
-        before = np.concatenate([[0], np.cumsum(wrong)[:-1]])
-        true = (self._totals - found - before[:, None]) / (left - np.arange(len(wrong)))[:, None]  # m
-        true = np.clip(true, 0, 1)[:, None, :]
-        bet = np.clip(np.array(RATES) * expected, 1e-6, 0.5)[None, :, None]  # q
-        with np.errstate(divide="ignore"):
-            ratio = np.where(wrong[:, None, None], np.log(bet) - np.log(true), np.log1p(-bet) - np.log1p(-true))
-        # a draw that the total does not allow refutes it, whatever the bet
-        impossible = np.where(wrong[:, None, None], true == 0, true == 1)
-        return np.where(impossible, np.inf, np.where(bet < true, ratio, 0.0))
+        is_possible = (self._totals >= self.found) & (self._totals <= self.found + self.left.sum())
+        kept = is_possible & (self.evidence() < -np.log(self.error))
+        return int(np.flatnonzero(kept)[-1]) - self.found if kept.any() else 0
 
     def evidence(self) -> Logs:
         """Return the logarithm of the martingale against each total number of wrong labels: (N + 1,)."""
         return np.logaddexp.reduce(self._logs, axis=0) - np.log(len(RATES))
 
-    def _bound(self, logs: Logs, found: int, left: int) -> int:
-        evidence = np.logaddexp.reduce(logs, axis=0) - np.log(len(RATES))
-        kept = (self._totals >= found) & (self._totals <= found + left) & (evidence < -np.log(self.error))
-        return int(np.flatnonzero(kept)[-1]) - found if kept.any() else 0
+    def draws_until(self, most: int, expected: Logs, left: Logs) -> Logs:
+        """Estimate how many draws bound the wrong labels, if some labels that look doubtful are checked before.
+
+        A draw adds the relative entropy of the expected and the largest share of wrong labels to the logarithm of the
+        evidence against one wrong label too many.
+
+        Args:
+            most: largest number of wrong labels among those that are not checked.
+            expected: (K,) number of wrong labels that are left before the first draw; the first one is that of now.
+            left: (K,) number of labels that are left then.
+
+        Returns:
+            (K,) numbers of draws; all that are left if draws alone are not enough, 0 for at most ``most`` labels.
+        """
+        rate, allowed = np.clip(expected / left, 1e-9, 1 - 1e-9), np.clip((most + 1) / left, 0, 1 - 1e-9)
+        gain = rate * np.log(rate / allowed) + (1 - rate) * np.log((1 - rate) / (1 - allowed))
+        totals = np.clip(self.found + (expected[0] - expected).round() + most + 1, 0, len(self.left)).astype(int)
+        best = self._logs[:, totals].max(axis=0) - np.log(len(RATES))  # one rate in the end has most of the mean
+        missing = np.clip(-np.log(self.error) - best, 0, None)
+        draws = np.where(rate < allowed, left * -np.expm1(-missing / (gain.clip(1e-12) * left)), left)
+        return np.where(left <= most, 0, draws)
+
+    def _bets(self, left: int, *, is_wrong: bool) -> Logs:
+        """Return the logarithms of the factors of a draw: (rates, totals)."""
+        true = np.clip((self._totals - self.found) / left, 0, 1)  # m
+        bet = np.clip(np.array(RATES) * self.expected, 1e-6, 0.5)[:, None]  # q
+        with np.errstate(divide="ignore"):
+            ratio = np.log(bet) - np.log(true) if is_wrong else np.log1p(-bet) - np.log1p(-true)
+        # a draw that the total does not allow refutes it, whatever the bet
+        return np.where(true == (not is_wrong), np.inf, np.where(bet < true, ratio, 0.0))

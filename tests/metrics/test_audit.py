@@ -70,7 +70,7 @@ def test_all_labels_checked_leave_none_wrong():
     for row, wrong in enumerate((True, False, True, False)):
         assert audit.most_wrong() <= 4 - row
         audit.add(row, is_wrong=wrong, is_draw=row % 2 == 0)
-    assert (audit.most_wrong(), audit.found, audit.draws_until(0)) == (0, 2, 0)
+    assert (audit.most_wrong(), audit.found) == (0, 2)
     with pytest.raises(ValueError, match="label 1 was checked already"):
         audit.add(1, is_wrong=False, is_draw=True)
 
@@ -97,12 +97,14 @@ def test_the_bound_is_violated_in_few_sessions():
     assert violated / 150 < 0.2 + 2 * (0.2 * 0.8 / 150) ** 0.5
 
 
-def test_as_many_more_draws_as_estimated_lower_the_bound():
-    audit = LabelAudit([0.99] * 400)
+def test_as_many_more_draws_as_estimated_lower_the_bound_and_few_of_them_are_needless():
+    audit, reached = LabelAudit([0.99] * 400), 0
     for row in range(40):
         audit.add(row, is_wrong=False, is_draw=True)
-    more = audit.draws_until(8)
-    assert more is not None and audit.most_wrong() > 8
-    for row in range(40, 40 + more):
-        audit.add(row, is_wrong=False, is_draw=True)
-    assert audit.most_wrong() <= 8 and audit.draws_until(8) == 0
+    (more,) = audit.draws_until(8, np.zeros(1), np.array([360.0])).tolist()
+    while audit.most_wrong() > 8:
+        audit.add(40 + reached, is_wrong=False, is_draw=True)
+        reached += 1
+    assert 50 < reached <= more <= 1.25 * reached
+    left = np.array([360.0, 9.0, 8.0])
+    assert audit.draws_until(8, np.array([200.0, 9.0, 0.0]), left).tolist() == [360.0, 9.0, 0.0]  # too many wrong, none

@@ -1,7 +1,10 @@
 """Labels that a person checks: proposals for images, questions, answers, and how many labels may be wrong."""
 
 import csv
+import os
+from collections.abc import Mapping
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -13,7 +16,7 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.identify import identify
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
-from dmlkit.files.escape import excerpt
+from dmlkit.files.escape import excerpt, spreadsheet
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place, write_table
 from dmlkit.metrics.audit import LabelAudit
@@ -59,8 +62,8 @@ class Statement(NamedTuple):
     corrected: int
     most_wrong: int
     """Largest number of wrong labels, with confidence 1 - error at any time."""
-    more_answers: int | None
-    """Estimated number of further answers until the wrong labels are as few as wanted; None if all must be checked."""
+    more_draws: int
+    """Estimated number of draws until the wrong labels are as few as wanted; at most all that were not checked."""
 
 
 class Review(Document, frozen=True):
@@ -92,6 +95,10 @@ class Review(Document, frozen=True):
         labels = ((one.path, self.labels.get(row, one.label)) for row, one in enumerate(self.proposals))
         return [(path, label) for path, label in labels if label is not None]
 
+    def to_add(self) -> list[LabelledImage]:
+        """Return the same images for a gallery."""
+        return [LabelledImage(os.path.abspath(path), label) for path, label in self.labeled()]  # noqa: PTH100 - links
+
     def evidence(self) -> LabelAudit:
         """Return the bound after all answers."""
         found = LabelAudit([proposal.probability for proposal in self.proposals], self.error)
@@ -103,9 +110,14 @@ class Review(Document, frozen=True):
 
     def statement(self) -> Statement:
         """Return how many labels may be wrong, and how many answers are missing."""
-        found, labels = self.evidence(), len(self.proposals)
-        wanted = int(self.wrong * labels)
-        return Statement(labels, len(self.replies), found.found, found.most_wrong(), found.draws_until(wanted))
+        found, labels, left = self.evidence(), len(self.proposals), len(self.proposals) - len(self.replies)
+        expected = min(wrong_share(found) * found.expected * left, left)
+        draws = (
+            found.draws_until(int(self.wrong * labels), np.array([expected]), np.array([float(left)]))
+            if left
+            else [0.0]
+        )
+        return Statement(labels, len(self.replies), found.found, found.most_wrong(), ceil(draws[0]))
 
     def ask(self, count: int) -> "Review":
         """Return the review with the next questions: doubtful labels and, in between, labels drawn at random.
@@ -122,10 +134,22 @@ class Review(Document, frozen=True):
             asked.append(question)
         return self.model_copy(update={"asked": tuple(asked)})
 
-    def reply(self, answers: list[str | None]) -> "Review":
-        """Return the review with answers to the first questions that were asked: labels, or None for "cannot tell"."""
-        new = (Reply(question=one, label=label) for one, label in zip(self.asked, answers, strict=False))
-        return self.model_copy(update={"asked": self.asked[len(answers) :], "replies": (*self.replies, *new)})
+    def reply(self, answers: Mapping[str, str]) -> "Review":
+        """Return the review with the answers to its questions, in their order, up to the first one without an answer.
+
+        Args:
+            answers: what a person wrote, by the path of the image.
+        """
+        replies = list(self.replies)
+        for question in self.asked:
+            proposal = self.proposals[question.row]
+            answer = answers.get(proposal.path)
+            if not answer:
+                break
+            label = proposal.label if answer == SAME else None if answer == UNSURE else answer
+            replies.append(Reply(question=question, label=label))
+        rest = self.asked[len(replies) - len(self.replies) :]
+        return self.model_copy(update={"asked": rest, "replies": tuple(replies)})
 
 
 def next_question(
@@ -151,21 +175,20 @@ def next_question(
 def best_doubtful(found: LabelAudit, probabilities: np.ndarray, most: int) -> int:
     """Return after how many of the most doubtful labels only draws should follow, for the fewest answers in all.
 
-    After k doubtful labels R - k are left, of which E are expected to be wrong: by their probabilities, times the wrong
-    labels found so far relative to those expected. A draw then adds the relative entropy of E / (R - k) and
-    (most + 1) / (R - k) to the logarithm of the evidence against one wrong label too many.
+    Args:
+        found: the answers so far.
+        probabilities: (R,), of the labels that were not asked about.
+        most: largest number of wrong labels to reach.
     """
-    scale = (found.found + 1) / (float((1 - found.probabilities[~found.left]).sum()) + 1)
-    doubts = np.sort(scale * (1 - probabilities))[::-1].clip(max=1)
+    doubts = np.sort(wrong_share(found) * (1 - probabilities))[::-1].clip(max=1)
     checked = np.arange(len(doubts))
     expected = doubts.sum() - np.concatenate([[0.0], doubts.cumsum()[:-1]])
-    left = len(doubts) - checked
-    rate, allowed = np.clip(expected / left, 1e-9, 1), np.clip((most + 1) / left, 0, 1 - 1e-9)
-    gain = rate * np.log(rate / allowed) + (1 - rate) * np.log((1 - rate).clip(1e-9) / (1 - allowed))
-    totals = np.clip(found.found + (expected[0] - expected).round() + most + 1, 0, len(found.left)).astype(int)
-    missing = np.clip(-np.log(found.error) - found.evidence()[totals], 0, None)
-    draws = np.where(rate < allowed, left * -np.expm1(-missing / (gain.clip(1e-12) * left)), left)
-    return int((checked + np.where(left <= most, 0, draws)).argmin())
+    return int((checked + found.draws_until(most, expected, doubts.size - checked.astype(np.float64))).argmin())
+
+
+def wrong_share(found: LabelAudit) -> float:
+    """Return how many wrong labels were found, relative to those that their probabilities expected."""
+    return (found.found + 1) / (float((1 - found.probabilities[~found.left]).sum()) + 1)
 
 
 def review(
@@ -201,10 +224,10 @@ def review(
     Raises:
         UserError: no image gets a label with a probability, an answer cannot be read, or the folder is another review.
     """
+    check_place(folder, [images])
     with sole_writer(folder, what="a review"):
-        check_place(folder, [images])
         state = folder / STATE
-        found = Review.read(state) if state.exists() else None
+        found, given = Review.read(state) if state.exists() else None, dict[str, str]()
         if found is None:
             if others := sorted(one.name for one in folder.iterdir() if not one.name.startswith(".")):
                 raise UserError(f"--output {folder}: has {others[0]} but no review; choose another folder")
@@ -214,10 +237,11 @@ def review(
                 f"--output {folder}: this is a review of {found.images} in {found.gallery}; choose another folder"
             )
         else:
-            found = found.reply(_answers(folder / QUESTIONS, found))
+            given = _answers(folder / QUESTIONS, found)
+            found = found.reply(given)
         found = found.model_copy(update={"wrong": wrong, "audit": audit}).ask(ask)
         found.write(state)
-        _write_tables(folder, found)
+        _write_tables(folder, found, given)
     return found
 
 
@@ -230,8 +254,8 @@ def _begin(gallery: Path, images: Path, wrong: float, audit: float, run: Path | 
     ]
     if not proposals:
         raise UserError(
-            f"{images}: no image gets a label with a probability from {gallery}; calibrate it with dmlkit calibrate "
-            f"{gallery}, or identify the images with --threshold"
+            f"{images}: no image gets a label with a probability from {gallery}; expected at least 10 labeled images "
+            f"whose label others have, and a threshold that some of these images reach; see dmlkit calibrate {gallery}"
         )
     unknown = sum(answer.label == UNKNOWN for answer in found.answers)
     return Review(
@@ -239,34 +263,34 @@ def _begin(gallery: Path, images: Path, wrong: float, audit: float, run: Path | 
     )
 
 
-def _answers(path: Path, found: Review) -> list[str | None]:
-    """Read the answers to the questions that were asked, up to the first empty one."""
+def _answers(path: Path, found: Review) -> dict[str, str]:
+    """Read what a person wrote, by the path of the image; a table without answers is that of an interrupted command."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file, strict=True))
     except FileNotFoundError:
-        return []
+        return {}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: cannot read this table: {error}") from error
-    answers: list[str | None] = []
-    for line, (row, question) in enumerate(zip(rows, found.asked, strict=False), start=2):
-        proposal = found.proposals[question.row]
-        if row.get("path") != proposal.path or row.get("answer") is None:
+    paths = {spreadsheet(proposal.path): proposal.path for proposal in found.proposals}
+    answers: dict[str, str] = {}
+    for line, row in enumerate(rows, start=2):
+        name, answer = row.get("path"), row.get("answer")
+        if name not in paths or answer is None:
             raise UserError(
-                f"{path}:{line}: expected the columns {', '.join(COLUMNS)} and {excerpt(proposal.path)}, got "
-                f"{excerpt(str(row.get('path')))}; write only into the column answer"
+                f"{path}:{line}: expected the columns {', '.join(COLUMNS)} and the path of an image of this review, "
+                f"got {excerpt(str(name))}; write only into the column answer"
             )
-        answer = row["answer"].strip()
-        if not answer:
-            break
-        check_images([LabelledImage(proposal.path, answer)])
-        answers.append(proposal.label if answer == SAME else None if answer == UNSURE else answer)
+        if answer.strip():
+            check_images([LabelledImage(paths[name], answer.strip())])
+            answers[paths[name]] = answer.strip()
     return answers
 
 
-def _write_tables(folder: Path, found: Review) -> None:
+def _write_tables(folder: Path, found: Review, given: Mapping[str, str]) -> None:
+    """Write the questions, with answers that come after one without an answer, and all labels."""
     asked = [found.proposals[question.row] for question in found.asked]
-    write_table(folder / QUESTIONS, COLUMNS, ([one.path, one.label, ""] for one in asked))
+    write_table(folder / QUESTIONS, COLUMNS, ([one.path, one.label, given.get(one.path, "")] for one in asked))
     images = Path(found.images)
     root = images if images.is_dir() else images.parent
     named = ((str(Path(path).relative_to(root)), label) for path, label in found.labeled())
