@@ -42,7 +42,7 @@ RUN_TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dura
 test: setup  ## Run all tests except the heaviest: 6 to 8 minutes on 2 cores
 	$(RUN_TESTS) --dist worksteal -m 'not heavy'
 
-test-heavy: setup  ## Run the heaviest tests (clusters, ranks, installed wheels and plug-ins, kills, compilers, fuzzing, whole pages): 8 to 11 minutes on 2 cores
+test-heavy: setup  ## Run the heaviest tests (clusters, ranks, installed wheels and plug-ins, kills, compilers, fuzzing, whole pages): 7 to 10 minutes on 2 cores
 	$(RUN_TESTS) --dist loadfile -m heavy
 
 test-gpu: setup  ## Run the tests that need a CUDA GPU
