@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +15,7 @@ TableRows = Sequence[Sequence[str | list[str]]]
 """The header row, then the other rows; a cell may have several lines."""
 UNBOUNDED = 10_000  # characters; wider than any cell
 WORD = 12  # characters; the minimum width of a column of text
+PADDING = 3  # characters of a column besides its text: two spaces and a border
 TEXT_COLUMNS = (
     *("run", "checkpoint", "evaluation", "split", "metric", "definition", "class", "taken for"),
     *("variant", "statement", "verdict", "a", "b", "known", "seeds"),
@@ -23,36 +24,60 @@ TEXT_COLUMNS = (
 
 
 def say(console: Console, text: str, *, style: str | None = None) -> None:
-    """Print a line of text; the terminal wraps it if it is too long."""
-    console.print(Text(printable(text), style=style or ""), soft_wrap=True)
+    """Print a line of text; in a terminal it is wrapped between words, elsewhere it stays one line."""
+    console.print(Text(printable(text), style=style or ""), soft_wrap=not console.is_terminal)
 
 
 def print_table(rows: TableRows, console: Console, title: str | None = None) -> None:
-    """Print a table with a header row; columns of numbers are right-aligned."""
+    """Print a table with a header row; columns of numbers are right-aligned.
+
+    If the longest words of the columns of text do not fit side by side, each row has its texts one below the other.
+    """
+    texts = [name in TEXT_COLUMNS for name in rows[0]]
+    sizes = [_word_and_line(column, console) for column in zip(*map(cells, rows), strict=True)]
+    needed = sum(word if text else line for text, (word, line) in zip(texts, sizes, strict=True))
+    if sum(texts) > 1 and needed + PADDING * len(texts) + 1 > console.width:
+        rows = [_stacked(row, texts) for row in rows]
+        texts = [*[False] * texts.count(False), True]
     has_lines = any(isinstance(cell, list) for row in rows for cell in row)
     table = Table(title=None if title is None else Text(printable(title)), title_justify="left", show_lines=has_lines)
-    for name in rows[0]:
-        table.add_column(*cells([name]), justify="left" if name in TEXT_COLUMNS else "right")
+    for name, text in zip(cells(rows[0]), texts, strict=True):
+        table.add_column(name, justify="left" if text else "right")
     for row in rows[1:]:
         table.add_row(*cells(row))
     show_table(table, console)
 
 
+def _stacked(row: Sequence[str | list[str]], texts: Sequence[bool]) -> list[str | list[str]]:
+    """Return the numbers of a row, then the lines of all its texts as one cell."""
+    lines = [[cell] if isinstance(cell, str) else cell for cell, text in zip(row, texts, strict=True) if text]
+    below = [f"  {line}" for cell in lines[1:] for line in cell if line]
+    return [*(cell for cell, text in zip(row, texts, strict=True) if not text), [*lines[0], *below]]
+
+
 def show_table(table: Table, console: Console) -> None:
     """Print a table. Numbers are never cut; the terminal wraps lines that are too long."""
-    unbounded = console.options.update(width=UNBOUNDED)
-    for column in table.columns:
-        cells = (column.header, *column.cells)
-        widest = max(console.measure(cell, options=unbounded).maximum for cell in cells)
-        column.no_wrap |= column.justify == "right"  # rich narrows only the others, and cuts what does not fit
-        column.min_width = widest if column.no_wrap else min(widest, WORD)
-        column.overflow = "fold"
-    width = console.width
-    console.width = max(
-        width, sum((column.min_width or 0) + 3 for column in table.columns) + 1
-    )  # 3: padding and border
+    width, numbers = console.width, [column.no_wrap or column.justify == "right" for column in table.columns]
+    sizes = [_word_and_line((column.header, *column.cells), console) for column in table.columns]
+    widest = [line for _, line in sizes]
+    least = [line if number else word for number, (word, line) in zip(numbers, sizes, strict=True)]
+    if (room := width - sum(least) - PADDING * len(least) - 1) < 0:  # break words
+        least = [wide if number else min(wide, WORD) for wide, number in zip(widest, numbers, strict=True)]
+        room = max(0, width - sum(least) - PADDING * len(least) - 1)
+    narrow_first = sorted(range(len(least)), key=lambda place: widest[place] - least[place])
+    for done, place in enumerate(narrow_first):
+        extra = min(widest[place] - least[place], room // (len(least) - done))
+        table.columns[place].width, room = least[place] + extra, room - extra
+        table.columns[place].no_wrap, table.columns[place].overflow = numbers[place], "fold"
+    console.width = max(width, sum(least) + PADDING * len(least) + 1)
     console.print(table)
     console.width = width
+
+
+def _word_and_line(column: Sequence[RenderableType], console: Console) -> tuple[int, int]:
+    """Return the lengths of the longest word and of the longest line of a column."""
+    sizes = [console.measure(cell, options=console.options.update(width=UNBOUNDED)) for cell in column]
+    return max(size.minimum for size in sizes), max(size.maximum for size in sizes)
 
 
 def counted(number: int, one: str, many: str) -> str:

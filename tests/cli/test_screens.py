@@ -216,3 +216,25 @@ def test_python_without_docstrings_is_refused_t15():
     result = command("-OO", "-m", "dmlkit", "list", "losses")
     assert result.returncode == 2 and "python -OO removes docstrings" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_table_breaks_no_name_where_its_texts_fit_below_one_another(capsys: pytest.CaptureFixture[str]):
+    paths = [f"photos/{letter * 30}/test_001.jpg" for letter in "ab"]
+    rows = [["similarity", "a", "b", "images"], ["0.9749", *paths, "12"]]
+    print_table(rows, Console(width=80))
+    stacked = capsys.readouterr().out
+    print_table(rows, Console(width=140))
+    side_by_side = capsys.readouterr().out
+    assert max(map(len, stacked.splitlines())) <= 80
+    assert [path in line for line in stacked.splitlines() for path in paths if path in line] == [True, True]
+    assert [paths[0] in line and paths[1] in line for line in side_by_side.splitlines()].count(True) == 1
+    assert stacked.index("0.9749") < stacked.index("12") < stacked.index(paths[0]) < stacked.index(paths[1])
+
+
+def test_a_terminal_wraps_between_words_and_a_file_keeps_the_line():
+    line = " ".join(f"{number:07}" for number in range(30))
+    screen, file = StringIO(), StringIO()
+    say(Console(file=screen, width=80, force_terminal=True, color_system=None), line)
+    say(Console(file=file, width=80, force_terminal=False), line)
+    assert file.getvalue() == line + "\n"
+    assert len(screen.getvalue().splitlines()) == 3 and screen.getvalue().split() == line.split()
