@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dmlkit.study.findings.results import Cost, StudyResults
-from dmlkit.study.findings.verdicts import VariantResults, over_seeds
+from dmlkit.study.findings.verdicts import Tuned, VariantResults, over_seeds
 from dmlkit.study.reports.overview import read_results
 from dmlkit.study.reports.tables import MARK, best_cells, study_tables, write_tables
 from tests.conftest import ROOT
@@ -216,3 +216,15 @@ def test_pdflatex_sets_the_tables(tmp_path: Path):
     assert done.returncode == 0 and "Output written on paper.pdf" in done.stdout, done.stdout[-2000:]
     wide = [float(width) for width in re.findall(r"Overfull \\hbox \(([0-9.]+)pt too wide\)", done.stdout)]
     assert max(wide, default=0) < 6  # points, in 16 cm
+    assert "Float too large for page" not in done.stdout
+
+
+def test_edges_of_grids_are_told_once_below_the_verdicts():
+    results = read_results(STUDIES / "photos_full_claims")
+    edge = Tuned(chosen="lr=1", validation={}, edge={"optimizer.lr": "highest"})
+    judged = [one.model_copy(update={"at_edge": (one.better,)}) for one in results.verdicts]
+    variants = {name: one.model_copy(update={"tuned": edge}) for name, one in results.variants.items()}
+    _, table = study_tables("x", results.model_copy(update={"verdicts": judged, "variants": variants}))
+    assert table.count("the highest tried") == 1 and "tuned at the edge" not in table
+    better = list(dict.fromkeys(one.better.replace("_", "\\_") for one in judged))
+    assert f"Tuned at the edge: {' and '.join(better)} (optimizer.lr the highest tried)." in table

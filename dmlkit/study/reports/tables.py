@@ -1,7 +1,7 @@
 """Tables of the results of studies and protocols, for Markdown, for a terminal and for LaTeX."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dmlkit.evaluation.tables import Rows, as_latex
@@ -110,6 +110,11 @@ def trained_rows(studies: Mapping[str, StudyResults]) -> Rows:
 
 def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]) -> str:
     """Return a verdict with its caveats."""
+    return "; ".join(filter(None, (short_verdict(judged, variants), edge_text(judged.at_edge, variants))))
+
+
+def short_verdict(judged: JudgedStatement, variants: Mapping[str, VariantResults]) -> str:
+    """Return a verdict with its caveats, but not which values were tuned at the edge."""
     parts = [_word(judged)]
     pairs = len(variants[judged.better].runs.keys() & variants[judged.than].runs.keys())
     # the estimate knows no correction for added seeds: it may be below the number of seeds that did not decide
@@ -120,13 +125,16 @@ def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]
     if judged.not_trained:
         floors = (f"{name} ({_untrained(variants[name], judged.metric)})" for name in judged.not_trained)
         parts.append(f"below the network before training: {', '.join(floors)}")
-    if judged.at_edge:
-        names: dict[str, list[str]] = {}
-        for name in judged.at_edge:
-            names.setdefault(_ends(variants[name]), []).append(name)
-        ends = (f"{' and '.join(both)} ({end})" for end, both in names.items())
-        parts.append(f"tuned at the edge: {', '.join(ends)}")
     return "; ".join(parts)
+
+
+def edge_text(at_edge: Iterable[str], variants: Mapping[str, VariantResults]) -> str:
+    """Return which values of some variants were tuned at the edge of their grids; empty without variants."""
+    names: dict[str, list[str]] = {}
+    for name in at_edge:
+        names.setdefault(_ends(variants[name]), []).append(name)
+    ends = ", ".join(f"{' and '.join(both)} ({end})" for end, both in names.items())
+    return f"tuned at the edge: {ends}" if ends else ""
 
 
 def verdict_lines(results: StudyResults) -> list[str]:
@@ -284,12 +292,19 @@ def study_tables(name: str, results: StudyResults) -> list[str]:
     columns = "l" + "r" * len(results.metrics)
     tables = [_table(as_latex(rows, columns=columns, bold=best_cells(results)), f"{claim}. {figures}.", label)]
     if results.verdicts:
+        head, *rows = verdict_rows(results)
+        verdicts = [head[2], *(short_verdict(judged, results.variants) for judged in results.verdicts)]
         rows = [  # without the means, which the first table has
-            [*row[:2], *row[3:5], row[6], row[2]] for row in verdict_rows(results)
+            [*row[:2], *row[3:5], row[6], verdict] for row, verdict in zip([head, *rows], verdicts, strict=True)
         ]
+        at_edge = dict.fromkeys(name for judged in results.verdicts for name in judged.at_edge)
+        edges = latex(edge_text(at_edge, results.variants))  # once, so that the table fits a page
         text = as_latex(rows, columns=f"{TEXT_COLUMN}lrrr{TEXT_COLUMN}")
         text = f"\\footnotesize\\setlength{{\\tabcolsep}}{{3pt}}\n{text}"  # fits a page with 16 cm of text
-        tables.append(_table(text, f"{claim}: differences, paired over seeds, and verdicts.", f"{label}-verdicts"))
+        caption = (
+            f"{claim}: differences, paired over seeds, and verdicts.{edges and f' {edges[0].upper()}{edges[1:]}.'}"
+        )
+        tables.append(_table(text, caption, f"{label}-verdicts"))
     return tables
 
 
