@@ -787,9 +787,9 @@ def test_every_variant_is_built_before_anything_trains(dmlkit, tmp_path: Path):
 def test_a_dry_run_says_what_would_run_and_writes_nothing(dmlkit, whole: Path, tmp_path: Path):
     result = dmlkit("study", write_study(tmp_path), "-o", tmp_path / "out", "--dry-run")
     assert result.code == 0 and not (tmp_path / "out").exists()
-    assert "4 runs: 4 models, 8 epochs; 0 models are finished" in result.out
+    assert f"4 runs: 4 models, 8 epochs; 0 models in {tmp_path / 'out'} are finished" in result.out
     assert "loss.margin: was 0.1, now 0.3" in result.out
-    assert "4 models are finished" in dmlkit("study", tmp_path / "study.yaml", "-o", whole, "--dry-run").out
+    assert f"4 models in {whole} are finished" in dmlkit("study", tmp_path / "study.yaml", "-o", whole, "--dry-run").out
 
 
 def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlkit, whole: Path, tmp_path: Path):
