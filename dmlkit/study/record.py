@@ -1,7 +1,7 @@
 """Records that a study or protocol writes into its folder at its start, and checks before it is continued there."""
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -125,7 +125,7 @@ class ProtocolRecord(Document, frozen=True):
 def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", command: str) -> Generator[None]:
     """Start or continue a study in a folder, and lock the folder during the block.
 
-    A study that is continued may have more seeds and another wording of its claim.
+    A study that is continued may have more seeds, more values to tune and another wording of its claim.
 
     Raises:
         UserError: the folder has other contents or a study with other runs, or another process works on it.
@@ -140,7 +140,8 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", comman
         same["extend"] = min(new["extend"], stored["extend"])  # it may grow: the values tried before stay
         for recipes in stored["variants"].values():
             recipes.update({label: with_new_defaults(recipe) for label, recipe in recipes.items()})
-        changes = list(differences("", stored, {**new, **same}))
+        changes = [*_lost_or_changed(stored.pop("variants"), new.pop("variants"))]
+        changes += differences("", stored, {**new, **same})
         if changes:
             raise UserError(
                 f"{folder}: the study has changed since it started ({'; '.join(changes)}); undo the change, or choose "
@@ -150,6 +151,16 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", comman
         raise UserError(f"{folder}: already exists and is not a study; choose another --output")
     with _locked(started, path, fabric):
         yield
+
+
+def _lost_or_changed(stored: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how recipes of finished runs were lost or changed; more variants and more values to tune are no change."""
+    for variant, recipes in stored.items():
+        tried = new.get(variant, {})
+        if lost := [label or "its recipe" for label in recipes if label not in tried]:
+            yield f"variants.{variant}: no longer tries {_first(lost)}"
+        for label in filter(tried.__contains__, recipes):
+            yield from differences(f"variants.{variant}.{label}".rstrip("."), recipes[label], tried[label])
 
 
 def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -205,3 +205,25 @@ def test_the_grid_may_be_extended_later_and_nothing_is_trained_twice(
     assert "extend: was 1, now 0" in study(dmlkit, path).err
     path.write_text(TUNED.replace("tune:", "extend: 1\nmore_seeds: 2\ntune:"))
     assert "more_seeds: was 0, now 2" in study(dmlkit, path).err
+
+
+def test_values_may_be_added_to_a_grid_later_but_none_is_dropped(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path, out = write_study(tmp_path, TUNED), tmp_path / "out"
+    trained = train_by(monkeypatch, peak(8.0))
+    assert study(dmlkit, path).code == 0
+    first = len(trained.folders)
+    assert results_of(out)["variants"]["small"]["tuned"]["chosen"] == "lr=0.004"
+    wider = TUNED.replace("4e-3]", "4e-3, 8e-3]")
+    path.write_text(wider)
+    assert study(dmlkit, path).code == 0
+    assert set(trained.names(out)[first:]) == {
+        f"{name}/lr=0.008/seed-{seed}" for seed in (0, 1) for name in ("small", "large")
+    }
+    assert len(set(trained.folders)) == len(trained.folders)
+    assert results_of(out)["variants"]["small"]["tuned"]["chosen"] == "lr=0.008"
+    path.write_text(wider.replace("[1e-3, ", "["))
+    dropped = study(dmlkit, path)
+    assert dropped.code == 2 and "variants.small: no longer tries lr=0.001; " in dropped.err
+    assert len(dropped.err) < 400

@@ -387,7 +387,7 @@ def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp
         assert result.code == 2 and "the study has changed since it started" in result.err
         return result.err
 
-    assert "variants.large..loss.margin: was 0.3, now 0.4" in refused(STUDY.replace("0.3}", "0.4}"))
+    assert "variants.large.loss.margin: was 0.3, now 0.4" in refused(STUDY.replace("0.3}", "0.4}"))
     assert "seeds: was [0, 1], now [1, 0]" in refused(STUDY.replace("[0, 1]", "[1, 0]"))
     assert "seeds: was [0, 1], now [0]" in refused(STUDY.replace("[0, 1]", "[0]"))
     assert "training.epochs: was 2, now 3" in refused(STUDY, "--set", "training.epochs=3")
