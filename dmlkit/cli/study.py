@@ -181,7 +181,8 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
             console,
             f"up to {study.most_added_runs} more runs, for values beyond the edges of grids and for added seeds",
         )
-    say(console, f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {complete} models in {output} are finished")
+    finished = f"{complete} models in {output} are finished"
+    say(console, f"{study.num_runs} runs: {models} models, {study.num_epochs} epochs; {finished}")
     say(console, "dry run: nothing was trained or written")
 
 
