@@ -19,6 +19,7 @@ from dmlkit.cli.options import (
     WithRun,
     examples,
     existing,
+    rerank_of,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of, require_source
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from dmlkit.distributed.launch import Ranks
     from dmlkit.embedding.progress_bar import Bar
     from dmlkit.metrics.ranking.codec import Stored
-    from dmlkit.metrics.ranking.rerank import Rerank
     from dmlkit.run_folder.folder import CheckpointName
 
 app = typer.Typer()
@@ -189,7 +189,7 @@ def evaluate(
     if per_class is not None:
         read = [path for path in arrays.values() if path]
         check_output(per_class, is_class_table, sources=read, option="--per-class")
-    method = None if rerank is None else method_of(rerank)
+    method = rerank_of(rerank)
     forms = forms_of(dims, precision) if dims is not None or precision is not None else []
     shown = Shown(json, per_class, by, table, method, tta == "flip", forms=forms)
     wanted: Wanted = {"metrics": metric or [], "ties": ties, "bar": bars(shown.console)}
@@ -229,20 +229,6 @@ class Wanted(TypedDict):
     metrics: list[str]
     ties: Literal["expected", "pessimistic"]
     bar: "Bar"
-
-
-def method_of(text: str) -> "Rerank":
-    """Read ``--rerank``.
-
-    Raises:
-        UserError: the method or an option is unknown.
-    """
-    from dmlkit.metrics.ranking.rerank import parse_rerank
-
-    try:
-        return parse_rerank(text)
-    except ValueError as error:
-        raise UserError(f"--rerank {text}: {error}") from None
 
 
 def forms_of(dims: str | None, precision: str | None) -> "Sequence[Stored]":
