@@ -16,7 +16,7 @@ from dmlkit.cli.options import (
     Plugins,
     Set,
     SplitName,
-    WithRun,
+    WithLocal,
     examples,
     existing,
     rerank_of,
@@ -122,7 +122,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    second: WithRun = None,
+    second: WithLocal = None,
     dims: Annotated[
         str | None,
         typer.Option(
@@ -267,12 +267,16 @@ def tell_run(
     """Evaluate a run, and print the gain from training and the path of its report."""
     from dmlkit.cli.compare import gain_of
     from dmlkit.cli.console import say
+    from dmlkit.embedding.manifest import LOCAL
     from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.fusion import choose_fusion
+    from dmlkit.evaluation.local import choose_local
     from dmlkit.evaluation.run import evaluate_run
 
     if second is not None:
-        fusion = choose_fusion(source, second, checkpoint=checkpoint, fabric=fabric, bar=wanted["bar"])
+        options: Any = {"checkpoint": checkpoint, "fabric": fabric, "bar": wanted["bar"]}
+        is_local = second == Path(LOCAL)
+        fusion = choose_local(source, **options) if is_local else choose_fusion(source, second, **options)
         shown = replace(shown, fusion=fusion)
     changed: Any = {"rerank": shown.rerank, "flip": shown.flip, "fusion": shown.fusion}
     run = evaluate_run(source, checkpoint=checkpoint, fabric=fabric, **changed, **images, **wanted)
@@ -345,6 +349,8 @@ def refuse_changes(kind: str, changes: dict[str, Any], overrides: list[str] | No
         refuse("a gallery; one of two runs is evaluated with both", {"--with": changes["--with"]})
     if changes["--with"]:
         refuse("--with", {"--tta": changes["--tta"], "--set": overrides})
+    if changes["--with"] == Path("local"):
+        refuse("--with local", {"--rerank": changes["--rerank"]})
 
 
 def refuse_untrained(source: Path | None, given: list[str], options: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_path, require_queries, require_run, require_source
+from dmlkit.files.source import require_partner, require_path, require_queries, require_run, require_source
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
@@ -196,6 +196,17 @@ WithRun = Annotated[
         metavar="RUN",
         help="Add the similarity of a second run of the same dataset, weighted by validation classes.",
         callback=checked(require_run),
+        show_default=False,
+    ),
+]
+WithLocal = Annotated[
+    Path | None,
+    typer.Option(
+        "--with",
+        metavar="RUN|local",
+        help="Add the similarity of a second run of the same dataset, or, with local, that of the patches of the 100 "
+        "nearest images; weighted by validation classes.",
+        callback=checked(require_partner),
         show_default=False,
     ),
 ]
