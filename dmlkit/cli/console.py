@@ -106,7 +106,8 @@ def fusion_line(fusion: Mapping[str, Any]) -> str:
     if fusion["alone"] is not None and fusion["together"] is not None:
         measured = f"; validation map@r {fusion['alone']:.4f} alone, {fusion['together']:.4f} together"
     weights = "mean of logits" if fusion["weights"] == "mean" else "logistic weights"
-    return f"with {fusion['share']:.2f} of the similarity of {fusion['run']} ({weights}{measured})"
+    of = "matches of patches" if fusion["run"] == "local" else f"the similarity of {fusion['run']}"
+    return f"with {fusion['share']:.2f} of {of} ({weights}{measured})"
 
 
 def say_json(data: Any) -> None:

@@ -16,9 +16,10 @@ from dmlkit.cli.options import (
     Plugins,
     Set,
     SplitName,
-    WithRun,
+    WithLocal,
     examples,
     existing,
+    rerank_of,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of, require_source
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from dmlkit.distributed.launch import Ranks
     from dmlkit.embedding.progress_bar import Bar
     from dmlkit.metrics.ranking.codec import Stored
-    from dmlkit.metrics.ranking.rerank import Rerank
     from dmlkit.run_folder.folder import CheckpointName
 
 app = typer.Typer()
@@ -122,7 +122,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    second: WithRun = None,
+    second: WithLocal = None,
     dims: Annotated[
         str | None,
         typer.Option(
@@ -189,7 +189,7 @@ def evaluate(
     if per_class is not None:
         read = [path for path in arrays.values() if path]
         check_output(per_class, is_class_table, sources=read, option="--per-class")
-    method = None if rerank is None else method_of(rerank)
+    method = rerank_of(rerank)
     forms = forms_of(dims, precision) if dims is not None or precision is not None else []
     shown = Shown(json, per_class, by, table, method, tta == "flip", forms=forms)
     wanted: Wanted = {"metrics": metric or [], "ties": ties, "bar": bars(shown.console)}
@@ -231,20 +231,6 @@ class Wanted(TypedDict):
     bar: "Bar"
 
 
-def method_of(text: str) -> "Rerank":
-    """Read ``--rerank``.
-
-    Raises:
-        UserError: the method or an option is unknown.
-    """
-    from dmlkit.metrics.ranking.rerank import parse_rerank
-
-    try:
-        return parse_rerank(text)
-    except ValueError as error:
-        raise UserError(f"--rerank {text}: {error}") from None
-
-
 def forms_of(dims: str | None, precision: str | None) -> "Sequence[Stored]":
     """Read ``--dims`` and ``--precision``.
 
@@ -281,12 +267,16 @@ def tell_run(
     """Evaluate a run, and print the gain from training and the path of its report."""
     from dmlkit.cli.compare import gain_of
     from dmlkit.cli.console import say
+    from dmlkit.embedding.manifest import LOCAL
     from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.fusion import choose_fusion
+    from dmlkit.evaluation.local import choose_local
     from dmlkit.evaluation.run import evaluate_run
 
     if second is not None:
-        fusion = choose_fusion(source, second, checkpoint=checkpoint, fabric=fabric, bar=wanted["bar"])
+        options: Any = {"checkpoint": checkpoint, "fabric": fabric, "bar": wanted["bar"]}
+        is_local = second == Path(LOCAL)
+        fusion = choose_local(source, **options) if is_local else choose_fusion(source, second, **options)
         shown = replace(shown, fusion=fusion)
     changed: Any = {"rerank": shown.rerank, "flip": shown.flip, "fusion": shown.fusion}
     run = evaluate_run(source, checkpoint=checkpoint, fabric=fabric, **changed, **images, **wanted)
@@ -359,6 +349,8 @@ def refuse_changes(kind: str, changes: dict[str, Any], overrides: list[str] | No
         refuse("a gallery; one of two runs is evaluated with both", {"--with": changes["--with"]})
     if changes["--with"]:
         refuse("--with", {"--tta": changes["--tta"], "--set": overrides})
+    if changes["--with"] == Path("local"):
+        refuse("--with local", {"--rerank": changes["--rerank"]})
 
 
 def refuse_untrained(source: Path | None, given: list[str], options: dict[str, Any]) -> None:

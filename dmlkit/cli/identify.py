@@ -17,10 +17,12 @@ from dmlkit.cli.options import (
     Plugins,
     QueryPath,
     QueryRun,
+    RerankMethod,
     SourcePath,
     WithRun,
     boxes_of,
     examples,
+    rerank_of,
 )
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ def identify(
             show_default=False,
         ),
     ] = None,
+    rerank: RerankMethod = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write an HTML page with pictures.", show_default=False)
     ] = None,
@@ -123,6 +126,7 @@ def identify(
         k=k,
         threshold=threshold,
         by_group=by_group,
+        rerank=rerank_of(rerank),
         boxes=boxes_of(box_source, box_margin, box_confidence),
         run=run,
         fusion=fusion,
@@ -178,7 +182,7 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
         say(console, "-o FILE and --html FILE write all")
     if found.note:
         say(console, f"note: {found.note}")
-    if any(answer.probability is None for answer in found.answers):
+    if found.neighbors.reranked is None and any(answer.probability is None for answer in found.answers):
         say(console, "note: no probabilities; at least 2 labels and 10 images whose label others have are needed")
     if skipped := found.neighbors.skipped:
         say(console, f"{counted(len(skipped), 'image', 'images')} could not be read: {skipped[0]}")

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dmlkit.files.source import require_path, require_queries, require_run, require_source
+from dmlkit.errors import UserError
+from dmlkit.files.source import require_partner, require_path, require_queries, require_run, require_source
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
+    from dmlkit.metrics.ranking.rerank import Rerank
 
 TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
 """The panels of `dmlkit --help`."""
@@ -197,6 +199,26 @@ WithRun = Annotated[
         show_default=False,
     ),
 ]
+WithLocal = Annotated[
+    Path | None,
+    typer.Option(
+        "--with",
+        metavar="RUN|local",
+        help="Add the similarity of a second run of the same dataset, or, with local, that of the patches of the 100 "
+        "nearest images; weighted by validation classes.",
+        callback=checked(require_partner),
+        show_default=False,
+    ),
+]
+RerankMethod = Annotated[
+    str | None,
+    typer.Option(
+        metavar="METHOD",
+        help="Rank the images once more for each query: k_reciprocal or expansion; options after a colon, e.g. "
+        "k_reciprocal:k1=20,k2=6,weight=0.3 or expansion:n=5,alpha=3, which are the defaults.",
+        show_default=False,
+    ),
+]
 QueryRun = Annotated[
     Path | None,
     typer.Option(
@@ -241,3 +263,19 @@ Checkpoint = Annotated[
         show_default=False,
     ),
 ]
+
+
+def rerank_of(text: str | None) -> "Rerank | None":
+    """Read ``--rerank``.
+
+    Raises:
+        UserError: the method or an option is unknown.
+    """
+    if text is None:
+        return None
+    from dmlkit.metrics.ranking.rerank import parse_rerank
+
+    try:
+        return parse_rerank(text)
+    except ValueError as error:
+        raise UserError(f"--rerank {text}: {error}") from None

@@ -17,10 +17,12 @@ from dmlkit.cli.options import (
     Plugins,
     QueryPath,
     QueryRun,
+    RerankMethod,
     SourcePath,
     WithRun,
     boxes_of,
     examples,
+    rerank_of,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ MOST_SHOWN = 10  # queries printed in the terminal
     epilog=examples(
         "dmlkit search embeddings/photos new.jpg",
         "dmlkit search embeddings/photos embeddings/new -k 5 --html page.html",
+        "dmlkit search embeddings/photos new.jpg --rerank expansion",
     ),
 )
 def search(
@@ -46,6 +49,7 @@ def search(
     exact: Annotated[
         bool, typer.Option("--exact", help="Compare with every image, even if the gallery has an index.")
     ] = False,
+    rerank: RerankMethod = None,
     box_source: BoxSource = None,
     box_margin: BoxMargin = None,
     box_confidence: BoxConfidence = None,
@@ -69,7 +73,7 @@ def search(
     """
     from rich.console import Console
 
-    from dmlkit.cli.console import counted, fusion_line, say, say_json
+    from dmlkit.cli.console import fusion_line, say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.questions.answers import NEIGHBOR_COLUMNS, write_neighbors
     from dmlkit.embedding.questions.page import check_page
@@ -88,6 +92,7 @@ def search(
         queries,
         k=k,
         exact=exact,
+        rerank=rerank_of(rerank),
         run=run,
         fusion=fusion,
         manifold=manifold,
@@ -101,6 +106,21 @@ def search(
         print_neighbors(answers, console)
     if fusion is not None:
         say(console, fusion_line(fusion.model_dump()))
+    print_notes(answers, k, source, console)
+    if csv is not None:
+        write_neighbors(answers, csv)
+        say(console, f"wrote {csv}")
+    if html is not None:
+        write_neighbors_page(answers, html, f"{queries} in {source}", console)
+
+
+def print_notes(answers: "Answers", k: int, source: Path, console: "Console") -> None:
+    """Print how the neighbors were found, and what could not be."""
+    from dmlkit.cli.console import counted, say
+    from dmlkit.embedding.questions.reranked import NOTE
+
+    if answers.reranked is not None:
+        say(console, f"note: {NOTE}")
     if answers.index is not None:
         say(
             console,
@@ -110,11 +130,6 @@ def search(
         say(console, f"note: -k {k} is reduced to {answers.k}, the number of images in {source}")
     if answers.skipped:
         say(console, f"{counted(len(answers.skipped), 'image', 'images')} could not be read: {answers.skipped[0]}")
-    if csv is not None:
-        write_neighbors(answers, csv)
-        say(console, f"wrote {csv}")
-    if html is not None:
-        write_neighbors_page(answers, html, f"{queries} in {source}", console)
 
 
 def print_neighbors(answers: "Answers", console: "Console") -> None:
@@ -148,7 +163,7 @@ def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "C
     )
     notes = [
         f"{counted(len(answers.queries), 'query', 'queries')}, the {answers.k} nearest of each by "
-        f"{answers.searched.manifold.similarity_name.replace('_', ' ')}, nearest first"
+        f"{answers.similarity_name.replace('_', ' ')}, nearest first"
     ]
     tell_page(path, write_page(path, title, notes, shelves), len(answers.queries), console)
 

@@ -70,11 +70,14 @@ class VectorInput(BaseModel, frozen=True, extra="forbid", strict=True):
     """Number of coordinates of a vector; null for another kind of samples."""
 
 
+LOCAL = "local"  # stands for a second run: the patches of the first one
+
+
 class Fusion(BaseModel, frozen=True, extra="forbid", strict=True):
     """Second model of a fusion, whose similarity is (1 - share) * first + share * second."""
 
     run: str
-    """Run of the second model, at the time of creation."""
+    """Run of the second model, at the time of creation; ``local`` for matches of patches by the first model."""
     checkpoint: CheckpointName
     """Its checkpoint."""
     fingerprint: str

@@ -27,6 +27,14 @@ class Neighbors(NamedTuple):
     indices: Tensor  # (Q, k) int64, rows of the gallery
 
 
+class PointSearch(Protocol):
+    """A search for the nearest points."""
+
+    def search(self, queries: Tensor, k: int) -> Neighbors:
+        """Return the k most similar points of each query (Q, D)."""
+        ...
+
+
 class _ExactSearch(ABC):
     r"""Search that all galleries share.
 

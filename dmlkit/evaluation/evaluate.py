@@ -1,9 +1,10 @@
 """Evaluation of a model on a split: embed its images, search, and compute metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
@@ -15,6 +16,7 @@ from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import MetricConfig, Points
 from dmlkit.metrics.ranking.codec import Codec, Rescore
+from dmlkit.metrics.ranking.local import LocalScores
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import Scores, score_retrieval
@@ -61,6 +63,7 @@ def score_split(
     ties: Ties = "expected",
     rerank: Rerank | None = None,
     other: Points | None = None,
+    local: Callable[[Tensor, Tensor], LocalScores] | None = None,
 ) -> Evaluation:
     """Score the embeddings of a split with the recipe's metrics, see `evaluate` and `score_dataset`.
 
@@ -83,6 +86,7 @@ def score_split(
                 advance=advance,
                 rerank=rerank,
                 other=other,
+                local=local,
             )
     except ValueError as error:
         raise UserError(f"cannot evaluate the {split} split: {error}") from error
@@ -100,10 +104,12 @@ def score_dataset(
     advance: Advance = lambda _: None,
     rerank: Rerank | None = None,
     other: Points | None = None,
+    local: Callable[[Tensor, Tensor], LocalScores] | None = None,
 ) -> Evaluation:
     """Score embeddings of a dataset; if the dataset has queries and a gallery, the queries search the gallery.
 
-    With ``rerank`` or ``other`` points of the same images they are scored once more.
+    With ``rerank``, ``other`` points of the same images or ``local`` scores, a function of the rows (N,) bool of the
+    queries and gallery, they are scored once more.
 
     Images of a query's own group are not ranked and do not affect its metrics, as junk images in Market-1501.
 
@@ -136,7 +142,9 @@ def score_dataset(
 
     plain = Points(embeddings.points, labels, manifold)
     scores, alternative = score(plain, metrics, advance=advance), None
-    if rerank is not None or other is not None:
+    if local is not None:
+        alternative = score(plain, searching(metrics), rescore=local(query, found))
+    elif rerank is not None or other is not None:
         alternative = score(other or plain, searching(metrics), rerank=rerank)
     return Evaluation(
         scores=scores,

@@ -3,22 +3,25 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.fusion import fuse
 from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.manifest import Fusion
+from dmlkit.embedding.manifest import LOCAL, Fusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import score_split
 from dmlkit.evaluation.flipped import with_mirror_images
+from dmlkit.evaluation.local import local_scores
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.loading.cache import images_of_split
@@ -84,7 +87,7 @@ def evaluate_run(
         again: whether to evaluate even if a report with the same settings is stored.
         rerank: method by which the queries are ranked once more; the stored report is without it.
         flip: whether the mean of each image and its mirror image is evaluated too; the stored report is without it.
-        fusion: second model with which the images are evaluated too; the stored report is without it.
+        fusion: second model, or local scores, with which the images are evaluated too; the stored report is without it.
 
     Raises:
         UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.
@@ -116,14 +119,14 @@ def evaluate_run(
             return split_embeddings(run, trained, fabric, dataset, split, bar=bar)
         return embed_files(trained, fabric, dataset, f"the {split} split", bar)
 
-    found, other = embedded(trained), None
+    found, changed = embedded(trained), dict[str, Any](rerank=rerank)
     if flip:
         mirrored = with_mirror_images(fabric, trained.model, dataset, recipe, found, bar)
-        other = Points(mirrored.points, mirrored.labels, trained.manifold)
+        changed["other"] = Points(mirrored.points, mirrored.labels, trained.manifold)
     if fusion is not None:
-        other = _with_second(fuse(trained, fusion, fabric), embedded, len(found.points))
+        changed |= _with_fusion(fusion, trained, fabric, dataset, embedded, found, bar)
     evaluation = score_split(
-        fabric, found, dataset, trained.manifold, recipe, split=split, bar=bar, ties=ties, rerank=rerank, other=other
+        fabric, found, dataset, trained.manifold, recipe, split=split, bar=bar, ties=ties, **changed
     )
     evaluation = _with_ranges(evaluation, run, trained if dataset_root is None else own_model, fabric, bar)
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
@@ -149,16 +152,27 @@ def _with_ranges(evaluation: Evaluation, run: RunFolder, model: TrainedModel, fa
     return replace(evaluation, rescoring=rescoring)
 
 
-def _with_second(both: TrainedModel, embedded: Callable[[TrainedModel], Embeddings], images: int) -> Points:
-    """Embed with two models.
+def _with_fusion(
+    fusion: Fusion,
+    trained: TrainedModel,
+    fabric: Ranks,
+    dataset: Dataset,
+    embedded: Callable[[TrainedModel], Embeddings],
+    found: Embeddings,
+    bar: Bar,
+) -> dict[str, Any]:
+    """Embed with two models, or prepare local scores of the images found.
 
     Raises:
         UserError: one of the images can no longer be read.
     """
-    found = embedded(both)
-    if len(found.points) < images:
-        raise UserError(f"--with: an image can no longer be read: {found.faults[0]}")
-    return Points(found.points, found.labels, both.manifold)
+    if fusion.run == LOCAL:
+        return {"local": local_scores(fusion, trained, fabric, dataset, found, bar)}
+    both = fuse(trained, fusion, fabric)
+    second = embedded(both)
+    if len(second.points) < len(found.points):
+        raise UserError(f"--with: an image can no longer be read: {second.faults[0]}")
+    return {"other": Points(second.points, second.labels, both.manifold)}
 
 
 def _recipe_of(

@@ -164,6 +164,16 @@ def require_image(path: Path) -> None:
         raise UserError(f"{path}: this is a folder; expected an image")
 
 
+def require_partner(path: Path) -> None:
+    """Check that a path is ``local`` or a run.
+
+    Raises:
+        UserError: see `require_run`.
+    """
+    if path != Path("local"):
+        require_run(path)
+
+
 def require_run(path: Path) -> None:
     """Check that a folder is a run.
 

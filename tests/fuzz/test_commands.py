@@ -203,6 +203,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("gallery photos -o new.csv", "by_group=folder html run threshold"),
         ("gallery photos -o new.csv --by vote", "k html run threshold"),
         ("x.npy z.npy -o new.csv --labels y.npy", "by html manifold threshold"),
+        ("gallery photos -o new.csv", "rerank=expansion:n=1,k_reciprocal html run threshold"),
     ),
     "inspect": (
         ("run -o new.html", "split device overrides=dataset.seed=3"),
@@ -231,6 +232,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run/embeddings/test photos/ant/0.png", "k csv json run"),
         ("run gallery", "k csv html json device"),
         ("x.npy z.npy", "k manifold csv json"),
+        ("gallery photos", "rerank=expansion:n=1,k_reciprocal k csv html json"),
     ),
     "start": (("photos -o new.yaml", "device"), ("table.csv -o new.yaml", "")),
     "status": (("study", "json"),),

@@ -10,7 +10,16 @@ import torch
 
 from dmlkit.manifolds import Euclidean, Poincare, Sphere
 from dmlkit.metrics.ranking import rerank
-from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, check_rerank, expand, k_reciprocal, parse_rerank
+from dmlkit.metrics.ranking.rerank import (
+    ExpandedGallery,
+    Expansion,
+    KReciprocal,
+    ReciprocalGallery,
+    check_rerank,
+    expand,
+    k_reciprocal,
+    parse_rerank,
+)
 from dmlkit.metrics.scoring import metrics_from_hits, score_retrieval
 from tests.conftest import Result
 
@@ -23,25 +32,36 @@ def points_on(name: str, count: int, seed: int) -> tuple:
     return manifold, manifold.from_features(0.5 * features)
 
 
+def reciprocal(i: int, order: list[list[int]], k: int) -> set[int]:
+    return {j for j in order[i][: k + 1] if i in order[j][: k + 1]}
+
+
+def expanded(own: set[int], order: list[list[int]], k1: int) -> set[int]:
+    found = own
+    for j in own:
+        half = reciprocal(j, order, (k1 + 1) // 2)
+        if len(own & half) >= 2 / 3 * len(half):
+            found = found | half
+    return found
+
+
+def raw_weights(similarity: np.ndarray, order: list[list[int]], k1: int) -> np.ndarray:
+    """Weights of all images on all others, before they are averaged."""
+    low, high = similarity.min(1, keepdims=True), similarity.max(1, keepdims=True)
+    weights = np.zeros_like(similarity)
+    for i in range(len(similarity)):
+        for j in expanded(reciprocal(i, order, k1), order, k1):
+            weights[i, j] = np.exp(-((high - similarity) / (high - low))[i, j])
+    return weights
+
+
 def naive_k_reciprocal(similarity: np.ndarray, k1: int, k2: int, weight: float) -> np.ndarray:
     """Final distances of all pairs, with sets of Python."""
     size = len(similarity)
     low, high = similarity.min(1, keepdims=True), similarity.max(1, keepdims=True)
     d = (high - similarity) / (high - low)
     order = [sorted(range(size), key=lambda j, i=i: (j != i, -similarity[i, j])) for i in range(size)]
-
-    def reciprocal(i: int, k: int) -> set[int]:
-        return {j for j in order[i][: k + 1] if i in order[j][: k + 1]}
-
-    weights = np.zeros((size, size))
-    for i in range(size):
-        expanded = own = reciprocal(i, k1)
-        for j in own:
-            half = reciprocal(j, (k1 + 1) // 2)
-            if len(own & half) >= 2 / 3 * len(half):
-                expanded = expanded | half
-        for j in expanded:
-            weights[i, j] = np.exp(-d[i, j])
+    weights = raw_weights(similarity, order, k1)
     weights = np.array([np.mean([weights[j] for j in order[i][:k2]], axis=0) for i in range(size)])
     final = np.empty((size, size))
     for i in range(size):
@@ -64,6 +84,43 @@ def test_k_reciprocal(name: str, k1: int, k2: int, monkeypatch: pytest.MonkeyPat
     assert np.abs(apart.numpy() + expected[[3, 7], 10:]).max() < 1e-6
 
 
+@pytest.mark.parametrize("name", ["sphere", "euclidean", "poincare"])
+@pytest.mark.parametrize(("k1", "k2"), [(7, 3), (6, 1)])
+def test_k_reciprocal_of_the_gallery_alone(name: str, k1: int, k2: int, monkeypatch: pytest.MonkeyPatch):
+    """Against sets of Python, one query at a time."""
+    monkeypatch.setattr(rerank, "BLOCK_ENTRIES", 30 * 7)
+    manifold, points = points_on(name, 40, 1)
+    queries, gallery = points[:10], points[10:]
+    compared: list[int] = []
+    prepared = ReciprocalGallery(manifold, gallery, KReciprocal(k1, k2, 0.3), compared.append)
+    assert sum(compared) == 30
+    among = manifold.similarity(gallery, gallery).numpy()
+    order = [sorted(range(30), key=lambda j, i=i: (j != i, -among[i, j])) for i in range(30)]
+    weights = raw_weights(among, order, k1)
+    averages = np.array([np.mean([weights[j] for j in order[i][:k2]], axis=0) for i in range(30)])
+    found = prepared.scores(queries).numpy()
+    for query, scores in zip(queries, found, strict=True):
+        s = manifold.similarity(query[None], gallery)[0].numpy()
+        high = max(s.max(), float(manifold.similarity(query[None], query[None])))
+        d = (high - s) / (high - s.min())
+        near = list(np.argsort(-s)[:k1])
+        own = {j for j in near if s[j] >= among[j, order[j][k1]]}
+        own = expanded(own, order, k1)
+        weight = np.array([np.exp(-d[j]) if j in own else 0 for j in range(30)])
+        weight = np.mean([weight, *(weights[j] for j in near[: k2 - 1])], axis=0)
+        for j in range(30):
+            jaccard = 1 - np.minimum(weight, averages[j]).sum() / np.maximum(weight, averages[j]).sum()
+            assert scores[j] == pytest.approx(-0.7 * jaccard - 0.3 * d[j], abs=1e-6)
+    assert np.abs(prepared.scores(queries[4:5]).numpy() - found[4]).max() < 1e-12  # alone, without other queries
+
+
+def test_equal_points_can_be_re_ranked():
+    points = torch.ones(8, 2)
+    gallery = ReciprocalGallery(Euclidean(2), points, KReciprocal(3, 2, 0.3))
+    scores = gallery.scores(points[:1])  # the distance adds nothing, and which sets they share depends on the order
+    assert scores.min() >= -0.7 and scores.max() <= 0
+
+
 def test_expansion_on_the_sphere():
     manifold, points = points_on("sphere", 40, 2)
     x = points.numpy()
@@ -79,8 +136,10 @@ def test_expansion_on_the_sphere():
     expected = np.array([naive(x[i], np.delete(x, i, 0)) for i in range(40)])
     assert np.abs(among.numpy() - expected).max() < 1e-6
     queries, gallery = expand(manifold, points[:10], points[10:], Expansion(5, 3))
+    alone = ExpandedGallery(manifold, points[10:], Expansion(5, 3))
+    assert gallery is not None and torch.equal(alone.points, gallery)
+    assert np.abs(alone.expanded(points[4:5]).numpy() - queries[4].numpy()).max() < 1e-12
     assert np.abs(queries.numpy() - [naive(one, x[10:]) for one in x[:10]]).max() < 1e-6
-    assert gallery is not None
     expected = np.array([naive(x[i], np.delete(x[10:], i - 10, 0)) for i in range(10, 40)])
     assert np.abs(gallery.numpy() - expected).max() < 1e-6
 

@@ -11,6 +11,7 @@ from dmlkit.datasets.files.dataset import Box
 from dmlkit.datasets.files.table_file import BOX
 from dmlkit.embedding.gallery.files import ApproximateIndex
 from dmlkit.embedding.points import PointItem, PointSet
+from dmlkit.embedding.questions.reranked import RerankedGallery
 from dmlkit.files.outputs import write_table
 
 
@@ -41,6 +42,7 @@ class Answers:
         pictures: Q paths of the images that show the queries.
         boxes: Q boxes of the queries in these images; None for a full image.
         index: index that found them, if the search was approximate.
+        reranked: what re-ranked them, if anything.
     """
 
     searched: PointSet
@@ -51,11 +53,17 @@ class Answers:
     pictures: Sequence[str]
     boxes: Sequence[Box | None]
     index: ApproximateIndex | None = None
+    reranked: RerankedGallery | None = None
 
     @property
     def k(self) -> int:
         """Number of neighbors per query."""
         return self.rows.shape[1]
+
+    @property
+    def similarity_name(self) -> str:
+        """Name of the similarity that orders the neighbors."""
+        return (self.reranked or self.searched.manifold).similarity_name
 
     def neighbors(self) -> Iterator[tuple[str, list[Neighbor]]]:
         """Yield each query's path with its neighbors."""
@@ -67,7 +75,8 @@ class Answers:
     def plain(self) -> dict[str, Any]:
         """Return plain data."""
         return {
-            "similarity": self.searched.manifold.similarity_name,
+            "similarity": self.similarity_name,
+            "rerank": {"method": self.reranked.name, **self.reranked.method._asdict()} if self.reranked else None,
             "k": self.k,
             "recall": self.index.recall if self.index else 1.0,
             "queries": [

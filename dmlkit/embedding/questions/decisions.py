@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dmlkit.embedding.points import PointSet
 from dmlkit.embedding.questions.search import searcher_of
-from dmlkit.embedding.search import Gallery
+from dmlkit.embedding.search import Gallery, PointSearch
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 
 Rule = Literal["nearest", "vote", "mean"]
@@ -63,7 +63,7 @@ class Decider:
             self.means = Gallery(searched.manifold, torch.stack(means).float())
             self.last_group = -1, torch.empty(0)
         else:
-            self.searcher = searcher_of(searched)
+            self.searcher: PointSearch = searcher_of(searched)
 
     def together(self, size: int, seed: int) -> "Decider":
         """Return a decider to be tried on random groups of images of one label, which are left out together.

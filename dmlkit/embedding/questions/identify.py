@@ -23,11 +23,13 @@ from dmlkit.embedding.questions.calibration import acceptance_of, group_probabil
 from dmlkit.embedding.questions.decisions import Decision, Rule
 from dmlkit.embedding.questions.grouped import decide_groups, group_rows, neighbors_of_groups
 from dmlkit.embedding.questions.probability import Sigmoid, estimate_probability
+from dmlkit.embedding.questions.reranked import NOTE, RerankedGallery
 from dmlkit.embedding.questions.search import QUERY_ROWS, nearest, open_searched
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.files.outputs import check_output, check_table, write_table, writing
+from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -147,7 +149,7 @@ class Identified:
         )
         near = self.neighbors
         document = AnswersFile(
-            similarity=near.searched.manifold.similarity_name,
+            similarity=near.similarity_name,
             threshold=self.threshold,
             least_probability=self.least_probability,
             accuracy=self.accuracy,
@@ -181,6 +183,7 @@ def identify(
     k: int | None = None,
     threshold: float | None = None,
     by_group: str | None = None,
+    rerank: Rerank | None = None,
     boxes: Boxes | None = None,
     run: Path | None = None,
     fusion: Fusion | None = None,
@@ -205,6 +208,8 @@ def identify(
         by_group: ``folder``, or a column of a table of images: images with the same one get one answer. The
             score of a label is the mean over the images; its probability is fitted to groups of as many images of one
             label.
+        rerank: rank the labeled images once more for each image, see `RerankedGallery`. Answers have no
+            probability then, and an image is unknown only below ``threshold``.
         boxes: boxes of the images, each of which gets an answer, see `images_at`.
         run: run that embeds images. Default: that of ``source``.
         fusion: second model that embeds too, see `dmlkit.evaluation.fusion.fusion_of`.
@@ -218,9 +223,13 @@ def identify(
     """
     if by_group is not None and by == "vote":
         raise UserError(f"--by-group {by_group}: applies to --by nearest and --by mean, got --by vote")
+    if rerank is not None and (by == "mean" or by_group is not None):
+        other = "--by mean" if by == "mean" else f"--by-group {by_group}"
+        raise UserError(f"--rerank: does not apply to {other}, which compares no images one by one; leave one out")
     check_threshold(threshold)
     searched = open_searched(source, device, fusion, bar, labels=labels, manifold=manifold)
-    identifier = Identifier(searched, by=by, k=k, threshold=threshold)
+    reranked = None if rerank is None else RerankedGallery(searched, rerank, bar)
+    identifier = Identifier(searched, by=by, k=k, threshold=threshold, reranked=reranked)
     asked = open_queries(images, searched, run=run, fusion=fusion, boxes=boxes, device=device, bar=bar)
     known = list(_known_labels(images, asked, identifier.names))
     return identifier.answers(asked, known, None if by_group is None else group_rows(images, asked, by_group, known))
@@ -232,20 +241,32 @@ class Identifier:
     Args:
         searched: labeled points.
         by, k, threshold: see `identify`.
+        reranked: the same points, re-ranked.
 
     Raises:
         UserError: there are no points, or one has no label.
     """
 
     def __init__(
-        self, searched: PointSet, *, by: Rule = "nearest", k: int | None = None, threshold: float | None = None
+        self,
+        searched: PointSet,
+        *,
+        by: Rule = "nearest",
+        k: int | None = None,
+        threshold: float | None = None,
+        reranked: RerankedGallery | None = None,
     ) -> None:
         if k is not None and (k < 1 or by != "vote"):
             raise UserError(f"-k {k}: expected at least 1 neighbor, with --by vote")
         self.searched = searched
         self.source = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
         self.names, self.decider = labeled_decider(searched, by, k)
-        self.acceptance = None
+        self.acceptance, self.reranked = None, reranked
+        if reranked is not None:
+            self.decider.searcher = reranked
+            self.note, self.least_probability, self.threshold = _reranked_note(threshold), None, threshold
+            self.sigmoids = dict[int, Sigmoid | None]({1: None})
+            return
         if isinstance(self.source, GalleryFolder):
             self.acceptance = acceptance_of(self.source, self.names, self.decider)
             if threshold is None and self.source.manifest.threshold_is_own:
@@ -269,7 +290,7 @@ class Identifier:
             known: (N,) the correct label of each point, None where it is not known.
             groups: rows of the points of each group, by its name.
         """
-        near = nearest(self.searched, asked, NEAREST)
+        near = nearest(self.searched, asked, NEAREST, reranked=self.reranked)
         if groups is None:
             decisions = [one for block in asked.blocks(QUERY_ROWS) for one in self.decider.decide(block)]
             sizes, right = [1] * len(decisions), known
@@ -319,6 +340,12 @@ def _advice(searched: PointSet, threshold: float | None) -> str:
     if not isinstance(searched, GalleryFolder):
         return f"{what}; use --threshold, or calibrate a gallery"
     return f"{what}; run dmlkit calibrate {searched.source} to choose one for this gallery"
+
+
+def _reranked_note(threshold: float | None) -> str:
+    """Return what re-ranked answers lack: gallery images occur in each other's neighbors, and new images do not."""
+    unknown = "; no image is unknown without --threshold" if threshold is None else ""
+    return f"{NOTE}; its scores are not calibrated: no probabilities{unknown}"
 
 
 def _pair_threshold(searched: PointSet) -> float | None:

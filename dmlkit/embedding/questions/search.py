@@ -12,10 +12,12 @@ from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.points import PointSet, boxes_of
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
+from dmlkit.embedding.questions.reranked import RerankedGallery
 from dmlkit.embedding.search import Neighbors, StoredGallery
 from dmlkit.embedding.sources import open_points, open_queries
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
+from dmlkit.metrics.ranking.rerank import Rerank
 
 QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
 
@@ -26,6 +28,7 @@ def search(
     *,
     k: int = 10,
     exact: bool = False,
+    rerank: Rerank | None = None,
     run: Path | None = None,
     fusion: Fusion | None = None,
     manifold: str | None = None,
@@ -40,6 +43,7 @@ def search(
         queries: what to search with, see `open_queries`.
         k: neighbors per query; all points if there are fewer.
         exact: do not use the index of a gallery.
+        rerank: rank the points once more for each query, exactly, see `RerankedGallery`.
         run: run that embeds images. Default: that of ``source``.
         fusion: second model that embeds too, see `dmlkit.evaluation.fusion.fusion_of`.
         manifold: geometry of an array, see `open_points`.
@@ -48,13 +52,15 @@ def search(
         bar: shows each step.
 
     Raises:
-        UserError: k is below 1, there is nothing to search in or with, or the queries come from another model.
+        UserError: k is below 1, there is nothing to search in or with, or the queries come from another model,
+            or there are too few points for the options of ``rerank``.
     """
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbor")
     searched = open_searched(source, device, fusion, bar, manifold=manifold)
     asked = open_queries(queries, searched, run=run, fusion=fusion, boxes=boxes, device=device, bar=bar)
-    return nearest(searched, asked, k, exact=exact, bar=bar)
+    reranked = None if rerank is None else RerankedGallery(searched, rerank, bar)
+    return nearest(searched, asked, k, exact=exact, reranked=reranked, bar=bar)
 
 
 def open_searched(source: Path, device: str, fusion: Fusion | None, bar: Bar, **of_arrays: Any) -> PointSet:
@@ -63,9 +69,17 @@ def open_searched(source: Path, device: str, fusion: Fusion | None, bar: Bar, **
     return open_points(source, bar=bar, **options, **of_arrays)
 
 
-def nearest(searched: PointSet, asked: PointSet, k: int, *, exact: bool = False, bar: Bar = no_bar) -> Answers:
+def nearest(
+    searched: PointSet,
+    asked: PointSet,
+    k: int,
+    *,
+    exact: bool = False,
+    reranked: RerankedGallery | None = None,
+    bar: Bar = no_bar,
+) -> Answers:
     """Return the k nearest neighbors of each query; all points if there are fewer."""
-    gallery = searcher_of(searched, exact=exact)
+    gallery = reranked or searcher_of(searched, exact=exact)
     k = min(k, len(searched))
     found: list[Neighbors] = []
     with bar("searching", len(asked)) as advance:
@@ -75,7 +89,9 @@ def nearest(searched: PointSet, asked: PointSet, k: int, *, exact: bool = False,
     similarities = torch.cat([torch.empty(0, k), *(one.similarities for one in found)])
     rows = torch.cat([torch.empty(0, k, dtype=torch.int64), *(one.indices for one in found)])
     index = gallery.index if isinstance(gallery, ApproximateGallery) else None
-    return Answers(searched, asked.paths, similarities, rows, asked.skipped, asked.paths, boxes_of(asked), index)
+    return Answers(
+        searched, asked.paths, similarities, rows, asked.skipped, asked.paths, boxes_of(asked), index, reranked
+    )
 
 
 def searcher_of(searched: PointSet, *, exact: bool = False) -> StoredGallery | ApproximateGallery:

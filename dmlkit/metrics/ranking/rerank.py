@@ -1,7 +1,8 @@
 """Re-ranking by the neighbors of neighbors: k-reciprocal encoding, and query expansion with database augmentation.
 
-Both look at the gallery as a whole, and k-reciprocal encoding also at the other queries: their metrics are not those of
-queries that come one by one. Memory holds a block of rows and the sparse sets of neighbors.
+Both look at the gallery as a whole, and `k_reciprocal` also at the other queries: its metrics are not those of queries
+that come one by one. `ReciprocalGallery` and `ExpandedGallery` look at the gallery alone. Memory holds a block of rows
+and the sparse sets of neighbors.
 """
 
 from collections.abc import Callable, Iterator
@@ -127,39 +128,75 @@ def k_reciprocal(
         >>> rows(torch.tensor([0])).abs().round(decimals=3)
         tensor([[0.0000, 0.3010, 0.7120, 0.8710, 1.0000]])
     """
-    from scipy.sparse import csr_array
-
     pool = queries if gallery is None else torch.cat([queries, gallery])
     size = len(queries if gallery is None else gallery)
     check_rerank(options, size)
-    lists, largest, smallest = _neighbors(manifold, pool, options.k1)
-    sets = _encoded(manifold, pool, lists, largest, smallest)
-    if options.k2 > 1:
-        places = torch.arange(0, options.k2 * len(pool) + 1, options.k2).numpy()
-        nearest = lists[:, : options.k2].flatten().numpy()
-        averages = csr_array(
-            (torch.full((len(nearest),), 1 / options.k2).double().numpy(), nearest, places), sets.shape
-        )
-        sets = csr_array(averages @ sets)
+    neighbors = _Neighbors(manifold, pool, options.k1)
+    sets = _averaged(neighbors.sets(), neighbors.lists, options.k2)
     first = len(pool) - size  # of the gallery in the pool
-    targets = sets[first:].tocsc()
-    sums = sets.sum(1)
+    targets = _Targets(sets[first:])
 
     def rows(block: Tensor) -> Tensor:
         found = queries.new_empty(len(block), size)
         for start, similarity in _similarities(manifold, queries[block], pool[first:]):
             part = block[start : start + len(similarity)]
-            scale = options.weight / (largest - smallest)[part, None]
-            similarity.mul_(scale).sub_(largest[part, None] * scale + 1 - options.weight)
-            for values, row in zip(similarity.numpy(), part.tolist(), strict=True):
-                shared = _shared(sets, targets, row)
-                near = shared.nonzero()[0]
-                total = sums[row] + sums[first + near] - shared[near]
-                values[near] += (1 - options.weight) * shared[near] / total
-            found[start : start + len(part)] = similarity
+            largest, smallest = neighbors.largest[part], neighbors.smallest[part]
+            found[start : start + len(part)] = targets.scores(
+                similarity, sets[part.numpy()], largest, smallest, options.weight
+            )
         return found
 
     return rows
+
+
+class ReciprocalGallery:
+    r"""Gallery that re-ranks its images for each query by k-reciprocal encoding, without looking at other queries.
+
+    As `k_reciprocal`, except that the weights of the gallery's images are those of the gallery alone, so that they are
+    computed once. A query q has an image g in its set :math:`R(q, k_1)` if g is among its :math:`k_1` nearest, and q is
+    at least as similar to g as the :math:`k_1`-th nearest image of the gallery is. Weights are on the gallery's images.
+
+    Args:
+        manifold: the geometry.
+        gallery: (N, D) points.
+        options: see `KReciprocal`.
+        advance: receives how many more of the gallery's images have been compared with all others.
+
+    Raises:
+        ValueError: see `check_rerank`.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> points = torch.tensor([[0.0], [1.0], [3.0], [4.0], [7.0]])
+        >>> gallery = ReciprocalGallery(Euclidean(1), points, KReciprocal(k1=2, k2=1))
+        >>> gallery.scores(torch.tensor([[3.4]])).round(decimals=3)
+        tensor([[-0.9830, -0.7600, -0.2560, -0.2690, -0.8340]])
+    """
+
+    def __init__(
+        self, manifold: Manifold, gallery: Tensor, options: KReciprocal, advance: Callable[[int], None] = lambda _: None
+    ) -> None:
+        check_rerank(options, len(gallery))
+        self.manifold, self.points, self.options = manifold, gallery, options
+        self.neighbors = _Neighbors(manifold, gallery, options.k1, advance)
+        self.sets = self.neighbors.sets()
+        self.targets = _Targets(_averaged(self.sets, self.neighbors.lists, options.k2))
+
+    def scores(self, queries: Tensor) -> Tensor:
+        """Return minus the final distances (Q, N) in [-1, 0] of queries (Q, D)."""
+        found = queries.new_empty(len(queries), len(self.points))
+        k1, k2, weight = self.options
+        for start, similarity in _similarities(self.manifold, queries, self.points):
+            part = queries[start : start + len(similarity)]
+            values, near = similarity.topk(k1, 1)
+            largest = torch.maximum(values[:, 0], self.manifold.paired_similarity(part, part))
+            smallest = similarity.amin(1)
+            own = self.neighbors.expanded(near, values >= self.neighbors.limits[near])
+            sets = _weighted(self.manifold, part, self.points, own, largest, smallest)
+            if k2 > 1:  # the query itself and its k2 - 1 nearest
+                sets = (sets + _selection(near[:, : k2 - 1], len(self.points)) @ self.sets) / k2
+            found[start : start + len(part)] = self.targets.scores(similarity, sets.tocsr(), largest, smallest, weight)
+        return found
 
 
 def expand(
@@ -192,23 +229,54 @@ def expand(
     """
     items = queries if gallery is None else gallery
     check_rerank(options, len(items))
+    new = _with_nearest(manifold, items, items, options, own=True)
+    return (new, None) if gallery is None else (_with_nearest(manifold, queries, items, options), new)
 
-    def averaged(points: Tensor, *, own: bool) -> Tensor:
-        found: list[Tensor] = []
-        for start, similarity in _similarities(manifold, points, items):
-            rows = torch.arange(start, start + len(similarity))
-            if own:
-                similarity[torch.arange(len(rows)), rows] = -torch.inf
-            values, nearest = similarity.topk(options.n, 1)
-            kernel = values.exp() if manifold.similarity_name.startswith("negative") else values.clamp(min=0)
-            weights = torch.cat([torch.ones_like(values[:, :1]), kernel**options.alpha], 1)
-            features = manifold.to_features(torch.cat([points[rows, None], items[nearest]], 1))
-            mean = (weights[..., None] * features).sum(1) / weights.sum(1, keepdim=True)
-            found.append(manifold.from_features(mean))
-        return torch.cat(found)
 
-    new = averaged(items, own=True)
-    return (new, None) if gallery is None else (averaged(queries, own=False), new)
+class ExpandedGallery:
+    """Gallery whose images are averaged with their nearest ones, as are the queries that come, see `expand`.
+
+    Args:
+        manifold: the geometry.
+        gallery: (N, D) points.
+        options: see `Expansion`.
+
+    Raises:
+        ValueError: see `check_rerank`.
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> gallery = ExpandedGallery(Sphere(2), torch.tensor([[0.8, 0.6], [-1.0, 0.0]]), Expansion(n=1, alpha=0))
+        >>> gallery.expanded(torch.tensor([[1.0, 0.0]]))
+        tensor([[0.9487, 0.3162]])
+    """
+
+    def __init__(self, manifold: Manifold, gallery: Tensor, options: Expansion) -> None:
+        check_rerank(options, len(gallery))
+        self.manifold, self.original, self.options = manifold, gallery, options
+        self.points = _with_nearest(manifold, gallery, gallery, options, own=True)
+
+    def expanded(self, queries: Tensor) -> Tensor:
+        """Return the new points (Q, D) of queries (Q, D), to be compared with ``points``."""
+        return _with_nearest(self.manifold, queries, self.original, self.options)
+
+
+def _with_nearest(
+    manifold: Manifold, points: Tensor, items: Tensor, options: Expansion, *, own: bool = False
+) -> Tensor:
+    """Average points with their nearest items; ``own`` if they are the items, each of which is not its own nearest."""
+    found = [points[:0]]
+    for start, similarity in _similarities(manifold, points, items):
+        rows = torch.arange(start, start + len(similarity))
+        if own:
+            similarity[torch.arange(len(rows)), rows] = -torch.inf
+        values, nearest = similarity.topk(options.n, 1)
+        kernel = values.exp() if manifold.similarity_name.startswith("negative") else values.clamp(min=0)
+        weights = torch.cat([torch.ones_like(values[:, :1]), kernel**options.alpha], 1)
+        features = manifold.to_features(torch.cat([points[rows, None], items[nearest]], 1))
+        mean = (weights[..., None] * features).sum(1) / weights.sum(1, keepdim=True)
+        found.append(manifold.from_features(mean))
+    return torch.cat(found)
 
 
 def _similarities(manifold: Manifold, points: Tensor, items: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -218,65 +286,117 @@ def _similarities(manifold: Manifold, points: Tensor, items: Tensor) -> Iterator
         yield start, manifold.similarity(points[start : start + rows], items)
 
 
-def _neighbors(manifold: Manifold, pool: Tensor, k1: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each image and its k1 nearest, (P, k1 + 1), and its largest and smallest similarity, both (P,)."""
-    lists = torch.empty(len(pool), k1 + 1, dtype=torch.int64)
-    largest, smallest = pool.new_empty(len(pool)), pool.new_empty(len(pool))
-    for start, similarity in _similarities(manifold, pool, pool):
-        rows = torch.arange(start, start + len(similarity))
-        largest[rows], smallest[rows] = similarity.amax(1), similarity.amin(1)
-        similarity[torch.arange(len(rows)), rows] = torch.inf  # itself first, also among copies
-        lists[rows] = similarity.topk(k1 + 1, 1).indices
-    return lists, largest, smallest
+class _Neighbors:
+    """The nearest images of each of P images.
 
+    Attributes:
+        lists: (P, k1 + 1), each image and its k1 nearest.
+        limits: (P,) similarity of the k1-th nearest.
+        largest, smallest: (P,) similarities of each image, also to itself.
+    """
 
-def _encoded(manifold: Manifold, pool: Tensor, lists: Tensor, largest: Tensor, smallest: Tensor) -> Any:
-    """Return the weights V of every image on the images of its expanded k-reciprocal set, sparse (P, P), float64."""
-    from scipy.sparse import csr_array
+    def __init__(
+        self, manifold: Manifold, pool: Tensor, k1: int, advance: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.manifold, self.pool = manifold, pool
+        self.lists = torch.empty(len(pool), k1 + 1, dtype=torch.int64)
+        self.limits, self.largest, self.smallest = (pool.new_empty(len(pool)) for _ in range(3))
+        for start, similarity in _similarities(manifold, pool, pool):
+            rows = torch.arange(start, start + len(similarity))
+            self.largest[rows], self.smallest[rows] = similarity.amax(1), similarity.amin(1)
+            similarity[torch.arange(len(rows)), rows] = torch.inf  # itself first, also among copies
+            values, self.lists[rows] = similarity.topk(k1 + 1, 1)
+            self.limits[rows] = values[:, -1]
+            advance(len(rows))
+        self.half = self.lists[:, : (k1 + 1) // 2 + 1]  # k1 / 2, rounded up, and the image itself
+        self.half_mutual = self._mutual(self.half)
 
-    half = lists[:, : lists.shape[1] // 2 + 1]  # k1 / 2, rounded up, and the image itself
-    size, rows = len(pool), max(1, BLOCK_ENTRIES // len(pool))
-    blocks = torch.arange(size).split(rows)
-    full_mutual, half_mutual = (torch.cat([_mutual(one, block) for block in blocks]) for one in (lists, half))
-    entries: list[tuple[Tensor, Tensor, Tensor]] = []
-    for block in blocks:
-        mutual, near = full_mutual[block], lists[block]
-        own = torch.zeros(len(block), size, dtype=torch.bool)
+    def _mutual(self, lists: Tensor) -> Tensor:
+        """Return whether an image is in the list of each image of its own list, (P, k)."""
+        blocks = torch.arange(len(lists)).split(max(1, BLOCK_ENTRIES // len(lists)))
+        return torch.cat([(lists[lists[block]] == block[:, None, None]).any(2) for block in blocks])
+
+    def expanded(self, near: Tensor, mutual: Tensor) -> Tensor:
+        """Return the expanded k-reciprocal sets (n, P) bool of images from their nearest, and which are mutual."""
+        own = torch.zeros(len(near), len(self.pool), dtype=torch.bool)
         own[mutual.nonzero()[:, 0], near[mutual]] = True
-        members, present = half[near], half_mutual[near]  # (n, k1 + 1, k1 / 2 + 1)
-        row = torch.arange(len(block))[:, None, None].expand_as(members)
+        members, present = self.half[near], self.half_mutual[near]  # (n, k1, k1 / 2 + 1)
+        row = torch.arange(len(near))[:, None, None].expand_as(members)
         shared = (own[row, members] & present).sum(2)
         joins = mutual & (3 * shared >= 2 * present.sum(2))
         added = joins[:, :, None] & present
         own[row[added], members[added]] = True
-        place, column = own.nonzero().T
-        for part in torch.arange(len(place)).split(2**13):  # 32 MB of float64 coordinates at 512 dimensions
-            first, second = block[place[part]], column[part]
-            similarity = manifold.paired_similarity(pool[first], pool[second])
-            distance = (largest[first] - similarity) / (largest[first] - smallest[first])
-            entries.append((first, second, (-distance).exp()))
-    first, second, weights = (torch.cat(column).numpy() for column in zip(*entries, strict=True))
-    return csr_array((weights.astype("float64"), (first, second)), (size, size))
+        return own
+
+    def sets(self) -> Any:
+        """Return the weights V of every image on those of its expanded k-reciprocal set, sparse (P, P), float64."""
+        from scipy.sparse import csr_array, vstack
+
+        mutual, parts = self._mutual(self.lists), list[Any]()
+        for block in torch.arange(len(self.pool)).split(max(1, BLOCK_ENTRIES // len(self.pool))):
+            own = self.expanded(self.lists[block], mutual[block])
+            scale = self.largest[block], self.smallest[block]
+            parts.append(_weighted(self.manifold, self.pool[block], self.pool, own, *scale))
+        return csr_array(vstack(parts))
 
 
-def _mutual(lists: Tensor, block: Tensor) -> Tensor:
-    """Return whether an image is in the list of each image of its own list, (n, k)."""
-    return (lists[lists[block]] == block[:, None, None]).any(2)
+def _weighted(manifold: Manifold, points: Tensor, pool: Tensor, own: Tensor, largest: Tensor, smallest: Tensor) -> Any:
+    """Return the weights e^-d of points (n, D) on their sets (n, P) bool, sparse (n, P), float64."""
+    from scipy.sparse import csr_array
+
+    place, column = own.nonzero().T
+    weights = [torch.empty(0, dtype=torch.float64)]
+    for part in torch.arange(len(place)).split(2**13):  # 32 MB of float64 coordinates at 512 dimensions
+        first, second = place[part], column[part]
+        similarity = manifold.paired_similarity(points[first], pool[second])
+        weights.append((-_relative(similarity, largest[first], smallest[first])).exp().double())
+    return csr_array((torch.cat(weights).numpy(), (place.numpy(), column.numpy())), tuple(own.shape))
 
 
-def _shared(sets: Any, targets: Any, row: int) -> Any:
-    """Compute the sum of the minima of the weights of an image and of each target, (N,).
+def _relative(similarity: Tensor, largest: Tensor, smallest: Tensor) -> Tensor:
+    """Return distances in units of the largest; 0 where all are equal."""
+    spread = (largest - smallest).clamp(min=torch.finfo(similarity.dtype).tiny)
+    return ((largest - similarity) / spread).clamp(0, 1)
 
-    Args:
-        sets: weights (P, P), by row.
-        targets: weights (N, P), by column.
-        row: the image.
-    """
-    import numpy as np
 
-    own = slice(sets.indptr[row], sets.indptr[row + 1])
-    columns = sets.indices[own]
-    starts, counts = targets.indptr[columns], targets.indptr[columns + 1] - targets.indptr[columns]
-    entries = np.repeat(starts - np.append(0, counts[:-1].cumsum()), counts) + np.arange(counts.sum())
-    minima = np.minimum(targets.data[entries], np.repeat(sets.data[own], counts))
-    return np.bincount(targets.indices[entries], minima, minlength=targets.shape[0])
+def _selection(rows: Tensor, size: int) -> Any:
+    """Return the matrix (n, size), sparse, with a one in each of the columns (n, k) of a row."""
+    from scipy.sparse import csr_array
+
+    ones = torch.ones(rows.numel(), dtype=torch.float64).numpy()
+    return csr_array(
+        (ones, rows.flatten().numpy(), torch.arange(len(rows) + 1).mul(rows.shape[1]).numpy()), (len(rows), size)
+    )
+
+
+def _averaged(sets: Any, lists: Tensor, k2: int) -> Any:
+    """Average the weights (P, P) of each image over its k2 nearest, itself included."""
+    return sets if k2 == 1 else _selection(lists[:, :k2], len(lists)) @ sets / k2
+
+
+class _Targets:
+    """Weights (N, P) of the images of a gallery, by column, to be compared with those of queries."""
+
+    def __init__(self, sets: Any) -> None:
+        self.columns, self.sums = sets.tocsc(), sets.sum(1)
+
+    def scores(self, similarity: Tensor, sets: Any, largest: Tensor, smallest: Tensor, weight: float) -> Tensor:
+        """Return minus the final distances (n, N) of queries, from their similarities and weights (n, P)."""
+        found = _relative(similarity, largest[:, None], smallest[:, None]).mul_(-weight).sub_(1 - weight)
+        sums = sets.sum(1)
+        for row, values in enumerate(found.numpy()):
+            own = slice(sets.indptr[row], sets.indptr[row + 1])
+            shared = self._shared(sets.indices[own], sets.data[own])
+            near = shared.nonzero()[0]
+            values[near] += (1 - weight) * shared[near] / (sums[row] + self.sums[near] - shared[near])
+        return found
+
+    def _shared(self, columns: Any, weights: Any) -> Any:
+        """Compute the sum of the minima of weights on columns and of those of each image, (N,)."""
+        import numpy as np
+
+        indptr = self.columns.indptr
+        starts, counts = indptr[columns], indptr[columns + 1] - indptr[columns]
+        entries = np.repeat(starts - np.append(0, counts[:-1].cumsum()), counts) + np.arange(counts.sum())
+        minima = np.minimum(self.columns.data[entries], np.repeat(weights, counts))
+        return np.bincount(self.columns.indices[entries], minima, minlength=self.columns.shape[0])

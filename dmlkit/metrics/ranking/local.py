@@ -1,0 +1,96 @@
+"""Local scores: how well the patches of two images match, for the nearest candidates of each query."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dmlkit.manifolds.base import Manifold
+
+CANDIDATES = 100  # images per query whose patches are compared, as many as WildFusion compares at its budget of 100
+
+
+def match_patches(query: Tensor, items: Tensor) -> Tensor:
+    """Score how well the patches of images match those of a query: the mean cosine of mutual nearest neighbors.
+
+    Pairs of patches that are each other's nearest add their cosine, at least 0; the sum is divided by the number of
+    patches. The score is symmetric.
+
+    Args:
+        query: (P, C) unit vectors of patches.
+        items: (K, P, C) those of K images.
+
+    Returns:
+        (K,) scores from 0 to 1.
+
+    Example:
+        >>> query = torch.eye(2)
+        >>> match_patches(query, torch.stack([query.flip(0), query[[0, 0]]]))
+        tensor([1.0000, 0.5000])
+    """
+    cosines = items @ query.T  # (K, patches of the item, patches of the query)
+    best, nearest = cosines.max(1)
+    mutual = cosines.argmax(2).gather(1, nearest) == torch.arange(len(query))
+    return (best.clamp(min=0) * mutual).mean(1)
+
+
+class LocalScores(NamedTuple):
+    """Scores of the patches of the nearest candidates, which are ordered again by both similarities."""
+
+    candidates: Tensor
+    """(Q, K) rows of the gallery: the nearest ones."""
+    scores: Tensor
+    """(Q, K) see `match_patches`."""
+    share: float
+    """Weight of the scores, in [0, 1]; the similarity has the rest."""
+
+    def rows(self, space: Manifold, queries: Tensor, gallery: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return a function of rows (n,) of queries: scores (n, N), highest for the candidates, in their new order.
+
+        Args:
+            space: geometry of the points.
+            queries: (Q, D) points.
+            gallery: (N, D) points.
+        """
+
+        def rows(block: Tensor) -> Tensor:
+            similarity = space.similarity(queries[block], gallery).double()
+            chosen = self.candidates[block]
+            mixed = (1 - self.share) * similarity.gather(1, chosen) + self.share * self.scores[block].double()
+            above = similarity.amax() - mixed.amin() + 1  # above every score that is not ordered again
+            return similarity.scatter(1, chosen, mixed + above)
+
+        return rows
+
+
+def score_candidates(
+    manifold: Manifold,
+    points: tuple[Tensor, Tensor],
+    patches: tuple[Tensor, Tensor],
+    advance: Callable[[int], None] = lambda _: None,
+) -> LocalScores:
+    """Match the patches of each query with those of its nearest images; the share is 0.
+
+    Args:
+        manifold: geometry of the points.
+        points: of the queries (Q, D) and of the gallery (N, D).
+        patches: unit vectors of the patches, (Q, P, C) and (N, P, C), in any precision.
+        advance: receives how many more queries have been scored.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> patches = torch.eye(3)[:, None]
+        >>> points = torch.zeros(1, 1), torch.arange(3.0)[:, None]
+        >>> found = score_candidates(Euclidean(1), points, (patches[:1], patches))
+        >>> found.candidates, found.scores
+        (tensor([[0, 1, 2]]), tensor([[1., 0., 0.]]))
+    """
+    queries, gallery = points
+    count = min(CANDIDATES + 1, len(gallery))  # an image may find itself
+    chosen, scores = torch.empty(len(queries), count, dtype=torch.int64), torch.empty(len(queries), count)
+    for row, query in enumerate(queries):
+        chosen[row] = manifold.similarity(query[None], gallery)[0].topk(count).indices
+        scores[row] = match_patches(patches[0][row].float(), patches[1][chosen[row]].float())
+        advance(1)
+    return LocalScores(chosen, scores, 0.0)
