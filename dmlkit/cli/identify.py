@@ -12,15 +12,14 @@ from dmlkit.cli.options import (
     BoxConfidence,
     BoxMargin,
     BoxSource,
-    Debug,
     Device,
-    Plugins,
     QueryPath,
     QueryRun,
     SourcePath,
     WithRun,
     boxes_of,
     examples,
+    with_common_options,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ MOST_SHOWN = 10  # images printed in the terminal
         "dmlkit identify galleries/birds bursts --by-group folder",
     ),
 )
+@with_common_options
 def identify(
     source: SourcePath,
     images: QueryPath,
@@ -94,8 +94,6 @@ def identify(
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Label images by the most similar labeled images, e.g. of a gallery, or report them as unknown.
 

@@ -11,16 +11,15 @@ from dmlkit.cli.options import (
     BoxConfidence,
     BoxMargin,
     BoxSource,
-    Debug,
     Device,
     Json,
-    Plugins,
     QueryPath,
     QueryRun,
     SourcePath,
     WithRun,
     boxes_of,
     examples,
+    with_common_options,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ MOST_SHOWN = 10  # queries printed in the terminal
         "dmlkit search embeddings/photos embeddings/new -k 5 --html page.html",
     ),
 )
+@with_common_options
 def search(
     source: SourcePath,
     queries: QueryPath,
@@ -60,8 +60,6 @@ def search(
     manifold: ArrayManifold = None,
     json: Json = False,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Find the nearest neighbors of images in a gallery, a run or other embeddings.
 
