@@ -59,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         count = some_of(Path(given), folder / "photos")
-        train(read_recipe(Path("start/frozen_lite0"), OVERRIDES), folder / "run", fabric=start_fabric("cpu"))
+        train(read_recipe(Path("start/frozen_lite0"), OVERRIDES), folder / "run", device=start_fabric("cpu"))
         outputs = iter(folder / f"embeddings-{number}" for number in range(ROUNDS + 1))
         loops: dict[str, Callable[[], object]] = {
             "bare loop of the model": lambda: bare_loop(folder / "run", folder / "photos", folder / "bare"),

@@ -44,7 +44,7 @@ def recipe(name: str, photos: str, **keys: Any) -> Recipe:
 
 def seconds_per_epoch(settings: Recipe, folder: Path) -> float:
     """The median over the epochs of a training, without validation."""
-    train(settings, folder, fabric=start_fabric("cpu"))
+    train(settings, folder, device=start_fabric("cpu"))
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return statistics.median(row["training_seconds"] for row in rows)
 

@@ -71,7 +71,7 @@ def blocks(count: int, dim: int, seed: int = 0) -> Iterator[Tensor]:
 def trained_run(folder: Path, dim: int) -> Path:
     run = folder / f"run-{dim}"
     if not run.exists():
-        train(parse_recipe(RECIPE.format(dim=dim), "benchmarks/gallery.py"), run, fabric=start_fabric("cpu"))
+        train(parse_recipe(RECIPE.format(dim=dim), "benchmarks/gallery.py"), run, device=start_fabric("cpu"))
     return run
 
 

@@ -134,7 +134,7 @@ def training_rows(tiny: bool) -> list[Row]:
         for precision in ("fp32", "bf16"):
             settings = recipe(backbone, precision, tiny)
             with tempfile.TemporaryDirectory() as folder:
-                train(settings, folder + "/run", fabric=start_fabric(DEVICE, precision))
+                train(settings, folder + "/run", device=start_fabric(DEVICE, precision))
                 speeds = [row.images_per_second for row in RunFolder(Path(folder) / "run").read_metrics()]
             mine, bare = statistics.median(speeds[1:]), bare_images_per_second(settings)
             rows.append([backbone, precision, f"{mine:.0f}", f"{bare:.0f}", f"{mine / bare:.3f}"])
@@ -204,7 +204,7 @@ def embed_rows(tiny: bool) -> list[Row]:
         settings = recipe(backbone, "fp32", tiny)
         settings = settings.model_copy(update={"training": settings.training.model_copy(update={"epochs": 1})})
         with tempfile.TemporaryDirectory() as folder:
-            train(settings, folder + "/run", fabric=start_fabric(DEVICE))
+            train(settings, folder + "/run", device=start_fabric(DEVICE))
             embedder = dmlkit.load(folder + "/run", device=DEVICE)
             pixels = np.random.default_rng(0).integers(0, 256, (32 if tiny else 8192, 128, 128, 3), dtype=np.uint8)
             model, batch = embedder.trained.model, 64

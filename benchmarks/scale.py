@@ -84,7 +84,7 @@ def bare_epochs(images: torch.Tensor) -> list[float]:
 def dmlkit_epochs() -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        train(recipe(), run, fabric=start_fabric(DEVICE, PRECISION))
+        train(recipe(), run, device=start_fabric(DEVICE, PRECISION))
         return [json.loads(line)["images_per_second"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 

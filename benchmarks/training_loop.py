@@ -59,7 +59,7 @@ class BareLoop:
 def dmlkit_epochs() -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        train(recipe(), run, fabric=start_fabric("cpu"))
+        train(recipe(), run, device=start_fabric("cpu"))
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return [row["images_per_second"] for row in rows]
 

@@ -8,6 +8,7 @@ os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 import ctypes
 import gc
 import inspect
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -43,6 +44,8 @@ optimizer: {name: adamw, lr: 0.003, lr_multipliers: {loss: 10}}
 training: {epochs: 3}
 metrics: [{name: recall, k: [1, 2]}, {name: map_at_r}]
 """
+ONE_EPOCH = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0")
+ON_THE_BALL = ONE_EPOCH.replace("embedding_dim: 8", "embedding_dim: 4") + "manifold: {name: poincare}\n"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -98,6 +101,36 @@ def drawn_once() -> Callable[..., Any]:
     from dmlkit.datasets import glyphs
 
     return lru_cache(maxsize=20_000)(glyphs.render)
+
+
+@pytest.fixture(scope="session")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cache folder with the names of all components, as ``dmlkit list`` leaves it."""
+    from tests.processes import start
+
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        assert start("list").wait(END) == 0
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Write ``recipe.yaml`` and ``run`` into a folder; a recipe is trained once for all tests, which get copies."""
+    from dmlkit.training.train import train
+
+    @cache
+    def trained(text: str) -> Path:
+        folder = tmp_path_factory.mktemp("trained")
+        (folder / "recipe.yaml").write_text(text)
+        train(folder / "recipe.yaml", folder / "run", device="cpu")
+        return folder
+
+    def into(folder: Path, text: str = ONE_EPOCH) -> Path:
+        return Path(shutil.copytree(trained(text), folder, dirs_exist_ok=True)) / "run"
+
+    return into
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ What a test waits for it waits for itself, with `wait_until`, and not for a time
 """
 
 import contextlib
+import io
+import json
 import os
 import signal
 import sys
@@ -95,6 +97,20 @@ def command_line(*words: str) -> None:
 
     sys.argv = ["dmlkit", *words]
     main()
+
+
+def command_lines(folder: str, *lines: str) -> None:
+    """``dmlkit`` with the words of each line, one after another in a folder; prints code, output and errors of each."""
+    os.chdir(folder)
+    for line in lines:
+        code, out, err = 0, io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                command_line(*line.split())
+            except SystemExit as end:
+                code = end.code or 0
+        sys.stdout.write(f"{json.dumps([code, out.getvalue(), err.getvalue()])}\n")
+        sys.stdout.flush()
 
 
 def at_step(step: int, act: Callable[[StopRequest], object]) -> None:

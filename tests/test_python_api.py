@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from dmlkit import gallery, load, train
+from dmlkit import gallery, load
 from dmlkit.embedding.pretrained import backbone_keys
 from dmlkit.errors import UserError
 from dmlkit.metrics import retrieval_metrics
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import Result
 from tests.datasets import trees
 
 Cli = Callable[..., Result]
@@ -23,11 +23,10 @@ LITE = "timm:tf_efficientnet_lite0"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     """A run, photos of three birds to put into a gallery, and others to ask about."""
     folder = tmp_path_factory.mktemp("place")
-    (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))
-    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    trained_once(folder)
     for label, name in enumerate(("crow", "dove", "finch")):
         for index in range(3):
             trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index)

@@ -10,13 +10,12 @@ from dmlkit.cli.options import (
     TRAIN,
     Checkpoint,
     ColumnTable,
-    Debug,
     Device,
     Json,
-    Plugins,
     SetDataset,
     checked,
     examples,
+    with_common_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.source import check_options, kind_of, require_addable, require_calibratable
@@ -37,6 +36,7 @@ app = typer.Typer()
     rich_help_panel=TRAIN,
     epilog=examples("dmlkit calibrate runs/demo --far 1e-3", "dmlkit calibrate galleries/birds --fpir 0.01"),
 )
+@with_common_options
 def calibrate(
     source: Annotated[
         Path, typer.Argument(metavar="SOURCE", help="Run, or gallery.", callback=checked(require_calibratable))
@@ -87,8 +87,6 @@ def calibrate(
     overrides: SetDataset = None,
     json: Json = False,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Find the threshold of verify, for a run, or of identify, for a gallery.
 

@@ -9,13 +9,12 @@ from dmlkit.cli.options import (
     USE,
     ArrayLabels,
     ArrayManifold,
-    Debug,
-    Plugins,
     RunDevice,
     RunSplit,
     SetDataset,
     SourcePath,
     examples,
+    with_common_options,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ MOST_SHOWN = 15  # clusters printed in the terminal
         "dmlkit cluster runs/demo --method hdbscan --csv clusters.csv",
     ),
 )
+@with_common_options
 def cluster(
     source: SourcePath,
     clusters: Annotated[
@@ -70,8 +70,6 @@ def cluster(
     device: RunDevice = None,
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Cluster images by their embeddings."""
     from rich.console import Console

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Checkpoint, Debug, Device, Json, Plugins, Set, examples
+from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, Set, examples, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_runs
 
@@ -19,6 +19,7 @@ app = typer.Typer()
 
 
 @app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit compare runs/proxy_anchor runs/triplet --markdown"))
+@with_common_options
 def compare(
     runs: Annotated[
         list[Path],
@@ -42,8 +43,6 @@ def compare(
     checkpoint: Checkpoint = None,
     overrides: Set = None,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Compare runs on the test classes, with intervals and paired tests against the first run."""
     if markdown + latex + json > 1:

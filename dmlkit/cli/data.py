@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Debug, Plugins, RecipePath, Set, checked, examples
+from dmlkit.cli.options import TRAIN, RecipePath, Set, checked, examples, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.source import EXPECTED_DATA, require_path, require_run
 
@@ -44,6 +44,7 @@ DATA_ERROR = 1  # exit code of check if it finds errors in the data
         "dmlkit data check data/ --model runs/demo --threshold 0.95",
     )
 )
+@with_common_options
 def check(
     target: Target,
     dataset: DatasetName = None,
@@ -73,8 +74,6 @@ def check(
             show_default=False,
         ),
     ] = None,
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Decode every image, and compare the numbers of images and classes with the published ones.
 
@@ -146,6 +145,7 @@ def print_findings(findings: "Findings", title: str, console: "Console") -> None
 
 
 @app.command(epilog=examples("dmlkit data cache recipe.yaml -o caches/birds"))
+@with_common_options
 def cache(
     recipe: RecipePath,
     output: Annotated[
@@ -153,8 +153,6 @@ def cache(
     ],
     overrides: Set = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the cache in the folder.")] = False,
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Store all images decoded and resized, for faster training with dataset.cache=FOLDER."""
     from dmlkit.recipe.early import check_recipe
@@ -183,6 +181,7 @@ def cache(
 
 
 @app.command(epilog=examples("dmlkit data shards photos -o shards/photos"))
+@with_common_options
 def shards(
     target: Target,
     output: Annotated[
@@ -193,8 +192,6 @@ def shards(
     ] = 10_000,
     dataset: DatasetName = None,
     overrides: Set = None,
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Write a dataset as tar files, for disks on which opening millions of files takes too long."""
     check_target(target, dataset, overrides)

@@ -9,14 +9,13 @@ import typer
 from dmlkit.cli.options import (
     USE,
     ArrayManifold,
-    Debug,
-    Plugins,
     RunDevice,
     RunSplit,
     SetDataset,
     SourcePath,
     checked,
     examples,
+    with_common_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_source
@@ -39,6 +38,7 @@ MOST_SHOWN = 10  # groups or pairs printed in the terminal
         "dmlkit duplicates embeddings/photos embeddings/new --threshold 0.95",
     ),
 )
+@with_common_options
 def duplicates(
     source: SourcePath,
     other: Annotated[
@@ -69,8 +69,6 @@ def duplicates(
     overrides: SetDataset = None,
     device: RunDevice = None,
     manifold: ArrayManifold = None,
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Find near-duplicates within a source, or across two sources.
 

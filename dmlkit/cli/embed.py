@@ -11,15 +11,14 @@ from dmlkit.cli.options import (
     BoxMargin,
     BoxSource,
     Checkpoint,
-    Debug,
     Device,
-    Plugins,
     RunPath,
     SetDataset,
     SplitName,
     boxes_of,
     checked,
     examples,
+    with_common_options,
 )
 from dmlkit.files.source import require_images
 
@@ -30,6 +29,7 @@ app = typer.Typer()
     rich_help_panel=USE,
     epilog=examples("dmlkit embed runs/demo photos/ -o embeddings/photos", "dmlkit embed runs/demo --split test"),
 )
+@with_common_options
 def embed(
     run: RunPath,
     images: Annotated[
@@ -86,8 +86,6 @@ def embed(
         ),
     ] = None,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Embed images, and write embeddings.npy, items.parquet and manifest.json.
 

@@ -11,15 +11,14 @@ from dmlkit.cli.options import (
     TRAIN,
     Checkpoint,
     ColumnTable,
-    Debug,
     Json,
-    Plugins,
     Set,
     SplitName,
     WithLocal,
     examples,
     existing,
     rerank_of,
+    with_common_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of, require_source
@@ -44,6 +43,7 @@ app = typer.Typer()
         "dmlkit eval recipe.yaml --untrained --set backbone.weights=resnet18.pth",
     ),
 )
+@with_common_options
 def evaluate(
     source: Annotated[
         Path | None,
@@ -166,8 +166,6 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Measure retrieval with confidence intervals, for a run on its test classes or for any embeddings."""
     if source is not None and source.suffix == ".npy" and embeddings is None:

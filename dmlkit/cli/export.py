@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Debug, Plugins, SetDataset, examples
+from dmlkit.cli.options import USE, Checkpoint, SetDataset, examples, with_common_options
 from dmlkit.files.source import (
     MODEL_FORMATS,
     EmbeddingFormat,
@@ -26,6 +26,7 @@ app = typer.Typer()
         "dmlkit export embeddings/photos --format pgvector -o postgresql://me@db/birds",
     ),
 )
+@with_common_options
 def export(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Run, or embeddings folder.", show_default=False)],
     format: Annotated[  # noqa: A002
@@ -77,8 +78,6 @@ def export(
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Export the model of a run, or embeddings, for other programs."""
     require_exportable(source, format)

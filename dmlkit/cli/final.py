@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Debug, Device, Plugins, RunPath, SetDataset, examples
+from dmlkit.cli.options import TRAIN, Device, RunPath, SetDataset, examples, with_common_options
 
 app = typer.Typer()
 
 
 @app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit final runs/demo"))
+@with_common_options
 def final(
     run: RunPath,
     output: Annotated[
@@ -29,8 +30,6 @@ def final(
         bool, typer.Option("--overwrite", help="Replace the run in the folder and everything computed with it.")
     ] = False,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Train the recipe of a finished run on every class, for as many epochs as validation chose.
 

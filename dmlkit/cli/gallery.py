@@ -14,12 +14,12 @@ from dmlkit.cli.options import (
     Debug,
     Device,
     Json,
-    Plugins,
     RunPath,
     WithRun,
     boxes_of,
     checked,
     examples,
+    with_common_options,
 )
 from dmlkit.files.source import require_addable, require_gallery, require_queries, require_run
 
@@ -61,6 +61,7 @@ MOST_SHOWN = 5  # images of each kind that were not added
 
 
 @app.command(epilog=examples("dmlkit gallery create runs/demo photos/ -o galleries/birds"))
+@with_common_options
 def create(
     run: RunPath,
     output: Annotated[
@@ -93,8 +94,6 @@ def create(
     checkpoint: Checkpoint = None,
     second: WithRun = None,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Create a gallery from images embedded by a run, or by two."""
     from rich.console import Console
@@ -125,6 +124,7 @@ def create(
 
 
 @app.command(epilog=examples("dmlkit gallery add galleries/birds more/ --label robin"))
+@with_common_options
 def add(
     gallery: GalleryPath,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help=IMAGES, callback=checked(require_addable))],
@@ -134,8 +134,6 @@ def add(
     box_confidence: BoxConfidence = None,
     run: MovedRun = None,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Add images; those that are already in the gallery are reported and skipped."""
     from rich.console import Console
@@ -254,6 +252,7 @@ def info(
 
 
 @app.command(epilog=examples("dmlkit gallery check galleries/birds new/"))
+@with_common_options
 def check(
     gallery: GalleryPath,
     images: Annotated[
@@ -263,8 +262,6 @@ def check(
     run: MovedRun = None,
     json: Json = False,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Test whether new images are like those that calibrated the gallery."""
     from rich.console import Console

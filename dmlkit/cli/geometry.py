@@ -4,7 +4,15 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import RESEARCH, ArrayManifold, Debug, Plugins, SetDataset, SourcePath, SplitName, examples
+from dmlkit.cli.options import (
+    RESEARCH,
+    ArrayManifold,
+    SetDataset,
+    SourcePath,
+    SplitName,
+    examples,
+    with_common_options,
+)
 
 app = typer.Typer()
 
@@ -12,6 +20,7 @@ app = typer.Typer()
 @app.command(
     rich_help_panel=RESEARCH, epilog=examples("dmlkit curvature runs/demo", "dmlkit curvature embeddings/photos")
 )
+@with_common_options
 def curvature(
     source: SourcePath,
     split: Annotated[
@@ -37,8 +46,6 @@ def curvature(
         ),
     ] = None,
     manifold: ArrayManifold = None,
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Measure how tree-like features are, and suggest a curvature for a hyperbolic space."""
     from rich.console import Console

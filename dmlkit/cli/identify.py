@@ -12,9 +12,7 @@ from dmlkit.cli.options import (
     BoxConfidence,
     BoxMargin,
     BoxSource,
-    Debug,
     Device,
-    Plugins,
     QueryPath,
     QueryRun,
     RerankMethod,
@@ -23,6 +21,7 @@ from dmlkit.cli.options import (
     boxes_of,
     examples,
     rerank_of,
+    with_common_options,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ MOST_SHOWN = 10  # images printed in the terminal
         "dmlkit identify galleries/birds bursts --by-group folder",
     ),
 )
+@with_common_options
 def identify(
     source: SourcePath,
     images: QueryPath,
@@ -97,8 +97,6 @@ def identify(
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Label images by the most similar labeled images, e.g. of a gallery, or report them as unknown.
 

@@ -9,19 +9,19 @@ from dmlkit.cli.options import (
     LOOK,
     ArrayLabels,
     ArrayManifold,
-    Debug,
-    Plugins,
     RunDevice,
     RunSplit,
     SetDataset,
     SourcePath,
     examples,
+    with_common_options,
 )
 
 app = typer.Typer()
 
 
 @app.command(rich_help_panel=LOOK, epilog=examples("dmlkit inspect runs/demo -o report.html"))
+@with_common_options
 def inspect(
     source: SourcePath,
     output: Annotated[
@@ -32,8 +32,6 @@ def inspect(
     device: RunDevice = None,
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Write one HTML page of what the model gets wrong: worst queries, confused classes, suspected wrong labels."""
     from rich.console import Console

@@ -1,7 +1,8 @@
 """Options that several commands share, declared once."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -114,6 +115,23 @@ Plugins = Annotated[
         show_default=False,
     ),
 ]
+
+
+def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --plugin and --debug to a command that reads neither: a callback loads plug-ins, `main` looks for --debug."""
+
+    @wraps(command)
+    def run(*, plugins: object, debug: object, **options: Any) -> None:
+        command(**options)
+
+    own, added = signature(command), {"plugins": (Plugins, None), "debug": (Debug, False)}
+    more = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in added.items()
+    ]
+    run.__dict__["__signature__"] = own.replace(parameters=[*own.parameters.values(), *more])
+    run.__annotations__ = {**command.__annotations__, **{name: kind for name, (kind, _) in added.items()}}
+    return run
 
 
 def checked(check: Callable[[Any], object]) -> Callable[..., Any]:

@@ -9,14 +9,13 @@ from typer.core import TyperGroup
 from dmlkit.cli.options import (
     LOOK,
     Checkpoint,
-    Debug,
     Device,
-    Plugins,
     SetDataset,
     SplitName,
     checked,
     each,
     examples,
+    with_common_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.source import is_study, require_run
@@ -123,6 +122,7 @@ def add_map(kind: "MapKind", help_text: str) -> None:
     """Add the command for a kind of map; the kinds have the same options."""
 
     @app.command(kind, help=help_text, epilog=examples(f"dmlkit plot {kind} runs/demo --images"))
+    @with_common_options
     def _draw(
         run: PlottedRun,
         split: Split = "test",
@@ -132,8 +132,6 @@ def add_map(kind: "MapKind", help_text: str) -> None:
         checkpoint: Checkpoint = None,
         overrides: SetDataset = None,
         device: Device = "auto",
-        plugins: Plugins = None,
-        debug: Debug = False,
     ) -> None:
         from dmlkit.cli.console import counted
         from dmlkit.cli.progress import bars
@@ -152,6 +150,7 @@ add_map("tsne", "Draw a t-SNE map of the embeddings, colored by class.")
 
 
 @app.command(epilog=examples("dmlkit plot retrieval runs/demo --queries 4 --neighbors 5"))
+@with_common_options
 def retrieval(
     run: PlottedRun,
     split: Split = "test",
@@ -169,8 +168,6 @@ def retrieval(
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Draw queries and their nearest neighbors, marked as right or wrong."""
     from dmlkit.cli.console import counted
@@ -186,6 +183,7 @@ def retrieval(
 
 
 @app.command(epilog=examples("dmlkit plot heatmap runs/demo --split train"))
+@with_common_options
 def heatmap(
     run: PlottedRun,
     split: Split = "test",
@@ -194,8 +192,6 @@ def heatmap(
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Draw the similarities between images and proxies, and between classes."""
     from dmlkit.cli.console import counted, say
@@ -212,6 +208,7 @@ def heatmap(
 
 
 @app.command(epilog=examples("dmlkit plot histogram runs/demo"))
+@with_common_options
 def histogram(
     run: PlottedRun,
     split: Split = "test",
@@ -219,8 +216,6 @@ def histogram(
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Draw the similarities of same-class and different-class pairs, before and after training."""
     from dmlkit.cli.progress import bars
@@ -235,12 +230,11 @@ def histogram(
 @app.command(
     epilog=examples("dmlkit plot epochs runs/demo", "dmlkit plot epochs runs/one runs/two --metric map@r -o epochs.pdf")
 )
+@with_common_options
 def epochs(
     sources: RunsOrStudy,
     metric: Metric = None,
     output: Output = None,
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Draw the loss and a validation metric over the epochs of runs, or of the variants of a study."""
     from rich.console import Console
@@ -271,6 +265,7 @@ def epochs(
 
 
 @app.command(epilog=examples("dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf"))
+@with_common_options
 def results(
     study: Annotated[
         Path,
@@ -285,8 +280,6 @@ def results(
         str | None, typer.Option(metavar="NAME", help="Metric to draw. Default: all.", show_default=False)
     ] = None,
     output: Output = None,
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Draw the metrics of a study: one value per variant, or a curve if it varies a number."""
     from rich.console import Console

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import RESEARCH, Debug, Device, Json, Plugins, RecipePath, Set, examples
+from dmlkit.cli.options import RESEARCH, Device, Json, RecipePath, Set, examples, with_common_options
 
 if TYPE_CHECKING:
     from dmlkit.study.record import ProtocolName
@@ -26,6 +26,7 @@ Repeats = Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of re
 
 
 @app.command(name="official", epilog=examples("dmlkit protocol official RECIPE -o runs/five --repeats 5"))
+@with_common_options
 def official(
     recipe: RecipePath,
     output: Output,
@@ -33,8 +34,6 @@ def official(
     overrides: Set = None,
     json: Json = False,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Train the recipe unchanged with several seeds.
 
@@ -44,6 +43,7 @@ def official(
 
 
 @app.command(name="reality_check", epilog=examples("dmlkit protocol reality_check RECIPE -o runs/check --repeats 10"))
+@with_common_options
 def reality_check(
     recipe: RecipePath,
     output: Output,
@@ -51,8 +51,6 @@ def reality_check(
     overrides: Set = None,
     json: Json = False,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Train 4 models per repeat, one per class fold; evaluate them separately and together (Musgrave et al. 2020).
 

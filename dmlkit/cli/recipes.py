@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import MORE, Debug, Plugins, RecipePath, Set, examples
+from dmlkit.cli.options import MORE, Debug, Plugins, RecipePath, Set, examples, with_common_options
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -227,7 +227,8 @@ def copy(
 
 
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit check glyphs/proxy_anchor --set loss.margin=0.2"))
-def check(recipe: RecipePath, overrides: Set = None, plugins: Plugins = None, debug: Debug = False) -> None:
+@with_common_options
+def check(recipe: RecipePath, overrides: Set = None) -> None:
     """Check a recipe, and print it with all defaults."""
     from dmlkit.recipe.early import check_recipe
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Debug, Device, Plugins, QueryPath, QueryRun, SourcePath, examples
+from dmlkit.cli.options import USE, Device, QueryPath, QueryRun, SourcePath, examples, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
 
@@ -24,6 +24,7 @@ app = typer.Typer()
         "dmlkit review galleries/birds inbox -o reviews/june --add",
     ),
 )
+@with_common_options
 def review(
     gallery: SourcePath,
     images: QueryPath,
@@ -44,8 +45,6 @@ def review(
     ] = False,
     run: QueryRun = None,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Check the labels that identify gives to images, and print how many of them may be wrong.
 

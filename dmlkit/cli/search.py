@@ -11,10 +11,8 @@ from dmlkit.cli.options import (
     BoxConfidence,
     BoxMargin,
     BoxSource,
-    Debug,
     Device,
     Json,
-    Plugins,
     QueryPath,
     QueryRun,
     RerankMethod,
@@ -23,6 +21,7 @@ from dmlkit.cli.options import (
     boxes_of,
     examples,
     rerank_of,
+    with_common_options,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ MOST_SHOWN = 10  # queries printed in the terminal
         "dmlkit search embeddings/photos new.jpg --rerank expansion",
     ),
 )
+@with_common_options
 def search(
     source: SourcePath,
     queries: QueryPath,
@@ -64,8 +64,6 @@ def search(
     manifold: ArrayManifold = None,
     json: Json = False,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Find the nearest neighbors of images in a gallery, a run or other embeddings.
 

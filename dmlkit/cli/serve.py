@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Debug, Device, Plugins, QueryRun, SourcePath, examples
+from dmlkit.cli.options import USE, Device, QueryRun, SourcePath, examples, with_common_options
 
 app = typer.Typer()
 
@@ -18,6 +18,7 @@ app = typer.Typer()
         "DMLKIT_TOKEN=secret dmlkit serve runs/birds --host 0.0.0.0",
     ),
 )
+@with_common_options
 def serve(
     source: SourcePath,
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="Port; 0 takes a free one.")] = 8765,
@@ -49,8 +50,6 @@ def serve(
     ] = None,
     run: QueryRun = None,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Answer embed, search, identify and verify over HTTP, with a page for people.
 

@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import RESEARCH, Debug, Device, DryRun, Plugins, Set, checked, each, examples
+from dmlkit.cli.options import (
+    RESEARCH,
+    Debug,
+    Device,
+    DryRun,
+    Plugins,
+    Set,
+    checked,
+    each,
+    examples,
+    with_common_options,
+)
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_study, require_study_file
 
@@ -193,6 +204,7 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
         "dmlkit report runs/study/mpa -o tables.tex",
     ),
 )
+@with_common_options
 def report(
     folders: Annotated[
         list[Path],
@@ -221,8 +233,6 @@ def report(
             show_default=False,
         ),
     ] = None,
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Write the results of studies as one document: claims, metrics, verdicts and commands."""
     from rich.console import Console

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Debug, Device, DryRun, Plugins, RecipePath, Set, examples
+from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, examples, with_common_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +24,7 @@ app = typer.Typer()
         "dmlkit train glyphs/proxy_anchor", "dmlkit train recipe.yaml --set training.epochs=3 -o runs/short"
     ),
 )
+@with_common_options
 def train(
     recipe: RecipePath,
     output: Annotated[
@@ -43,8 +44,6 @@ def train(
     ] = False,
     dry_run: DryRun = False,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Train a recipe and write a run folder: weights, curves, metrics on unseen classes."""
     from dmlkit.recipe.early import check_recipe
@@ -88,7 +87,7 @@ def train_and_print(
     try:
         with training_progress(console, recipe, output if resume else None) as progress:
             summary = train_recipe(
-                recipe, output, fabric=fabric, progress=progress, resume=resume, overwrite=overwrite, basis=basis
+                recipe, output, device=fabric, progress=progress, resume=resume, overwrite=overwrite, basis=basis
             )
     except TrainingStoppedError as stopped:
         how = "--resume instead of --overwrite" if overwrite else "--resume"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, WithRun, examples
+from dmlkit.cli.options import USE, Checkpoint, Device, Json, RunPath, WithRun, examples, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_image, require_path
 
@@ -23,6 +23,7 @@ UNFITTED = "note: no probability, because an older version of dmlkit calibrated 
     rich_help_panel=USE,
     epilog=examples("dmlkit verify runs/demo a.jpg b.jpg", "dmlkit verify runs/demo --pairs pairs.csv --csv out.csv"),
 )
+@with_common_options
 def verify(
     run: RunPath,
     images: Annotated[
@@ -59,8 +60,6 @@ def verify(
     second: WithRun = None,
     json: Json = False,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Print whether two images show the same class, using the threshold found by calibrate."""
     names = images or []

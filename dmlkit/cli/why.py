@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import LOOK, Checkpoint, Debug, Device, Json, Plugins, RunPath, checked, examples
+from dmlkit.cli.options import LOOK, Checkpoint, Device, Json, RunPath, checked, examples, with_common_options
 from dmlkit.files.source import require_image
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ app = typer.Typer()
 
 
 @app.command(rich_help_panel=LOOK, epilog=examples("dmlkit why runs/demo a.jpg b.jpg -o why.png"))
+@with_common_options
 def why(
     run: RunPath,
     a: Annotated[Path, typer.Argument(metavar="A", help="Image.", callback=checked(require_image), show_default=False)],
@@ -36,8 +37,6 @@ def why(
     checkpoint: Checkpoint = None,
     json: Json = False,
     device: Device = "auto",
-    plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Print which patches of two images match, and what each pair contributes to their similarity."""
     from rich.console import Console

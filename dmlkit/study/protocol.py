@@ -196,7 +196,7 @@ def _trained(recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[s
         if run.summary_path.exists():
             return Summary.read(run.summary_path)
     fabric.barrier()
-    return train(recipe, folder, fabric=fabric, progress=progress(str(folder), recipe), resume=True)
+    return train(recipe, folder, device=fabric, progress=progress(str(folder), recipe), resume=True)
 
 
 def _concatenated(folds: Sequence[Path], fabric: Fabric) -> dict[str, float]:

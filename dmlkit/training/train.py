@@ -37,8 +37,7 @@ def train(
     folder: str | Path,
     *,
     overrides: Sequence[str] = (),
-    device: str = "auto",
-    fabric: Fabric | None = None,
+    device: str | Fabric = "auto",
     progress: Progress | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -50,8 +49,7 @@ def train(
         recipe: a recipe, or its YAML file, or the name of a recipe that comes with dmlkit.
         folder: the run folder; see `RunFolder`.
         overrides: changes of a file, each ``key.subkey=value``.
-        device: see `start_fabric`.
-        fabric: a fabric that is launched already; ``device`` is then ignored.
+        device: a device, see `start_fabric`, or a fabric that is launched already.
         progress: receives steps and epochs.
         resume: continue the run in ``folder`` from its last checkpoint, or start it if it has none yet.
         overwrite: replace the run in ``folder`` and everything that was made with its weights.
@@ -64,7 +62,7 @@ def train(
     if resume and overwrite:
         raise UserError("--resume continues a run and --overwrite deletes it; use only one of them")
     recipe = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
-    fabric = fabric or start_fabric(device, recipe.training.precision)
+    fabric = start_fabric(device, recipe.training.precision) if isinstance(device, str) else device
     run = RunFolder(Path(folder))
     check_places(recipe, run.path)
     held = run.lock_for_training() if fabric.is_global_zero else nullcontext()

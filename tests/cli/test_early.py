@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import END, Result
-from tests.processes import start
+from tests.conftest import Result
 
 Cli = Callable[..., Result]
 NO_RUN = "no run here (recipe.yaml or environment.json is missing); expected a folder that train wrote"
@@ -71,16 +70,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "stopped" / "creating.json").write_text("")
     (tmp_path / "study" / "study.json").write_text("")
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def catalogue(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A cache folder with the names of all components, as ``dmlkit list`` leaves it."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        assert start("list").wait(END) == 0
-    return str(folder)
 
 
 MISTAKES = [

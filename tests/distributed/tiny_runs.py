@@ -70,17 +70,17 @@ def train_all(output: Path, *continued: Path) -> None:
     fabric = start_fabric("cpu")
     summary.plot_curves = lambda *_, **__: None  # 0.15 s a run, whose tests are elsewhere
     for path in continued:
-        train(recipe_of("mpa", RESUMED), path, fabric=fabric, resume=True)
+        train(recipe_of("mpa", RESUMED), path, device=fabric, resume=True)
     if output.exists():
         return
     for name, variant in sorted(LossConfig.variants.items()):
-        train(recipe_of(name), output / name, fabric=fabric)
+        train(recipe_of(name), output / name, device=fabric)
         if variant.shares_classes and fabric.world_size > 1:
-            train(recipe_of(name, SHARDED), output / f"{name} sharded", fabric=fabric)
+            train(recipe_of(name, SHARDED), output / f"{name} sharded", device=fabric)
     for name, override in TUNED.items():
-        train(recipe_of("proxy_anchor", (override,)), output / name, fabric=fabric)
-    train(recipe_of("proxy_isa", (*ACCUMULATED, "loss.delay=0.5")), output / "accumulated", fabric=fabric)
-    train(recipe_of("multi_similarity", CHUNKED), output / "chunked", fabric=fabric)
-    train(recipe_of("mpa", RESUMED), output / "unbroken", fabric=fabric)
+        train(recipe_of("proxy_anchor", (override,)), output / name, device=fabric)
+    train(recipe_of("proxy_isa", (*ACCUMULATED, "loss.delay=0.5")), output / "accumulated", device=fabric)
+    train(recipe_of("multi_similarity", CHUNKED), output / "chunked", device=fabric)
+    train(recipe_of("mpa", RESUMED), output / "unbroken", device=fabric)
     with suppress(TrainingStoppedError):
-        train(recipe_of("mpa", RESUMED), output / "stopped", fabric=fabric, progress=Stopper())
+        train(recipe_of("mpa", RESUMED), output / "stopped", device=fabric, progress=Stopper())

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,7 @@ def test_the_figures_of_photos_are_those_of_tuning():
         assert figure in tuning
 
 
+@cache
 def templates() -> list[re.Pattern[str]]:
     """Every text in dmlkit's source with at least 10 fixed characters, as a pattern with gaps for what it fills in."""
     found: list[re.Pattern[str]] = []

@@ -12,7 +12,7 @@ from pyarrow import csv, parquet
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.sources import open_points
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import Result
 from tests.datasets import trees
 
 Cli = Callable[..., Result]
@@ -20,13 +20,10 @@ HOSTILE = "new\nline \x1b]0;title\x07"
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     """A folder with ``run``; ``photos`` of two classes with one photo at the top; and ``table.csv`` of them."""
-    from dmlkit.training.train import train
-
     folder = tmp_path_factory.mktemp("home")
-    (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))
-    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    trained_once(folder)
     for number, name in enumerate(("crow/1.jpg", "crow/deep/2.jpg", "dove/1.jpg", "top.jpg")):
         trees.photo(folder / "photos" / name, number, (40, 30))
     (folder / "table.csv").write_text(

@@ -45,7 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     home = tmp_path_factory.mktemp("home")
     recipe = parse_recipe(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"), "tiny.yaml")
-    train(recipe, home / "run", fabric=start_fabric("cpu"))
+    train(recipe, home / "run", device=start_fabric("cpu"))
     (home / "photos").mkdir()
     for index, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (IMAGES, 16, 16, 3), dtype=np.uint8)):
         Image.fromarray(pixels).save(home / "photos" / f"{index:03}.png")

@@ -17,7 +17,7 @@ from dmlkit.embedding.questions.identify import identify
 from dmlkit.embedding.run import embed
 from dmlkit.embedding.sources import open_points
 from dmlkit.files.source import kind_of
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import Result
 from tests.datasets import trees
 
 Cli = Callable[..., Result]
@@ -41,12 +41,9 @@ class Home(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    from dmlkit.training.train import train
-
+def home(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Home:
     folder = tmp_path_factory.mktemp("home")
-    (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))
-    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    trained_once(folder)
     embed(folder / "run", split="test", output=folder / "e", device="cpu")
     for number, name in enumerate(("crow", "dove", "finch")):
         for index in range(4):

@@ -28,7 +28,7 @@ def run(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("trained") / "run"
     recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
-    train(recipe, folder, fabric=start_fabric("cpu"))
+    train(recipe, folder, device=start_fabric("cpu"))
     return folder
 
 

@@ -42,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     (home / "recipe.yaml").write_text(RECIPE.format(root=photos(home / "photos")))
     recipe = read_recipe(home / "recipe.yaml", ["training.epochs=1"])
-    train(recipe, home / "run", fabric=start_fabric("cpu"))
+    train(recipe, home / "run", device=start_fabric("cpu"))
     return home
 
 

@@ -235,3 +235,15 @@ def test_bad_options_are_refused():
         grouplet(group_size=0)
     with pytest.raises(ValueError, match="seed: got -1, expected greater than or equal to 0"):
         grouplet(seed=-1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_similarity_that_is_not_finite_costs_nothing_and_the_solver_does_not_fail(value: float):
+    """The loss is not finite then, which the trainer reports; the solver itself refuses such costs."""
+    similarity = torch.rand(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    cost = 1 - similarity
+    similarity[1, 2], cost[1, 2] = value, 0
+    found = TransportWeights(solver=Exact(), group_size=4).solve(torch.arange(4)[None], similarity, torch.arange(4))
+    expected = torch.zeros(4, 4, dtype=torch.float64)
+    expected[linear_sum_assignment(cost)] = 1
+    torch.testing.assert_close(found.plan[0], expected)

@@ -141,6 +141,19 @@ def test_the_columns_of_table_3_over_a_training_run(positive: str, negative: str
     assert loss.informative.memory.seen.tolist() == [naive.seen[c] for c in range(CLASSES)]
 
 
+def test_a_batch_of_one_class_has_no_images_of_others():
+    torch.manual_seed(0)
+    loss, naive = ProxyISA(Sphere(DIM), CLASSES, volume=V, memory_size=1024).double(), Naive("sigma", "1/E", 1024)
+    for epoch in (1, 2, 3):
+        loss.set_epoch(epoch)
+        naive.epoch = epoch
+        features, _ = a_batch(epoch, loss.proxies)
+        labels = torch.zeros(len(features), dtype=torch.int64)
+        expected = naive.loss(unit(features), labels, unit(loss.proxies))
+        value = loss(loss.manifold.from_features(features), labels)
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("size", [1024, 7])
 def test_the_weights_on_proxy_nca(size: int):
     torch.manual_seed(0)

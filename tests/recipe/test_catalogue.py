@@ -12,8 +12,7 @@ from dmlkit.cli.recipes import find_reference
 from dmlkit.recipe import catalogue
 from dmlkit.recipe.reference import Reference
 from tests.cli.test_early import without_torch
-from tests.conftest import END, Result
-from tests.processes import start
+from tests.conftest import Result
 
 
 def in_new_process(code: str) -> str:
@@ -23,19 +22,9 @@ def in_new_process(code: str) -> str:
     return found.stdout.strip().splitlines()[-1]
 
 
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder with a catalogue."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        assert start("list").wait(END) == 0
-    return folder
-
-
 @pytest.fixture
-def warm(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(filled))
+def warm(catalogue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", catalogue)
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_every_row_of_a_recipe_is_valid(path: Path):
 @pytest.mark.parametrize("path", RECIPES, ids=name)
 def test_every_recipe_takes_steps(path: Path, tmp_path: Path):
     """Three epochs of two steps: Proxy-ISA's memory and filter, warm-ups and the end of freezing included."""
-    train(miniature(read_recipe(path)), tmp_path / "run", fabric=start_fabric("cpu"))
+    train(miniature(read_recipe(path)), tmp_path / "run", device=start_fabric("cpu"))
     epochs = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(epochs) == 3 and all(abs(epoch["loss"]) < float("inf") for epoch in epochs)
 

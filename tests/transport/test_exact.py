@@ -127,3 +127,16 @@ def test_any_marginals(data: st.DataObject):
 def test_no_gradient(solver: Exact | Emd):
     cost = torch.rand(2, 3, 3, requires_grad=True)
     assert not solver.plan(cost, torch.ones(2, 3), torch.ones(2, 3)).requires_grad
+
+
+def test_empty_rows_and_columns_are_left_out_of_the_problem(monkeypatch: pytest.MonkeyPatch):
+    shapes: list[tuple[int, ...]] = []
+    solve = Exact.solve
+
+    def noted(self: Exact, cost: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+        shapes.append(tuple(cost.shape))
+        return solve(self, cost, rows, cols)
+
+    monkeypatch.setattr(Exact, "solve", noted)
+    Exact().plan(torch.rand(1, 4, 5), torch.tensor([[1.0, 0, 1, 0]]), torch.tensor([[0, 2.0, 0, 0, 0]]))
+    assert shapes == [(1, 2, 1)]

@@ -1,23 +1,22 @@
 """A run on the ball and photos of some birds, for all tests of galleries."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import TINY_RECIPE
+from tests.conftest import ON_THE_BALL
 from tests.datasets import trees
 
 BIRDS = ("crow", "dove", "finch", "gull")
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("place")
-    recipe = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0").replace("embedding_dim: 8", "embedding_dim: 4")
-    (folder / "recipe.yaml").write_text(recipe + "manifold: {name: poincare}\n")
-    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    trained_once(folder, ON_THE_BALL)
     train(folder / "recipe.yaml", folder / "other", device="cpu", overrides=["seed=4"])
     for label, name in enumerate(BIRDS):
         for index in range(3):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import Result
 from tests.datasets import trees
 from tests.embedding.stored import EUCLIDEAN, embeddings_at
 
@@ -161,12 +161,9 @@ def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[st
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from dmlkit.training.train import train
-
+def run(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))
-    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    trained_once(folder)
     return folder / "run"
 
 

@@ -25,7 +25,7 @@ from dmlkit.embedding.questions.page import drawn_picture
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
 from dmlkit.manifolds.numerics.frechet import frechet_mean
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import ON_THE_BALL, Result
 from tests.datasets import trees
 from tests.embedding.stored import embeddings_at
 
@@ -34,14 +34,10 @@ BIRDS = ("crow", "dove", "finch", "gull")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     """A run on the ball, a gallery of its photos, and others to ask about."""
-    from dmlkit.training.train import train
-
     folder = tmp_path_factory.mktemp("place")
-    recipe = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0").replace("embedding_dim: 8", "embedding_dim: 4")
-    (folder / "recipe.yaml").write_text(recipe + "manifold: {name: poincare}\n")
-    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    trained_once(folder, ON_THE_BALL)
     for label, name in enumerate(BIRDS):
         for index in range(2 + label):
             trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index, (40, 30))

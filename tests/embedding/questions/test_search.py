@@ -18,7 +18,7 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.questions.page import MOST, Picture, Shelf, check_page, write_page
 from dmlkit.errors import UserError
 from dmlkit.manifolds import Poincare
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import ON_THE_BALL, Result
 from tests.datasets import trees
 from tests.embedding.stored import EUCLIDEAN, POINCARE, POINTS, embeddings_at, manifest
 
@@ -26,15 +26,12 @@ Cli = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     """A run on the ball, photos, and the embeddings of a few of them."""
     from dmlkit.embedding import embed
-    from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("place")
-    recipe = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0").replace("embedding_dim: 8", "embedding_dim: 4")
-    (folder / "recipe.yaml").write_text(recipe + "manifold: {name: poincare}\n")
-    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    trained_once(folder, ON_THE_BALL)
     for index in range(12):
         trees.photo(folder / "photos" / f"{index}.jpg", index, (40, 30))
     for index in range(2):

@@ -5,13 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import TINY_RECIPE
 from tests.datasets import trees
 
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="playwright is missing: make test-browser")
@@ -20,14 +19,12 @@ BAD = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+def server(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Iterator[tuple[str, Path]]:
     """The address of a server with a token, and a folder with photos."""
     from dmlkit.embedding.gallery.change import create_gallery
-    from dmlkit.training.train import train
 
     folder = tmp_path_factory.mktemp("page")
-    (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"))
-    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    trained_once(folder)
     for label, name in enumerate(("crow", "dove", BAD)):
         for index in range(4):
             trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index, (40, 30))

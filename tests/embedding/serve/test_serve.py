@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from dmlkit.embedding.serve.limits import Guard
 from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import calibrate_run
-from tests.conftest import END, TINY_RECIPE
+from tests.conftest import END
 from tests.datasets import trees
 
 BIRDS = ("crow", "dove", "finch", "gull")
@@ -38,14 +38,10 @@ LOCAL = "http://127.0.0.1"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     """A calibrated run, and photos for a gallery and for questions."""
-    from dmlkit.training.train import train
-
     folder = tmp_path_factory.mktemp("serve")
-    recipe = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0")
-    (folder / "recipe.yaml").write_text(recipe)
-    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    trained_once(folder)
     for label, name in enumerate(BIRDS):
         for index in range(4):
             trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index, (40, 30))
