@@ -131,7 +131,7 @@ class ReviewFolder:
             while left.any() and missing > 0:
                 question = self._choose(left, changed, repeated, len(self._asked) + len(chosen))
                 left[question.row] = False
-                repeated[self._group(question.row)] = True
+                repeated[self.alike(question.row)] = True
                 missing -= question.row not in self._answers  # a draw may find an image that was answered already
                 chosen.append(Entry(question=question))
             if chosen:
@@ -142,7 +142,7 @@ class ReviewFolder:
         """Return the groups of unknown images without an answer, the largest first; each is one question."""
         first, found = self.review.labels, list[list[int]]()
         for row in range(first, len(self.review.proposals)):
-            group = self._group(row)
+            group = self.alike(row)
             if row == group[0] and not any(one in self._answers for one in group):
                 found.append(group)
         return sorted(found, key=len, reverse=True)
@@ -266,7 +266,8 @@ class ReviewFolder:
         given = set(self._answers[row].values())
         return given.pop() if len(given) == 1 else None
 
-    def _group(self, row: int) -> list[int]:
+    def alike(self, row: int) -> list[int]:
+        """Return the images of the group of an image, itself included."""
         group = self.review.proposals[row].group
         return [row] if group is None else self.review.members[group]
 
@@ -279,7 +280,7 @@ class ReviewFolder:
         """Return the labels, (N,) bool, of images in groups that were asked about."""
         found = np.zeros(self.review.labels, dtype=bool)
         for row in {one.row for one in self._asked} | {row for row in self._answers if row < len(found)}:
-            found[self._group(row)] = True
+            found[self.alike(row)] = True
         return found
 
     def _add(self, entries: Sequence[Entry]) -> None:

@@ -88,7 +88,7 @@ def test_the_bound_is_that_of_the_replies(tmp_path: Path):
     assert {question.is_draw for question in asked} == {True, False}
     rows = [question.row for question in asked]
     answers = {row: "b" if row % 7 == 0 else None if row % 11 == 0 else "a" for row in rows}
-    expected = LabelAudit([proposal.probability for proposal in proposals])
+    expected, now = LabelAudit([proposal.probability for proposal in proposals]), state.statement()
     for number, question in enumerate(asked):
         assert state.reply({question.row: answers[question.row]}, "ada") == 1
         expected.add(question.row, is_wrong=answers[question.row] != "a", is_draw=question.is_draw)
