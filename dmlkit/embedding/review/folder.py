@@ -139,13 +139,19 @@ class ReviewFolder:
         return self.waiting[:count]
 
     def ask_unknown(self) -> list[list[int]]:
-        """Return the groups of unknown images without an answer, the largest first; each is one question."""
-        first, found = self.review.labels, list[list[int]]()
-        for row in range(first, len(self.review.proposals)):
+        """Return what to ask about unknown images, each a list of rows that the answer to its first one labels.
+
+        Groups without an answer come first, the largest of them first, then the single images that have their label
+        from an answer on another image.
+        """
+        groups, single = list[list[int]](), list[list[int]]()
+        for row in range(self.review.labels, len(self.review.proposals)):
             group = self.alike(row)
-            if row == group[0] and not any(one in self._answers for one in group):
-                found.append(group)
-        return sorted(found, key=len, reverse=True)
+            if any(one in self._answers for one in group):
+                single += [[row]] if row not in self._answers else []
+            elif row == group[0]:
+                groups.append(group)
+        return sorted(groups, key=len, reverse=True) + single
 
     @property
     def waiting(self) -> list[LabelQuestion]:
@@ -192,7 +198,7 @@ class ReviewFolder:
             most_wrong=min(found.most_wrong() + len(changed), labels - self._counted),
             more_draws=min(ceil(draws[0]) + max(-allowed, 0), labels - self._counted),
             spread=len(changed),
-            unknown=sum(map(len, self.ask_unknown())),
+            unknown=sum(len(group) for group in self.ask_unknown() if self.label(group[0]) is None),
             disagreements=len(self.disagreements()),
         )
 

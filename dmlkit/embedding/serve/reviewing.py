@@ -93,12 +93,13 @@ class Desk:
             if not group:
                 return {"question": None}
             row, proposals = group[0], self._review.review.proposals
+            has_answer = bool(self._review.answers(row))
             return {
                 "question": {
                     "row": row,
                     "id": proposals[row].id,
                     "path": proposals[row].path,
-                    "label": proposals[row].label,
+                    "label": proposals[row].label if has_answer else self._review.label(row),
                     "probability": proposals[row].probability,
                     "nearest": [{"id": one, "label": self._label(one)} for one in proposals[row].nearest],
                     "alike": [one for one in self._review.alike(row) if one != row][:SHOWN],

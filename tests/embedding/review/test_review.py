@@ -117,12 +117,14 @@ def test_an_answer_holds_for_its_group_and_what_it_changes_counts_as_wrong(tmp_p
     assert [state.label(row) for row in range(3)] == ["c", "b", "a"] and state.statement().spread == 0
     state.reply({6: "new", 8: None}, "ada")
     now = state.statement()
-    assert [state.label(row) for row in (6, 7, 8)] == ["new", "new", None] and state.ask_unknown() == []
+    assert [state.label(row) for row in (6, 7, 8)] == ["new", "new", None] and state.ask_unknown() == [[7]]
     assert (now.labels, now.spread, now.unknown) == (7, 1, 0)
     while asked := state.ask(1):
         state.reply({asked[0].row: labels[asked[0].row]}, "ada")
     done = state.statement()
     assert (done.checked, done.most_wrong, done.corrected) == (6, 1, 1)  # only row 7 was never seen
+    state.reply({7: "new"}, "ada")
+    assert state.statement().most_wrong == 0 and state.ask_unknown() == []
 
 
 def test_near_duplicates_are_asked_about_once_unless_they_are_drawn(tmp_path: Path):

@@ -47,9 +47,12 @@ function actions(question) {
     made.dataset.key = key;
     return made;
   };
+  const others = [...new Set(question.nearest.map(({ label }) => label))]
+    .filter((label) => label !== null && label !== question.label).slice(0, 4);
   return [node("div", { className: "row answers" },
     question.label === null ? null : button("y", "Same", () => answer(question.label)),
     button("o", question.label === null ? "Known or new" : "Other or new", () => $("#other").focus()),
+    ...others.map((label, place) => button(`${place + 1}`, label, () => answer(label))),
     button("u", "Cannot tell", () => answer(null)),
     review.before.length ? button("b", "Back", back) : null), wrong];
 }
@@ -68,8 +71,8 @@ async function showQuestion(row = null) {
   const title = question.label === null ? "What is it?" : `Is it ${question.label}?`;
   const said = Object.entries(question.answers).map(([who, label]) => `${who} said ${label ?? "cannot tell"}`).join("; ");
   const alike = question.count > 1 ? `The answer also holds for ${plural(question.count - 1, "image", "images")} that ` +
-    `${question.count === 2 ? "looks" : "look"} the same. ` : "";
-  const chance = question.label === null ? "" : `Probability ${percent(question.probability)}. `;
+    `${question.count === 2 ? "looks" : "look"} alike. ` : "";
+  const chance = question.label === null || !question.probability ? "" : `Probability ${percent(question.probability)}. `;
   const figure = (from, alt, id) => node("figure", {}, picture(id, alt, from));
   place.replaceChildren(
     node("h3", { id: "asked", tabIndex: -1, textContent: title }),

@@ -21,7 +21,7 @@ function draw(found) {
     found.heat[side].forEach((value, patch) => picture.append(shape("rect", {
       x: left[side] + (patch % columns) * 100 / columns, y: Math.floor(patch / columns) * 100 / rows,
       width: 100 / columns, height: 100 / rows,
-      fill: value > 0 ? "#d7301f" : "#2166ac", "fill-opacity": 0.65 * Math.abs(value) / most,
+      fill: value > 0 ? "#d7301f" : "#2166ac", "fill-opacity": 0.5 * Math.abs(value) / most,
     })));
   });
   const center = (patch, side) => [left[side] + (patch % columns + .5) * 100 / columns,
@@ -41,7 +41,7 @@ export async function explain(path, body) {
   $("#why-pair").replaceChildren(draw(found));
   $("#why-title").textContent = `${found.similarity.replaceAll("_", " ")} ${number(found.score)}`;
   $("#why-list").replaceChildren(...found.pairs.map(({ a, b, contribution }) => node("li", {
-    textContent: `${number(contribution)}: ${place(a)} of the first, ${place(b)} of the second`,
+    textContent: `${contribution.toPrecision(2)}: ${place(a)} of the first, ${place(b)} of the second`,
   })));
   say("");
   $("#why").showModal();
