@@ -179,7 +179,8 @@ def open_desk(request: Request) -> Desk:
     return found
 
 
-ServedDesk, OpenDesk = Annotated[Desk, Depends(desk_of)], Annotated[Desk, Depends(open_desk)]
+ServedDesk = Annotated[Desk, Depends(desk_of)]
+OpenDesk = Annotated[Desk, Depends(open_desk)]
 review_api = APIRouter(prefix="/v1/review")
 
 
