@@ -12,7 +12,7 @@ from dmlkit.files.source import kind_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dmlkit.embedding.questions.review import Review
+    from dmlkit.embedding.review.folder import ReviewFolder
 
 app = typer.Typer()
 
@@ -55,8 +55,8 @@ def review(
 
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.questions.review import LABELS
-    from dmlkit.embedding.questions.review import review as review_labels
+    from dmlkit.embedding.review.table import LABELS
+    from dmlkit.embedding.review.table import review as review_labels
 
     if add and kind_of(gallery) != "gallery":
         raise UserError(f"--add: applies to a gallery; {gallery} is something else; remove --add")
@@ -64,7 +64,7 @@ def review(
     found = review_labels(
         gallery, images, output, ask=ask, wrong=wrong, audit=audit, run=run, device=device, bar=bars(console)
     )
-    print_review(found, output, console)
+    print_review(found, console)
     if add:
         from dmlkit.embedding.gallery.change import add_images
 
@@ -74,23 +74,28 @@ def review(
     say(console, f"all labels: {output / LABELS}; --add adds them to {gallery}")
 
 
-def print_review(found: "Review", folder: Path, console: "Console") -> None:
+def print_review(found: "ReviewFolder", console: "Console") -> None:
     """Print how many labels may be wrong, and what to do next."""
     from dmlkit.cli.console import counted, say
-    from dmlkit.embedding.questions.review import QUESTIONS
+    from dmlkit.embedding.review.table import QUESTIONS
 
-    now = found.statement()
+    now, wrong = found.statement(), found.review.wrong
     share = now.most_wrong / now.labels
     say(
         console,
         f"of {counted(now.labels, 'label', 'labels')} at most {now.most_wrong} ({share:.1%}) are wrong, with "
-        f"{1 - found.error:.0%} confidence, whenever you stop",
+        f"{1 - found.review.error:.0%} confidence, whenever you stop",
         style="bold",
     )
-    unknown = counted(found.unknown, "image is", "images are")
+    unknown = counted(now.unknown, "image is", "images are")
     say(console, f"{now.checked} checked, {now.corrected} of them wrong; {unknown} unknown")
-    if now.most_wrong > found.wrong * now.labels:
-        say(console, f"about {now.more_draws} more answers on labels drawn at random would make it {found.wrong:.1%}")
-    if found.asked:
-        questions = counted(len(found.asked), "question", "questions")
-        say(console, f"next: answer {questions} in {folder / QUESTIONS}, and run this command again")
+    if now.spread:
+        say(console, f"{counted(now.spread, 'label comes', 'labels come')} from answers on near-duplicates")
+    if now.disagreements:
+        say(console, f"reviewers disagree on {counted(now.disagreements, 'image', 'images')}, which get no label")
+    if now.most_wrong > wrong * now.labels:
+        say(console, f"about {now.more_draws} more answers on labels drawn at random would make it {wrong:.1%}")
+    if found.waiting or now.unknown:
+        table = found.folder / QUESTIONS
+        say(console, f"next: write answers into {table}, and run this command again")
+        say(console, f"or answer on a page: dmlkit serve {found.review.gallery} --review {found.folder} --allow-writes")

@@ -15,6 +15,7 @@ app = typer.Typer()
     epilog=examples(
         "dmlkit serve galleries/birds",
         "dmlkit serve galleries/birds --allow-writes --port 9000",
+        "dmlkit serve galleries/birds --review reviews/june --allow-writes",
         "DMLKIT_TOKEN=secret dmlkit serve runs/birds --host 0.0.0.0",
     ),
 )
@@ -45,6 +46,16 @@ def serve(
             exists=True,
             file_okay=False,
             help="Let requests name images in this folder by their paths.",
+            show_default=False,
+        ),
+    ] = None,
+    review: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            exists=True,
+            file_okay=False,
+            help="Ask the questions of this review, which dmlkit review began; needs --allow-writes to answer.",
             show_default=False,
         ),
     ] = None,
@@ -81,6 +92,7 @@ def serve(
         token=token,
         allow_writes=allow_writes,
         images=images,
+        review=review,
         run=run,
         device=device,
         started=started,

@@ -11,9 +11,10 @@ import torch
 from pydantic import BaseModel, FiniteFloat
 from torch import Tensor, nn
 
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.images import ImageList
-from dmlkit.embedding.trained import load_model
+from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.loading.inputs import inputs_of
@@ -101,20 +102,34 @@ def explain(
     trained = load_model(run, fabric, checkpoint)
     if not trained.samples.has_pixels:
         raise UserError(f"{path}: this model takes {trained.samples.describe()}; expected a model of images")
-    inputs = inputs_of(ImageList([str(a), str(b)]), trained.recipe.transform, training=False)
+    return explain_images(trained, ImageList([str(a), str(b)]), run)
+
+
+def explain_images(trained: TrainedModel, images: Dataset, run: RunFolder | None) -> Seen:
+    """Explain by their patches how similar the two images of a dataset are to a model, see `explain`.
+
+    Args:
+        trained: the model.
+        images: two images.
+        run: run of the model, for its threshold.
+
+    Raises:
+        UserError: see `explain`.
+    """
+    inputs = inputs_of(images, trained.recipe.transform, training=False)
     shown: list[Tensor] = []
     for index in range(2):
         item = inputs[index, 0]
         if not isinstance(item.input, Tensor):
             raise UserError(item.fault)
         shown.append(item.input)
-    images = torch.stack(shown)
-    found = pair_contributions(trained.model, *images.to(trained.device), source=str(path))
-    threshold = threshold_of(run, trained.fingerprint)
+    seen, source = torch.stack(shown), "this model" if run is None else str(run.path)
+    found = pair_contributions(trained.model, *seen.to(trained.device), source=source)
+    threshold = None if run is None else threshold_of(run, trained.fingerprint)
     explanation = Explanation(
         weights=trained.fingerprint,
-        a=str(a),
-        b=str(b),
+        a=images.paths[0],
+        b=images.paths[1],
         similarity=trained.manifold.similarity_name,
         score=found.score,
         threshold=None if threshold is None else threshold.threshold,
@@ -123,7 +138,7 @@ def explain(
         is_sum=found.is_sum,
         spread=found.spread,
     )
-    return Seen(explanation, images)
+    return Seen(explanation, seen)
 
 
 class Contributions(NamedTuple):

@@ -19,8 +19,10 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from dmlkit import __version__
+from dmlkit.embedding.serve.explaining import explained
 from dmlkit.embedding.serve.limits import Guard, RefusedError
 from dmlkit.embedding.serve.pictures import BODY, MOST_BYTES, SentImage, first_message, read_pictures
+from dmlkit.embedding.serve.reviewing import Desk, desk_of, review_api
 from dmlkit.embedding.serve.service import BusyError, Service
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
@@ -105,13 +107,15 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem}
     for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 500, 503)  # each with its usual meaning
 }
+OPTIONAL_BODY = {"requestBody": {**BODY["requestBody"], "required": False}}
 api = APIRouter(prefix="/v1", responses=PROBLEMS)
 
 
 @api.get("/info")
-async def info(server: Server) -> dict[str, Any]:
+async def info(server: Server, request: Request) -> dict[str, Any]:
     """Return what is served."""
-    return {**await server.answered([], lambda _: server.service.info()), "writes": server.allow_writes}
+    found = await server.answered([], lambda _: server.service.info())
+    return {**found, "writes": server.allow_writes, "review": request.app.state.desk is not None}
 
 
 @api.post("/embed", openapi_extra=BODY)
@@ -143,6 +147,33 @@ async def verify(server: Server, pictures: SentImages) -> dict[str, Any]:
     if len(pictures) != 2:
         raise RefusedError(422, f"got {len(pictures)} images, expected 2 to compare")
     return await server.answered(pictures, server.service.verify)
+
+
+async def some_pictures(request: Request) -> list[SentImage]:
+    """Return the images of a request; none for a request without a body."""
+    return await pictures_of(request) if request.headers.get("content-type") else []
+
+
+@api.post("/why", openapi_extra=OPTIONAL_BODY)
+async def why(
+    server: Server,
+    request: Request,
+    pictures: Annotated[list[SentImage], Depends(some_pictures)],
+    id: Annotated[list[Annotated[str, Field(max_length=64)]], Query(max_length=2)] = [],  # noqa: A002, B006
+    row: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+) -> dict[str, Any]:
+    """Return which patches make two images similar: sent ones, ones of the source, or a row of the review."""
+    images: list[Any] = [one.pixels for one in pictures]
+    if row is not None:
+        images.append(desk_of(request).path(row))
+    for name in id:
+        place = server.service.snapshot.rows.get(name)
+        if place is None:
+            raise RefusedError(404, f"{excerpt(name)}: there is no picture with this id")
+        images.append(Path(server.service.snapshot.points.paths[place]))
+    if len(images) != 2:
+        raise RefusedError(422, f"got {len(images)} images, expected 2 to compare")
+    return await server.answered([], lambda _: explained(server.service, images))
 
 
 @api.get("/gallery/labels")
@@ -199,6 +230,13 @@ async def restore(server: Writer, wanted: WantedVersion) -> dict[str, Any]:
     return await server.answered([], lambda _: server.service.restore(wanted.version))
 
 
+@api.post("/review/add")
+async def add_reviewed(server: Writer, request: Request) -> dict[str, Any]:
+    """Add the images of the review with their labels to the gallery, as a new version."""
+    images = await asyncio.to_thread(desk_of(request).to_add)
+    return await server.answered([], lambda _: server.service.add_listed(images))
+
+
 def make_app(
     service: Service,
     *,
@@ -206,6 +244,7 @@ def make_app(
     token: str | None = None,
     allow_writes: bool = False,
     images: Path | None = None,
+    review: Path | None = None,
 ) -> FastAPI:
     """Return the application that answers requests on a service.
 
@@ -214,6 +253,10 @@ def make_app(
         host: address on which the server listens; on a local one, requests for other hosts are refused.
         token: token that requests need; None for no token.
         allow_writes, images: see `Served`.
+        review: folder of a review of labels of the gallery; None for none.
+
+    Raises:
+        UserError: the folder has no review, or one of another gallery.
     """
 
     @asynccontextmanager
@@ -223,7 +266,9 @@ def make_app(
 
     app = FastAPI(title="dmlkit", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.served = Served(service, allow_writes=allow_writes, images=images)
+    app.state.desk = None if review is None else Desk(review, service.source, service.label_of)
     app.include_router(api)
+    app.include_router(review_api, responses=PROBLEMS)
     _report_errors(app)
     _add_pages(app)
     app.add_middleware(Guard, host=host, token=token, most_bytes=MOST_BYTES)

@@ -24,6 +24,7 @@ def run_server(
     token: str | None,
     allow_writes: bool,
     images: Path | None,
+    review: Path | None,
     run: Path | None,
     device: str,
     started: Callable[[str, int], None],
@@ -32,7 +33,7 @@ def run_server(
 
     Args:
         source, run, device: see `Service`.
-        host, token, allow_writes, images: see `make_app`.
+        host, token, allow_writes, images, review: see `make_app`.
         port: port; 0 takes a free one.
         started: called with the address and the number of images when the server listens.
 
@@ -54,7 +55,7 @@ def run_server(
         raise UserError(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
     with listening:
         service = Service(source, run=run, device=device)
-        app = make_app(service, host=host, token=token, allow_writes=allow_writes, images=images)
+        app = make_app(service, host=host, token=token, allow_writes=allow_writes, images=images, review=review)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, server_header=False
         )

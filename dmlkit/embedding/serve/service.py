@@ -20,6 +20,7 @@ from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.embedder import Embedder
 from dmlkit.embedding.gallery.change import add_images, remove_images, restore_version
 from dmlkit.embedding.gallery.folder import GalleryFolder, history
+from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.points import PointItem, PointSet, PointsInMemory, in_memory, load_same_model
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.calibration import FILE
@@ -203,6 +204,12 @@ class Service:
         """Return the number of images of each label; the label "" counts images without one."""
         return dict(sorted(Counter(label or "" for label in self.snapshot.points.labels).items()))
 
+    def label_of(self, name: str) -> str | None:
+        """Return the label of the image with an id; None if it has none, or is gone."""
+        snapshot = self.snapshot
+        row = snapshot.rows.get(name)
+        return None if row is None else snapshot.points.labels[row]
+
     def images(self, label: str, offset: int, count: int) -> list[dict[str, Any]]:
         """Return some of the images of a label; the label "" is that of images without one."""
         points = self.snapshot.points
@@ -232,6 +239,16 @@ class Service:
             if is_new and not found.added:
                 place.unlink()
         return {"added": added, "messages": messages, "version": self._reopen()}
+
+    def add_listed(self, images: Sequence[LabelledImage]) -> dict[str, Any]:
+        """Add image files to the gallery, in one version.
+
+        Raises:
+            UserError: the source is no gallery, or the disk is full.
+        """
+        self._require_gallery()
+        found = add_images(self.source, images, model=self.embedder.trained, device=self.device)
+        return {"added": found.added, "messages": [*found.repeated, *found.skipped], "version": self._reopen()}
 
     def remove(self, labels: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
         """Remove images from the gallery.

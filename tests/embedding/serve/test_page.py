@@ -22,6 +22,7 @@ BAD = "<img src=x onerror=alert(1)>"
 def server(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Iterator[tuple[str, Path]]:
     """The address of a server with a token, and a folder with photos."""
     from dmlkit.embedding.gallery.change import create_gallery
+    from dmlkit.embedding.review.table import review
 
     folder = tmp_path_factory.mktemp("page")
     trained_once(folder)
@@ -29,7 +30,11 @@ def server(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[...,
         for index in range(4):
             trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index, (40, 30))
     create_gallery(folder / "run", folder / "photos", folder / "gallery", device="cpu")
+    for index in range(12):
+        trees.photo(folder / "inbox" / f"{index}.jpg", 500 + index, (40, 30))
+    review(folder / "gallery", folder / "inbox", folder / "review", device="cpu")
     command = [sys.executable, "-m", "dmlkit", "serve", str(folder / "gallery"), "--port", "0", "--allow-writes"]
+    command += ["--review", str(folder / "review")]
     environment = {**os.environ, "DMLKIT_TOKEN": "secret", "COLUMNS": "300"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
@@ -96,8 +101,35 @@ def test_photos_are_searched_and_compared(page: Any, server: tuple[str, Path]):
     page.set_input_files("input[data-use=compare]", [first, first])
     page.wait_for_selector(".pair")
     assert "Similarity 1.000" in page.inner_text("section[data-view=compare]")
+    page.click("section[data-view=compare] .results button")
+    page.locator("#why[open] svg").wait_for()
+    page.keyboard.press("Escape")
     page.set_input_files("input[data-use=compare]", first)
     page.locator("#message", has_text="Choose two photos").wait_for()
+
+
+def test_questions_are_answered_with_keys_and_explained(page: Any, server: tuple[str, Path]):
+    name = f"ada{page.viewport_size['width']}"
+    page.click("nav a[href='#review']")
+    page.locator("#asked", has_text="Is it").wait_for()
+    page.fill("#reviewer", name)
+    page.keyboard.press("Tab")
+    page.locator("#question img[src^=blob]").nth(1).wait_for()
+    page.click("#question .shelf button >> nth=0")
+    page.locator("#why[open] svg").wait_for()
+    assert page.locator("#why svg image").count() == 2 and page.locator("#why-list li").count() == 8
+    page.keyboard.press("Escape")
+    for keys, label in ((["y"], None), (["o", "a new bird", "Enter"], "a new bird"), (["u"], "cannot tell")):
+        page.locator("#asked").focus()
+        before = page.inner_text("#asked")
+        for key in keys:
+            page.keyboard.type(key) if len(key) > 5 else page.keyboard.press(key)
+        page.locator("#message", has_text=f"Saved: {label or before.removeprefix('Is it ').rstrip('?')}.").wait_for()
+    page.keyboard.press("b")
+    page.locator("#question", has_text=f"{name} said cannot tell").wait_for()
+    answers = [json.loads(line) for line in (server[1] / "review" / "answers.jsonl").read_text().splitlines()]
+    given = [one["answer"]["label"] for one in answers if one.get("answer", {}).get("reviewer") == name]
+    assert len(given) == 3 and given[1:] == ["a new bird", None]
 
 
 def test_names_are_shown_as_text(page: Any):
@@ -110,7 +142,7 @@ def test_the_page_can_be_used_with_a_screen_reader(page: Any):
     axe = os.environ.get("AXE")
     if not axe:
         pytest.skip("set AXE to the file axe.min.js of axe-core")
-    for view in ("identify", "search", "compare", "gallery"):
+    for view in ("identify", "search", "compare", "gallery", "review"):
         page.click(f"nav a[href='#{view}']")
         page.wait_for_timeout(300)
         page.evaluate(Path(axe).read_text())

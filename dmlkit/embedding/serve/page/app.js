@@ -1,113 +1,20 @@
-// The page of dmlkit serve. Texts are set as text, never as markup; nothing outside this server is requested.
+// The page of dmlkit serve. Nothing outside this server is requested.
 
-const state = { token: sessionStorage.getItem("dmlkit-token") || "", info: null, label: null, shown: 0 };
+import { $, attempt, form, get, node, number, own, percent, picture, plural, post, say, state } from "./core.js";
+import { explain, whyButton } from "./why.js";
+import { showReview } from "./review.js";
+
 const PAGE = 60;  // images of a label shown at once
 
-const $ = (selector, within = document) => within.querySelector(selector);
-
-function node(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children.filter((child) => child !== null));
-  return made;
-}
-
-function say(text, isError = false) {
-  const line = $("#message");
-  line.textContent = text;
-  line.classList.toggle("error", isError);
-}
-
-async function ask(path, options = {}) {
-  const headers = { ...options.headers };
-  if (state.token) headers.Authorization = `Bearer ${state.token}`;
-  let response;
-  try {
-    response = await fetch(path, { ...options, headers });
-  } catch {
-    throw new Error("The server does not answer. Is it still running?");
-  }
-  if (response.status === 401) {
-    $("#login").hidden = false;
-    $("#login input").focus();
-    throw new Error("This server asks for its token.");
-  }
-  if (!response.ok) {
-    const text = await response.text();
-    let message = text;
-    try { message = JSON.parse(text).error; } catch { /* not JSON */ }
-    throw new Error(message || `status ${response.status}`);
-  }
-  return response;
-}
-
-const get = async (path) => (await ask(path)).json();
-const post = async (path, body) => (await ask(path, {
-  method: "POST",
-  body: body instanceof FormData ? body : JSON.stringify(body),
-  headers: body instanceof FormData ? {} : { "Content-Type": "application/json" },
-})).json();
-
-function form(files) {
-  const data = new FormData();
-  for (const file of files) data.append("images", file, file.name || "pasted.png");
-  return data;
-}
-
-// Do something and show what goes wrong.
-async function attempt(busy, work) {
-  say(busy);
-  try {
-    await work();
-    if ($("#message").textContent === busy) say("");
-  } catch (error) {
-    say(error.message, true);
-  }
-}
-
-const percent = (share) => (share === null ? "" : `${Math.round(100 * share)} %`);
-const number = (value) => (value === null ? "none" : Number(value).toPrecision(4));
-const plural = (count, one, many) => `${count} ${count === 1 ? one : many}`;
-
-// Pictures are requested with the token, and only when they come into view.
-const watcher = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    if (!entry.isIntersecting) continue;
-    watcher.unobserve(entry.target);
-    load(entry.target);
-  }
-}, { rootMargin: "200px" });
-
-async function load(image) {
-  try {
-    const blob = await (await ask(`/v1/images/${encodeURIComponent(image.dataset.id)}`)).blob();
-    image.src = URL.createObjectURL(blob);
-    image.onload = () => URL.revokeObjectURL(image.src);
-  } catch {
-    image.alt += " (no picture)";
-  }
-}
-
-function picture(id, alt) {
-  const image = node("img", { alt });
-  image.dataset.id = id;
-  watcher.observe(image);
-  return image;
-}
-
-const own = (file) => {
-  const image = node("img", { alt: file.name || "pasted photo", src: URL.createObjectURL(file) });
-  image.onload = () => URL.revokeObjectURL(image.src);
-  return image;
-};
-
-function neighborFigure(neighbor) {
+function neighborFigure(neighbor, file) {
   const label = neighbor.label === null ? "no label" : neighbor.label;
   return node("figure", {}, picture(neighbor.id, label),
-    node("figcaption", {}, node("strong", { textContent: label }), ` ${number(neighbor.similarity)}`));
+    node("figcaption", {}, node("strong", { textContent: label }), ` ${number(neighbor.similarity)}`),
+    whyButton(label, () => explain(`/v1/why?id=${encodeURIComponent(neighbor.id)}`, form([file]))));
 }
 
-function shelf(neighbors) {
-  return node("div", { className: "shelf" }, ...neighbors.map(neighborFigure));
+function shelf(neighbors, file) {
+  return node("div", { className: "shelf" }, ...neighbors.map((neighbor) => neighborFigure(neighbor, file)));
 }
 
 function adding(file, label) {
@@ -142,14 +49,14 @@ const uses = {
       return node("article", { className: "answer" }, own(files[row]), node("div", {},
         node("p", { className: isUnknown ? "verdict unknown" : "verdict", textContent: verdict }),
         node("p", { className: "detail", textContent: `${guess}${detail}` }),
-        shelf(answer.nearest), adding(files[row], isUnknown ? "" : answer.label)));
+        shelf(answer.nearest, files[row]), adding(files[row], isUnknown ? "" : answer.label)));
     }));
     say(`${plural(answers.length, "photo", "photos")} identified.`);
   },
   async search(files, results) {
     const { queries } = await post(`/v1/search?k=${Number($("#neighbors").value) || 12}`, form(files));
     results.replaceChildren(...queries.map((query, row) =>
-      node("article", { className: "answer" }, own(files[row]), shelf(query.nearest))));
+      node("article", { className: "answer" }, own(files[row]), shelf(query.nearest, files[row]))));
     say(`${plural(queries.length, "photo", "photos")} searched.`);
   },
   async compare(files, results) {
@@ -164,7 +71,8 @@ const uses = {
     results.replaceChildren(
       node("p", { className: found.same ? "verdict same" : "verdict", textContent: words }),
       node("p", { className: "detail", textContent: `Similarity ${number(found.similarity)}${against}` }),
-      node("div", { className: "pair" }, own(files[0]), own(files[1])));
+      node("div", { className: "pair" }, own(files[0]), own(files[1])),
+      whyButton("these photos", () => explain("/v1/why", form(files))));
     say(words);
   },
 };
@@ -196,6 +104,7 @@ document.addEventListener("paste", (event) => {
 async function refresh() {
   state.info = await get("/v1/info");
   const { kind, source, images, labels } = state.info;
+  $("nav a[href='#review']").hidden = !state.info.review;
   $("#source").textContent = `${kind} ${source}: ${plural(images, "image", "images")}, ${plural(labels, "label", "labels")}`;
 }
 
@@ -280,6 +189,7 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   if (view === "gallery") attempt("Loading ...", showGallery);
+  else if (view === "review") attempt("Loading ...", showReview);
   else say("");
 }
 addEventListener("hashchange", () => { if (location.hash !== "#main") route(); });

@@ -1,0 +1,1 @@
+"""Reviews: a person checks labels that a gallery gives to images."""

@@ -1,0 +1,114 @@
+"""Questions and answers of a review, in a file to which lines are only ever added."""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from dmlkit.embedding.review.choice import LabelQuestion
+from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt
+
+JOURNAL = "answers.jsonl"
+
+
+class LabelAnswer(BaseModel, frozen=True, extra="forbid"):
+    """Answer of a person about an image."""
+
+    row: int
+    """Position of the proposal."""
+    id: str
+    """Hash of the contents of the image."""
+    label: str | None
+    """The correct label; null if the person could not tell, which counts as a wrong label."""
+    reviewer: str
+    time: datetime
+
+
+class Entry(BaseModel, frozen=True, extra="forbid"):
+    """Line of the file: a question about a label that was chosen, or an answer."""
+
+    question: LabelQuestion | None = None
+    answer: LabelAnswer | None = None
+
+
+class Journal:
+    """The file of a review. A line counts once it has its end: what a killed process began to write is dropped.
+
+    Args:
+        path: the file; it is created by the first line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read, self._file = 0, None
+
+    def new(self) -> tuple[bool, list[Entry]]:
+        """Return whether the file was replaced, and the entries since the last call, or all if it was.
+
+        Raises:
+            UserError: a line is not an entry, or the file cannot be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                is_other = self._file not in (None, status.st_ino) or status.st_size < self._read
+                start = 0 if is_other else self._read
+                file.seek(start)
+                content = file.read()
+        except FileNotFoundError:
+            is_other, self._read, self._file = self._file is not None, 0, None
+            return is_other, []
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot read this file: {error.strerror or error}") from error
+        whole = content[: content.rfind(b"\n") + 1]
+        found: list[Entry] = []
+        for line in whole.splitlines():
+            try:
+                found.append(Entry.model_validate_json(line))
+            except ValidationError:
+                text = excerpt(line.decode(errors="replace"))
+                raise UserError(f"{self.path}: expected a question or an answer, got the damaged line {text}") from None
+        self._read, self._file = start + len(whole), status.st_ino
+        return is_other, found
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Add entries, and return when the disk has them. The caller is the only writer, and has called `new`.
+
+        Raises:
+            UserError: the disk is full or read-only; then none is added.
+        """
+        content = b"".join(entry.model_dump_json(exclude_defaults=True).encode() + b"\n" for entry in entries)
+        try:
+            with self.path.open("r+b" if self._file is not None else "xb", buffering=0) as file:
+                file.truncate(self._read)  # what a killed process began to write
+                file.seek(self._read)
+                try:
+                    written = 0
+                    while written < len(content):
+                        written += file.write(content[written:])
+                    os.fsync(file.fileno())
+                except OSError:
+                    with suppress(OSError):
+                        file.truncate(self._read)
+                    raise
+            if self._file is None:
+                _keep_name(self.path.parent)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UserError(
+                f"{self.path}: cannot keep the answer: {reason}; free some space and answer again"
+            ) from None
+
+
+def _keep_name(folder: Path) -> None:
+    """Write the name of a new file to the disk."""
+    with suppress(OSError):  # not on Windows
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,120 @@
+"""A review in tables: questions that a person answers in a spreadsheet, and all labels."""
+
+import csv
+from pathlib import Path
+
+from dmlkit.embedding.gallery.images import LabelledImage, check_images
+from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.review.folder import STATE, ReviewFolder
+from dmlkit.embedding.review.proposals import ProposedLabel, propose
+from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt, spreadsheet
+from dmlkit.files.lock import sole_writer
+from dmlkit.files.outputs import check_place, write_table
+
+QUESTIONS, LABELS = "questions.csv", "labels.csv"
+COLUMNS = ("path", "label", "answer")
+SAME, UNSURE = "same", "?"
+"""Answers that are not a label: the label is right, and a person cannot tell."""
+REVIEWER = "table"
+"""Name of the person whose answers come from the table."""
+
+
+def review(
+    gallery: Path,
+    images: Path,
+    folder: Path,
+    *,
+    ask: int = 20,
+    wrong: float = 0.01,
+    audit: float = 0.25,
+    run: Path | None = None,
+    device: str = "auto",
+    bar: Bar = no_bar,
+) -> ReviewFolder:
+    """Begin a review of the labels that a gallery gives to images, or continue it with the answers in its folder.
+
+    The folder has ``questions.csv``, in whose column ``answer`` a person writes ``same``, another label, or ``?`` for
+    "cannot tell", and ``labels.csv``, a table of the images with their labels: checked ones as the person said, the
+    others as proposed. Its paths are relative to the folder of images, as with a recipe's ``dataset.root``. The answers
+    are kept in ``answers.jsonl``, to which the page of ``dmlkit serve`` adds too, see `ReviewFolder`. The bound is on
+    the proposals as they were when the review began; a gallery that has changed since needs a new review.
+
+    Args:
+        gallery: calibrated gallery, or other labeled points, see `identify`.
+        images: image, folder or table of images.
+        folder: folder of the review.
+        ask: number of questions.
+        wrong: share of wrong labels to reach.
+        audit: share of the questions that are drawn uniformly from all labels that were not checked.
+        run, device, bar: see `identify`.
+
+    Raises:
+        UserError: no image gets a label with a probability, an answer cannot be read, or the folder is another review.
+    """
+    check_place(folder, [images])
+    with sole_writer(folder, what="a review"):
+        state = folder / STATE
+        if not state.exists():
+            if others := sorted(one.name for one in folder.iterdir() if not one.name.startswith(".")):
+                raise UserError(f"--output {folder}: has {others[0]} but no review; choose another folder")
+            propose(gallery, images, wrong, audit, run=run, device=device, bar=bar).write(state)
+        found = ReviewFolder(folder)
+        if (found.review.gallery, found.review.images) != (str(gallery), str(images)):
+            raise UserError(
+                f"--output {folder}: this is a review of {found.review.images} in {found.review.gallery}; choose "
+                "another folder"
+            )
+        found.set_shares(wrong, audit)
+    found.reply(_answers(folder / QUESTIONS, found), REVIEWER)
+    found.ask(ask)
+    write_tables(found, ask)
+    return found
+
+
+def _answers(path: Path, found: ReviewFolder) -> dict[int, str | None]:
+    """Read what a person wrote, by row; a table without answers is that of an interrupted command."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = list(csv.DictReader(file, strict=True))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: cannot read this table: {error}") from error
+    proposals = found.review.proposals
+    rows = {spreadsheet(proposal.path): row for row, proposal in enumerate(proposals)}
+    answers: dict[int, str | None] = {}
+    for number, line in enumerate(lines, start=2):
+        name, answer = line.get("path"), line.get("answer")
+        if name not in rows or answer is None:
+            raise UserError(
+                f"{path}:{number}: expected the columns {', '.join(COLUMNS)} and the path of an image of this review, "
+                f"got {excerpt(str(name))}; write only into the column answer"
+            )
+        row, answer = rows[name], answer.strip()
+        if answer:
+            answers[row] = _meant(answer, proposals[row])
+    return answers
+
+
+def _meant(answer: str, proposal: ProposedLabel) -> str | None:
+    """Return the label that an answer means; None for "cannot tell"."""
+    if answer == UNSURE:
+        return None
+    label = proposal.label if answer == SAME else answer
+    if label is None:
+        raise UserError(f"{proposal.path}: {SAME!r} needs a proposed label; write the label")
+    check_images([LabelledImage(proposal.path, label)])
+    return label
+
+
+def write_tables(found: ReviewFolder, ask: int) -> None:
+    """Write the questions that wait, first those on labels and then one per group of unknown images, and all labels."""
+    proposals = found.review.proposals
+    unknown = [group[0] for group in found.ask_unknown()]
+    asked = [proposals[row] for row in [*(one.row for one in found.waiting), *unknown][:ask]]
+    write_table(found.folder / QUESTIONS, COLUMNS, ([one.path, one.label or "", ""] for one in asked))
+    images = Path(found.review.images)
+    root = images if images.is_dir() else images.parent
+    named = ((str(Path(path).relative_to(root)), label) for path, label in found.labeled())
+    write_table(found.folder / LABELS, COLUMNS[:2], named)

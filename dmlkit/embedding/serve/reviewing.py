@@ -1,0 +1,217 @@
+"""The addresses of a review: the next question, an answer, and how many labels may be wrong."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Any, Literal, NamedTuple
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Path as InPath
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from dmlkit.datasets.files.dataset import BadImageError
+from dmlkit.datasets.files.image import thumbnail
+from dmlkit.embedding.review.folder import MOST_REVIEWER, ReviewFolder
+from dmlkit.embedding.serve.limits import RefusedError
+from dmlkit.errors import UserError
+
+HELD = 120  # seconds for which a question that one reviewer sees is not shown to another
+SHOWN = 12  # images of a group
+ROW = Field(ge=0, le=2**53)
+
+
+class Wanted(BaseModel):
+    """The question that a reviewer wants next."""
+
+    model_config = ConfigDict(extra="forbid")
+    reviewer: Annotated[str, Field(min_length=1, max_length=MOST_REVIEWER)]
+    about: Literal["labels", "unknown"] = "labels"
+    row: Annotated[int | None, ROW] = None
+    """An image to ask about again; by default the next question."""
+
+
+class Said(BaseModel):
+    """Answer of a reviewer."""
+
+    model_config = ConfigDict(extra="forbid")
+    reviewer: Annotated[str, Field(min_length=1, max_length=MOST_REVIEWER)]
+    row: Annotated[int, ROW]
+    id: Annotated[str, Field(max_length=64)]
+    label: Annotated[str | None, Field(max_length=200)]
+
+
+class Held(NamedTuple):
+    """Who sees a question, and since when."""
+
+    reviewer: str
+    since: float
+
+
+class Desk:
+    """A review that several people answer at once.
+
+    Args:
+        folder: folder of the review.
+        source: gallery that is served.
+        label: returns the label of an image of the gallery by its id.
+
+    Raises:
+        UserError: the folder has no review, or one of another gallery.
+    """
+
+    def __init__(self, folder: Path, source: Path, label: Callable[[str], str | None]) -> None:
+        self._label = label
+        self._review, self._lock, self._held = ReviewFolder(folder), threading.Lock(), dict[int, Held]()
+        reviewed = self._review.review.gallery
+        if Path(reviewed).resolve() != source.resolve():
+            raise UserError(
+                f"--review {folder}: is a review of labels of {reviewed}, not of {source}; serve {reviewed}"
+            )
+
+    def status(self) -> dict[str, Any]:
+        """Return how many labels may be wrong, what is missing, and where reviewers disagree."""
+        with self._lock:
+            found = self._review
+            found.refresh()
+            review = found.review
+            return {
+                **found.statement()._asdict(),
+                "error": review.error,
+                "wrong": review.wrong,
+                "images": review.images,
+                "disagree": [{"row": row, "answers": found.answers(row)} for row in found.disagreements()[:20]],
+            }
+
+    def question(self, wanted: Wanted) -> dict[str, Any]:
+        """Return a question, or null if there is none."""
+        with self._lock:
+            self._review.refresh()
+            group = [self._checked(wanted.row)] if wanted.row is not None else self._next(wanted)
+            if not group:
+                return {"question": None}
+            row, proposals = group[0], self._review.review.proposals
+            has_answer = bool(self._review.answers(row))
+            return {
+                "question": {
+                    "row": row,
+                    "id": proposals[row].id,
+                    "path": proposals[row].path,
+                    "label": proposals[row].label if has_answer else self._review.label(row),
+                    "probability": proposals[row].probability,
+                    "nearest": [{"id": one, "label": self._label(one)} for one in proposals[row].nearest],
+                    "alike": [one for one in self._review.alike(row) if one != row][:SHOWN],
+                    "count": len(self._review.alike(row)),
+                    "answers": self._review.answers(row),
+                }
+            }
+
+    def answer(self, said: Said) -> dict[str, Any]:
+        """Keep an answer.
+
+        Raises:
+            RefusedError: the answer is on another image than that of its row.
+        """
+        with self._lock:
+            self._review.refresh()
+            if self._review.review.proposals[self._checked(said.row)].id != said.id:
+                raise RefusedError(409, f"row {said.row}: is another image now; load the page again")
+            label = None if said.label is None else said.label.strip()
+            kept = self._review.reply({said.row: label}, said.reviewer.strip())
+            self._held.pop(said.row, None)
+            return {"kept": kept, "answers": self._review.answers(said.row), "label": self._review.label(said.row)}
+
+    def path(self, row: int) -> Path:
+        """Return the file of an image."""
+        with self._lock:
+            return Path(self._review.review.proposals[self._checked(row)].path)
+
+    def to_add(self) -> Any:
+        """Return the images with their labels."""
+        with self._lock:
+            self._review.refresh()
+            return self._review.to_add()
+
+    def _next(self, wanted: Wanted) -> list[int]:
+        """Return the first question that no other reviewer sees now."""
+        if wanted.about == "unknown":
+            return next((one for one in self._review.ask_unknown() if self._take(one[0], wanted.reviewer)), [])
+        others = sum(held.reviewer != wanted.reviewer for held in self._held.values())
+        rows = (one.row for one in self._review.ask(1 + others))
+        return next(([row] for row in rows if self._take(row, wanted.reviewer)), [])
+
+    def _take(self, row: int, reviewer: str) -> bool:
+        held = self._held.get(row)
+        if held is not None and held.reviewer != reviewer and monotonic() - held.since < HELD:
+            return False
+        self._held[row] = Held(reviewer, monotonic())
+        return True
+
+    def _checked(self, row: int) -> int:
+        if row >= len(self._review.review.proposals):
+            raise RefusedError(404, f"row {row}: there is no such image in this review")
+        return row
+
+
+def desk_of(request: Request) -> Desk:
+    """Return the review that is served.
+
+    Raises:
+        RefusedError: none is.
+    """
+    found = request.app.state.desk
+    if found is None:
+        raise RefusedError(404, "this server has no review; start it with --review FOLDER")
+    return found
+
+
+def open_desk(request: Request) -> Desk:
+    """Return the review that is served, to answer its questions.
+
+    Raises:
+        RefusedError: there is none, or the server changes nothing.
+    """
+    found = desk_of(request)
+    if not request.app.state.served.allow_writes:
+        raise RefusedError(403, "this server keeps no answers; start it with --allow-writes")
+    return found
+
+
+ServedDesk = Annotated[Desk, Depends(desk_of)]
+OpenDesk = Annotated[Desk, Depends(open_desk)]
+review_api = APIRouter(prefix="/v1/review")
+
+
+@review_api.get("")
+async def status(desk: ServedDesk) -> dict[str, Any]:
+    """Return how many labels may be wrong, and what is missing."""
+    return await asyncio.to_thread(desk.status)
+
+
+@review_api.post("/question")
+async def question(desk: OpenDesk, wanted: Wanted) -> dict[str, Any]:
+    """Return the next question for a reviewer; it is written down before it is shown."""
+    return await asyncio.to_thread(desk.question, wanted)
+
+
+@review_api.post("/answer")
+async def answer(desk: OpenDesk, said: Said) -> dict[str, Any]:
+    """Keep an answer, and reply when the disk has it."""
+    return await asyncio.to_thread(desk.answer, said)
+
+
+@review_api.get("/images/{row}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}})
+async def picture(
+    desk: ServedDesk,
+    row: Annotated[int, InPath(ge=0, le=2**53)],
+    side: Annotated[int, Query(ge=16, le=640)] = 160,
+) -> Response:
+    """Return a picture of an image of the review, at most ``side`` pixels wide and high."""
+    path = desk.path(row)
+    try:
+        content = await asyncio.to_thread(thumbnail, path, side=side)
+    except BadImageError as error:
+        raise RefusedError(404, str(error)) from None
+    return Response(content, media_type="image/jpeg")

@@ -1,0 +1,215 @@
+"""A review of labels: questions that a person answers in a table, the bound, and the table of labels."""
+
+import csv
+import errno
+from pathlib import Path
+
+import pytest
+
+from dmlkit.embedding.gallery.change import create_gallery
+from dmlkit.embedding.image_gallery import ImageGallery
+from dmlkit.embedding.review import journal as journal_file
+from dmlkit.embedding.review.folder import ReviewFolder
+from dmlkit.embedding.review.proposals import ProposedLabel, Review
+from dmlkit.errors import UserError
+from dmlkit.metrics.audit import LabelAudit
+from tests.datasets import trees
+from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.open(encoding="utf-8")))
+
+
+def write_answers(path: Path, answers: list[str]) -> None:
+    rows = rows_of(path)
+    for row, answer in zip(rows, answers, strict=True):
+        row["answer"] = answer
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ["path", "label", "answer"])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.fixture
+def inbox(place: Path, tmp_path: Path) -> tuple[Path, Path]:  # noqa: F811
+    create_gallery(place / "run", place / "photos", tmp_path / "gallery", device="cpu")
+    for index in range(6):
+        trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
+    return tmp_path / "gallery", tmp_path / "inbox"
+
+
+def test_answers_are_read_up_to_the_first_empty_one(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+    gallery, images = inbox
+    words, folder = ("review", gallery, images, "-o", tmp_path / "review", "--device", "cpu"), tmp_path / "review"
+    result = dmlkit(*words, "--ask", "4")
+    assert result.code == 0, result.err
+    assert "of 6 labels at most 6 (100.0%) are wrong, with 95% confidence, whenever you stop" in result.out
+    asked = rows_of(folder / "questions.csv")
+    assert len(asked) == 4 and {row["answer"] for row in asked} == {""}
+    write_answers(folder / "questions.csv", ["same", "a new bird", "", "same"])
+    assert dmlkit(*words, "--ask", "4").code == 0
+    state = ReviewFolder(folder)
+    row_of = {one.path: row for row, one in enumerate(state.review.proposals)}
+    given = [list(state.answers(row_of[row["path"]]).values()) for row in asked]
+    assert given == [[asked[0]["label"]], ["a new bird"], [], [asked[3]["label"]]]
+    assert state.statement().checked == 2  # the last answer is kept, and counts after that before it
+    now = rows_of(folder / "questions.csv")
+    assert now[0]["path"] == asked[2]["path"] and len(now) == 3
+    write_answers(folder / "questions.csv", ["?", "same", "same"])
+    answered = (folder / "questions.csv").read_bytes()
+    result = dmlkit(*words)
+    (folder / "questions.csv").write_bytes(answered)  # as if the command had been killed before it wrote the table
+    assert dmlkit(*words).out == result.out
+    assert result.code == 0 and "of 6 labels at most 0 (0.0%) are wrong" in result.out
+    labels = {row["path"]: row["label"] for row in rows_of(folder / "labels.csv")}
+    assert labels[Path(asked[1]["path"]).name] == "a new bird" and Path(asked[2]["path"]).name not in labels
+    added = dmlkit(*words, "--add")
+    assert added.code == 0 and "5 images added" in added.out
+    assert ImageGallery(gallery).labels()["a new bird"] == 1 and len(ImageGallery(gallery)) == 12 + 5
+
+
+def begin(folder: Path, proposals: list[ProposedLabel], **shares: float) -> ReviewFolder:
+    folder.mkdir()
+    shares = {"wrong": 0.05, "audit": 0.5, **shares}
+    Review(gallery="g", images="i", proposals=tuple(proposals), **shares).write(folder / "review.json")
+    return ReviewFolder(folder)
+
+
+def test_the_bound_is_that_of_the_replies(tmp_path: Path):
+    proposals = [
+        ProposedLabel(path=f"{row}.jpg", label="a", probability=0.5 + row / 100, id=f"{row}") for row in range(40)
+    ]
+    state = begin(tmp_path / "review", proposals)
+    asked, left = state.ask(30), set(range(40))
+    for question in asked:  # one that is not drawn is the most doubtful one that is left
+        assert question.row in left and (question.is_draw or question.row == min(left))
+        left.remove(question.row)
+    assert {question.is_draw for question in asked} == {True, False}
+    rows = [question.row for question in asked]
+    answers = {row: "b" if row % 7 == 0 else None if row % 11 == 0 else "a" for row in rows}
+    expected, now = LabelAudit([proposal.probability for proposal in proposals]), state.statement()
+    for number, question in enumerate(asked):
+        assert state.reply({question.row: answers[question.row]}, "ada") == 1
+        expected.add(question.row, is_wrong=answers[question.row] != "a", is_draw=question.is_draw)
+        now = state.statement()
+        assert (now.most_wrong, now.checked) == (expected.most_wrong(), number + 1)
+    assert now.corrected == sum(answer != "a" for answer in answers.values())
+    assert state.waiting == []
+    assert ReviewFolder(tmp_path / "review").statement() == now  # as another process reads it
+
+
+def test_an_answer_holds_for_its_group_and_what_it_changes_counts_as_wrong(tmp_path: Path):
+    groups = [0, 0, 0, None, None, None, 1, 1, None]  # the last three are unknown
+    labels = ["a", "b", "a", "a", "b", "b", None, None, None]
+    proposals = [
+        ProposedLabel(path=f"{row}.jpg", label=label, probability=0.9 if label else 0.0, id=f"{row}", group=group)
+        for row, (label, group) in enumerate(zip(labels, groups, strict=True))
+    ]
+    state = begin(tmp_path / "review", proposals, audit=0.01)
+    assert state.ask_unknown() == [[6, 7], [8]]
+    before = state.statement()
+    assert (before.labels, before.most_wrong, before.unknown, before.spread) == (6, 6, 3, 0)
+    state.reply({0: "c"}, "ada")
+    assert [state.label(row) for row in range(9)] == ["c", "c", "c", "a", "b", "b", None, None, None]
+    assert state.statement().spread == 2
+    state.reply({1: "b"}, "ada")  # the group has two labels: it gives none to others
+    assert [state.label(row) for row in range(3)] == ["c", "b", "a"] and state.statement().spread == 0
+    state.reply({6: "new", 8: None}, "ada")
+    now = state.statement()
+    assert [state.label(row) for row in (6, 7, 8)] == ["new", "new", None] and state.ask_unknown() == [[7]]
+    assert (now.labels, now.spread, now.unknown) == (7, 1, 0)
+    while asked := state.ask(1):
+        state.reply({asked[0].row: labels[asked[0].row]}, "ada")
+    done = state.statement()
+    assert (done.checked, done.most_wrong, done.corrected) == (6, 1, 1)  # only row 7 was never seen
+    state.reply({7: "new"}, "ada")
+    assert state.statement().most_wrong == 0 and state.ask_unknown() == []
+
+
+def test_near_duplicates_are_asked_about_once_unless_they_are_drawn(tmp_path: Path):
+    proposals = [
+        ProposedLabel(path=f"{row}.jpg", label="a", probability=0.5, id=f"{row}", group=row // 10) for row in range(60)
+    ]
+    state = begin(tmp_path / "review", proposals, audit=0.01)
+    asked = [question for question in state.ask(20) if not question.is_draw]
+    assert len({question.row // 10 for question in asked}) == len(asked) == 6
+
+
+def test_a_disagreement_counts_as_wrong_until_it_ends(tmp_path: Path):
+    state = begin(tmp_path / "review", [ProposedLabel(path="0.jpg", label="a", probability=0.9, id="0")])
+    (question,) = state.ask(1)
+    state.reply({question.row: "a"}, "ada")
+    assert state.reply({question.row: "a"}, "ada") == 0  # sent twice, kept once
+    other = ReviewFolder(tmp_path / "review")
+    other.reply({question.row: "b"}, "bob")
+    state.refresh()
+    now = state.statement()
+    assert (now.disagreements, now.corrected, state.label(0)) == (1, 1, None)
+    assert state.answers(0) == {"ada": "a", "bob": "b"} and state.disagreements() == [0]
+    state.reply({question.row: "a"}, "bob")
+    now = state.statement()
+    assert (now.disagreements, now.corrected, now.most_wrong, state.label(0)) == (0, 0, 0, "a")
+
+
+def test_what_a_killed_process_began_to_write_is_no_answer(tmp_path: Path):
+    proposals = [ProposedLabel(path=f"{row}.jpg", label="a", probability=0.9, id=f"{row}") for row in range(4)]
+    state = begin(tmp_path / "review", proposals)
+    rows = [question.row for question in state.ask(3)]
+    state.reply({rows[0]: "a"}, "ada")
+    journal = tmp_path / "review" / "answers.jsonl"
+    with journal.open("ab") as file:
+        file.write(b'{"answer":{"row":1,"id":"1","lab')
+    state = ReviewFolder(tmp_path / "review")
+    assert state.statement().checked == 1
+    state.reply({rows[1]: "b"}, "ada")
+    assert ReviewFolder(tmp_path / "review").statement().checked == 2
+    assert journal.read_bytes().count(b"\n") == 5
+    for damage in (b"{}\n{\n", b'{"question":{"row":9,"is_draw":true}}\n'):
+        kept = journal.read_bytes()
+        journal.write_bytes(kept + damage)
+        with pytest.raises(UserError, match=r"answers\.jsonl"):
+            ReviewFolder(tmp_path / "review")
+        journal.write_bytes(kept)
+
+
+def test_an_answer_that_a_full_disk_refuses_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    proposals = [ProposedLabel(path=f"{row}.jpg", label="a", probability=0.9, id=f"{row}") for row in range(4)]
+    state = begin(tmp_path / "review", proposals)
+    rows = [question.row for question in state.ask(3)]
+    state.reply({rows[0]: "a"}, "ada")
+    before = (tmp_path / "review" / "answers.jsonl").read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_file.os, "fsync", full)
+        with pytest.raises(UserError, match="No space left on device; free some space and answer again"):
+            state.reply({rows[1]: "a"}, "ada")
+    assert (tmp_path / "review" / "answers.jsonl").read_bytes() == before
+    assert state.statement().checked == 1 and state.reply({rows[1]: "a"}, "ada") == 1
+    assert state.statement().checked == 2
+
+
+def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+    gallery, images = inbox
+    folder = tmp_path / "review"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    assert dmlkit("review", gallery, images, "-o", folder, "--device", "cpu").code == 0
+    before = (folder / "review.json").read_bytes(), (folder / "answers.jsonl").read_bytes()
+    rows = rows_of(folder / "questions.csv")
+    (folder / "questions.csv").write_text(f"path,label,answer\n{rows[0]['path']},{rows[0]['label']},unknown\n")
+    result = dmlkit("review", gallery, images, "-o", folder, "--device", "cpu")
+    assert result.code == 2 and "'unknown' is not a valid label" in result.err
+    (folder / "questions.csv").write_text("path,label,answer\nother.jpg,a,same\n")
+    for words, message in (
+        ((gallery, images, "-o", folder), "questions.csv:2: expected the columns path, label, answer"),
+        ((gallery, images / "0.jpg", "-o", folder), "this is a review of"),
+        ((gallery, images, "-o", tmp_path / "full"), "has notes.txt but no review"),
+        ((gallery, images, "-o", images / "review"), "where every file is read as data"),
+    ):
+        result = dmlkit("review", *words, "--device", "cpu")
+        assert result.code == 2 and message in result.err and result.err.count("\n") == 1, result.err
+    assert ((folder / "review.json").read_bytes(), (folder / "answers.jsonl").read_bytes()) == before
