@@ -11,8 +11,8 @@ from dmlkit.cli.options import (
     Checkpoint,
     ColumnTable,
     Debug,
-    Device,
     Json,
+    ModelDevice,
     Plugins,
     SetDataset,
     checked,
@@ -86,7 +86,7 @@ def calibrate(
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     json: Json = False,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Debug, Plugins, RecipePath, Set, checked, examples
+from dmlkit.cli.options import TRAIN, Debug, Plugins, RecipePath, Set, checked, examples, plain_device
 from dmlkit.errors import UserError
 from dmlkit.files.source import EXPECTED_DATA, require_path, require_run
 
@@ -70,6 +70,7 @@ def check(
         typer.Option(
             metavar="DEVICE",
             help="With --model: auto, cpu, cuda, cuda:N or mps. Default: auto.",
+            callback=checked(plain_device),
             show_default=False,
         ),
     ] = None,

@@ -12,7 +12,7 @@ from dmlkit.cli.options import (
     BoxSource,
     Checkpoint,
     Debug,
-    Device,
+    ModelDevice,
     Plugins,
     RunPath,
     SetDataset,
@@ -85,7 +85,7 @@ def embed(
             show_default=False,
         ),
     ] = None,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:

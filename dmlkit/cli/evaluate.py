@@ -17,8 +17,10 @@ from dmlkit.cli.options import (
     Set,
     SplitName,
     WithRun,
+    checked,
     examples,
     existing,
+    plain_device,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of, require_source
@@ -163,6 +165,7 @@ def evaluate(
         typer.Option(
             metavar="DEVICE",
             help="Where to evaluate a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
+            callback=checked(plain_device),
             show_default=False,
         ),
     ] = None,

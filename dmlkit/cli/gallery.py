@@ -12,8 +12,8 @@ from dmlkit.cli.options import (
     BoxSource,
     Checkpoint,
     Debug,
-    Device,
     Json,
+    ModelDevice,
     Plugins,
     RunPath,
     WithRun,
@@ -92,7 +92,7 @@ def create(
     ] = None,
     checkpoint: Checkpoint = None,
     second: WithRun = None,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
@@ -133,7 +133,7 @@ def add(
     box_margin: BoxMargin = None,
     box_confidence: BoxConfidence = None,
     run: MovedRun = None,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
@@ -262,7 +262,7 @@ def check(
     ],
     run: MovedRun = None,
     json: Json = False,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:

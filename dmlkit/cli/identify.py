@@ -13,7 +13,7 @@ from dmlkit.cli.options import (
     BoxMargin,
     BoxSource,
     Debug,
-    Device,
+    ModelDevice,
     Plugins,
     QueryPath,
     QueryRun,
@@ -93,7 +93,7 @@ def identify(
     second: WithRun = None,
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:

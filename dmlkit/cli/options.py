@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dmlkit.errors import UserError
 from dmlkit.files.source import require_path, require_queries, require_run, require_source
 
 if TYPE_CHECKING:
@@ -15,6 +16,31 @@ if TYPE_CHECKING:
 TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
 """The panels of `dmlkit --help`."""
 SplitName = Literal["train", "validation", "test", "all"]
+
+
+def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
+    """Return a callback that checks the path or paths of an argument before the command imports torch (3 s).
+
+    Typer does not call it for --help, and it checks nothing where a command line is only parsed, outside the program.
+    """
+
+    def callback(context: typer.Context, value: Any) -> Any:
+        if value is not None and context.parent is not None and not context.resilient_parsing:
+            check(value)
+        return value
+
+    return callback
+
+
+def plain_device(device: str) -> None:
+    """Refuse an engine after the device, for commands whose figures are those of torch in float32."""
+    place, plus, engine = device.partition("+")
+    if plus:
+        raise UserError(
+            f"--device {device}: +{engine} applies to embed, search, identify, verify, gallery, serve, review and "
+            f"calibrate; use --device {place}"
+        )
+
 
 Set = Annotated[
     list[str] | None,
@@ -34,13 +60,30 @@ SetDataset = Annotated[
         show_default=False,
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="Where to compute: auto, cpu, cuda, cuda:N or mps.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICE",
+        help="Where to compute: auto, cpu, cuda, cuda:N or mps.",
+        callback=checked(plain_device),
+    ),
+]
+ModelDevice = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="Where to compute: auto, cpu, cuda, cuda:N or mps; and how: +onnxruntime, +bf16 or +fastest after it, "
+        "e.g. cpu+fastest. Without it: torch in float32.",
+    ),
+]
 RunDevice = Annotated[
     str | None,
     typer.Option(
         "--device",
         metavar="DEVICE",
         help="Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
+        callback=checked(plain_device),
         show_default=False,
     ),
 ]
@@ -112,20 +155,6 @@ Plugins = Annotated[
         show_default=False,
     ),
 ]
-
-
-def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
-    """Return a callback that checks the path or paths of an argument before the command imports torch (3 s).
-
-    Typer does not call it for --help, and it checks nothing where a command line is only parsed, outside the program.
-    """
-
-    def callback(context: typer.Context, value: Any) -> Any:
-        if value is not None and context.parent is not None and not context.resilient_parsing:
-            check(value)
-        return value
-
-    return callback
 
 
 def existing(expected: str) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Debug, Device, Plugins, QueryPath, QueryRun, SourcePath, examples
+from dmlkit.cli.options import USE, Debug, ModelDevice, Plugins, QueryPath, QueryRun, SourcePath, examples
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
 
@@ -43,7 +43,7 @@ def review(
         bool, typer.Option("--add", help="Add the images with their labels to the gallery, as a new version.")
     ] = False,
     run: QueryRun = None,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:

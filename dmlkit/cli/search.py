@@ -12,8 +12,8 @@ from dmlkit.cli.options import (
     BoxMargin,
     BoxSource,
     Debug,
-    Device,
     Json,
+    ModelDevice,
     Plugins,
     QueryPath,
     QueryRun,
@@ -59,7 +59,7 @@ def search(
     ] = None,
     manifold: ArrayManifold = None,
     json: Json = False,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Debug, Device, Plugins, QueryRun, SourcePath, examples
+from dmlkit.cli.options import USE, Debug, ModelDevice, Plugins, QueryRun, SourcePath, examples
 
 app = typer.Typer()
 
@@ -48,7 +48,7 @@ def serve(
         ),
     ] = None,
     run: QueryRun = None,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Debug, Device, Json, Plugins, RunPath, WithRun, examples
+from dmlkit.cli.options import USE, Checkpoint, Debug, Json, ModelDevice, Plugins, RunPath, WithRun, examples
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_image, require_path
 
@@ -58,7 +58,7 @@ def verify(
     checkpoint: Checkpoint = None,
     second: WithRun = None,
     json: Json = False,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
     plugins: Plugins = None,
     debug: Debug = False,
 ) -> None:
