@@ -10,8 +10,8 @@ from dmlkit.cli.options import (
     TRAIN,
     Checkpoint,
     ColumnTable,
-    Device,
     Json,
+    ModelDevice,
     SetDataset,
     checked,
     examples,
@@ -86,7 +86,7 @@ def calibrate(
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     json: Json = False,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
 ) -> None:
     """Find the threshold of verify, for a run, or of identify, for a gallery.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, RecipePath, Set, checked, examples, with_common_options
+from dmlkit.cli.options import TRAIN, RecipePath, Set, checked, examples, plain_device, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.source import EXPECTED_DATA, require_path, require_run
 
@@ -71,6 +71,7 @@ def check(
         typer.Option(
             metavar="DEVICE",
             help="With --model: auto, cpu, cuda, cuda:N or mps. Default: auto.",
+            callback=checked(plain_device),
             show_default=False,
         ),
     ] = None,

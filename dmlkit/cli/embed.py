@@ -11,7 +11,7 @@ from dmlkit.cli.options import (
     BoxMargin,
     BoxSource,
     Checkpoint,
-    Device,
+    ModelDevice,
     RunPath,
     SetDataset,
     SplitName,
@@ -85,7 +85,7 @@ def embed(
             show_default=False,
         ),
     ] = None,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
 ) -> None:
     """Embed images, and write embeddings.npy, items.parquet and manifest.json.
 

@@ -15,8 +15,10 @@ from dmlkit.cli.options import (
     Set,
     SplitName,
     WithLocal,
+    checked,
     examples,
     existing,
+    plain_device,
     rerank_of,
     with_common_options,
 )
@@ -163,6 +165,7 @@ def evaluate(
         typer.Option(
             metavar="DEVICE",
             help="Where to evaluate a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
+            callback=checked(plain_device),
             show_default=False,
         ),
     ] = None,

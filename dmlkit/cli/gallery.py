@@ -12,8 +12,8 @@ from dmlkit.cli.options import (
     BoxSource,
     Checkpoint,
     Debug,
-    Device,
     Json,
+    ModelDevice,
     RunPath,
     WithRun,
     boxes_of,
@@ -93,7 +93,7 @@ def create(
     ] = None,
     checkpoint: Checkpoint = None,
     second: WithRun = None,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
 ) -> None:
     """Create a gallery from images embedded by a run, or by two."""
     from rich.console import Console
@@ -133,7 +133,7 @@ def add(
     box_margin: BoxMargin = None,
     box_confidence: BoxConfidence = None,
     run: MovedRun = None,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
 ) -> None:
     """Add images; those that are already in the gallery are reported and skipped."""
     from rich.console import Console
@@ -261,7 +261,7 @@ def check(
     ],
     run: MovedRun = None,
     json: Json = False,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
 ) -> None:
     """Test whether new images are like those that calibrated the gallery."""
     from rich.console import Console

@@ -12,7 +12,7 @@ from dmlkit.cli.options import (
     BoxConfidence,
     BoxMargin,
     BoxSource,
-    Device,
+    ModelDevice,
     QueryPath,
     QueryRun,
     RerankMethod,
@@ -96,7 +96,7 @@ def identify(
     second: WithRun = None,
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
 ) -> None:
     """Label images by the most similar labeled images, e.g. of a gallery, or report them as unknown.
 

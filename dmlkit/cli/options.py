@@ -19,6 +19,31 @@ TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research
 """The panels of `dmlkit --help`."""
 SplitName = Literal["train", "validation", "test", "all"]
 
+
+def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
+    """Return a callback that checks the path or paths of an argument before the command imports torch (3 s).
+
+    Typer does not call it for --help, and it checks nothing where a command line is only parsed, outside the program.
+    """
+
+    def callback(context: typer.Context, value: Any) -> Any:
+        if value is not None and context.parent is not None and not context.resilient_parsing:
+            check(value)
+        return value
+
+    return callback
+
+
+def plain_device(device: str) -> None:
+    """Refuse an engine after the device, for commands whose figures are those of torch in float32."""
+    place, plus, engine = device.partition("+")
+    if plus:
+        raise UserError(
+            f"--device {device}: +{engine} applies to embed, search, identify, verify, gallery, serve, review and "
+            f"calibrate; use --device {place}"
+        )
+
+
 Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -37,13 +62,30 @@ SetDataset = Annotated[
         show_default=False,
     ),
 ]
-Device = Annotated[str, typer.Option(metavar="DEVICE", help="Where to compute: auto, cpu, cuda, cuda:N or mps.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="DEVICE",
+        help="Where to compute: auto, cpu, cuda, cuda:N or mps.",
+        callback=checked(plain_device),
+    ),
+]
+ModelDevice = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="Where to compute: auto, cpu, cuda, cuda:N or mps; and how: +onnxruntime, +bf16 or +fastest after it, "
+        "e.g. cpu+fastest. Without it: torch in float32.",
+    ),
+]
 RunDevice = Annotated[
     str | None,
     typer.Option(
         "--device",
         metavar="DEVICE",
         help="Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
+        callback=checked(plain_device),
         show_default=False,
     ),
 ]
@@ -132,20 +174,6 @@ def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__dict__["__signature__"] = own.replace(parameters=[*own.parameters.values(), *more])
     run.__annotations__ = {**command.__annotations__, **{name: kind for name, (kind, _) in added.items()}}
     return run
-
-
-def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
-    """Return a callback that checks the path or paths of an argument before the command imports torch (3 s).
-
-    Typer does not call it for --help, and it checks nothing where a command line is only parsed, outside the program.
-    """
-
-    def callback(context: typer.Context, value: Any) -> Any:
-        if value is not None and context.parent is not None and not context.resilient_parsing:
-            check(value)
-        return value
-
-    return callback
 
 
 def existing(expected: str) -> Callable[..., Any]:

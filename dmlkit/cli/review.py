@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Device, QueryPath, QueryRun, SourcePath, examples, with_common_options
+from dmlkit.cli.options import USE, ModelDevice, QueryPath, QueryRun, SourcePath, examples, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
 
@@ -44,7 +44,7 @@ def review(
         bool, typer.Option("--add", help="Add the images with their labels to the gallery, as a new version.")
     ] = False,
     run: QueryRun = None,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
 ) -> None:
     """Check the labels that identify gives to images, and print how many of them may be wrong.
 

@@ -11,8 +11,8 @@ from dmlkit.cli.options import (
     BoxConfidence,
     BoxMargin,
     BoxSource,
-    Device,
     Json,
+    ModelDevice,
     QueryPath,
     QueryRun,
     RerankMethod,
@@ -63,7 +63,7 @@ def search(
     ] = None,
     manifold: ArrayManifold = None,
     json: Json = False,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
 ) -> None:
     """Find the nearest neighbors of images in a gallery, a run or other embeddings.
 

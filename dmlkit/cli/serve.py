@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Device, QueryRun, SourcePath, examples, with_common_options
+from dmlkit.cli.options import USE, ModelDevice, QueryRun, SourcePath, examples, with_common_options
 
 app = typer.Typer()
 
@@ -60,7 +60,7 @@ def serve(
         ),
     ] = None,
     run: QueryRun = None,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
 ) -> None:
     """Answer embed, search, identify and verify over HTTP, with a page for people.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Device, Json, RunPath, WithRun, examples, with_common_options
+from dmlkit.cli.options import USE, Checkpoint, Json, ModelDevice, RunPath, WithRun, examples, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_image, require_path
 
@@ -59,7 +59,7 @@ def verify(
     checkpoint: Checkpoint = None,
     second: WithRun = None,
     json: Json = False,
-    device: Device = "auto",
+    device: ModelDevice = "auto",
 ) -> None:
     """Print whether two images show the same class, using the threshold found by calibrate."""
     names = images or []

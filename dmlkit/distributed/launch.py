@@ -24,6 +24,8 @@ OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 START_RANKS = "start ranks with torchrun, or unset the variable"
 WARN_AFTER = 10  # seconds without the other ranks
 PATIENCE = 300  # seconds for all ranks to join; they start together, but may read Python from a slow disk
+ENGINES = ("bf16", "onnxruntime", "fastest")
+"""What may follow a device, see `dmlkit.embedding.computation`."""
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -60,6 +62,7 @@ class OneProcess:
     """A single rank."""
 
     device: torch.device
+    engine: str = ""  # what computes embeddings, one of `ENGINES`; empty for torch in float32
     world_size: int = 1
     global_rank: int = 0
     is_global_zero: bool = True
@@ -75,18 +78,24 @@ def start_ranks(device: str = "auto") -> Ranks:
     A single process does without Fabric, whose import takes 2 s of a processor: it imports PyTorch's compiler.
 
     Args:
-        device: see `start_fabric`.
+        device: see `start_fabric`; a single process may add ``+bf16``, ``+onnxruntime`` or ``+fastest``, which choose
+            what computes embeddings, see `dmlkit.embedding.computation`. Default: torch in float32.
 
     Raises:
         UserError: see `start_fabric`.
     """
+    given, (device, plus, engine) = device, device.partition("+")
+    if plus and engine not in ENGINES:
+        raise UserError(f"--device {given}: expected {', '.join(f'{device}+{name}' for name in ENGINES)} or {device}")
     if count_ranks()[0] > 1:
+        if engine:
+            raise UserError(f"--device {given}: +{engine} applies to one process, not to torchrun's; use {device}")
         return start_fabric(device)
     kind, index = _claim(device)
     place = torch.device(kind) if kind == "cpu" else torch.device(kind, index or 0)
     if kind == "cuda":
         torch.cuda.set_device(place)
-    return OneProcess(place)
+    return OneProcess(place, engine)
 
 
 def start_fabric(device: str = "auto", precision: str = "fp32") -> "Fabric":

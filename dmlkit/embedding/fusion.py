@@ -41,6 +41,9 @@ def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:
             f"--with {path}: its weights have the fingerprint {second.fingerprint[:12]}, expected "
             f"{fusion.fingerprint[:12]}; name the run of this fusion, or create the gallery again"
         )
+    least = min(
+        (one.computation for one in (first, second) if one.computation), key=lambda one: one.cosine, default=None
+    )
     both = f"{first.fingerprint} {second.fingerprint} {fusion.share!r}"
     return replace(
         first,
@@ -50,6 +53,7 @@ def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:
         run=None,
         fusion=fusion,
         members=(first, second),
+        computation=least,
     )
 
 

@@ -115,7 +115,7 @@ class PartEmbedder:
             found = [self._part(model, islice(given, count), advance) for model, given in batches]
             part = found[0] if len(found) == 1 else fused(self.trained, found)
             rows, points = known.joined(part.indices, part.points)
-            self.parts.write(number, Part(points, rows, part.faults, self.device.type))
+            self.parts.write(number, Part(points, rows, part.faults, self.trained.place))
 
     @torch.inference_mode()
     def _part(self, trained: TrainedModel, batches: Iterator[Any], advance: Advance) -> Embeddings:

@@ -16,6 +16,10 @@ from dmlkit.run_folder.folder import CheckpointName
 from dmlkit.run_folder.threshold import Threshold
 from dmlkit.transforms.base import Channels, PositiveChannels
 
+LEAST_COSINE = 0.9999
+NEAREST = 10
+"""The agreement within which embeddings of two computations may be compared: cosine and nearest images."""
+
 
 class SearchIndex(BaseModel, frozen=True, extra="forbid", strict=True):
     """Search for neighbors by inner products alone."""
@@ -93,6 +97,35 @@ class Fusion(BaseModel, frozen=True, extra="forbid", strict=True):
     """map@r of the fusion on validation classes that did not fit the weight."""
 
 
+class Computation(BaseModel, frozen=True, extra="forbid", strict=True):
+    """What computed embeddings instead of torch in float32, and how far both agree on training images of the run."""
+
+    engine: Literal["torch", "onnxruntime"]
+    """Program that computed the network."""
+    precision: Literal["fp32", "bf16"]
+    """Precision; ``bf16`` is mixed: the points are computed in float32 from features in bfloat16."""
+    images: PositiveInt
+    """Number of training images on which both were compared, at most 64."""
+    cosine: FiniteFloat
+    """Smallest cosine of the two embeddings of an image."""
+    same_nearest: NonNegativeInt
+    """Number of these images whose 10 nearest others are the same."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the embeddings may be compared with those of torch in float32."""
+        return self.cosine >= LEAST_COSINE and self.same_nearest == self.images
+
+    @property
+    def option(self) -> str:
+        """The end of the option ``--device`` that chooses it."""
+        return "+bf16" if self.precision == "bf16" else f"+{self.engine}"
+
+    def __str__(self) -> str:
+        same = f"the same {NEAREST} nearest for {self.same_nearest} of {self.images} training images"
+        return f"least cosine to torch {self.cosine:.6f}, {same}"
+
+
 class Description(Document, frozen=True, strict=True):
     """Description of a model for users of its embeddings: geometry, fingerprint and preprocessing."""
 
@@ -121,6 +154,9 @@ class Description(Document, frozen=True, strict=True):
     fusion: Fusion | None = None
     """Second model, if the embeddings are those of two models one after the other; the fields above are of the first
     one, but for the geometry and the fingerprint."""
+    computation: Computation | None = None
+    """What computed the embeddings; null for torch in float32. If it does not agree with torch, the fingerprint is not
+    that of the weights alone, because such embeddings are those of another model."""
 
 
 class Checksums(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -221,8 +257,20 @@ def check_same_description(theirs: Description, whose: str, ours: Description, w
         changes = list(differences(name, other.model_dump(mode="json"), one.model_dump(mode="json")))
         if changes:
             raise UserError(f"{whose}: embeddings of another model ({'; '.join(changes)}); {advice}")
+    if theirs.model.fingerprint != ours.model.fingerprint and theirs.computation != ours.computation:
+        ways = [_way(one.computation) for one in (theirs, ours)]
+        change = f"add {ours.computation.option} to --device" if ours.computation else "use --device without an engine"
+        raise UserError(
+            f"{whose}: embeddings by {ways[0]}, but those of {where} are by {ways[1]}, and the two do not agree; "
+            f"{change}"
+        )
     if theirs.model.fingerprint != ours.model.fingerprint:
         raise UserError(
             f"{whose}: embeddings of another model (fingerprint {theirs.model.fingerprint[:12]}, "
             f"{where} has {ours.model.fingerprint[:12]}); {advice}"
         )
+
+
+def _way(computation: Computation | None) -> str:
+    """Return in words what computed embeddings."""
+    return f"{computation.engine} in {computation.precision}" if computation else "torch in fp32"

@@ -11,7 +11,7 @@ from dmlkit.backbones.base import BackboneConfig
 from dmlkit.backbones.pretrained import efficientnet_lite
 from dmlkit.backbones.pretrained.timm_models import LITE0, is_at_hand
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.trained import TrainedModel
+from dmlkit.embedding.trained import TrainedModel, computed_by
 from dmlkit.errors import UserError
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import backbone_alone, build_model
@@ -55,7 +55,7 @@ def load_pretrained(name: str, fabric: Ranks) -> TrainedModel:
     width = model.backbone.num_features
     alone = backbone_alone(model, Sphere(width)).to(fabric.device).eval()
     recipe = recipe.model_copy(update={"manifold": Sphere.Config(), "embedding_dim": width})
-    return TrainedModel.of(recipe, alone)
+    return computed_by(TrainedModel.of(recipe, alone), fabric)
 
 
 def backbone_keys(name: str) -> dict[str, Any]:

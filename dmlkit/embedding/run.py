@@ -94,7 +94,7 @@ def embed(
         job = EmbedJob(dataset, str(images), place, skip_bad_images=skip, threshold=threshold, run=run)
         job = replace(job, known=fabric.broadcast(known))
     else:
-        job = split_job(folder, trained, dataset, split, device="" if engine == "ray" else fabric.device.type)
+        job = split_job(folder, trained, dataset, split, device="" if engine == "ray" else trained.place)
         job = replace(job, output=place, skip_bad_images=skip, threshold=threshold)
     if engine == "ray":
         compute = ray_compute(job, run, trained.checkpoint, device)

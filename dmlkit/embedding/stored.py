@@ -53,7 +53,7 @@ def split_embeddings(
     or the device are not those of the folder, or if it is damaged. Where the run cannot be written, a warning says so.
     Where training has stored the features of a frozen backbone, only the head is computed.
     The result is equal to the bit to that of `embed_images`. Another process that needs them meanwhile waits. Another
-    dataset or transform than the run's own is embedded without the folder.
+    dataset or transform than the run's own, and another computation than torch's, are embedded without the folder.
 
     Args:
         run: the run.
@@ -71,7 +71,8 @@ def split_embeddings(
         homes = [(one.run or run, one) for one in trained.members]
         return fused(trained, [split_embeddings(home, one, fabric, dataset, split, bar=bar) for home, one in homes])
     own = run.recipe()
-    if (trained.recipe.dataset.name, trained.recipe.transform) != (own.dataset.name, own.transform):
+    is_own = (trained.recipe.dataset.name, trained.recipe.transform) == (own.dataset.name, own.transform)
+    if not is_own or trained.computation is not None:  # what a run keeps is torch's, equal to the bit
         return embed_images(trained, fabric, dataset, f"the {split} split of {run.path}", bar)
     stored = None
     if fabric.is_global_zero:

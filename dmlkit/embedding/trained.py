@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,18 @@ import torch
 
 from dmlkit.backbones.tuning import FullTuningConfig
 from dmlkit.datasets.files.samples import Samples, samples_named
-from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.manifest import Description, Fusion, Manifest, ModelSource, Preprocessing, VectorInput, index_of
+from dmlkit.distributed.launch import OneProcess, Ranks
+from dmlkit.embedding.computation import accelerate
+from dmlkit.embedding.manifest import (
+    Computation,
+    Description,
+    Fusion,
+    Manifest,
+    ModelSource,
+    Preprocessing,
+    VectorInput,
+    index_of,
+)
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
@@ -48,6 +58,7 @@ class TrainedModel:
         run: run of the whole model.
         fusion: second model that embeds too, see `dmlkit.embedding.fusion.fuse`.
         members: the two models of a fusion.
+        computation: what computes it, if not torch in float32.
     """
 
     recipe: Recipe
@@ -62,6 +73,7 @@ class TrainedModel:
     run: RunFolder | None = None
     fusion: Fusion | None = None
     members: "tuple[TrainedModel, ...]" = ()
+    computation: Computation | None = None
 
     @classmethod
     def of(
@@ -79,9 +91,14 @@ class TrainedModel:
         """
         return self.build()
 
+    @property
+    def place(self) -> str:
+        """Kind of the device, and what computes on it if not torch in float32, e.g. ``cpu+bf16``."""
+        return self.device.type + (self.computation.option if self.computation else "")
+
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all weights, see `EmbeddingModel.fingerprint`."""
+        """Hash of all weights, see `EmbeddingModel.fingerprint`; another one where the computation does not agree."""
         return self.recorded or self.model.fingerprint()
 
 
@@ -130,7 +147,28 @@ def load_model(
     samples = samples_named(recipe.dataset.sample).of(num_features)
     saved = _hash_saved(state, recipe) if merged else ""
     options: Any = {"saved": saved, "recorded": _recorded(run, saved), "run": run}
-    return TrainedModel(recipe, checkpoint, state["epoch"], samples, manifold.to(device), device, build, **options)
+    trained = TrainedModel(recipe, checkpoint, state["epoch"], samples, manifold.to(device), device, build, **options)
+    return computed_by(trained, fabric) if merged else trained
+
+
+def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
+    """Return a model as the engine of a device computes it, see `dmlkit.embedding.computation`.
+
+    Where its embeddings do not agree with those of torch in float32 it is another model, with a fingerprint of its own:
+    so neither are they compared with each other, nor is a threshold of the one used for the other.
+
+    Raises:
+        UserError: see `accelerate`.
+    """
+    if not isinstance(fabric, OneProcess) or not fabric.engine:
+        return trained
+    model, computation = accelerate(trained.model, trained.recipe, fabric.engine)
+    if computation is None:
+        return trained
+    weights = trained.fingerprint
+    if not computation.agrees:
+        weights = hashlib.sha256(f"{weights} {computation.engine} {computation.precision}".encode()).hexdigest()
+    return replace(trained, build=lambda: model, saved="", recorded=weights, computation=computation)
 
 
 def _hash_saved(state: Mapping[str, Any], recipe: Recipe) -> str:
@@ -170,6 +208,7 @@ def describe(trained: TrainedModel) -> Description:
         if recipe.transform
         else VectorInput(input=f"{samples.name}s, as they are", num_features=samples.num_features),
         fusion=trained.fusion,
+        computation=trained.computation,
     )
 
 

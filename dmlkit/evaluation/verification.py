@@ -226,6 +226,7 @@ def verify(
         raise UserError(
             f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with dmlkit calibrate {path}"
             + (f" --checkpoint {checkpoint}" if checkpoint else "")
+            + (f" --device {trained.place}" if trained.computation else "")
         )
     if fusion is not None:
         trained = fuse(trained, fusion, fabric)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import BaseModel, FiniteFloat, PositiveInt
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.samples import Samples
+from dmlkit.embedding.computation import import_onnxruntime, onnx_program, traced
 from dmlkit.embedding.manifest import Description
 from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
@@ -207,10 +208,7 @@ class Written:
     @property
     def program(self) -> torch.export.ExportedProgram:
         """Model traced on vectors or squares, with a dynamic batch size."""
-        batch = torch.export.Dim("batch", min=1)
-        # a batch of one would fix the batch size at 1
-        example = self.inputs.expand(max(2, len(self.inputs)), *self.inputs.shape[1:])
-        return torch.export.export(self.trained.model, (example,), dynamic_shapes={"inputs": {0: batch}})
+        return traced(self.trained.model, self.inputs)
 
 
 def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
@@ -219,16 +217,10 @@ def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
     Raises:
         UserError: onnxruntime or onnxscript is not installed.
     """
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
-    except ImportError as error:
-        raise UserError(f"--format onnx needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
+    onnxruntime = import_onnxruntime("--format onnx")
     trained = written.trained
     name = f"{trained.samples.name}s"
-    program: Any = torch.onnx.export(
-        written.program, input_names=[name], output_names=["embeddings"], dynamo=True, verbose=False
-    )
+    program = onnx_program(written.program, name)
     if written.takes == "images" and trained.recipe.transform:
         prepend_preparation(program, trained.recipe.transform)
     metadata = {"dmlkit": json.dumps(describe(trained).stamped()), "labels": json.dumps(list(written.labels))}

@@ -1,0 +1,277 @@
+"""What computes a network: torch in float32, or faster ONNX Runtime or bfloat16, compared with it before it is used.
+
+A device names it: ``cpu`` is torch in float32, ``cpu+onnxruntime``, ``cpu+bf16`` and ``cpu+fastest`` are the others.
+The first use of a model compares the embeddings of 64 training images of the run with torch's, and times both. The
+answer is kept in the user's cache with the ONNX graph, for these weights, versions of packages, and processor.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from pydantic import FiniteFloat, NonNegativeInt
+from torch import Tensor
+
+from dmlkit.embedding.manifest import NEAREST, Computation
+from dmlkit.errors import UserError
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.document import Document
+from dmlkit.files.regular import file_checksum
+from dmlkit.loading.batches import collate
+from dmlkit.loading.cache import images_of_split
+from dmlkit.loading.inputs import inputs_of
+from dmlkit.model import EmbeddingModel
+from dmlkit.recipe.schema import Recipe
+
+Engine = Literal["bf16", "onnxruntime"]
+IMAGES = 64  # training images that are compared
+TIMED = 32  # of them that are timed: on one CPU core 2 s of EfficientNet-Lite0
+KEPT = 8  # ONNX graphs in the user's cache, each of the size of the weights
+WAYS = "leave it out, or use +bf16"
+
+
+class EngineComparison(Document, frozen=True, strict=True):
+    """Comparison of an engine with torch on this machine, in the user's cache."""
+
+    kind: ClassVar[str] = "comparison of an engine with torch"
+
+    computation: Computation
+    """Agreement of the embeddings."""
+    images_per_second: FiniteFloat
+    """Speed of the network alone."""
+    torch_images_per_second: FiniteFloat
+    """Speed of torch in float32, timed in turns with it."""
+    checksum: NonNegativeInt = 0
+    """CRC-32 of the ONNX graph."""
+
+
+class ComputedModel(EmbeddingModel):
+    """Embedding model in evaluation mode whose points another program computes; it shares the weights.
+
+    Args:
+        model: the model.
+        compute: maps inputs as of the model to points (B, D) float32.
+    """
+
+    def __init__(self, model: EmbeddingModel, compute: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(model.normalization, model.backbone, model.head, model.samples)
+        self.compute = compute
+        self.eval()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map RGB images (B, 3, H, W) uint8, or vectors (B, F) float32, to points (B, D) float32."""
+        return self.compute(inputs)
+
+
+def accelerate(model: EmbeddingModel, recipe: Recipe, engine: str) -> tuple[EmbeddingModel, Computation | None]:
+    """Return a model as an engine computes it, and how far it agrees with torch in float32.
+
+    Args:
+        model: the model in evaluation mode, on its device.
+        recipe: its recipe, whose training images are compared.
+        engine: ``bf16`` or ``onnxruntime``; or ``fastest`` of these and torch whose embeddings agree: every cosine is
+            at least 0.9999, and all 10 nearest images are the same.
+
+    Returns:
+        The model and the comparison; the given model and None if torch in float32 is the fastest.
+
+    Raises:
+        UserError: a package is missing, ONNX cannot express the backbone, or the training images cannot be read.
+    """
+    option = f"--device {model.device.type}+{engine}"
+    if engine != "fastest":
+        computed, measured = _prepare(model, recipe, cast(Engine, engine), option)
+        if not measured.computation.agrees:
+            _say(f"{option}: {measured.computation}; such embeddings are not compared with those of torch in float32")
+        return computed, measured.computation
+    best, speed = None, 0.0
+    candidates: tuple[Engine, ...] = ("onnxruntime", "bf16") if model.device.type == "cpu" else ("bf16",)
+    for candidate in candidates:
+        try:
+            computed, measured = _prepare(model, recipe, candidate, f"{option}: {candidate}")
+        except UserError as error:
+            _say(f"{error}; not used")
+            continue
+        found = measured.computation
+        if found.agrees and measured.images_per_second > max(speed, measured.torch_images_per_second):
+            best, speed = (computed, found), measured.images_per_second
+        elif not found.agrees:
+            _say(f"{option}: {candidate} is not used: {found}")
+    return best or (model, None)
+
+
+def _prepare(
+    model: EmbeddingModel, recipe: Recipe, engine: Engine, option: str
+) -> tuple[EmbeddingModel, EngineComparison]:
+    """Return the model as an engine computes it, and the comparison, from the user's cache if it has them."""
+    runtime = _runtime_of(model, option) if engine == "onnxruntime" else None
+    place = _place(model, recipe, engine)
+    graph = place.with_suffix(".onnx")
+    stored = _stored(place, graph if runtime else None)
+    if stored is not None:
+        return ComputedModel(model, _onnx(runtime, graph) if runtime else _bf16(model)), stored
+    inputs = _training_inputs(recipe, option).to(model.device)
+    _say(f"{option}: compared with torch on {len(inputs)} training images, once for this model and machine")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if runtime:
+        _write_graph(model, inputs, graph, option)
+    computed = ComputedModel(model, _onnx(runtime, graph) if runtime else _bf16(model))
+    measured = _measure(model, computed, inputs, engine)
+    measured = measured.model_copy(update={"checksum": file_checksum(graph) if runtime else 0})
+    measured.write(place)
+    _say(
+        f"{option}: {measured.images_per_second:.3g} images/s, torch {measured.torch_images_per_second:.3g}, "
+        "of the model alone"
+    )
+    return computed, measured
+
+
+def _stored(place: Path, graph: Path | None) -> EngineComparison | None:
+    try:
+        found = EngineComparison.read(place)
+        return found if graph is None or file_checksum(graph) == found.checksum else None
+    except (UserError, OSError):  # there is none, or it is damaged
+        return None
+
+
+def _place(model: EmbeddingModel, recipe: Recipe, engine: Engine) -> Path:
+    """Return the file of a comparison in ``$XDG_CACHE_HOME/dmlkit``, or ``~/.cache/dmlkit``."""
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    packages = ("torch", "onnxruntime", "onnxscript") if engine == "onnxruntime" else ("torch",)
+    network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim", "transform"})
+    machine = [platform.machine(), _processor(model.device), str(torch.get_num_threads())]
+    depends = json.dumps([model.fingerprint(), network, *machine, *map(version, packages)])
+    return Path(folder, "dmlkit", f"engine-{hashlib.sha256(depends.encode()).hexdigest()[:16]}-{engine}.json")
+
+
+def _processor(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _training_inputs(recipe: Recipe, option: str) -> Tensor:
+    """Return evenly spaced training images as inputs of the model: test classes choose nothing."""
+    try:
+        dataset = images_of_split(recipe.dataset, "train")
+    except UserError as error:
+        raise UserError(f"{option}: needs training images of the run to compare with torch: {error}") from None
+    inputs = inputs_of(dataset, recipe.transform, training=False)
+    rows = sorted({int(row) for row in torch.linspace(0, len(dataset) - 1, IMAGES).round()})
+    batch = collate([inputs[row, 0] for row in rows])
+    if len(batch.labels) <= NEAREST:
+        reason = batch.faults[0] if batch.faults else f"there are {len(batch.labels)}"
+        raise UserError(
+            f"{option}: needs more than {NEAREST} training images of the run to compare with torch: {reason}"
+        )
+    return batch.inputs
+
+
+@torch.inference_mode()
+def _measure(model: EmbeddingModel, computed: EmbeddingModel, inputs: Tensor, engine: Engine) -> EngineComparison:
+    """Compare the points of two models, and time them in turns; the first batches are slower."""
+    points, theirs = (torch.cat([one(part).float() for part in inputs.split(TIMED)]) for one in (model, computed))
+    seconds: list[list[float]] = [[], []]
+    for _ in range(3):
+        for one, times in zip((model, computed), seconds, strict=True):
+            started = perf_counter()
+            one(inputs[:TIMED]).float().sum().item()
+            times.append(perf_counter() - started)
+    speeds = [min(len(inputs), TIMED) / min(times) for times in seconds]
+    near = [_nearest(model, one) for one in (points, theirs)]
+    computation = Computation(
+        engine="onnxruntime" if engine == "onnxruntime" else "torch",
+        precision="bf16" if engine == "bf16" else "fp32",
+        images=len(inputs),
+        cosine=torch.cosine_similarity(points.double(), theirs.double()).nan_to_num(nan=-1).min().item(),
+        same_nearest=int((near[0] == near[1]).all(dim=1).sum()),
+    )
+    return EngineComparison(computation=computation, images_per_second=speeds[1], torch_images_per_second=speeds[0])
+
+
+def _nearest(model: EmbeddingModel, points: Tensor) -> Tensor:
+    """Return for each point (N, D) which others are the 10 most similar, in the order of their rows (N, 10)."""
+    similarities = model.manifold.similarity(points, points).fill_diagonal_(-torch.inf)
+    return similarities.topk(NEAREST).indices.sort().values
+
+
+def _bf16(model: EmbeddingModel) -> Callable[[Tensor], Tensor]:
+    def compute(inputs: Tensor) -> Tensor:
+        with torch.autocast(model.device.type, torch.bfloat16):
+            return model(inputs).float()
+
+    return compute
+
+
+def import_onnxruntime(option: str) -> Any:
+    """Return the package onnxruntime, after a check that graphs can be written too.
+
+    Raises:
+        UserError: onnxruntime or onnxscript is not installed.
+    """
+    try:
+        import_module("onnxscript")  # torch's exporter needs it
+        return import_module("onnxruntime")
+    except ImportError as error:
+        raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
+
+
+def traced(model: EmbeddingModel, inputs: Tensor) -> torch.export.ExportedProgram:
+    """Return a model traced on vectors or squares (B, ...), with a dynamic batch size."""
+    batch = torch.export.Dim("batch", min=1)
+    example = inputs.expand(max(2, len(inputs)), *inputs.shape[1:])  # a batch of one would fix the batch size at 1
+    return torch.export.export(model, (example,), dynamic_shapes={"inputs": {0: batch}})
+
+
+def onnx_program(program: torch.export.ExportedProgram, name: str) -> Any:
+    """Return the ONNX program of a traced model, whose input has a name and whose output is ``embeddings``."""
+    return torch.onnx.export(program, input_names=[name], output_names=["embeddings"], dynamo=True, verbose=False)
+
+
+def _runtime_of(model: EmbeddingModel, option: str) -> Any:
+    if model.device.type != "cpu":
+        raise UserError(f"{option}: onnxruntime computes on the CPU here; use --device cpu+onnxruntime, or +bf16")
+    return import_onnxruntime(option)
+
+
+def _write_graph(model: EmbeddingModel, inputs: Tensor, graph: Path, option: str) -> None:
+    """Write the ONNX graph of a model, and remove the oldest ones of others.
+
+    Raises:
+        UserError: ONNX cannot express an operator of the backbone.
+    """
+    try:
+        with torch.no_grad():
+            program = onnx_program(traced(model, inputs[:2]), "inputs")
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, torch.onnx.OnnxExporterError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{option}: this backbone cannot be exported to ONNX ({reason}); {WAYS}") from error
+    with atomic_write(graph) as partial:
+        program.save(partial)
+    graphs = sorted(graph.parent.glob("engine-*.onnx"), key=lambda path: path.stat().st_mtime)
+    for old in graphs[:-KEPT]:
+        old.unlink(missing_ok=True)
+
+
+def _onnx(runtime: Any, graph: Path) -> Callable[[Tensor], Tensor]:
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+    def compute(inputs: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(["embeddings"], {session.get_inputs()[0].name: inputs.numpy()})[0])
+
+    return compute
+
+
+def _say(text: str) -> None:
+    logging.getLogger("dmlkit").warning(text)

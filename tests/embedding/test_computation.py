@@ -1,0 +1,209 @@
+"""Engines of embeddings, against torch in float32, NumPy, and engines whose speed and agreement are made up."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import dmlkit as face
+from dmlkit.distributed.launch import start_ranks
+from dmlkit.embedding import computation
+from dmlkit.embedding.embedder import Embedder
+from dmlkit.embedding.manifest import Computation
+from dmlkit.errors import UserError
+from tests.conftest import TINY_RECIPE, Result
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run in ``run``, and 12 pictures in ``pictures``."""
+    folder = tmp_path_factory.mktemp("engines")
+    (folder / "tiny.yaml").write_text(TINY_RECIPE)
+    face.train(folder / "tiny.yaml", str(folder / "run"), overrides=["training.epochs=1"], device="cpu")
+    (folder / "pictures").mkdir()
+    for index in range(12):
+        pixels = np.random.default_rng(index).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "pictures" / f"{index:02}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def in_own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+def model_of(home: Path, engine: str) -> Embedder:
+    return face.load(str(home / "run"), device=f"cpu{engine}")
+
+
+def pictures(home: Path) -> list[Path]:
+    return sorted((home / "pictures").iterdir())
+
+
+def made_up(monkeypatch: pytest.MonkeyPatch, **of: tuple[float, float, int]) -> None:
+    """Let a comparison find speed, cosine and same neighbors of an engine; torch computes 100 images/s."""
+
+    def measure(_: object, __: object, inputs: torch.Tensor, engine: str) -> computation.EngineComparison:
+        speed, cosine, same = of[engine]
+        found = Computation(
+            engine="torch" if engine == "bf16" else "onnxruntime",
+            precision="bf16" if engine == "bf16" else "fp32",
+            images=64,
+            cosine=cosine,
+            same_nearest=same,
+        )
+        return computation.EngineComparison(computation=found, images_per_second=speed, torch_images_per_second=100.0)
+
+    monkeypatch.setattr(computation, "_measure", measure)
+
+
+def test_onnxruntime_gives_torch_s_embeddings_and_the_manifest_names_it(home: Path, dmlkit: Callable[..., Result]):
+    options = ("embed", home / "run", home / "pictures", "-o")
+    assert dmlkit(*options, home / "torch", "--device", "cpu").code == 0
+    result = dmlkit(*options, home / "onnx", "--device", "cpu+onnxruntime")
+    assert result.code == 0, result.err
+    torch_s, theirs = (np.load(home / name / "embeddings.npy") for name in ("torch", "onnx"))
+    np.testing.assert_allclose(theirs, torch_s, atol=1e-5)
+    manifests = [json.loads((home / name / "manifest.json").read_text()) for name in ("torch", "onnx")]
+    assert manifests[0]["computation"] is None
+    found = manifests[1]["computation"]
+    assert (found["engine"], found["precision"]) == ("onnxruntime", "fp32") and found["cosine"] > 0.99999
+    assert manifests[0]["model"] == manifests[1]["model"]
+    # they agree, so that one searches in the other
+    assert dmlkit("search", home / "onnx", home / "pictures", "--device", "cpu").code == 0
+    assert dmlkit("search", home / "torch", home / "pictures", "--device", "cpu+onnxruntime").code == 0
+
+
+def test_agreement_is_that_of_the_training_images(home: Path):
+    """Cosines and nearest images, computed by NumPy one image at a time from what the Python face returns."""
+    exact, near = model_of(home, ""), model_of(home, "+bf16")
+    found = near.trained.computation
+    assert found is not None and found.precision == "bf16"
+    images = exact.trained.recipe.dataset.build("train")
+    rows = sorted({round(row) for row in np.linspace(0, len(images) - 1, 64)})
+    arrays = [images.sample(row).permute(1, 2, 0).numpy() for row in rows]
+    points, theirs = (model.embed(arrays).astype(np.float64) for model in (exact, near))
+    cosines = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(points, theirs, strict=True)]
+    assert found.images == len(rows) and found.cosine == pytest.approx(min(cosines), abs=1e-5)
+    same = 0
+    for row in range(len(rows)):
+        nearest: list[set[int]] = []
+        for table in (points, theirs):
+            order = sorted(
+                (column for column in range(len(rows)) if column != row), key=lambda c: -table[row] @ table[c]
+            )
+            nearest.append(set(order[:10]))
+        same += nearest[0] == nearest[1]
+    assert abs(found.same_nearest - same) <= 2  # batches of other sizes round otherwise
+
+
+def test_embeddings_that_do_not_agree_are_those_of_another_model(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    dmlkit: Callable[..., Result],
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made_up(monkeypatch, bf16=(200.0, 0.99, 64))
+    options = ("embed", home / "run", home / "pictures", "-o")
+    assert dmlkit(*options, tmp_path / "torch", "--device", "cpu").code == 0
+    assert dmlkit(*options, tmp_path / "bf16", "--device", "cpu+bf16").code == 0
+    assert "least cosine to torch 0.990000" in caplog.text
+    models = [json.loads((tmp_path / name / "manifest.json").read_text())["model"] for name in ("torch", "bf16")]
+    assert models[0]["fingerprint"] != models[1]["fingerprint"]
+    assert dmlkit("search", tmp_path / "bf16", home / "pictures", "--device", "cpu+bf16").code == 0
+    for folder, device, way in (("bf16", "cpu", "add +bf16"), ("torch", "cpu+bf16", "without an engine")):
+        result = dmlkit("search", tmp_path / folder, home / "pictures", "--device", device)
+        assert result.code == 2 and "do not agree" in result.err and way in result.err
+
+
+@pytest.mark.parametrize(
+    ("onnxruntime", "bf16", "taken"),
+    [
+        ((150.0, 1.0, 64), (300.0, 0.9998, 64), "+onnxruntime"),  # a cosine below the agreement
+        ((150.0, 1.0, 64), (300.0, 1.0, 63), "+onnxruntime"),  # another nearest image
+        ((150.0, 1.0, 64), (300.0, 0.9999, 64), "+bf16"),
+        ((90.0, 1.0, 64), (80.0, 1.0, 64), ""),  # torch is the fastest
+        ((float("1e3"), float("-1"), 0), (300.0, 0.5, 64), ""),
+    ],
+)
+def test_fastest_is_the_fastest_that_agrees(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    onnxruntime: tuple[float, float, int],
+    bf16: tuple[float, float, int],
+    taken: str,
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(computation, "_write_graph", lambda *of: of[2].touch())
+    monkeypatch.setattr(computation, "_onnx", lambda *_: lambda inputs: inputs)
+    made_up(monkeypatch, onnxruntime=onnxruntime, bf16=bf16)
+    model = model_of(home, "+fastest")
+    found = model.trained.computation
+    assert (found.option if found else "") == taken
+    if not taken:
+        assert np.array_equal(model.embed(pictures(home)), model_of(home, "").embed(pictures(home)))
+
+
+def test_a_comparison_is_made_once_and_again_if_its_graph_is_damaged(
+    home: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+):
+    expected = model_of(home, "+onnxruntime").embed(pictures(home))
+    (graph,) = (cache / "dmlkit").glob("engine-*.onnx")
+    with monkeypatch.context() as without:
+        without.setattr(computation, "_measure", None)  # calling it would fail
+        assert np.array_equal(model_of(home, "+onnxruntime").embed(pictures(home)), expected)
+    graph.write_bytes(b"of another run")
+    assert np.array_equal(model_of(home, "+onnxruntime").embed(pictures(home)), expected)
+    assert graph.stat().st_size > 1000
+
+
+def test_what_a_run_keeps_is_torch_s(home: Path, dmlkit: Callable[..., Result]):
+    assert dmlkit("search", home / "run", home / "pictures", "--device", "cpu+bf16").code == 0
+    assert not (home / "run" / "embeddings").exists()
+    assert dmlkit("embed", home / "run", "--split", "test", "--device", "cpu+bf16").code == 0
+    record = home / "run" / "embeddings" / "test" / "manifest.json"
+    assert json.loads(record.read_text())["split"]["device"] == "cpu+bf16"
+    assert dmlkit("eval", home / "run", "--device", "cpu").code == 0
+    assert json.loads(record.read_text())["split"]["device"] == "cpu"
+
+
+def test_engines_that_cannot_be_used_say_why(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dmlkit: Callable[..., Result]
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"expected cpu\+bf16, cpu\+onnxruntime, cpu\+fastest or cpu$"):
+        start_ranks("cpu+openvino")
+    with pytest.raises(UserError, match=r"--device cpu\+: expected"):
+        start_ranks("cpu+")
+    result = dmlkit("eval", home / "run", "--device", "cpu+bf16")
+    assert result.code == 2 and "use --device cpu" in result.err
+
+    def unknown(*_: object) -> None:
+        raise RuntimeError("no ONNX function for aten::wild\nmore")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(computation, "traced", unknown)
+        with pytest.raises(UserError, match=r"exported to ONNX \(no ONNX function for aten::wild\); leave it"):
+            model_of(home, "+onnxruntime")
+
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name=name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(computation, "import_module", missing)
+        with pytest.raises(UserError, match=r"\+onnxruntime needs onnxscript; .*dmlkit\[onnx\]"):
+            model_of(home, "+onnxruntime")
+        made_up(patch, bf16=(1.0, 1.0, 64))
+        assert model_of(home, "+fastest").trained.computation is None  # without the package torch computes
