@@ -22,7 +22,7 @@ from dmlkit import __version__
 from dmlkit.embedding.serve.explaining import explained
 from dmlkit.embedding.serve.limits import Guard, RefusedError
 from dmlkit.embedding.serve.pictures import BODY, MOST_BYTES, SentImage, first_message, read_pictures
-from dmlkit.embedding.serve.reviewing import Desk, desk_of, review_api
+from dmlkit.embedding.serve.reviewing import ServedReview, review_api, review_of
 from dmlkit.embedding.serve.service import BusyError, Service
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
@@ -115,7 +115,7 @@ api = APIRouter(prefix="/v1", responses=PROBLEMS)
 async def info(server: Server, request: Request) -> dict[str, Any]:
     """Return what is served."""
     found = await server.answered([], lambda _: server.service.info())
-    return {**found, "writes": server.allow_writes, "review": request.app.state.desk is not None}
+    return {**found, "writes": server.allow_writes, "review": request.app.state.review is not None}
 
 
 @api.post("/embed", openapi_extra=BODY)
@@ -165,7 +165,7 @@ async def why(
     """Return which patches make two images similar: sent ones, ones of the source, or a row of the review."""
     images: list[Any] = [one.pixels for one in pictures]
     if row is not None:
-        images.append(desk_of(request).path(row))
+        images.append(review_of(request).path(row))
     for name in id:
         place = server.service.snapshot.rows.get(name)
         if place is None:
@@ -233,7 +233,7 @@ async def restore(server: Writer, wanted: WantedVersion) -> dict[str, Any]:
 @api.post("/review/add")
 async def add_reviewed(server: Writer, request: Request) -> dict[str, Any]:
     """Add the images of the review with their labels to the gallery, as a new version."""
-    images = await asyncio.to_thread(desk_of(request).to_add)
+    images = await asyncio.to_thread(review_of(request).to_add)
     return await server.answered([], lambda _: server.service.add_listed(images))
 
 
@@ -266,7 +266,7 @@ def make_app(
 
     app = FastAPI(title="dmlkit", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.served = Served(service, allow_writes=allow_writes, images=images)
-    app.state.desk = None if review is None else Desk(review, service.source, service.label_of)
+    app.state.review = None if review is None else ServedReview(review, service.source, service.label_of)
     app.include_router(api)
     app.include_router(review_api, responses=PROBLEMS)
     _report_errors(app)

@@ -23,7 +23,7 @@ SHOWN = 12  # images of a group
 ROW = Field(ge=0, le=2**53)
 
 
-class Wanted(BaseModel):
+class QuestionRequest(BaseModel):
     """The question that a reviewer wants next."""
 
     model_config = ConfigDict(extra="forbid")
@@ -33,7 +33,7 @@ class Wanted(BaseModel):
     """An image to ask about again; by default the next question."""
 
 
-class Said(BaseModel):
+class AnswerRequest(BaseModel):
     """Answer of a reviewer."""
 
     model_config = ConfigDict(extra="forbid")
@@ -50,7 +50,7 @@ class Held(NamedTuple):
     since: float
 
 
-class Desk:
+class ServedReview:
     """A review that several people answer at once.
 
     Args:
@@ -85,7 +85,7 @@ class Desk:
                 "disagree": [{"row": row, "answers": found.answers(row)} for row in found.disagreements()[:20]],
             }
 
-    def question(self, wanted: Wanted) -> dict[str, Any]:
+    def question(self, wanted: QuestionRequest) -> dict[str, Any]:
         """Return a question, or null if there is none."""
         with self._lock:
             self._review.refresh()
@@ -108,7 +108,7 @@ class Desk:
                 }
             }
 
-    def answer(self, said: Said) -> dict[str, Any]:
+    def answer(self, said: AnswerRequest) -> dict[str, Any]:
         """Keep an answer.
 
         Raises:
@@ -134,7 +134,7 @@ class Desk:
             self._review.refresh()
             return self._review.to_add()
 
-    def _next(self, wanted: Wanted) -> list[int]:
+    def _next(self, wanted: QuestionRequest) -> list[int]:
         """Return the first question that no other reviewer sees now."""
         if wanted.about == "unknown":
             return next((one for one in self._review.ask_unknown() if self._take(one[0], wanted.reviewer)), [])
@@ -155,61 +155,61 @@ class Desk:
         return row
 
 
-def desk_of(request: Request) -> Desk:
+def review_of(request: Request) -> ServedReview:
     """Return the review that is served.
 
     Raises:
         RefusedError: none is.
     """
-    found = request.app.state.desk
+    found = request.app.state.review
     if found is None:
         raise RefusedError(404, "this server has no review; start it with --review FOLDER")
     return found
 
 
-def open_desk(request: Request) -> Desk:
+def writable_review(request: Request) -> ServedReview:
     """Return the review that is served, to answer its questions.
 
     Raises:
         RefusedError: there is none, or the server changes nothing.
     """
-    found = desk_of(request)
+    found = review_of(request)
     if not request.app.state.served.allow_writes:
         raise RefusedError(403, "this server keeps no answers; start it with --allow-writes")
     return found
 
 
-ServedDesk = Annotated[Desk, Depends(desk_of)]
-OpenDesk = Annotated[Desk, Depends(open_desk)]
+OfReview = Annotated[ServedReview, Depends(review_of)]
+Answering = Annotated[ServedReview, Depends(writable_review)]
 review_api = APIRouter(prefix="/v1/review")
 
 
 @review_api.get("")
-async def status(desk: ServedDesk) -> dict[str, Any]:
+async def status(served: OfReview) -> dict[str, Any]:
     """Return how many labels may be wrong, and what is missing."""
-    return await asyncio.to_thread(desk.status)
+    return await asyncio.to_thread(served.status)
 
 
 @review_api.post("/question")
-async def question(desk: OpenDesk, wanted: Wanted) -> dict[str, Any]:
+async def question(served: Answering, wanted: QuestionRequest) -> dict[str, Any]:
     """Return the next question for a reviewer; it is written down before it is shown."""
-    return await asyncio.to_thread(desk.question, wanted)
+    return await asyncio.to_thread(served.question, wanted)
 
 
 @review_api.post("/answer")
-async def answer(desk: OpenDesk, said: Said) -> dict[str, Any]:
+async def answer(served: Answering, said: AnswerRequest) -> dict[str, Any]:
     """Keep an answer, and reply when the disk has it."""
-    return await asyncio.to_thread(desk.answer, said)
+    return await asyncio.to_thread(served.answer, said)
 
 
 @review_api.get("/images/{row}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}})
 async def picture(
-    desk: ServedDesk,
+    served: OfReview,
     row: Annotated[int, InPath(ge=0, le=2**53)],
     side: Annotated[int, Query(ge=16, le=640)] = 160,
 ) -> Response:
     """Return a picture of an image of the review, at most ``side`` pixels wide and high."""
-    path = desk.path(row)
+    path = served.path(row)
     try:
         content = await asyncio.to_thread(thumbnail, path, side=side)
     except BadImageError as error:
