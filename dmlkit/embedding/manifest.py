@@ -131,9 +131,9 @@ class Description(Document, frozen=True, strict=True):
 
     kind: ClassVar[str] = "description of a model"
     version: ClassVar[int] = (
-        4  # 1 had expressions as text, which invited eval, in the index; 2 no threshold; 3 no fusion
+        5  # 1 had expressions as text, which invited eval, in the index; 2 no threshold; 3 no fusion; 4 no computation
     )
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ("index",), 2: (), 3: ()}
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ("index",), 2: (), 3: (), 4: ()}
 
     dim: PositiveInt
     """Number of coordinates of an embedding."""
@@ -211,8 +211,8 @@ class Manifest(Description, frozen=True, strict=True):
 
     kind: ClassVar[str] = "manifest of embeddings"
     # 3 had no checksums; 4 not what a split's embeddings depend on; 5 no checkpoint there; 6 no fusion
-    version: ClassVar[int] = 7
-    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 3: (), 4: (), 5: (), 6: ()}
+    version: ClassVar[int] = 8
+    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 5: (), 6: (), 7: ()}
 
     source: str
     """Source of the images: a folder, or ``dataset:split``."""
