@@ -75,7 +75,7 @@ def measure(spellings: tuple[str, ...], checkout: Path, folder: Path) -> Seconds
             clock, process.returncode = time.perf_counter() - started, os.waitstatus_to_exitcode(status)
         if process.returncode == 0:
             return Seconds(clock, used.ru_utime + used.ru_stime)
-        print(f"{checkout}: dmlkit {line}: {errors.read_text().strip()}", file=sys.stderr)
+        print(f"{checkout}: dmlkit {line}: exit code {process.returncode} {errors.read_text().strip()}", file=sys.stderr)
     return None
 
 
