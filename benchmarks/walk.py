@@ -75,7 +75,8 @@ def measure(spellings: tuple[str, ...], checkout: Path, folder: Path) -> Seconds
             clock, process.returncode = time.perf_counter() - started, os.waitstatus_to_exitcode(status)
         if process.returncode == 0:
             return Seconds(clock, used.ru_utime + used.ru_stime)
-        print(f"{checkout}: dmlkit {line}: exit code {process.returncode} {errors.read_text().strip()}", file=sys.stderr)
+        said = f"exit code {process.returncode} {errors.read_text().strip()}"
+        print(f"{checkout}: dmlkit {line}: {said}", file=sys.stderr)
     return None
 
 
