@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_partner, require_path, require_queries, require_run, require_source
+from dmlkit.files.source import (
+    require_partner,
+    require_path,
+    require_queries,
+    require_run,
+    require_second_run,
+    require_source,
+)
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
@@ -241,7 +248,7 @@ WithRun = Annotated[
         "--with",
         metavar="RUN",
         help="Add the similarity of a second run of the same dataset, weighted by validation classes.",
-        callback=checked(require_run),
+        callback=checked(require_second_run),
         show_default=False,
     ),
 ]

@@ -174,6 +174,17 @@ def require_partner(path: Path) -> None:
         require_run(path)
 
 
+def require_second_run(path: Path) -> None:
+    """Check that a path is a run, and not ``local``.
+
+    Raises:
+        UserError: see `require_run`.
+    """
+    if path == Path("local") and not path.exists():
+        raise UserError("--with local: only eval compares patches; expected a second run")
+    require_run(path)
+
+
 def require_run(path: Path) -> None:
     """Check that a folder is a run.
 
