@@ -39,10 +39,10 @@ demo: $(FOR_DEMO)  ## Install what the demo needs, then train, evaluate, embed a
 # Stealing tests leaves no long file for the end; the heaviest files are kept whole, since their tests share wheels and runs.
 RUN_TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --durations 20
 
-test: setup  ## Run all tests except the heaviest: 6 to 8 minutes on 2 cores
+test: setup  ## Run all tests except the heaviest: 6 minutes on 2 cores
 	$(RUN_TESTS) --dist worksteal -m 'not heavy'
 
-test-heavy: setup  ## Run the heaviest tests (clusters, ranks, installed wheels and plug-ins, kills, compilers, fuzzing, whole pages): 7 to 10 minutes on 2 cores
+test-heavy: setup  ## Run the heaviest tests (clusters, ranks, installed wheels and plug-ins, kills, compilers, fuzzing, whole pages): 7 minutes on 2 cores
 	$(RUN_TESTS) --dist loadfile -m heavy
 
 test-gpu: setup  ## Run the tests that need a CUDA GPU
