@@ -24,8 +24,9 @@ TEXT_COLUMNS = (
 
 
 def say(console: Console, text: str, *, style: str | None = None) -> None:
-    """Print a line of text; in a terminal it is wrapped between words, elsewhere it stays one line."""
-    console.print(Text(printable(text), style=style or ""), soft_wrap=not console.is_terminal)
+    """Print a line of text; a terminal wraps it between words, but not a command, which may be copied as one line."""
+    is_one_line = not console.is_terminal or "dmlkit " in text
+    console.print(Text(printable(text), style=style or ""), soft_wrap=is_one_line)
 
 
 def print_table(rows: TableRows, console: Console, title: str | None = None) -> None:

@@ -23,7 +23,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import EXPECTED, NAMES, check_options, kind_of, require_source
+from dmlkit.files.source import EXPECTED, LOCAL, NAMES, check_options, kind_of, require_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -268,7 +268,6 @@ def tell_run(
     """Evaluate a run, and print the gain from training and the path of its report."""
     from dmlkit.cli.compare import gain_of
     from dmlkit.cli.console import say
-    from dmlkit.embedding.manifest import LOCAL
     from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.fusion import choose_fusion
     from dmlkit.evaluation.local import choose_local
@@ -350,8 +349,8 @@ def refuse_changes(kind: str, changes: dict[str, Any], overrides: list[str] | No
         refuse("a gallery; one of two runs is evaluated with both", {"--with": changes["--with"]})
     if changes["--with"]:
         refuse("--with", {"--tta": changes["--tta"], "--set": overrides})
-    if changes["--with"] == Path("local"):
-        refuse("--with local", {"--rerank": changes["--rerank"]})
+    if changes["--with"] == Path(LOCAL):
+        refuse(f"--with {LOCAL}", {"--rerank": changes["--rerank"]})
 
 
 def refuse_untrained(source: Path | None, given: list[str], options: dict[str, Any]) -> None:

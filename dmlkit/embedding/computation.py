@@ -11,10 +11,10 @@ import logging
 import os
 import platform
 from collections.abc import Callable
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -118,13 +118,13 @@ def _prepare(
     graph = place.with_suffix(".onnx")
     stored = _stored(place, graph if runtime else None)
     if stored is not None:
-        return ComputedModel(model, _onnx(runtime, graph) if runtime else _bf16(model)), stored
+        return _computed(model, runtime, graph), stored
     inputs = _training_inputs(recipe, option).to(model.device)
     _say(f"{option}: compared with torch on {len(inputs)} training images, once for this model and machine")
     place.parent.mkdir(parents=True, exist_ok=True)
     if runtime:
         _write_graph(model, inputs, graph, option)
-    computed = ComputedModel(model, _onnx(runtime, graph) if runtime else _bf16(model))
+    computed = _computed(model, runtime, graph)
     measured = _measure(model, computed, inputs, engine)
     measured = measured.model_copy(update={"checksum": file_checksum(graph) if runtime else 0})
     measured.write(place)
@@ -133,6 +133,10 @@ def _prepare(
         "of the model alone"
     )
     return computed, measured
+
+
+def _computed(model: EmbeddingModel, runtime: ModuleType | None, graph: Path) -> ComputedModel:
+    return ComputedModel(model, _onnx(runtime, graph) if runtime else _bf16(model))
 
 
 def _stored(place: Path, graph: Path | None) -> EngineComparison | None:
@@ -212,17 +216,18 @@ def _bf16(model: EmbeddingModel) -> Callable[[Tensor], Tensor]:
     return compute
 
 
-def import_onnxruntime(option: str) -> Any:
+def import_onnxruntime(option: str) -> ModuleType:
     """Return the package onnxruntime, after a check that graphs can be written too.
 
     Raises:
         UserError: onnxruntime or onnxscript is not installed.
     """
     try:
-        import_module("onnxscript")  # torch's exporter needs it
-        return import_module("onnxruntime")
+        import onnxruntime
+        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
     except ImportError as error:
         raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
+    return onnxruntime
 
 
 def traced(model: EmbeddingModel, inputs: Tensor) -> torch.export.ExportedProgram:
@@ -237,7 +242,7 @@ def onnx_program(program: torch.export.ExportedProgram, name: str) -> Any:
     return torch.onnx.export(program, input_names=[name], output_names=["embeddings"], dynamo=True, verbose=False)
 
 
-def _runtime_of(model: EmbeddingModel, option: str) -> Any:
+def _runtime_of(model: EmbeddingModel, option: str) -> ModuleType:
     if model.device.type != "cpu":
         raise UserError(f"{option}: onnxruntime computes on the CPU here; use --device cpu+onnxruntime, or +bf16")
     return import_onnxruntime(option)
@@ -262,7 +267,7 @@ def _write_graph(model: EmbeddingModel, inputs: Tensor, graph: Path, option: str
         old.unlink(missing_ok=True)
 
 
-def _onnx(runtime: Any, graph: Path) -> Callable[[Tensor], Tensor]:
+def _onnx(runtime: ModuleType, graph: Path) -> Callable[[Tensor], Tensor]:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

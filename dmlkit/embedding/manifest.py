@@ -74,9 +74,6 @@ class VectorInput(BaseModel, frozen=True, extra="forbid", strict=True):
     """Number of coordinates of a vector; null for another kind of samples."""
 
 
-LOCAL = "local"  # stands for a second run: the patches of the first one
-
-
 class Fusion(BaseModel, frozen=True, extra="forbid", strict=True):
     """Second model of a fusion, whose similarity is (1 - share) * first + share * second."""
 

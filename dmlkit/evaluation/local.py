@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_dataset
-from dmlkit.embedding.manifest import LOCAL, Fusion
+from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.fusion import PairOfModels
+from dmlkit.files.source import LOCAL
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.ranking.local import LocalScores, score_candidates

@@ -14,7 +14,7 @@ from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.fusion import fuse
 from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.manifest import LOCAL, Fusion
+from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
@@ -24,6 +24,7 @@ from dmlkit.evaluation.flipped import with_mirror_images
 from dmlkit.evaluation.local import local_scores
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
+from dmlkit.files.source import LOCAL
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rankings import Ties

@@ -23,6 +23,7 @@ NAMES: dict[Kind, str] = {
     "images": "an image or a folder of images",
 }
 MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
+LOCAL = "local"  # instead of a second run: the patches of the first one
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
 ModelFormat = Literal["safetensors", "onnx", "torch-export"]
@@ -170,7 +171,7 @@ def require_partner(path: Path) -> None:
     Raises:
         UserError: see `require_run`.
     """
-    if path != Path("local"):
+    if path != Path(LOCAL):
         require_run(path)
 
 
@@ -180,8 +181,8 @@ def require_second_run(path: Path) -> None:
     Raises:
         UserError: see `require_run`.
     """
-    if path == Path("local") and not path.exists():
-        raise UserError("--with local: only eval compares patches; expected a second run")
+    if path == Path(LOCAL) and not path.exists():
+        raise UserError(f"--with {LOCAL}: only eval compares patches; expected a second run")
     require_run(path)
 
 

@@ -159,7 +159,7 @@ def _lost_or_changed(stored: Mapping[str, Any], new: Mapping[str, Any]) -> Itera
         tried = new.get(variant, {})
         if lost := [label or "its recipe" for label in recipes if label not in tried]:
             yield f"variants.{variant}: no longer tries {_first(lost)}"
-        for label in filter(tried.__contains__, recipes):
+        for label in (one for one in recipes if one in tried):
             yield from differences(f"variants.{variant}.{label}".rstrip("."), recipes[label], tried[label])
 
 

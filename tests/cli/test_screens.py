@@ -238,3 +238,6 @@ def test_a_terminal_wraps_between_words_and_a_file_keeps_the_line():
     say(Console(file=file, width=80, force_terminal=False), line)
     assert file.getvalue() == line + "\n"
     assert len(screen.getvalue().splitlines()) == 3 and screen.getvalue().split() == line.split()
+    command = f"next: dmlkit serve {'x' * 60} --review june --allow-writes"
+    say(Console(file=(copied := StringIO()), width=80, force_terminal=True, color_system=None), command)
+    assert copied.getvalue() == command + "\n"

@@ -55,14 +55,14 @@ def commands(folder: Path, *lines: str, installed: Path | None = None) -> Told:
     environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "80", "PATH": "/usr/bin:/bin"}
     if installed is None:
         process = Forked(command_lines, str(folder), *lines, environment=environment)
-        told = process.communicate()[0]
-        assert process.returncode == 0, told
+        output = process.communicate()[0]
+        assert process.returncode == 0, output
     else:
         words = [sys.executable, "-c", RUN, str(folder), *lines]
         result = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
-        told = result.stdout
-    return [tuple(json.loads(line)) for line in told.splitlines() if line.startswith("[")]
+        output = result.stdout
+    return [tuple(json.loads(line)) for line in output.splitlines() if line.startswith("[")]
 
 
 def install(source: Path, target: Path) -> Path:

@@ -240,7 +240,7 @@ class ReviewFolder:
                 continue
             is_stale |= given.row in counted  # an answer was changed
             self._answers.setdefault(given.row, {})[given.reviewer] = given.label
-            self._hear(given.row)
+            self._label_group(given.row)
         if is_stale:
             self._recount()
         for question in self._asked[self._counted :]:
@@ -260,7 +260,7 @@ class ReviewFolder:
         if asked is not None:
             self._rows.add(asked.row)
 
-    def _hear(self, row: int) -> None:
+    def _label_group(self, row: int) -> None:
         """Keep the label of a group: the one that all answers in it agree on."""
         group = self.review.proposals[row].group
         if group is not None:

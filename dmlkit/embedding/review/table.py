@@ -93,11 +93,11 @@ def _answers(path: Path, found: ReviewFolder) -> dict[int, str | None]:
             )
         row, answer = rows[name], answer.strip()
         if answer:
-            answers[row] = _meant(answer, proposals[row])
+            answers[row] = _label_of(answer, proposals[row])
     return answers
 
 
-def _meant(answer: str, proposal: ProposedLabel) -> str | None:
+def _label_of(answer: str, proposal: ProposedLabel) -> str | None:
     """Return the label that an answer means; None for "cannot tell"."""
     if answer == UNSURE:
         return None

@@ -134,9 +134,8 @@ def test_decisions_are_those_of_numpy(
         owned = (means, names) if by == "mean" else (points, labels)
         expected = [decide(space, k, *owned, query) for query in queries]
         scores = sorted(score for _, score, _ in expected)
-        middle = scores[len(scores) // 2] - 1e-4
-        # what is known is decided after the label, by the same lines for every rule
-        for threshold in (None, middle, -1e9, 1e9) if by == "nearest" else (middle,):
+        all_and_none = (-1e9, 1e9) if by == "nearest" else ()  # what is known is decided after the label
+        for threshold in (None, scores[len(scores) // 2] - 1e-4, *all_and_none):
             found = identify(
                 tmp_path / "gallery",
                 tmp_path / "asked",
