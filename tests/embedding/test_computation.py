@@ -1,6 +1,7 @@
 """Engines of embeddings, against torch in float32, NumPy, and engines whose speed and agreement are made up."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -198,11 +199,8 @@ def test_engines_that_cannot_be_used_say_why(
         with pytest.raises(UserError, match=r"exported to ONNX \(no ONNX function for aten::wild\); leave it"):
             model_of(home, "+onnxruntime")
 
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError(name=name)
-
     with monkeypatch.context() as patch:
-        patch.setattr(computation, "import_module", missing)
+        patch.setitem(sys.modules, "onnxscript", None)
         with pytest.raises(UserError, match=r"\+onnxruntime needs onnxscript; .*dmlkit\[onnx\]"):
             model_of(home, "+onnxruntime")
         made_up(patch, bf16=(1.0, 1.0, 64))
