@@ -5,7 +5,7 @@ in both checkouts at the same time, so that both meet the same load. A command t
 is given in that spelling. Seconds of a processor include those of the processes that a command starts, and depend less
 on what else the machine does. A command that fails in one of the checkouts is shown as failed, and counts in no total.
 
-Run: python benchmarks/walk.py PHOTOS [--classes 16] [--images 10] [--other CHECKOUT] [--epochs 20]
+Run: python benchmarks/walk.py PHOTOS, and what its --help lists.
 """
 
 import argparse
