@@ -74,12 +74,17 @@ class NoTuningConfig(TuningConfig, frozen=True):
     augmentation, as in evaluation."""
     cache: Annotated[str, Field(min_length=1)] | None = None
     """Folder for cached features, which several runs may share; null keeps them in the run folder."""
+    engine: Literal["torch", "onnxruntime", "bf16"] = "torch"
+    """What computes the cached features of training images: torch in float32, ONNX Runtime, or torch in bfloat16. Those
+    of validation and test images are always torch's in float32."""
 
     @model_validator(mode="after")
     def check_cache(self) -> "NoTuningConfig":
         """Reject keys that live features would ignore."""
-        if self.features == "live" and (self.feature_views or self.cache is not None):
-            raise ValueError("feature_views and cache need features: cached; remove them, or remove features: live")
+        if self.features == "live" and (self.feature_views or self.cache is not None or self.engine != "torch"):
+            raise ValueError(
+                "feature_views, cache and engine need features: cached; remove them, or remove features: live"
+            )
         return self
 
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:

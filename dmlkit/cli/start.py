@@ -1,5 +1,6 @@
 """``dmlkit start``: a first recipe for your photos."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dmlkit.loading.survey import Survey
-    from dmlkit.recipe.schema import Recipe
+    from dmlkit.training.estimate import Estimate
 
 app = typer.Typer()
 WIDTH = 80  # columns of a terminal
@@ -52,11 +53,13 @@ def start(
     from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import resolve_device
+    from dmlkit.errors import UserError
     from dmlkit.files.atomic import atomic_write
     from dmlkit.files.outputs import check_output
     from dmlkit.loading.survey import dataset_at, survey
     from dmlkit.recipe.file import parse_recipe
     from dmlkit.recipe.start import Photos, is_starting_recipe, starting_recipe
+    from dmlkit.training.estimate import estimate_training
 
     output = output or Path(f"{photos.resolve().stem}.yaml")
     check_output(output, is_starting_recipe, sources=[photos])
@@ -66,13 +69,20 @@ def start(
     gpu = resolve_device(device)[0] != "cpu"
     backbone, at_hand = choose(gpu=gpu)
     images, classes, own = found.images["train"], found.classes["train"], found.names_validation
-    text = starting_recipe(Photos(config, images, classes, found.trained, own, backbone, at_hand, gpu))
-    recipe = parse_recipe(text, str(output))
+    setting = Photos(config, images, classes, found.trained, own, backbone, at_hand, gpu)
+    recipe = parse_recipe(starting_recipe(setting), str(output))
+    try:
+        estimate = estimate_training(recipe, device, at_hand=at_hand)
+    except UserError as error:
+        estimated = f"training time is not known: {error}"
+    else:
+        estimated = shown(estimate)
+        setting = replace(setting, engine=estimate.engine, ratio=estimate.ratio)
     with atomic_write(output) as written:
-        written.write_text(text, encoding="utf-8")
+        written.write_text(starting_recipe(setting), encoding="utf-8")
     say(console, f"wrote {output}: {recipe.training.epochs} epochs")
     say(console, f"{backbone.title}, {'all weights trained' if gpu else 'frozen, with a trained head'}")
-    print_estimate(recipe, device, console)
+    say(console, estimated)
     say(console, f"next: dmlkit train {output} -o runs/{output.stem}")
     say(console, f"then: dmlkit final runs/{output.stem}, to train on every class")
 
@@ -125,17 +135,8 @@ def with_names(text: str, names: "Sequence[str]") -> str:
     return line
 
 
-def print_estimate(recipe: "Recipe", device: str, console: "Console") -> None:
-    """Print how long the recipe trains on this machine, by a timed batch."""
-    from dmlkit.cli.console import say
-    from dmlkit.errors import UserError
-    from dmlkit.training.estimate import estimate_training
-
-    try:
-        found = estimate_training(recipe, device)
-    except UserError as error:
-        say(console, f"training time is not known: {error}")
-        return
-    minutes = max(1, round(found.seconds / 60))
+def shown(estimate: "Estimate") -> str:
+    """Return how long a recipe trains on this machine, as text."""
+    minutes = max(1, round(estimate.seconds / 60))
     time = f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
-    say(console, f"training takes about {time} on this machine ({found.images_per_second:.3g} images/s)")
+    return f"training takes about {time} on this machine ({estimate.images_per_second:.3g} images/s)"

@@ -3,6 +3,7 @@
 A device names it: ``cpu`` is torch in float32, ``cpu+onnxruntime``, ``cpu+bf16`` and ``cpu+fastest`` are the others.
 The first use of a model compares the embeddings of 64 training images of the run with torch's, and times both. The
 answer is kept in the user's cache with the ONNX graph, for these weights, versions of packages, and processor.
+A recipe may name one for the features of training images, and ``dmlkit start`` chooses it.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -36,7 +37,7 @@ Engine = Literal["bf16", "onnxruntime"]
 IMAGES = 64  # training images that are compared
 TIMED = 32  # of them that are timed: on one CPU core 2 s of EfficientNet-Lite0
 KEPT = 8  # ONNX graphs in the user's cache, each of the size of the weights
-WAYS = "leave it out, or use +bf16"
+WAYS = "leave it out, or use bf16"
 
 
 class EngineComparison(Document, frozen=True, strict=True):
@@ -72,7 +73,9 @@ class ComputedModel(EmbeddingModel):
         return self.compute(inputs)
 
 
-def accelerate(model: EmbeddingModel, recipe: Recipe, engine: str) -> tuple[EmbeddingModel, Computation | None]:
+def accelerate(
+    model: EmbeddingModel, recipe: Recipe, engine: str, option: str
+) -> tuple[EmbeddingModel, Computation | None]:
     """Return a model as an engine computes it, and how far it agrees with torch in float32.
 
     Args:
@@ -80,6 +83,7 @@ def accelerate(model: EmbeddingModel, recipe: Recipe, engine: str) -> tuple[Embe
         recipe: its recipe, whose training images are compared.
         engine: ``bf16`` or ``onnxruntime``; or ``fastest`` of these and torch whose embeddings agree: every cosine is
             at least 0.9999, and all 10 nearest images are the same.
+        option: where the user named the engine, for messages.
 
     Returns:
         The model and the comparison; the given model and None if torch in float32 is the fastest.
@@ -87,26 +91,37 @@ def accelerate(model: EmbeddingModel, recipe: Recipe, engine: str) -> tuple[Embe
     Raises:
         UserError: a package is missing, ONNX cannot express the backbone, or the training images cannot be read.
     """
-    option = f"--device {model.device.type}+{engine}"
     if engine != "fastest":
         computed, measured = _prepare(model, recipe, cast(Engine, engine), option)
-        if not measured.computation.agrees:
-            _say(f"{option}: {measured.computation}; such embeddings are not compared with those of torch in float32")
         return computed, measured.computation
     best, speed = None, 0.0
-    candidates: tuple[Engine, ...] = ("onnxruntime", "bf16") if model.device.type == "cpu" else ("bf16",)
-    for candidate in candidates:
-        try:
-            computed, measured = _prepare(model, recipe, candidate, f"{option}: {candidate}")
-        except UserError as error:
-            _say(f"{error}; not used")
-            continue
+    for candidate, computed, measured in _prepare_all(model, recipe, option):
         found = measured.computation
         if found.agrees and measured.images_per_second > max(speed, measured.torch_images_per_second):
             best, speed = (computed, found), measured.images_per_second
         elif not found.agrees:
             _say(f"{option}: {candidate} is not used: {found}")
     return best or (model, None)
+
+
+def compare_engines(model: EmbeddingModel, recipe: Recipe, option: str) -> dict[Engine, EngineComparison]:
+    """Return how each engine that is installed compares with torch in float32; see `accelerate`.
+
+    Raises:
+        UserError: the training images cannot be read, or are fewer than 11.
+    """
+    return {engine: measured for engine, _, measured in _prepare_all(model, recipe, option)}
+
+
+def _prepare_all(
+    model: EmbeddingModel, recipe: Recipe, option: str
+) -> Iterator[tuple[Engine, EmbeddingModel, EngineComparison]]:
+    engines: tuple[Engine, ...] = ("onnxruntime", "bf16") if model.device.type == "cpu" else ("bf16",)
+    for engine in engines:
+        try:
+            yield engine, *_prepare(model, recipe, engine, f"{option}: {engine}")
+        except UserError as error:
+            _say(f"{error}; not used")
 
 
 def _prepare(
@@ -244,7 +259,7 @@ def onnx_program(program: torch.export.ExportedProgram, name: str) -> Any:
 
 def _runtime_of(model: EmbeddingModel, option: str) -> ModuleType:
     if model.device.type != "cpu":
-        raise UserError(f"{option}: onnxruntime computes on the CPU here; use --device cpu+onnxruntime, or +bf16")
+        raise UserError(f"{option}: onnxruntime computes on the CPU here; use the device cpu, or the engine bf16")
     return import_onnxruntime(option)
 
 

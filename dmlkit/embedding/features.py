@@ -2,7 +2,7 @@
 
 import hashlib
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import sleep
@@ -20,6 +20,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.vectors import VectorFile
 from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.computation import accelerate
 from dmlkit.embedding.engine import embed_job
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.progress_bar import Bar
@@ -124,6 +125,7 @@ class DrawnViews(Inputs):
         return Item(self.features.view(index, seed % self.features.views), int(self.features.labels[index]), index)
 
 
+ENGINE = "backbone.tuning.engine"
 DECODERS = ("torchvision", "pillow", "torchcodec")
 HASH = 16  # characters of a hash of the code of a plug-in
 DESCRIPTION, FEATURES = "features.json", "embeddings.npy"
@@ -133,8 +135,8 @@ class FeatureDescription(Document, frozen=True, strict=True):
     """``features.json``: what cached features depend on, written before the first one is computed."""
 
     kind: ClassVar[str] = "description of cached features"
-    version: ClassVar[int] = 2  # 1 knew neither software nor device
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
+    version: ClassVar[int] = 3  # 1 knew neither software nor device, 2 no engine
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: ()}
 
     weights: str
     """Hash of the backbone's weights."""
@@ -150,6 +152,8 @@ class FeatureDescription(Document, frozen=True, strict=True):
     """Hash of their names."""
     files: str
     """Hash of the sizes and modification times of their files."""
+    engine: str = "torch"
+    """What computed them, see `NoTuningConfig`."""
     software: dict[str, str] | None = None
     """Packages that computed them, see `software_of`; null if several versions did, and in files of format 1."""
     device: str | None = None
@@ -179,9 +183,11 @@ def cached_features(
     *,
     views: int,
     bar: Bar,
-    what: str,
+    split: Split,
 ) -> CachedFeatures:
     """Return the features of a dataset's images, computed unless the folder has them.
+
+    An engine of the recipe computes those of the training split; with the others, torch in float32 computes figures.
 
     The ranks share the work; an interrupted computation resumes.
 
@@ -193,29 +199,28 @@ def cached_features(
         folder: folder for the features alone.
         views: number of augmented views of each image; 0 takes the image as in evaluation.
         bar: shows the progress.
-        what: name of the images.
+        split: name of the images.
 
     Raises:
-        UserError: the folder holds something else, or features of other weights, images or transforms; or an image
-            cannot be read.
+        UserError: the folder holds something else, or features of other weights, images or transforms; an image
+            cannot be read; or see `accelerate`.
     """
-    features = backbone_alone(model, Euclidean.Config().build(model.backbone.num_features)).to(fabric.device).eval()
-    trained = TrainedModel.of(
-        recipe.model_copy(update={"manifold": Euclidean.Config(), "embedding_dim": features.backbone.num_features}),
-        features,
-    )
-    description, is_whole = _description(dataset, recipe, features, views), False
+    trained, engine = frozen_backbone(recipe, model, fabric.device), _engine(recipe, split)
+    description, is_whole = _description(dataset, trained, engine, views), False
     if fabric.is_global_zero:
         description, is_whole = _begin(folder, description)
     if not fabric.broadcast(is_whole):
         job = FeatureJob(
             Views(dataset, views) if views else dataset,
-            source=f"{recipe.dataset.name}:{what}",
+            source=f"{recipe.dataset.name}:{split}",
             output=folder,
             skip_bad_images=False,
         )
         if not fabric.broadcast(job.parts.is_finished()):  # a kill before the checksum leaves finished ones
-            with bar(f"features of {what} images", len(job.dataset)) as advance, torch.random.fork_rng(devices=[]):
+            if engine != "torch":
+                by_engine, computation = accelerate(trained.model, trained.recipe, engine, f"{ENGINE}: {engine}")
+                trained = replace(trained, build=lambda: by_engine, computation=computation)
+            with bar(f"features of {split} images", len(job.dataset)) as advance, torch.random.fork_rng(devices=[]):
                 compute = PartEmbedder(job, trained, fabric, workers=recipe.training.workers)
                 embed_job(job, trained, fabric, compute, advance=advance)
         while not job.parts.is_finished():  # a barrier would give up after 30 minutes, which others may need
@@ -224,10 +229,22 @@ def cached_features(
             whole = description.model_copy(update={"sha256": sha256(folder / FEATURES)})
             whole.write(folder / DESCRIPTION)
     vectors = VectorFile(folder)
-    expected = (len(dataset) * max(views, 1), features.backbone.num_features)
+    expected = (len(dataset) * max(views, 1), model.backbone.num_features)
     if vectors.values.shape != expected:
         raise UserError(f"{vectors.path}: has shape {vectors.values.shape}, expected {expected}; remove {folder}")
     return CachedFeatures(dataset, vectors)
+
+
+def frozen_backbone(recipe: Recipe, model: EmbeddingModel, device: torch.device) -> TrainedModel:
+    """Return the backbone of a model, whose points are its features, on a device."""
+    alone = backbone_alone(model, Euclidean.Config().build(model.backbone.num_features)).to(device).eval()
+    space = {"manifold": Euclidean.Config(), "embedding_dim": alone.backbone.num_features}
+    return TrainedModel.of(recipe.model_copy(update=space), alone)
+
+
+def _engine(recipe: Recipe, split: Split) -> str:
+    tuning = recipe.backbone.tuning
+    return tuning.engine if isinstance(tuning, NoTuningConfig) and split == "train" else "torch"
 
 
 def features_folder(run: RunFolder, tuning: NoTuningConfig) -> Path:
@@ -263,9 +280,9 @@ def stored_features(
     folder, is_same = features_folder(run, tuning) / place_of(trained.recipe.dataset, split), False
     if fabric.is_global_zero and (folder / DESCRIPTION).exists():
         with suppress(UserError, OSError):  # damaged or incomplete ones are no use, and training reports them
-            stored, backbone = FeatureDescription.read(folder / DESCRIPTION), trained.model
-            alone = backbone_alone(backbone, Euclidean.Config().build(backbone.backbone.num_features))
-            ours = _description(dataset, trained.recipe, alone, 0).model_copy(update={"sha256": stored.sha256})
+            stored = FeatureDescription.read(folder / DESCRIPTION)
+            alone = frozen_backbone(trained.recipe, trained.model, trained.device)
+            ours = _description(dataset, alone, "torch", 0).model_copy(update={"sha256": stored.sha256})
             is_same = stored == ours and sha256(folder / FEATURES) == stored.sha256
     return CachedFeatures(dataset, VectorFile(folder)) if fabric.broadcast(is_same) else None
 
@@ -280,7 +297,8 @@ def is_complete(folder: Path) -> bool:
     return path.exists() and FeatureDescription.read(path).sha256 is not None
 
 
-def _description(dataset: Dataset, recipe: Recipe, model: EmbeddingModel, views: int) -> FeatureDescription:
+def _description(dataset: Dataset, trained: TrainedModel, engine: str, views: int) -> FeatureDescription:
+    recipe = trained.recipe
     names, files = hashlib.sha256(), hashlib.sha256()
     for index in range(len(dataset)):
         names.update(dataset.key(index).encode() + b"\0")
@@ -289,15 +307,16 @@ def _description(dataset: Dataset, recipe: Recipe, model: EmbeddingModel, views:
     if recipe.dataset.split == "reality_check":
         del options["fold"]
     return FeatureDescription(
-        weights=model.fingerprint(),
+        weights=trained.fingerprint,
         transform=recipe.transform.model_dump(mode="json") if recipe.transform else {},
         views=views,
         dataset=options,
         images=len(dataset),
         names=names.hexdigest(),
         files=files.hexdigest(),
+        engine=engine,
         software=software_of(recipe),
-        device=model.device.type,
+        device=trained.device.type,
     )
 
 

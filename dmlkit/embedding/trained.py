@@ -1,6 +1,7 @@
 """The model of a run, loaded for embedding."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -162,11 +163,15 @@ def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
     """
     if not isinstance(fabric, OneProcess) or not fabric.engine:
         return trained
-    model, computation = accelerate(trained.model, trained.recipe, fabric.engine)
+    option = f"--device {trained.device.type}+{fabric.engine}"
+    model, computation = accelerate(trained.model, trained.recipe, fabric.engine, option)
     if computation is None:
         return trained
     weights = trained.fingerprint
     if not computation.agrees:
+        logging.getLogger("dmlkit").warning(
+            f"{option}: {computation}; such embeddings are not compared with those of torch in float32"
+        )
         weights = hashlib.sha256(f"{weights} {computation.engine} {computation.precision}".encode()).hexdigest()
     return replace(trained, build=lambda: model, saved="", recorded=weights, computation=computation)
 

@@ -63,7 +63,7 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
 
     def features(split: Split, dataset: Dataset, views: int) -> CachedFeatures:
         place = folder / place_of(recipe.dataset, split)
-        return cached_features(dataset, recipe, model, fabric, place, views=views, bar=progress.images, what=split)
+        return cached_features(dataset, recipe, model, fabric, place, views=views, bar=progress.images, split=split)
 
     if folder.exists() and not folder.is_dir():
         text = f"{folder}: is a file; expected a folder for features"

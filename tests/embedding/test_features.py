@@ -225,3 +225,33 @@ def test_stored_features_give_the_embeddings_of_their_images(
     assert computed("validation") == {4}
     shutil.copy(photos / "class11" / "1.png", photos / "class11" / "0.png")
     assert computed("test") == {4}
+
+
+@pytest.mark.parametrize(("engine", "tolerance"), [("onnxruntime", 1e-5), ("bf16", 0.05)])
+def test_an_engine_computes_the_features_of_training_images_alone(
+    engine: str, tolerance: float, photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(photos.parent / "cache"))
+    chosen = ("--device", "cpu", "--set", f"backbone.tuning.engine={engine}")
+    assert dmlkit("train", "r.yaml", "-o", "torch", "--device", "cpu").code == 0
+    result = dmlkit("train", "r.yaml", "-o", "fast", *chosen)
+    assert result.code == 0, result.err
+    ours, theirs = (
+        {split: np.load(f"{run}/features/{split}/embeddings.npy") for split in ("train", "validation", "test")}
+        for run in ("torch", "fast")
+    )
+    assert not np.array_equal(ours["train"], theirs["train"])
+    np.testing.assert_allclose(theirs["train"], ours["train"], rtol=tolerance, atol=tolerance)
+    for split in ("validation", "test"):  # so that figures are torch's
+        assert np.array_equal(ours[split], theirs[split])
+    assert json.loads(Path("fast/features/train/features.json").read_text())["engine"] == engine
+    mixed = dmlkit("train", "r.yaml", "-o", "mixed", *chosen, "--set", "backbone.tuning.cache=torch-features")
+    assert mixed.code == 0, mixed.err
+    again = dmlkit("train", "r.yaml", "-o", "other", "--device", "cpu", "--set", "backbone.tuning.cache=torch-features")
+    assert again.code == 2 and f"engine: was {engine}, now torch" in again.err and again.err.count("\n") == 1
+
+
+def test_live_features_take_no_engine(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    live = ("--set", "backbone.tuning={name: none, features: live, engine: bf16}")
+    result = dmlkit("train", "r.yaml", "-o", "live", *live)
+    assert result.code == 2 and "engine need features: cached" in result.err
