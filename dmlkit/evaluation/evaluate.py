@@ -12,7 +12,7 @@ from dmlkit.embedding.in_memory import Embeddings, embed_dataset
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.result import Evaluation, Rescoring, searching
-from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
+from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import MetricConfig, Points
 from dmlkit.metrics.ranking.codec import Codec, Rescore

@@ -9,7 +9,7 @@ import torch
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.evaluation.evaluate import score_split
-from dmlkit.evaluation.flipped import with_mirror_images
+from dmlkit.evaluation.run import with_mirror_images
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.scoring import score_retrieval

@@ -1,6 +1,7 @@
 """The HTTP interface: what each address takes and returns."""
 
 import asyncio
+import base64
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -8,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
@@ -19,13 +21,16 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from dmlkit import __version__
-from dmlkit.embedding.serve.explaining import explained
+from dmlkit.datasets.files.samples import ImageSamples
+from dmlkit.embedding.embedder import GivenImages
+from dmlkit.embedding.questions.why import explain_images
 from dmlkit.embedding.serve.limits import Guard, RefusedError
 from dmlkit.embedding.serve.pictures import BODY, MOST_BYTES, SentImage, first_message, read_pictures
 from dmlkit.embedding.serve.reviewing import ServedReview, review_api, review_of
-from dmlkit.embedding.serve.service import BusyError, Service
+from dmlkit.embedding.serve.service import BusyError, Pixels, Service
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
+from dmlkit.run_folder.folder import RunFolder
 
 MOST_NEIGHBORS = 1000
 PAGE = files("dmlkit.embedding.serve") / "page"
@@ -329,3 +334,42 @@ def _add_pages(app: FastAPI) -> None:
     async def metrics(server: Server) -> PlainTextResponse:
         """Return counts and times as Prometheus reads them."""
         return PlainTextResponse(generate_latest(server.registry))
+
+
+LINES = 8  # more of them hide the images
+SIDE = 320  # pixels of a picture
+
+
+def explained(service: Service, images: Sequence[Pixels | Path]) -> dict[str, Any]:
+    """Return the pictures of two images as the model sees them, what their patches contribute, and the best pairs.
+
+    Returns:
+        ``similarity`` and ``score``; ``grid``, rows and columns of patches; ``images``, two JPEGs in base64; ``heat``,
+        per image what each patch contributes, row by row; ``pairs``, each with the positions ``a`` and ``b`` of two
+        patches and their ``contribution``, the largest first.
+
+    Raises:
+        UserError: the features of the model have no parts, or a file cannot be read.
+    """
+    trained = service.embedder.trained
+    if trained.fusion is not None:
+        raise UserError("two models embed these images; an explanation needs one: create the gallery with one model")
+    with torch.inference_mode(False), torch.enable_grad():
+        seen = explain_images(trained, GivenImages(images), None if service.run is None else RunFolder(service.run))
+    found = seen.explanation
+    values, columns = torch.tensor(found.contributions, dtype=torch.float64), found.grid[1]
+    return {
+        "similarity": found.similarity,
+        "score": found.score,
+        "grid": list(found.grid),
+        "images": [base64.b64encode(ImageSamples().picture(one, SIDE)).decode() for one in seen.images],
+        "heat": [values.sum(1).tolist(), values.sum(0).tolist()],
+        "pairs": [
+            {
+                "a": pair.a.row * columns + pair.a.column,
+                "b": pair.b.row * columns + pair.b.column,
+                "contribution": pair.contribution,
+            }
+            for pair in found.strongest(LINES)
+        ],
+    }
