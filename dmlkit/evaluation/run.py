@@ -19,7 +19,7 @@ from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
-from dmlkit.evaluation.evaluate import score_split
+from dmlkit.evaluation.evaluate import SecondScoring, score_split
 from dmlkit.evaluation.local import local_scores
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
@@ -120,15 +120,13 @@ def evaluate_run(
             return split_embeddings(run, trained, fabric, dataset, split, bar=bar)
         return embed_files(trained, fabric, dataset, f"the {split} split", bar)
 
-    found, changed = embedded(trained), dict[str, Any](rerank=rerank)
+    found, second = embedded(trained), SecondScoring(rerank)
     if flip:
         mirrored = with_mirror_images(fabric, trained.model, dataset, recipe, found, bar)
-        changed["other"] = Points(mirrored.points, mirrored.labels, trained.manifold)
+        second = replace(second, points=Points(mirrored.points, mirrored.labels, trained.manifold))
     if fusion is not None:
-        changed |= _with_fusion(fusion, trained, fabric, dataset, embedded, found, bar)
-    evaluation = score_split(
-        fabric, found, dataset, trained.manifold, recipe, split=split, bar=bar, ties=ties, **changed
-    )
+        second = replace(second, **_with_fusion(fusion, trained, fabric, dataset, embedded, found, bar))
+    evaluation = score_split(fabric, trained, found, dataset, split=split, bar=bar, ties=ties, second=second)
     evaluation = _with_ranges(evaluation, run, trained if dataset_root is None else own_model, fabric, bar)
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
     if dataset_root is None and recipe.dataset.split == "all":
@@ -173,7 +171,7 @@ def _with_fusion(
     second = embedded(both)
     if len(second.points) < len(found.points):
         raise UserError(f"--with: an image can no longer be read: {second.faults[0]}")
-    return {"other": Points(second.points, second.labels, both.manifold)}
+    return {"points": Points(second.points, second.labels, both.manifold)}
 
 
 def _recipe_of(
