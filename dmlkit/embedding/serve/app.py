@@ -24,7 +24,7 @@ from dmlkit import __version__
 from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.embedding.embedder import GivenImages
 from dmlkit.embedding.questions.why import explain_images
-from dmlkit.embedding.serve.limits import Guard, RefusedError
+from dmlkit.embedding.serve.limits import Access, Guard, RefusedError
 from dmlkit.embedding.serve.pictures import BODY, MOST_BYTES, SentImage, first_message, read_pictures
 from dmlkit.embedding.serve.reviewing import ServedReview, review_api, review_of
 from dmlkit.embedding.serve.service import BusyError, Pixels, Service
@@ -63,12 +63,11 @@ class Served:
 
     Args:
         service: model and points.
-        allow_writes: let requests change the gallery.
-        images: folder whose images requests may name by their paths; None for no paths.
+        access: what requests may do.
     """
 
-    def __init__(self, service: Service, *, allow_writes: bool, images: Path | None) -> None:
-        self.service, self.allow_writes, self.images = service, allow_writes, images
+    def __init__(self, service: Service, access: Access) -> None:
+        self.service, self.allow_writes, self.images = service, access.allow_writes, access.images
         self.registry = CollectorRegistry()
         self.seconds = Histogram("dmlkit_request_seconds", "Time of answers.", registry=self.registry)
         self.embedded = Counter("dmlkit_images", "Images that were embedded.", registry=self.registry)
@@ -242,22 +241,12 @@ async def add_reviewed(server: Writer, request: Request) -> dict[str, Any]:
     return await server.answered([], lambda _: server.service.add_listed(images))
 
 
-def make_app(
-    service: Service,
-    *,
-    host: str = "127.0.0.1",
-    token: str | None = None,
-    allow_writes: bool = False,
-    images: Path | None = None,
-    review: Path | None = None,
-) -> FastAPI:
+def make_app(service: Service, access: Access, *, review: Path | None = None) -> FastAPI:
     """Return the application that answers requests on a service.
 
     Args:
         service: model and points; it is closed when the server stops.
-        host: address on which the server listens; on a local one, requests for other hosts are refused.
-        token: token that requests need; None for no token.
-        allow_writes, images: see `Served`.
+        access: who reaches the server, and what requests may do.
         review: folder of a review of labels of the gallery; None for none.
 
     Raises:
@@ -270,13 +259,13 @@ def make_app(
         await asyncio.to_thread(service.close)
 
     app = FastAPI(title="dmlkit", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.state.served = Served(service, allow_writes=allow_writes, images=images)
+    app.state.served = Served(service, access)
     app.state.review = None if review is None else ServedReview(review, service.source, service.label_of)
     app.include_router(api)
     app.include_router(review_api, responses=PROBLEMS)
     _report_errors(app)
     _add_pages(app)
-    app.add_middleware(Guard, host=host, token=token, most_bytes=MOST_BYTES)
+    app.add_middleware(Guard, access=access, most_bytes=MOST_BYTES)
     return app
 
 
