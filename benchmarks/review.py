@@ -25,7 +25,7 @@ from report import write_report
 
 from dmlkit.embedding.points import PointsInMemory, in_memory
 from dmlkit.embedding.questions.identify import Identifier
-from dmlkit.embedding.review.choice import next_question
+from dmlkit.embedding.review.journal import next_question
 from dmlkit.embedding.sources import open_points
 from dmlkit.metrics.audit import LabelAudit
 

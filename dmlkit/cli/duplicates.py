@@ -160,7 +160,7 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", consol
     """Print the most similar pairs, and a threshold that they suggest."""
     from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.groups.proposal import most_similar_pairs
+    from dmlkit.embedding.groups.duplicates import most_similar_pairs
 
     found, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars(console))
     print_pairs(found, console, "most similar pairs")

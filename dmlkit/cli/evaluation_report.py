@@ -47,7 +47,7 @@ class Shown:
             run: run of evaluated embeddings, whose table has the column ``by``.
         """
         from dmlkit.cli.console import print_table, say, say_json
-        from dmlkit.evaluation.stored_forms import with_stored_forms
+        from dmlkit.evaluation.report import with_stored_forms
         from dmlkit.evaluation.tables import metric_rows
 
         if self.by is not None:

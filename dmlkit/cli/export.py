@@ -86,6 +86,7 @@ def export(
 
     from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
+    from dmlkit.export.export import WantedModel
     from dmlkit.export.export import export as export_source
 
     console = Console()
@@ -95,10 +96,7 @@ def export(
         output=output,
         table=table,
         overwrite=overwrite,
-        checkpoint=checkpoint,
-        overrides=overrides or [],
-        takes=takes,
-        dims=dims,
+        model=WantedModel(checkpoint, overrides or [], takes, dims),
         bar=bars(console),
     )
     if exported.model:

@@ -73,7 +73,7 @@ def serve(
     from dmlkit.errors import UserError
 
     try:
-        from dmlkit.embedding.serve.server import run_server
+        from dmlkit.embedding.serve.server import Access, run_server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("dmlkit"):
             raise
@@ -87,11 +87,8 @@ def serve(
 
     run_server(
         source,
-        host=host,
+        Access(host, token, allow_writes, images),
         port=port,
-        token=token,
-        allow_writes=allow_writes,
-        images=images,
         review=review,
         run=run,
         device=device,

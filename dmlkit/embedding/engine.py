@@ -20,7 +20,7 @@ from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.regular import file_checksum
-from dmlkit.loading.faults import refuse_nothing_read
+from dmlkit.loading.inputs import refuse_nothing_read
 
 Engine = Literal["local", "torchrun", "ray"]
 

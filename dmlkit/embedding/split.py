@@ -15,7 +15,7 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import split_points
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
-from dmlkit.loading.faults import refuse_faults
+from dmlkit.loading.inputs import refuse_faults
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import CheckpointName, RunFolder

@@ -20,7 +20,7 @@ from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.pair_probability import fit_pair_probability
 from dmlkit.loading.cache import images_of_split
-from dmlkit.loading.faults import refuse_faults
+from dmlkit.loading.inputs import refuse_faults
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
 from dmlkit.metrics.statistics import LEAST_CLASSES, effective_number, tail_of

@@ -1,6 +1,7 @@
 """Evaluation of a model on a split: embed its images, search, and compute metrics."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_dataset
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
+from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.evaluation.result import Evaluation, Rescoring, searching
-from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
+from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import MetricConfig, Points
 from dmlkit.metrics.ranking.codec import Codec, Rescore
@@ -22,6 +24,24 @@ from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import Scores, score_retrieval
 from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class SecondScoring:
+    """Another way to score the same queries, whose metrics are reported next to the plain ones.
+
+    Args:
+        rerank: method by which the queries are ranked once more.
+        points: other points of the same images, instead of their embeddings.
+        local: returns local scores for the rows (N,) bool of the queries and of the gallery; replaces the other two.
+    """
+
+    rerank: Rerank | None = None
+    points: Points | None = None
+    local: Callable[[Tensor, Tensor], LocalScores] | None = None
+
+
+PLAIN = SecondScoring()  # no other way
 
 
 def evaluate(
@@ -48,45 +68,40 @@ def evaluate(
     workers = recipe.training.workers
     with bar(EMBEDDING, len(dataset)) as advance:
         found = embed_dataset(fabric, model, dataset, recipe.transform, workers=workers, advance=advance)
-    return score_split(fabric, found, dataset, model.manifold, recipe, split=split, bar=bar, ties=ties)
+    trained = TrainedModel.of(recipe, model)
+    return score_split(fabric, trained, found, dataset, split=split, bar=bar, ties=ties)
 
 
 def score_split(
     fabric: Ranks,
+    trained: TrainedModel,
     embeddings: Embeddings,
     dataset: Dataset,
-    manifold: Manifold,
-    recipe: Recipe,
     *,
     split: str,
     bar: Bar = no_bar,
     ties: Ties = "expected",
-    rerank: Rerank | None = None,
-    other: Points | None = None,
-    local: Callable[[Tensor, Tensor], LocalScores] | None = None,
+    second: SecondScoring = PLAIN,
 ) -> Evaluation:
-    """Score the embeddings of a split with the recipe's metrics, see `evaluate` and `score_dataset`.
+    """Score the embeddings of a split by a model with the metrics of its recipe, see `evaluate` and `score_dataset`.
 
     Raises:
         UserError: see `evaluate`.
     """
+    recipe = trained.recipe
     refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
     refuse_nothing_read(len(embeddings.labels), embeddings.faults, f"the {split} split")
-    group = torch.distributed.group.WORLD if fabric.world_size > 1 else None
     try:
         with bar("ranking", -(-len(embeddings.labels) // fabric.world_size)) as advance:
             return score_dataset(
                 embeddings,
                 dataset,
-                manifold,
+                trained.manifold,
                 recipe.metrics,
-                device=fabric.device,
+                fabric=fabric,
                 ties=ties,
-                group=group,
                 advance=advance,
-                rerank=rerank,
-                other=other,
-                local=local,
+                second=second,
             )
     except ValueError as error:
         raise UserError(f"cannot evaluate the {split} split: {error}") from error
@@ -98,24 +113,30 @@ def score_dataset(
     manifold: Manifold,
     metrics: Sequence[MetricConfig],
     *,
-    device: torch.device | None = None,
+    fabric: Ranks | None = None,
     ties: Ties = "expected",
-    group: Any = None,
     advance: Advance = lambda _: None,
-    rerank: Rerank | None = None,
-    other: Points | None = None,
-    local: Callable[[Tensor, Tensor], LocalScores] | None = None,
+    second: SecondScoring = PLAIN,
 ) -> Evaluation:
     """Score embeddings of a dataset; if the dataset has queries and a gallery, the queries search the gallery.
 
-    With ``rerank``, ``other`` points of the same images or ``local`` scores, a function of the rows (N,) bool of the
-    queries and gallery, they are scored once more.
-
     Images of a query's own group are not ranked and do not affect its metrics, as junk images in Market-1501.
+
+    Args:
+        embeddings: embeddings of the images of the dataset that could be read.
+        dataset: the images, with their labels.
+        manifold: geometry of the embeddings.
+        metrics: metrics to compute.
+        fabric: the device, and the ranks, which share the queries. Default: one process on the CPU.
+        ties: how items with the same score are counted.
+        advance: receives how many more queries are ranked.
+        second: another way to score the queries as well. Default: none.
 
     Raises:
         ValueError: see `dmlkit.metrics.retrieval_metrics`.
     """
+    device = fabric.device if fabric else None
+    group = torch.distributed.group.WORLD if fabric and fabric.world_size > 1 else None
     labels, ids = embeddings.labels, embeddings.indices
     query = found = torch.ones(len(labels), dtype=torch.bool)
     options: dict[str, Any] = {}
@@ -142,10 +163,10 @@ def score_dataset(
 
     plain = Points(embeddings.points, labels, manifold)
     scores, alternative = score(plain, metrics, advance=advance), None
-    if local is not None:
-        alternative = score(plain, searching(metrics), rescore=local(query, found))
-    elif rerank is not None or other is not None:
-        alternative = score(other or plain, searching(metrics), rerank=rerank)
+    if second.local is not None:
+        alternative = score(plain, searching(metrics), rescore=second.local(query, found))
+    elif second.rerank is not None or second.points is not None:
+        alternative = score(second.points or plain, searching(metrics), rerank=second.rerank)
     return Evaluation(
         scores=scores,
         labels=labels[query][scores.queries],

@@ -1,4 +1,4 @@
-"""Evaluation of a run on its own test classes or on other images; metrics are stored with their settings."""
+"""Evaluation of a run on its own test classes or on other images, also with their mirror images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,19 +8,18 @@ from typing import Any
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.dataset import Dataset, PickedSamples
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.fusion import fuse
-from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.embedding.in_memory import Embeddings, embed_dataset
 from dmlkit.embedding.manifest import Fusion
-from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
-from dmlkit.evaluation.evaluate import score_split
-from dmlkit.evaluation.flipped import with_mirror_images
+from dmlkit.evaluation.evaluate import SecondScoring, score_split
 from dmlkit.evaluation.local import local_scores
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
@@ -30,6 +29,7 @@ from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import metric_configs
+from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
@@ -120,15 +120,13 @@ def evaluate_run(
             return split_embeddings(run, trained, fabric, dataset, split, bar=bar)
         return embed_files(trained, fabric, dataset, f"the {split} split", bar)
 
-    found, changed = embedded(trained), dict[str, Any](rerank=rerank)
+    found, second = embedded(trained), SecondScoring(rerank)
     if flip:
         mirrored = with_mirror_images(fabric, trained.model, dataset, recipe, found, bar)
-        changed["other"] = Points(mirrored.points, mirrored.labels, trained.manifold)
+        second = replace(second, points=Points(mirrored.points, mirrored.labels, trained.manifold))
     if fusion is not None:
-        changed |= _with_fusion(fusion, trained, fabric, dataset, embedded, found, bar)
-    evaluation = score_split(
-        fabric, found, dataset, trained.manifold, recipe, split=split, bar=bar, ties=ties, **changed
-    )
+        second = replace(second, **_with_fusion(fusion, trained, fabric, dataset, embedded, found, bar))
+    evaluation = score_split(fabric, trained, found, dataset, split=split, bar=bar, ties=ties, second=second)
     evaluation = _with_ranges(evaluation, run, trained if dataset_root is None else own_model, fabric, bar)
     report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
     if dataset_root is None and recipe.dataset.split == "all":
@@ -173,7 +171,7 @@ def _with_fusion(
     second = embedded(both)
     if len(second.points) < len(found.points):
         raise UserError(f"--with: an image can no longer be read: {second.faults[0]}")
-    return {"other": Points(second.points, second.labels, both.manifold)}
+    return {"points": Points(second.points, second.labels, both.manifold)}
 
 
 def _recipe_of(
@@ -228,3 +226,43 @@ def with_overrides(
         folder = FolderConfig(root=str(dataset_root), on_bad_image=recipe.dataset.on_bad_image)
         recipe = recipe.model_copy(update={"dataset": folder})
     return recipe
+
+
+class MirroredImages(PickedSamples):
+    """Mirror images of some samples of a dataset: left and right are exchanged."""
+
+    def __init__(self, dataset: Dataset, rows: Tensor) -> None:
+        super().__init__(dataset, rows, dataset.labels[rows])
+        self.resizing = dataset.resizing
+
+    def sample(self, index: int) -> Tensor:
+        return super().sample(index).flip(-1)
+
+
+def with_mirror_images(
+    fabric: Ranks, model: EmbeddingModel, dataset: Dataset, recipe: Recipe, own: Embeddings, bar: Bar = no_bar
+) -> Embeddings:
+    """Embed the mirror image of each image as well, and return the means.
+
+    The mean is taken of features, see `Manifold.to_features`; on the sphere it has the direction of the sum.
+
+    Args:
+        fabric, model, dataset, recipe: see `dmlkit.evaluation.evaluate.evaluate`.
+        own: embeddings of the images.
+        bar: shows the progress.
+
+    Raises:
+        UserError: the samples are no images, or one can no longer be read.
+    """
+    if not dataset.kind.has_pixels:
+        raise UserError("--tta flip: applies to images, but the samples of this run have no pixels; remove this option")
+    mirrored = MirroredImages(dataset, own.indices)
+    with bar(EMBEDDING, len(mirrored)) as advance:
+        found = embed_dataset(
+            fabric, model, mirrored, recipe.transform, workers=recipe.training.workers, advance=advance
+        )
+    if found.faults:
+        raise UserError(f"--tta flip: an image can no longer be read: {found.faults[0]}")
+    manifold, device = model.manifold, fabric.device
+    both = [manifold.to_features(points.to(device)) for points in (own.points, found.points)]
+    return own._replace(points=manifold.from_features((both[0] + both[1]) / 2).cpu())

@@ -66,6 +66,23 @@ def export_to_store(
 
 
 @dataclass(frozen=True)
+class WantedModel:
+    """Which model of a run is exported, and in what form.
+
+    Args:
+        checkpoint: checkpoint of the run. Default: best, otherwise last.
+        overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
+        takes: input of a model of images, see `export_model`. Default: ``images`` for ``onnx`` and ``torch-export``.
+        dims: number of first coordinates that the exported model returns, see `shortened`. Default: all.
+    """
+
+    checkpoint: CheckpointName | None = None
+    overrides: Sequence[str] = ()
+    takes: ModelInput | None = None
+    dims: int | None = None
+
+
+@dataclass(frozen=True)
 class Exported:
     """The result of an export."""
 
@@ -81,10 +98,7 @@ def export(
     output: Path | str | None = None,
     table: str | None = None,
     overwrite: bool = False,
-    checkpoint: CheckpointName | None = None,
-    overrides: Sequence[str] = (),
-    takes: ModelInput | None = None,
-    dims: int | None = None,
+    model: WantedModel = WantedModel(),
     bar: Bar = no_bar,
 ) -> Exported:
     """Export a run's model, or embeddings, for other programs.
@@ -96,9 +110,8 @@ def export(
             name in the source.
         table: name of the table in a store, see `export_to_store`.
         overwrite: replace the table of a store.
-        overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
-        takes: input of a model of images, see `export_model`. Default: ``images`` for ``onnx`` and ``torch-export``.
-        dims: number of first coordinates that the exported model returns, see `shortened`. Default: all.
+        model: which model of a run, and in what form.
+        bar: shows the rows that are written to a store.
 
     Raises:
         UserError: the format does not fit the source, or ``output`` was not written by dmlkit; see also `export_model`,
@@ -107,7 +120,7 @@ def export(
     is_store = format in get_args(StoreFormat)
     stores = f"stores ({', '.join(get_args(StoreFormat))})"
     _check_applies(is_store, stores, {"--table": table, "--overwrite": overwrite})
-    _check_applies(format in PROGRAMS, " and ".join(PROGRAMS), {"--input": takes, "--dims": dims})
+    _check_applies(format in PROGRAMS, " and ".join(PROGRAMS), {"--input": model.takes, "--dims": model.dims})
     if output is not None and not str(output):  # a store and TensorBoard would write into the current folder
         raise UserError("export: --output is empty; expected a file, a folder or an address")
     if output is not None and not is_store and is_address(str(output)):
@@ -115,8 +128,8 @@ def export(
     require_exportable(source, format)
     path = None if output is None or is_address(str(output)) else Path(output)
     if format in MODEL_FORMATS:
-        return _export_run(source, format, path, checkpoint, overrides, takes, dims)
-    check_options(source, "embeddings", {"--checkpoint": checkpoint, "--set": list(overrides)})
+        return _export_run(source, format, path, model)
+    check_options(source, "embeddings", {"--checkpoint": model.checkpoint, "--set": list(model.overrides)})
     folder = EmbeddingFolder(source)
     if path is not None:
         check_place(path, data_of(folder))
@@ -140,24 +153,21 @@ def _export_run(
     source: Path,
     format: ModelFormat,  # noqa: A002
     path: Path | None,
-    checkpoint: CheckpointName | None,
-    overrides: Sequence[str],
-    takes: ModelInput | None,
-    dims: int | None,
+    model: WantedModel,
 ) -> Exported:
-    run = RunFolder(source)
+    run, takes = RunFolder(source), model.takes
     if path is not None:
         check_place(path, [run.recipe().dataset.data_root])
         check_model_output(format, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
-    trained = load_model(run, start_ranks("cpu"), checkpoint, overrides=overrides, merged=False)
+    trained = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides, merged=False)
     has_pixels = trained.samples.has_pixels and trained.recipe.transform is not None
     if takes and not has_pixels:
         raise UserError(f"export: --input {takes} applies to images, but the model takes {trained.samples.describe()}")
     path = path or run.exports / MODEL_FILES[format]
     labels = TrainingClasses.read(run.classes_path).training_classes if run.classes_path.exists() else ()
     takes = takes or ("images" if has_pixels and format in PROGRAMS else "squares")
-    if dims is not None:
-        trained = shortened(trained, dims)
+    if model.dims is not None:
+        trained = shortened(trained, model.dims)
     threshold = threshold_of(run, trained.fingerprint)  # none for a shortened model, which has another fingerprint
     manifest = export_model(trained, format, path, threshold, takes=takes, labels=labels)
     return Exported([path, manifest_path(path)], manifest)

@@ -21,8 +21,7 @@ from dmlkit.files.outputs import check_place, writing
 from dmlkit.files.regular import read_start
 from dmlkit.loading.batches import default_workers
 from dmlkit.loading.cache import COLUMNS, INDEX, MANIFEST, PIXELS, CacheManifest, read_index, sha256, stamp
-from dmlkit.loading.faults import refuse_faults
-from dmlkit.loading.inputs import check_resized
+from dmlkit.loading.inputs import check_resized, refuse_faults
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import Resizing
 

@@ -1,7 +1,7 @@
 """Inputs of a model, sample by sample: transformed images or vectors, and messages on unreadable images."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError, Dataset
 from dmlkit.datasets.files.image import MAX_PIXELS
-from dmlkit.errors import OptionError
+from dmlkit.errors import OptionError, UserError
 from dmlkit.transforms.base import Resizing, TransformConfig
 from dmlkit.transforms.cropping import Cut, WindowTransform, draw_cut, show_cuts
 
@@ -161,3 +161,23 @@ def check_resized(image: Tensor, resizing: Resizing, path: str) -> None:
             f"{path}: the image of {width} x {height} pixels would have {columns} x {rows} when resized to "
             f"{resizing.text}; expected at most {MAX_PIXELS:,} pixels"
         )
+
+
+def refuse_faults(faults: Sequence[str], on_bad_image: str) -> None:
+    """Raise an error for the first unreadable image, unless such images are to be skipped.
+
+    Raises:
+        UserError: an image could not be read, and ``on_bad_image`` is "error".
+    """
+    if faults and on_bad_image == "error":
+        raise UserError(f"{faults[0]}; repair or remove it, or skip such images with dataset.on_bad_image=skip")
+
+
+def refuse_nothing_read(images_read: int, faults: Sequence[str], source: str) -> None:
+    """Raise an error if no image could be read, even if unreadable images are to be skipped: a disk may be unmounted.
+
+    Raises:
+        UserError: no image could be read.
+    """
+    if faults and not images_read:
+        raise UserError(f"{source}: none of {len(faults)} images could be read; the first: {faults[0]}")

@@ -16,7 +16,7 @@ from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.loading.cache import images_of_split
-from dmlkit.loading.faults import refuse_faults
+from dmlkit.loading.inputs import refuse_faults
 from dmlkit.metrics.retrieval import MapAtRConfig, PrecisionConfig, RPrecisionConfig
 from dmlkit.metrics.scoring import retrieval_metrics
 from dmlkit.metrics.statistics import t_interval

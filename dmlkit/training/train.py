@@ -17,7 +17,7 @@ from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.loading.batches import TimedBatches, TrainingBatches, make_loader
-from dmlkit.loading.faults import refuse_faults, refuse_nothing_read
+from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Basis, EpochRow, Summary, TrainingClasses

@@ -8,8 +8,9 @@ import torch
 
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.in_memory import embed_dataset
-from dmlkit.evaluation.evaluate import score_split
-from dmlkit.evaluation.flipped import with_mirror_images
+from dmlkit.embedding.trained import TrainedModel
+from dmlkit.evaluation.evaluate import SecondScoring, score_split
+from dmlkit.evaluation.run import with_mirror_images
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.scoring import score_retrieval
@@ -28,7 +29,8 @@ def test_the_mean_of_an_image_and_its_mirror_image(manifold: str):
     own = embed_dataset(ranks, model, dataset, recipe.transform, workers=0)
     other = with_mirror_images(ranks, model, dataset, recipe, own)
     points = Points(other.points, other.labels, model.manifold)
-    found = score_split(ranks, own, dataset, model.manifold, recipe, split="test", other=points)
+    trained = TrainedModel.of(recipe, model)
+    found = score_split(ranks, trained, own, dataset, split="test", second=SecondScoring(points=points))
     pixels = torch.stack([dataset.sample(row) for row in range(len(dataset))])
     with torch.no_grad():
         both = [model.manifold.to_features(model(images)) for images in (pixels, pixels.flip(3))]

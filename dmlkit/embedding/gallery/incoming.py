@@ -26,7 +26,7 @@ from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.lock import is_held
 from dmlkit.files.outputs import writing
-from dmlkit.loading.faults import refuse_nothing_read
+from dmlkit.loading.inputs import refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.numerics.check_points import check_points

@@ -10,8 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from dmlkit.embedding.gallery.images import LabelledImage, check_images
-from dmlkit.embedding.review.choice import LabelQuestion, next_question, wrong_share
-from dmlkit.embedding.review.journal import JOURNAL, Entry, Journal, LabelAnswer
+from dmlkit.embedding.review.journal import (
+    JOURNAL,
+    Entry,
+    Journal,
+    LabelAnswer,
+    LabelQuestion,
+    next_question,
+    wrong_share,
+)
 from dmlkit.embedding.review.proposals import Review
 from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer

@@ -1,6 +1,7 @@
 """The HTTP interface: what each address takes and returns."""
 
 import asyncio
+import base64
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -8,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
@@ -19,13 +21,16 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from dmlkit import __version__
-from dmlkit.embedding.serve.explaining import explained
-from dmlkit.embedding.serve.limits import Guard, RefusedError
+from dmlkit.datasets.files.samples import ImageSamples
+from dmlkit.embedding.embedder import GivenImages
+from dmlkit.embedding.questions.why import explain_images
+from dmlkit.embedding.serve.limits import Access, Guard, RefusedError
 from dmlkit.embedding.serve.pictures import BODY, MOST_BYTES, SentImage, first_message, read_pictures
 from dmlkit.embedding.serve.reviewing import ServedReview, review_api, review_of
-from dmlkit.embedding.serve.service import BusyError, Service
+from dmlkit.embedding.serve.service import BusyError, Pixels, Service
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
+from dmlkit.run_folder.folder import RunFolder
 
 MOST_NEIGHBORS = 1000
 PAGE = files("dmlkit.embedding.serve") / "page"
@@ -58,12 +63,11 @@ class Served:
 
     Args:
         service: model and points.
-        allow_writes: let requests change the gallery.
-        images: folder whose images requests may name by their paths; None for no paths.
+        access: what requests may do.
     """
 
-    def __init__(self, service: Service, *, allow_writes: bool, images: Path | None) -> None:
-        self.service, self.allow_writes, self.images = service, allow_writes, images
+    def __init__(self, service: Service, access: Access) -> None:
+        self.service, self.allow_writes, self.images = service, access.allow_writes, access.images
         self.registry = CollectorRegistry()
         self.seconds = Histogram("dmlkit_request_seconds", "Time of answers.", registry=self.registry)
         self.embedded = Counter("dmlkit_images", "Images that were embedded.", registry=self.registry)
@@ -237,22 +241,12 @@ async def add_reviewed(server: Writer, request: Request) -> dict[str, Any]:
     return await server.answered([], lambda _: server.service.add_listed(images))
 
 
-def make_app(
-    service: Service,
-    *,
-    host: str = "127.0.0.1",
-    token: str | None = None,
-    allow_writes: bool = False,
-    images: Path | None = None,
-    review: Path | None = None,
-) -> FastAPI:
+def make_app(service: Service, access: Access, *, review: Path | None = None) -> FastAPI:
     """Return the application that answers requests on a service.
 
     Args:
         service: model and points; it is closed when the server stops.
-        host: address on which the server listens; on a local one, requests for other hosts are refused.
-        token: token that requests need; None for no token.
-        allow_writes, images: see `Served`.
+        access: who reaches the server, and what requests may do.
         review: folder of a review of labels of the gallery; None for none.
 
     Raises:
@@ -265,13 +259,13 @@ def make_app(
         await asyncio.to_thread(service.close)
 
     app = FastAPI(title="dmlkit", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.state.served = Served(service, allow_writes=allow_writes, images=images)
+    app.state.served = Served(service, access)
     app.state.review = None if review is None else ServedReview(review, service.source, service.label_of)
     app.include_router(api)
     app.include_router(review_api, responses=PROBLEMS)
     _report_errors(app)
     _add_pages(app)
-    app.add_middleware(Guard, host=host, token=token, most_bytes=MOST_BYTES)
+    app.add_middleware(Guard, access=access, most_bytes=MOST_BYTES)
     return app
 
 
@@ -329,3 +323,42 @@ def _add_pages(app: FastAPI) -> None:
     async def metrics(server: Server) -> PlainTextResponse:
         """Return counts and times as Prometheus reads them."""
         return PlainTextResponse(generate_latest(server.registry))
+
+
+LINES = 8  # more of them hide the images
+SIDE = 320  # pixels of a picture
+
+
+def explained(service: Service, images: Sequence[Pixels | Path]) -> dict[str, Any]:
+    """Return the pictures of two images as the model sees them, what their patches contribute, and the best pairs.
+
+    Returns:
+        ``similarity`` and ``score``; ``grid``, rows and columns of patches; ``images``, two JPEGs in base64; ``heat``,
+        per image what each patch contributes, row by row; ``pairs``, each with the positions ``a`` and ``b`` of two
+        patches and their ``contribution``, the largest first.
+
+    Raises:
+        UserError: the features of the model have no parts, or a file cannot be read.
+    """
+    trained = service.embedder.trained
+    if trained.fusion is not None:
+        raise UserError("two models embed these images; an explanation needs one: create the gallery with one model")
+    with torch.inference_mode(False), torch.enable_grad():
+        seen = explain_images(trained, GivenImages(images), None if service.run is None else RunFolder(service.run))
+    found = seen.explanation
+    values, columns = torch.tensor(found.contributions, dtype=torch.float64), found.grid[1]
+    return {
+        "similarity": found.similarity,
+        "score": found.score,
+        "grid": list(found.grid),
+        "images": [base64.b64encode(ImageSamples().picture(one, SIDE)).decode() for one in seen.images],
+        "heat": [values.sum(1).tolist(), values.sum(0).tolist()],
+        "pairs": [
+            {
+                "a": pair.a.row * columns + pair.a.column,
+                "b": pair.b.row * columns + pair.b.column,
+                "contribution": pair.contribution,
+            }
+            for pair in found.strongest(LINES)
+        ],
+    }

@@ -3,7 +3,9 @@
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from ipaddress import ip_address
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -24,22 +26,36 @@ class RefusedError(Exception):
         self.status = status
 
 
+@dataclass(frozen=True)
+class Access:
+    """Who reaches a server, and what requests may do.
+
+    Args:
+        host: address on which the server listens; on a local one, requests for other hosts are refused.
+        token: what ``Authorization: Bearer TOKEN`` must have; None for no token.
+        allow_writes: let requests change the gallery.
+        images: folder whose images requests may name by their paths; None for no paths.
+    """
+
+    host: str = "127.0.0.1"
+    token: str | None = None
+    allow_writes: bool = False
+    images: Path | None = None
+
+
 class Guard:
     """Middleware that refuses requests that are too large or slow, come from other pages, or lack the token.
 
     Args:
         app: application that answers the others.
-        host: address on which the server listens.
-        token: what ``Authorization: Bearer TOKEN`` must have; None for no token.
+        access: who reaches the server.
         most_bytes: size of a body.
         patience: seconds to wait for the next piece of a body.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, host: str, token: str | None, most_bytes: int, patience: float = PATIENCE
-    ) -> None:
-        self.app, self.token, self.most_bytes, self.patience = app, token, most_bytes, patience
-        self.is_local = is_loopback(host)
+    def __init__(self, app: ASGIApp, *, access: Access, most_bytes: int, patience: float = PATIENCE) -> None:
+        self.app, self.token, self.most_bytes, self.patience = app, access.token, most_bytes, patience
+        self.is_local = is_loopback(access.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

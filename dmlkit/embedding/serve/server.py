@@ -8,7 +8,7 @@ from pathlib import Path
 import uvicorn
 
 from dmlkit.embedding.serve.app import make_app
-from dmlkit.embedding.serve.limits import is_loopback
+from dmlkit.embedding.serve.limits import Access, is_loopback
 from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
@@ -18,12 +18,9 @@ GRACE = 30  # seconds for requests that are running when the server is stopped
 
 def run_server(
     source: Path,
+    access: Access,
     *,
-    host: str,
     port: int,
-    token: str | None,
-    allow_writes: bool,
-    images: Path | None,
     review: Path | None,
     run: Path | None,
     device: str,
@@ -33,20 +30,21 @@ def run_server(
 
     Args:
         source, run, device: see `Service`.
-        host, token, allow_writes, images, review: see `make_app`.
+        access, review: see `make_app`.
         port: port; 0 takes a free one.
         started: called with the address and the number of images when the server listens.
 
     Raises:
         UserError: the host needs a token, the port is taken, or see `Service`.
     """
+    host, token = access.host, access.token
     if not is_loopback(host) and not token:
         raise UserError(
             f"--host {host}: other machines could use this server; set a token with DMLKIT_TOKEN or --token"
         )
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token and token):
         raise UserError("--token: expected printable ASCII characters without spaces at the ends")
-    if allow_writes and kind_of(source) != "gallery":
+    if access.allow_writes and kind_of(source) != "gallery":
         raise UserError(f"--allow-writes: {source} is not a gallery; serve a gallery to change it")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -55,7 +53,7 @@ def run_server(
         raise UserError(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
     with listening:
         service = Service(source, run=run, device=device)
-        app = make_app(service, host=host, token=token, allow_writes=allow_writes, images=images, review=review)
+        app = make_app(service, access, review=review)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, server_header=False
         )

@@ -65,10 +65,8 @@ def retrieval_panel(embedded: EmbeddedSplit, queries: int, neighbors: int, seed:
     found = Embeddings(embedded.points, embedded.labels, rows, [])
     try:
         with bar("ranking", len(rows)) as advance:
-            trained = embedded.trained
-            scores = score_dataset(
-                found, dataset, trained.manifold, [MapAtRConfig()], device=trained.device, advance=advance
-            ).scores
+            space, fabric = embedded.trained.manifold, embedded.fabric
+            scores = score_dataset(found, dataset, space, [MapAtRConfig()], fabric=fabric, advance=advance).scores
     except ValueError as error:
         raise UserError(f"cannot search in the {embedded.split} split: {error}") from error
     scored = torch.arange(len(rows)) if dataset.query is None else dataset.query[rows].nonzero()[:, 0]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.distributed.launch import start_ranks
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.groups.neighbors import neighbors_of
 from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.points import PointsInMemory, in_memory
@@ -130,7 +130,7 @@ def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str
     found = _look(split_points(run, trained, fabric, split, bar), bar)
     others = found.collection if split == "train" else split_points(run, trained, fabric, "train", bar)
     history = _history(run, trained, split, found.collection, others)
-    return _scored(replace(found, history=history), trained, split, path, bar)
+    return _scored(replace(found, history=history), trained, fabric, split, path, bar)
 
 
 def _history(
@@ -144,7 +144,9 @@ def _history(
     return RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, training, nearest)
 
 
-def _scored(found: ModelInspection, trained: TrainedModel, split: Split, path: Path, bar: Bar) -> ModelInspection:
+def _scored(
+    found: ModelInspection, trained: TrainedModel, fabric: Ranks, split: Split, path: Path, bar: Bar
+) -> ModelInspection:
     """Add the metrics of the recipe, as ``dmlkit eval`` computes them."""
     images = found.collection
     dataset, ids = images.dataset, images.rows
@@ -153,7 +155,7 @@ def _scored(found: ModelInspection, trained: TrainedModel, split: Split, path: P
     try:
         with bar("ranking", len(ids)) as advance:
             evaluation = score_dataset(
-                embeddings, dataset, trained.manifold, trained.recipe.metrics, device=trained.device, advance=advance
+                embeddings, dataset, trained.manifold, trained.recipe.metrics, fabric=fabric, advance=advance
             )
     except ValueError as error:
         return replace(found, notes=(*found.notes, f"cannot evaluate the {split} split: {error}"))

@@ -13,13 +13,12 @@ from scipy.stats import energy_distance
 from dmlkit.embedding.gallery.change import create_gallery
 from dmlkit.embedding.image_gallery import gallery as load_gallery
 from dmlkit.embedding.points import PointsInMemory
+from dmlkit.embedding.questions import check
 from dmlkit.embedding.questions.calibration import calibrate_gallery
-from dmlkit.embedding.questions.check import check_queries, compare_images, measure_difference
+from dmlkit.embedding.questions.check import check_queries, compare_images, energy_test, measure_difference
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.errors import UserError
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.metrics import two_samples
-from dmlkit.metrics.two_samples import energy_test
 from tests.conftest import Result
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
@@ -106,7 +105,7 @@ def test_near_duplicates_count_once():
 @pytest.mark.parametrize(("same_shares", "most"), [(True, 0.065), (False, 0.07)])
 def test_the_size_of_the_tests_is_5_percent(same_shares: bool, most: float, monkeypatch: pytest.MonkeyPatch):
     """2 000 galleries, whose shares have a standard error of 0.5 %. Other shares blur it where guesses are wrong."""
-    monkeypatch.setattr(two_samples, "PERMUTATIONS", 199)
+    monkeypatch.setattr(check, "PERMUTATIONS", 199)
     rejected = np.zeros((2000, 2), bool)
     for seed in range(2000):
         decider, queries = drawn(seed, same_shares=same_shares)

@@ -22,6 +22,7 @@ from dmlkit.embedding.review import journal
 from dmlkit.embedding.review.folder import ReviewFolder
 from dmlkit.embedding.review.table import review
 from dmlkit.embedding.serve.app import make_app
+from dmlkit.embedding.serve.limits import Access
 from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
 from tests.datasets import trees
@@ -46,7 +47,7 @@ def serve(folder: Path) -> Iterator[Callable[..., TestClient]]:
 
     def start(**options: Any) -> TestClient:
         service = Service(folder / "gallery", device="cpu")
-        app = make_app(service, **{"allow_writes": True, "review": folder / "review", **options})
+        app = make_app(service, Access(**{"allow_writes": True, **options}), review=folder / "review")
         opened.append(TestClient(app, LOCAL, raise_server_exceptions=False))
         return opened[-1].__enter__()
 
@@ -184,7 +185,7 @@ def test_what_a_review_refuses_has_a_status_and_a_message(
     assert reader.get("/v1/review", headers=secret).status_code == 200
     create_gallery(place / "run", None, folder / "other", device="cpu")
     with pytest.raises(UserError, match="is a review of labels of"):
-        make_app(Service(folder / "other", device="cpu"), review=folder / "review")
+        make_app(Service(folder / "other", device="cpu"), Access(), review=folder / "review")
 
 
 ANSWERING = """

@@ -26,7 +26,7 @@ from dmlkit.embedding.questions.search import search
 from dmlkit.embedding.serve import service as serving
 from dmlkit.embedding.serve.app import make_app
 from dmlkit.embedding.serve.client import Client
-from dmlkit.embedding.serve.limits import Guard
+from dmlkit.embedding.serve.limits import Access, Guard
 from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import calibrate_run
@@ -59,7 +59,7 @@ def gallery(place: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def client(gallery: Path, place: Path) -> Iterator[TestClient]:
     service = Service(gallery, device="cpu")
-    app = make_app(service, allow_writes=True, images=place / "asked")
+    app = make_app(service, Access(allow_writes=True, images=place / "asked"))
     with TestClient(app, LOCAL, raise_server_exceptions=False) as found:
         yield found
 
@@ -205,7 +205,7 @@ def test_a_gallery_that_is_removed_is_reported_and_found_again(client: TestClien
 
 
 def test_a_run_is_served_and_is_not_changed(place: Path):
-    with TestClient(make_app(Service(place / "run", device="cpu")), LOCAL) as client:
+    with TestClient(make_app(Service(place / "run", device="cpu"), Access()), LOCAL) as client:
         info = client.get("/v1/info").json()
         assert (info["kind"], info["version"], info["writes"]) == ("run", None, False)
         found = client.post("/v1/identify", files=sent(*asked(place)[:1])).json()["answers"]
@@ -258,7 +258,7 @@ def test_what_cannot_be_answered_has_a_status_and_a_message(
 
 
 def test_a_token_is_needed_but_for_the_page_and_the_health(gallery: Path):
-    with TestClient(make_app(Service(gallery, device="cpu"), token="secret"), LOCAL) as client:
+    with TestClient(make_app(Service(gallery, device="cpu"), Access(token="secret")), LOCAL) as client:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
             expected = 200 if headers.get("authorization") == "secret" else 401
             assert client.get("/v1/info", headers=headers).status_code == expected
@@ -287,7 +287,7 @@ def test_a_body_without_a_length_is_counted_and_must_come_in_time(pieces: list[b
     async def send(message: Any) -> None:
         answers.append(message)
 
-    guard = Guard(application, host="127.0.0.1", token=None, most_bytes=100, patience=0.05)
+    guard = Guard(application, access=Access(), most_bytes=100, patience=0.05)
     scope = {"type": "http", "path": "/v1/embed", "headers": [(b"host", b"127.0.0.1")]}
     asyncio.run(guard(scope, receive, send))
     assert answers[0]["status"] == status and json.loads(answers[1]["body"])["error"]
