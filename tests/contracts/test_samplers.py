@@ -86,6 +86,7 @@ def test_hierarchical_batches_hold_classes_of_few_super_classes():
     )
     sampler = config.build(LABELS, 1, SUPER_CLASSES)
     batches = sampler.batches(epoch=0)
+    assert len(batches) == len(sampler) == 600 // 24
     for batch in batches:
         classes = Counter(LABELS[batch].tolist())
         assert len(classes) == 6 and set(classes.values()) == {4} and len(set(batch)) == 24

@@ -137,6 +137,37 @@ def test_huge_features_stay_inside(model: type[Manifold]):
     assert (radius <= 0.99601).all()
 
 
+@pytest.mark.parametrize("curvature", CURVATURES)
+def test_what_is_moved_beyond_the_border_of_float32_ends_there(curvature: float):
+    """Both models move a point at the origin as their exponential map does: 2 artanh(1 - 4e-3) / sqrt(-K) at most."""
+    longest = float(2 * mpmath.atanh(1 - mpmath.mpf("4e-3"))) / (-curvature) ** 0.5
+    far = 1e4 * torch.eye(3)
+    for model in MODELS:
+        manifold = model(3, curvature=curvature, clip_distance=None)
+        origin = manifold.from_features(torch.zeros(3, 3))
+        moved = manifold.translate(origin, far)
+        torch.testing.assert_close(moved, manifold.from_features(far), rtol=1e-5, atol=1e-6)
+        reached = manifold.paired_distance(origin, manifold.translate(moved, far))
+        torch.testing.assert_close(reached, torch.full((3,), longest), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_vectors_for_an_index_are_rounded_once(model: type[Poincare | Lorentz]):
+    """The lift of float32 points, by its closed form in float64, rounded: many sums in float32 would be 2 units off."""
+    manifold = model(64, curvature=-0.3, clip_distance=None)
+    points = manifold.from_features(random(200, 64).float())
+    x, c = points.double(), -manifold.curvature.double()
+    if model is Lorentz:
+        space = x[:, 1:]
+        height = (1 / c + space.square().sum(1)).sqrt() - 1 / c.sqrt()
+    else:
+        shrink = 1 - c * x.square().sum(1, keepdim=True)
+        space, height = 2 * x / shrink, (2 * c.sqrt() * x.square().sum(1, keepdim=True) / shrink)[:, 0]
+    for side, time in (("query", -height - 1 / c.sqrt()), ("gallery", height)):
+        expected = torch.cat([time[:, None], space], 1).float()
+        torch.testing.assert_close(manifold.distance_vectors(points, side), expected, rtol=6e-8, atol=0)  # half a unit
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_learned_curvature_stays_negative_and_everything_follows_it(model: type[Manifold]):
     manifold = model(4, curvature=-0.05, learnable_curvature=True, proxies="points")

@@ -41,10 +41,11 @@ def test_cosines_and_their_gradients_are_those_with_normalized_vectors(length: f
     x, vectors = (torch.randn(n, 5, dtype=torch.float64) for n in (4, 7))
     vectors[:3] *= length
     weights = torch.randn(4, 7, dtype=torch.float64)
-    cosines, of_vectors = Cosines(x, vectors), torch.empty_like(vectors)
+    cosines = Cosines(x.requires_grad_(), vectors.requires_grad_())
+    assert not cosines.values.requires_grad  # it builds no graph
+    of_vectors = torch.empty_like(vectors)
     values = cosines.values.clone()
     of_x = cosines.pull_back(weights, of_vectors)
-    x.requires_grad_(), vectors.requires_grad_()
     expected = x @ normalize(vectors, dim=1, eps=1e-6).T
     torch.testing.assert_close(values, expected.detach())
     gradients = torch.autograd.grad((expected * weights).sum(), (x, vectors))
