@@ -50,7 +50,7 @@ def photo_features(photos: str) -> tuple[torch.Tensor, torch.Tensor]:
     dataset, model = images_of_split(settings.dataset, "all"), build_model(settings).eval()
     with tempfile.TemporaryDirectory() as folder:
         fabric, bar = start_fabric("cpu"), Silent().images
-        found = cached_features(dataset, settings, model, fabric, Path(folder), views=0, bar=bar, what="photos")
+        found = cached_features(dataset, settings, model, fabric, Path(folder), views=0, bar=bar, split="all")
         return torch.stack([found.sample(row) for row in range(len(found))]), dataset.labels
 
 

@@ -93,7 +93,7 @@ class Features:
     def ours(self, folder: Path) -> float:
         started = time.perf_counter()
         found = cached_features(
-            self.dataset, self.settings, self.model, self.fabric, folder, views=0, bar=Silent().images, what="training"
+            self.dataset, self.settings, self.model, self.fabric, folder, views=0, bar=Silent().images, split="train"
         )
         return len(found) / (time.perf_counter() - started)
 
