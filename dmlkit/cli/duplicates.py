@@ -172,8 +172,11 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", consol
     else:
         say(console, f"proposal: --threshold {proposal.threshold:.6g}; {proposal.images} of {len(one)} images reach it")
         gap = f"{proposal.below:.6g} to {proposal.above:.6g}"
-        say(console, f"it is the middle of the largest gap ({gap}) in the upper half of the")
-        say(console, "similarities of images to their nearest neighbor; check the pairs above")
+        say(
+            console,
+            f"it is the middle of the largest gap ({gap}) in the upper half of the similarities of images to their "
+            "nearest neighbor; check the pairs above",
+        )
     print_skipped(one, console)
 
 

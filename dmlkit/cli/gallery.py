@@ -210,7 +210,7 @@ def info(
     from rich.console import Console
 
     from dmlkit.cli.console import fusion_line, print_table, say, say_json
-    from dmlkit.embedding.gallery.files import MANIFEST, GallerySummary, recorded_state
+    from dmlkit.embedding.gallery.files import CALIBRATION, MANIFEST, GallerySummary, recorded_state
 
     summary = GallerySummary.read(gallery / MANIFEST)
     state, verified = None if verify else recorded_state(gallery, summary), False
@@ -241,8 +241,10 @@ def info(
     say(console, f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {summary.run}")
     if summary.fusion is not None:
         say(console, fusion_line(summary.fusion))
-    floor = "none" if summary.threshold is None else summary.threshold
-    say(console, f"thumbnails: {'yes' if summary.thumbnails else 'no'}; threshold: {floor}")
+    floor = "none" if summary.threshold is None else f"{summary.threshold:.6g}"
+    probabilities = "calibrated" if (gallery / CALIBRATION).exists() else "not calibrated"
+    say(console, f"thumbnails: {'yes' if summary.thumbnails else 'no'}")
+    say(console, f"similarity threshold of the run: {floor}; probabilities of identify: {probabilities}")
     index = summary.approximate if state.has_index else None
     outside = f"{state.not_indexed} images are not in the index" if index else "all searches are exact"
     say(console, f"index: {f'{index.kind}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}")

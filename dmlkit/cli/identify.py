@@ -175,7 +175,11 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
         counts = f"{right.right} right, {right.unknown} unknown, {wrong} wrong"
         checked = counted(right.images, f"{one} with a known label", f"{many} with known labels")
         say(console, f"accuracy {right.right / right.images:.3f} over {checked}: {counts}")
-        say(console, f"{right.guessed} best guesses are correct")
+        say(console, f"the best guess is correct for {right.guessed} of {right.images}")
+        others = [answer.label != UNKNOWN for answer in found.answers if answer.known is None]
+        if others:
+            without = f"{counted(len(others), one, many)} without a known label of the gallery"
+            say(console, f"{without}: {len(others) - sum(others)} unknown, {sum(others)} with a label")
     if count > MOST_SHOWN:
         say(console, "-o FILE and --html FILE write all")
     if found.note:

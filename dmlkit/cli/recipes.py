@@ -108,7 +108,7 @@ def members_of(families: "Families", family: str, name: str | None) -> "tuple[Me
     from dmlkit.recipe.faults import suggest
 
     if family not in families:
-        raise UserError(f"list: unknown family {family!r}; expected recipes or one of {', '.join(families)}")
+        raise UserError(f"list: unknown family {family!r}; {suggest(family, ['recipes', *families])}")
     found = tuple(member for member in families[family] if name in (None, member.name))
     if not found:
         raise UserError(f"list: {family} has no {name!r}; {suggest(str(name), [one.name for one in families[family]])}")

@@ -220,7 +220,11 @@ def cached_features(
             if engine != "torch":
                 by_engine, computation = accelerate(trained.model, trained.recipe, engine, f"{ENGINE}: {engine}")
                 trained = replace(trained, build=lambda: by_engine, computation=computation)
-            with bar(f"features of {split} images", len(job.dataset)) as advance, torch.random.fork_rng(devices=[]):
+            times = f", {views} views each" if views else ""
+            with (
+                bar(f"features of {split} images{times}", len(job.dataset)) as advance,
+                torch.random.fork_rng(devices=[]),
+            ):
                 compute = PartEmbedder(job, trained, fabric, workers=recipe.training.workers)
                 embed_job(job, trained, fabric, compute, advance=advance)
         while not job.parts.is_finished():  # a barrier would give up after 30 minutes, which others may need

@@ -162,8 +162,8 @@ def calibrate_points(points: Points, far: float, *, seed: int = 0) -> Calibratio
         needed = f"{pairs:,.0f}" if pairs < MOST_COUNTED else f"{pairs:.2g}"
         raise ValueError(
             f"{different:,} pairs of different classes are too few for a false accept rate of {far:g}: at least "
-            f"{needed} are needed, that is {LEAST_ACCEPTED} / {far:g}; use a rate of at least "
-            f"{LEAST_ACCEPTED / max(different, LEAST_ACCEPTED):.2g}, or validate on more images"
+            f"{needed} are needed, that is {LEAST_ACCEPTED} / {far:g}; use --far "
+            f"{LEAST_ACCEPTED / max(different, LEAST_ACCEPTED):.2g} or more, or validate on more images"
         )
     accepted = int(far * different)
     accepted += (accepted + 1) / different <= far  # 0.29 * 100 is 28.999999999999996

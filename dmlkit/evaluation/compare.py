@@ -90,9 +90,11 @@ def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
                 )
     except UserError as error:
         notes.append(f"{error}; the pretrained baseline is left out here, and train --resume computes it again")
-    same = untouched is not None and untouched.report.images == run.report.images
+    if untouched and untouched.report.images != run.report.images:
+        notes.append(f"{path}: other images than when it was trained, so its pretrained baseline is left out")
+        untouched = None
     classes = run.classes if by == "classes" else None
-    gains = paired_differences(untouched.per_query, run.per_query, classes) if untouched and same else {}
+    gains = paired_differences(untouched.per_query, run.per_query, classes) if untouched else {}
     if by == "classes" and (few := few_classes_note(len(run.classes.unique()))):
         notes.append(few)
     report, selected_by = run.report, folder.recipe().training.select_by

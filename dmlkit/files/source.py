@@ -54,6 +54,7 @@ APPLIES: dict[str, tuple[Kind, ...]] = {
     "--near": ("gallery",),
     "--by": ("run", "embeddings", "gallery"),
 }
+OTHER = {"--far": "--fpir", "--fpir": "--far"}  # the option that asks the same of another kind of source
 """Kinds of source to which each option applies."""
 
 
@@ -278,4 +279,5 @@ def check_options(source: Path, kind: Kind, options: Mapping[str, object]) -> No
             words = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
             text = name if value is True else f"{name} {words}"
             kinds = " or ".join(NAMES[one] for one in APPLIES[name])
-            raise UserError(f"{text}: applies to {kinds}, but {source} is {NAMES[kind]}; remove this option")
+            way = f"use {OTHER[name]}" if name in OTHER else "remove this option"
+            raise UserError(f"{text}: applies to {kinds}, but {source} is {NAMES[kind]}; {way}")

@@ -157,7 +157,7 @@ def test_a_listing_shows_headers_and_skips_what_is_no_recipe(dmlkit, tmp_path):
         (("recipes", "--root", "nowhere"), "nowhere: no such folder"),
         (("recipes", "--root", "."), "contains no recipes"),
         (("losses", "--root", "."), "--root . applies only to recipes"),
-        (("recipe",), "unknown family 'recipe'; expected recipes or one of datasets"),
+        (("recipe",), "unknown family 'recipe'; did you mean 'recipes'?"),
     ],
 )
 def test_listings_that_cannot_be(dmlkit, tmp_path, monkeypatch, arguments, message):

@@ -97,7 +97,11 @@ def known_columns(table: Any, where: str) -> Any:
         raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
     table = _with_box_sides(table, where)
     columns: list[str] = table.column_names
-    faults = [f"has no column {name!r}; it has {', '.join(columns)}" for name in TEXTS[:2] if name not in columns]
+    faults = [
+        f"has no column {name!r}; it has {', '.join(columns)}; rename the one with the {name}s"
+        for name in TEXTS[:2]
+        if name not in columns
+    ]
     faults += [f"has column {name!r} twice" for name in (*TEXTS, *BOX) if columns.count(name) > 1]
     for together in (("query", "gallery"), BOX):
         given = [name for name in together if name in columns]

@@ -11,6 +11,7 @@ from dmlkit.files.document import Document
 from dmlkit.files.regular import file_checksum
 
 MANIFEST, CREATING, TABLE = "gallery.json", "creating.json", "images"
+CALIBRATION = "identification.json"  # of identify
 TABLE_FOLDER = f"{TABLE}.lance"
 IndexKind = Literal["ivf_pq", "ivf_hnsw_sq"]
 

@@ -15,6 +15,7 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from dmlkit.distributed.launch import start_ranks
+from dmlkit.embedding.gallery.files import CALIBRATION
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.near_pairs import near_pairs
 from dmlkit.embedding.points import PointSet, all_points, load_same_model
@@ -51,7 +52,7 @@ from dmlkit.metrics.reliability import Reliability, Share
 from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 
-FILE, STRANGERS = "identification.json", "strangers.npy"
+STRANGERS = "strangers.npy"
 LEAST_ACCEPTED = 5  # images of absent labels that get a label: fewer say little about their rate
 STALE = 0.2  # share of the images that may change before a gallery is calibrated again
 
@@ -150,7 +151,7 @@ def calibrate_gallery(
     with writing(path):
         with atomic_write(path / STRANGERS) as partial, partial.open("wb") as file:
             np.save(file, others.points.numpy(), allow_pickle=False)
-        found.write(path / FILE)
+        found.write(path / CALIBRATION)
     return found
 
 
@@ -190,7 +191,7 @@ def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider
     Raises:
         UserError: the calibration is damaged.
     """
-    file = gallery.path / FILE
+    file = gallery.path / CALIBRATION
     if not file.exists():
         return None
     stored = Identification.read(file)
@@ -228,9 +229,9 @@ def group_probability(gallery: PointSet, names: Sequence[str], decider: Decider,
     Raises:
         UserError: the calibration is damaged.
     """
-    if not isinstance(gallery, GalleryFolder) or not (gallery.path / FILE).exists():
+    if not isinstance(gallery, GalleryFolder) or not (gallery.path / CALIBRATION).exists():
         return estimate_probability(decider, size)
-    stored = Identification.read(gallery.path / FILE)
+    stored = Identification.read(gallery.path / CALIBRATION)
     if stored.near is not None:
         decider = labeled_decider(gallery, decider.rule, decider.k, near=stored.near)[1]
     others = Strangers(_stored_strangers(gallery, len(stored.strangers)), np.array(stored.strangers, np.int64))

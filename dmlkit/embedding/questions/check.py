@@ -9,9 +9,10 @@ import torch
 from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt
 from torch import Tensor
 
+from dmlkit.embedding.gallery.files import CALIBRATION
 from dmlkit.embedding.points import PointsInMemory, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.calibration import FILE, Identification, labeled_decider
+from dmlkit.embedding.questions.calibration import Identification, labeled_decider
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.sources import open_points, open_queries
 from dmlkit.errors import UserError
@@ -79,9 +80,9 @@ def check_queries(
         UserError: the gallery is not calibrated, or there are too few images to compare.
     """
     gallery = open_points(path)
-    if not (path / FILE).exists():
+    if not (path / CALIBRATION).exists():
         raise UserError(f"{path}: this gallery is not calibrated; run dmlkit calibrate {path} first")
-    near = Identification.read(path / FILE).near
+    near = Identification.read(path / CALIBRATION).near
     decider = labeled_decider(gallery, near=near)[1]
     asked = open_queries(images, gallery, run=run, device=device, bar=bar)
     queries = all_points(asked)

@@ -149,7 +149,8 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     info = json.loads(dmlkit("gallery", "info", gallery, "--json").out)
     assert (info["images"], info["labels"], info["threshold"]) == (3, {"crow": 3}, -0.5)
     shown = dmlkit("gallery", "info", gallery).out
-    assert "3 images with 1 labels, 0 without a label" in shown and "threshold: -0.5" in shown
+    assert "3 images with 1 labels, 0 without a label" in shown
+    assert "similarity threshold of the run: -0.5; probabilities of identify: not calibrated" in shown
 
 
 def state_on_disk(gallery: Path) -> GalleryState | None:

@@ -138,7 +138,7 @@ def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Pat
     expected = {"images": 11, "right": right, "unknown": unknown, "guessed": guessed}
     accuracy = json.loads(table.read_text())["accuracy"]
     assert accuracy == expected and 0 < right < 11
-    assert f"{guessed} best guesses are correct" in result.out
+    assert f"the best guess is correct for {guessed} of 11" in result.out
     counts = f"{right} right, {unknown} unknown, {11 - right - unknown} wrong"
     assert f"accuracy {right / 11:.3f} over 11 images with known labels: {counts}" in result.out
     # the most doubtful first: unknown ones, then by probability, and by margin where those are equal
