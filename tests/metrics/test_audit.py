@@ -63,6 +63,12 @@ def test_draws_without_a_wrong_label_against_a_loop():
 
     possible = [total for total in range(81) if evidence(total) < 10]
     assert audit.most_wrong() == max(possible) and 0 < max(possible) < 20
+    found = audit.evidence()
+    exact = next(total for total in range(5, 20) if -np.log(np.exp(-found[total])) == found[total])
+    audit.error = float(
+        np.exp(-found[exact])
+    )  # a martingale that reaches 1 / error, which has a chance of at most error
+    assert audit.most_wrong() == exact - 1
 
 
 def test_all_labels_checked_leave_none_wrong():
