@@ -44,7 +44,7 @@ def test_matches_are_those_of_a_loop():
 def test_candidates_are_ordered_by_both_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "CANDIDATES", 7)
     generator = torch.Generator().manual_seed(2)
-    points, patches = torch.randn(20, 3, generator=generator), patches_of(20, 3)
+    points, patches = torch.randn(20, 3, generator=generator, dtype=torch.float64), patches_of(20, 3)
     progress: list[int] = []
     found = score_candidates(Euclidean(3), (points[:4], points), (patches[:4], patches.half()), progress.append)
     assert sum(progress) == 4
@@ -57,6 +57,9 @@ def test_candidates_are_ordered_by_both_and_the_rest_stays(monkeypatch: pytest.M
         }
         expected = sorted(mixed, key=lambda j: -float(mixed[j])) + order[8:]
         assert values.argsort(descending=True).tolist() == expected
+        chosen = found.candidates[row]
+        exact = 0.3 * found.scores[row].double() - 0.7 * distances[chosen]
+        torch.testing.assert_close(values[chosen].diff(), exact.diff(), rtol=0, atol=1e-12)  # in float64
 
 
 def test_without_weight_the_metrics_stay():

@@ -63,6 +63,22 @@ def test_draws_without_a_wrong_label_against_a_loop():
 
     possible = [total for total in range(81) if evidence(total) < 10]
     assert audit.most_wrong() == max(possible) and 0 < max(possible) < 20
+    found = audit.evidence()
+    exact = next(total for total in range(5, 20) if -np.log(np.exp(-found[total])) == found[total])
+    audit.error = float(
+        np.exp(-found[exact])
+    )  # a martingale that reaches 1 / error, which has a chance of at most error
+    assert audit.most_wrong() == exact - 1
+
+
+def test_right_probabilities_lose_at_most_the_number_of_bets_to_the_ideal_one():
+    """The ideal bet on one wrong label in ten, against a total of one in five, is one of the bets in the mean."""
+    audit, ideal = LabelAudit([0.9] * 200), 0.0
+    for row in range(100):
+        is_wrong = row % 10 == 0
+        ideal += np.log(naive_factor(0.1, (40 - audit.found) / (200 - row), is_wrong=is_wrong))
+        audit.add(row, is_wrong=is_wrong, is_draw=True)
+    assert audit.evidence()[40] > ideal - np.log(len(RATES)) > 1
 
 
 def test_all_labels_checked_leave_none_wrong():

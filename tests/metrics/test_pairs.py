@@ -133,6 +133,17 @@ def test_the_result_does_not_depend_on_blocks_and_bands(monkeypatch: pytest.Monk
     assert retrieval_metrics(points, labels, metrics=NAMES) == pytest.approx(whole, abs=1e-5)
 
 
+def test_a_band_that_ends_at_zero_has_all_its_scores(monkeypatch: pytest.MonkeyPatch):
+    """Points on the axes have scores of exactly 1, 0 and -1, so many of 0 that they are a band of their own."""
+    points, labels = torch.cat([torch.eye(3), -torch.eye(3)]).repeat(4, 1), torch.arange(24) // 12
+    monkeypatch.setattr(curve, "BAND_SCORES", 20)
+    found: dict[float, int] = {}
+    for band in PairCurve.of(Points(points, labels, Sphere(3))).bands():
+        found |= dict(zip(band.scores.tolist(), band.count.tolist(), strict=True))
+    pairs = [(points[i] @ points[j]).item() for i, j in combinations(range(24), 2) if labels[i] == labels[j]]
+    assert found == {score: pairs.count(score) for score in (1.0, 0.0, -1.0)}
+
+
 def test_repeated_points_tie_wherever_they_stand():
     """Four points, each many times under mixed labels: only four by four scores are distinct."""
     generator = torch.Generator().manual_seed(0)

@@ -104,6 +104,13 @@ def test_assignment_equals_scipy(size: int):
         assert torch.equal(plan[group], expected)
 
 
+@pytest.mark.parametrize("size", [2, 6, 7])
+def test_an_assignment_is_the_plan_also_where_costs_are_equal(size: int):
+    cost, rows, cols = problem("grouplet", size, 4)
+    cost = (2 * cost).round()  # many plans have the lowest cost
+    assert torch.equal(Exact().assignment(cost, cols), Exact().plan(cost, rows, cols))
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_marginals(data: st.DataObject):

@@ -105,6 +105,22 @@ def test_gradient_agrees_with_cvxpylayers():
     torch.testing.assert_close(shifts[0], shifts[1], atol=1e-4, rtol=1e-4)
 
 
+def test_an_empty_row_and_column_beside_full_ones_leave_the_gradient_of_the_others():
+    """Problems of a batch keep the rows of the fullest one, so the first one is solved with an empty row and column."""
+    cost, rows, cols = problem(8, 4, 5, groups=2, spread=0.1)
+    rows[0, 1] = cols[0, 2] = 0
+    cols *= (rows.sum(1) / cols.sum(1))[:, None]
+    row, col = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 3, 4])
+    small = cost[:1, row][:, :, col].clone()
+    weights = torch.randn(cost.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    solver, both, alone = Quadratic(regularization=0.05), cost.requires_grad_(), small.requires_grad_()
+    (found,) = torch.autograd.grad((solver.plan(both, rows, cols) * weights).sum(), both)
+    plan = solver.plan(alone, rows[:1, row], cols[:1, col])
+    (expected,) = torch.autograd.grad((plan * weights[:1, row][:, :, col]).sum(), alone)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found[:1, row][:, :, col], expected, rtol=1e-9, atol=1e-9)
+
+
 def test_gradient_is_zero_on_a_vertex():
     """The paper's eps on unit marginals and costs that differ by much more than eps."""
     cost = torch.rand(16, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
@@ -123,6 +139,20 @@ def test_a_plan_scales_with_its_masses(name: str, mass: float):
     expected = mass * Quadratic(regularization=0.01).plan(cost, rows, cols)
     found = Quadratic(regularization=0.01 / mass).plan(cost, mass * rows, mass * cols)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12 * mass)
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e-6, 1.0, 1e6])
+def test_equals_plans_that_are_known_from_their_potentials(unit: float):
+    """A plan x is optimal if u_i + v_j - c_ij is 2 eps x_ij where x_ij > 0 and negative elsewhere."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(50, *shape, generator=generator, dtype=torch.float64)
+
+    plan = torch.where(rand(6, 7) < 0.5, 10 ** (-6 * rand(6, 7)), 0)
+    cost = unit * (rand(6, 1) + rand(1, 7) - 2 * plan + torch.where(plan > 0, 0, rand(6, 7)))
+    found = Quadratic(regularization=unit).plan(cost, plan.sum(2), plan.sum(1))
+    torch.testing.assert_close(found, plan, rtol=0, atol=1e-12)
 
 
 def test_an_eps_below_float_resolution_gives_the_linear_plan():
