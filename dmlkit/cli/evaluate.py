@@ -286,7 +286,8 @@ def tell_run(
     shown.tell(run.report, run.evaluation, title=title)
     if shown.as_json:
         return
-    if gain := gain_of(result_of(source, run)):
+    compared = result_of(source, run)
+    if gain := gain_of(compared) or compared.missing:
         say(shown.console, gain)
     say(shown.console, f"written to {run.path}")
 

@@ -47,8 +47,12 @@ def train(
 ) -> None:
     """Train a recipe and write a run folder: weights, curves, metrics on unseen classes."""
     from dmlkit.recipe.early import check_recipe
+    from dmlkit.run_folder.folder import RunFolder
 
     check_recipe(recipe, overrides or [])
+    folder = output or Path("runs") / recipe.stem
+    if not (resume or overwrite or dry_run):
+        RunFolder(folder).check_free()  # before torch is imported
 
     from rich.console import Console
 
@@ -60,7 +64,7 @@ def train(
         resolve_device(device)
         print_experiment(resolved, Console())
         return
-    train_and_print(resolved, output or Path("runs") / recipe.stem, device, resume=resume, overwrite=overwrite)
+    train_and_print(resolved, folder, device, resume=resume, overwrite=overwrite)
 
 
 def train_and_print(

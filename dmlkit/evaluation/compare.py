@@ -35,6 +35,7 @@ class Result:
     notes: tuple[str, ...] = ()  # why stored metrics could not be used, if so
     untouched: Figures | None = None  # of the pretrained baseline, if the run has them for the same question
     gains: dict[str, Comparison] = field(default_factory=dict[str, Comparison])  # over the baseline, by metric
+    missing: str | None = None  # why a baseline for the same question is left out, if so
 
 
 def compare_runs(
@@ -77,7 +78,7 @@ def compare_runs(
 
 def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
     """Return the evaluation of a run with that of its pretrained baseline, if it has one for the same question."""
-    folder, notes, untouched = RunFolder(path), [run.note] if run.note else [], None
+    folder, notes, untouched, missing = RunFolder(path), [run.note] if run.note else [], None, None
     question, file = run.report.question, RunFolder(path).untouched / f"{run.report.split}.json"
     try:
         stored = Report.read(file).question if file.exists() else None
@@ -89,10 +90,11 @@ def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
                     f"{path}: its pretrained baseline is for a different dataset, transform or list of metrics"
                 )
     except UserError as error:
-        notes.append(f"{error}; the pretrained baseline is left out here, and train --resume computes it again")
+        missing = f"{error}; the pretrained baseline is left out here, and train --resume computes it again"
     if untouched and untouched.report.images != run.report.images:
-        notes.append(f"{path}: other images than when it was trained, so its pretrained baseline is left out")
+        missing = f"{path}: other images than when it was trained, so its pretrained baseline is left out"
         untouched = None
+    notes += [missing] if missing else []
     classes = run.classes if by == "classes" else None
     gains = paired_differences(untouched.per_query, run.per_query, classes) if untouched else {}
     if by == "classes" and (few := few_classes_note(len(run.classes.unique()))):
@@ -101,7 +103,7 @@ def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
     if by == "queries":
         report = _by_queries(Figures(report, run.per_query, run.classes))
         untouched = untouched and untouched._replace(report=_by_queries(untouched))
-    return Result(str(path), report, run.per_query, classes, selected_by, tuple(notes), untouched, gains)
+    return Result(str(path), report, run.per_query, classes, selected_by, tuple(notes), untouched, gains, missing)
 
 
 def _by_queries(figures: Figures) -> Report:

@@ -119,12 +119,9 @@ class RunFolder:
         Raises:
             UserError: the folder has a run and ``overwrite`` is off.
         """
-        if self.holds_run():
-            if not overwrite:
-                raise UserError(
-                    f"{self.path}: this folder already holds a run; continue it with --resume, replace it with "
-                    "--overwrite, or choose another --output"
-                )
+        if not overwrite:
+            self.check_free()
+        elif self.holds_run():
             self._set_paths(self.path / NEW)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.basis_path.unlink(missing_ok=True)  # of a killed `create`
@@ -132,6 +129,18 @@ class RunFolder:
             basis.write(self.basis_path)
         Environment.here(recipe).write(self.environment_path)
         self.write_recipe(recipe)
+
+    def check_free(self) -> None:
+        """Check that a new run may start in the folder.
+
+        Raises:
+            UserError: it has a run.
+        """
+        if self.holds_run():
+            raise UserError(
+                f"{self.path}: this folder already holds a run; continue it with --resume, replace it with "
+                "--overwrite, or choose another --output"
+            )
 
     def write_recipe(self, recipe: "Recipe") -> None:
         """Write the recipe with which the run starts or continues."""

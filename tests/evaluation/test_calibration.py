@@ -138,7 +138,7 @@ def test_too_few_pairs_are_told_and_not_extrapolated():
     with pytest.raises(ValueError, match=r"rate of 1e-300: at least 1e\+301 are needed") as raised:
         calibrate_points(points, 1e-300)
     assert len(str(raised.value)) < 250
-    least = float(re.findall(r"a rate of at least (\S+),", str(raised.value))[0])
+    least = float(re.findall(r"use --far (\S+) or more,", str(raised.value))[0])
     assert least == pytest.approx(10 / Pairing.of(points).different, rel=0.05)
     with pytest.raises(ValueError, match="at least inf are needed"):
         calibrate_points(points, 5e-324)

@@ -206,6 +206,18 @@ def test_damaged_figures_are_scored_again_and_left_out_of_comparisons(
     assert summary_of(run) == before
 
 
+def test_figures_of_other_images_are_left_out(dmlkit, recipe: Path, tmp_path: Path):
+    """As after a photo was removed: both figures would be right, and their difference say nothing about training."""
+    run = tmp_path / "run"
+    assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
+    assert "after training" in dmlkit("eval", run, "--device", "cpu").out
+    path = run / "untouched" / "test.json"
+    figures = json.loads(path.read_text())
+    path.write_text(json.dumps(figures | {"images": figures["images"][::-1]}))
+    shown = " ".join(dmlkit("eval", run, "--device", "cpu").out.split())
+    assert "other images than when it was trained" in shown and "after training" not in shown
+
+
 def test_a_new_run_replaces_the_figures_of_an_old_one(dmlkit, recipe: Path, tiny_recipe: Path, tmp_path: Path):
     run = tmp_path / "run"
     assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
