@@ -27,7 +27,7 @@ COUNTED = re.compile(
 HISTORY = {"papers_history.md", "CHANGELOG.md"}  # what earlier versions had
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md")), ROOT / "docs" / "llms.txt"]
 TOLD = {
-    "holds": r"(\d+)(?: of \d+ statements)? hold\b",
+    "holds": r"(\d+)(?: of \d+ statements)? holds?\b",
     "does not hold": r"(\d+) do(?:es)? not\b",
     "makes no difference": r"(\d+) makes? no difference",
     "not separable at this size": r"(\d+) are not separable",
