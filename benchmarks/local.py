@@ -26,19 +26,25 @@ from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import backbone_alone, build_model
 from dmlkit.recipe.file import read_recipe
+from dmlkit.recipe.schema import Recipe
 
 RECIPE = Path(__file__).parent.parent / "recipes/start/frozen_lite0.yaml"
 METRICS = ["recall@1", "map@r"]
 
 
+def untrained(photos: str) -> tuple[Recipe, Sphere, TrainedModel]:
+    """Return a recipe of photos, and its network before training with its space."""
+    changes = [f"dataset.root={photos}", "dataset.validation_fraction=0.25", "transform.size=160", "training.workers=0"]
+    recipe = read_recipe(RECIPE, changes)
+    model = build_model(recipe)
+    space = Sphere(model.backbone.num_features)
+    return recipe, space, TrainedModel.of(recipe, backbone_alone(model, space).eval())
+
+
 @torch.no_grad()
 def main(photos: str) -> None:
     """Choose the weight on validation classes, and measure on test classes."""
-    changes = [f"dataset.root={photos}", "dataset.validation_fraction=0.25", "transform.size=160", "training.workers=0"]
-    recipe, fabric = read_recipe(RECIPE, changes), start_ranks("cpu")
-    model = build_model(recipe)
-    space = Sphere(model.backbone.num_features)
-    trained = TrainedModel.of(recipe, backbone_alone(model, space).eval())
+    fabric, (recipe, space, trained) = start_ranks("cpu"), untrained(photos)
     rows: list[list[str]] = []
     share, weights = 0.0, ""
     for split in ("validation", "test"):

@@ -18,26 +18,21 @@ Run: python benchmarks/local_identification.py PHOTOS. PHOTOS is a folder with o
 """
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import torch
+from local import untrained
 from report import write_report
 
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.questions.probability import Trials
 from dmlkit.embedding.questions.rates import best_fit, threshold_for
-from dmlkit.embedding.trained import TrainedModel
 from dmlkit.evaluation.local import PairOfScores, patches_of
 from dmlkit.loading.cache import images_of_split
-from dmlkit.manifolds import Sphere
 from dmlkit.metrics.ranking.local import CANDIDATES, match_patches, score_candidates
 from dmlkit.metrics.statistics import paired_comparison
-from dmlkit.model import backbone_alone, build_model
-from dmlkit.recipe.file import read_recipe
 
-RECIPE = Path(__file__).parent.parent / "recipes/start/frozen_lite0.yaml"
 DIVISIONS, ENROLLED, ASKED, FPIR = 60, 10, 15, 0.05
 
 
@@ -84,11 +79,7 @@ def compared(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def main(photos: str) -> None:
     """Choose the weight on validation classes, and measure on test classes."""
-    changes = [f"dataset.root={photos}", "dataset.validation_fraction=0.25", "transform.size=160", "training.workers=0"]
-    recipe, fabric = read_recipe(RECIPE, changes), start_ranks("cpu")
-    model = build_model(recipe)
-    space = Sphere(model.backbone.num_features)
-    trained = TrainedModel.of(recipe, backbone_alone(model, space).eval())
+    fabric, (recipe, space, trained) = start_ranks("cpu"), untrained(photos)
     parts: list[Embeddings] = []
     patches: list[torch.Tensor] = []
     share = 0.0

@@ -210,7 +210,7 @@ def info(
     from rich.console import Console
 
     from dmlkit.cli.console import fusion_line, print_table, say, say_json
-    from dmlkit.embedding.gallery.files import CALIBRATION, MANIFEST, GallerySummary, recorded_state
+    from dmlkit.embedding.gallery.files import IDENTIFICATION, MANIFEST, GallerySummary, recorded_state
 
     summary = GallerySummary.read(gallery / MANIFEST)
     state, verified = None if verify else recorded_state(gallery, summary), False
@@ -242,7 +242,7 @@ def info(
     if summary.fusion is not None:
         say(console, fusion_line(summary.fusion))
     floor = "none" if summary.threshold is None else f"{summary.threshold:.6g}"
-    probabilities = "calibrated" if (gallery / CALIBRATION).exists() else "not calibrated"
+    probabilities = "calibrated" if (gallery / IDENTIFICATION).exists() else "not calibrated"
     say(console, f"thumbnails: {'yes' if summary.thumbnails else 'no'}")
     say(console, f"similarity threshold of the run: {floor}; probabilities of identify: {probabilities}")
     index = summary.approximate if state.has_index else None

@@ -105,11 +105,7 @@ def accelerate(
 
 
 def compare_engines(model: EmbeddingModel, recipe: Recipe, option: str) -> dict[Engine, EngineComparison]:
-    """Return how each engine that is installed compares with torch in float32; see `accelerate`.
-
-    Raises:
-        UserError: the training images cannot be read, or are fewer than 11.
-    """
+    """Return how each engine compares with torch in float32, see `accelerate`; one that fails is named and left out."""
     return {engine: measured for engine, _, measured in _prepare_all(model, recipe, option)}
 
 

@@ -187,7 +187,8 @@ def cached_features(
 ) -> CachedFeatures:
     """Return the features of a dataset's images, computed unless the folder has them.
 
-    An engine of the recipe computes those of the training split; with the others, torch in float32 computes figures.
+    The engine of the recipe computes those of the training split. All figures come from the other splits, which torch
+    computes in float32.
 
     The ranks share the work; an interrupted computation resumes.
 

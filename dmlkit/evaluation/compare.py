@@ -92,7 +92,7 @@ def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
     except UserError as error:
         missing = f"{error}; the pretrained baseline is left out here, and train --resume computes it again"
     if untouched and untouched.report.images != run.report.images:
-        missing = f"{path}: other images than when it was trained, so its pretrained baseline is left out"
+        missing = f"{path}: its images have changed since training, so its pretrained baseline is left out"
         untouched = None
     notes += [missing] if missing else []
     classes = run.classes if by == "classes" else None

@@ -26,7 +26,7 @@ from dmlkit.recipe.schema import Recipe
 
 TIMED = 16  # images: on one CPU core a batch of EfficientNet-Lite0 takes 0.6 s
 LONG = 60  # seconds of features before engines are compared, which takes 20 s on one CPU core
-WORTH = 1.2  # times as fast as torch is an engine that is worth a line of the recipe; two timings differ by 10 %
+WORTH = 1.2  # times the speed of torch; a smaller gain is not worth a line of the recipe
 EPOCH = 0.1  # seconds of an epoch of a head on cached features: 540 photos, 200 epochs in 22 s on 2 CPU cores
 
 

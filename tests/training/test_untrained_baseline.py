@@ -215,7 +215,7 @@ def test_figures_of_other_images_are_left_out(dmlkit, recipe: Path, tmp_path: Pa
     figures = json.loads(path.read_text())
     path.write_text(json.dumps(figures | {"images": figures["images"][::-1]}))
     shown = " ".join(dmlkit("eval", run, "--device", "cpu").out.split())
-    assert "other images than when it was trained" in shown and "after training" not in shown
+    assert "its images have changed since training" in shown and "after training" not in shown
 
 
 def test_a_new_run_replaces_the_figures_of_an_old_one(dmlkit, recipe: Path, tiny_recipe: Path, tmp_path: Path):

@@ -10,8 +10,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.files.regular import file_checksum
 
-MANIFEST, CREATING, TABLE = "gallery.json", "creating.json", "images"
-CALIBRATION = "identification.json"  # of identify
+MANIFEST, CREATING, IDENTIFICATION, TABLE = "gallery.json", "creating.json", "identification.json", "images"
 TABLE_FOLDER = f"{TABLE}.lance"
 IndexKind = Literal["ivf_pq", "ivf_hnsw_sq"]
 

@@ -15,7 +15,7 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.gallery.files import CALIBRATION
+from dmlkit.embedding.gallery.files import IDENTIFICATION
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.near_pairs import near_pairs
 from dmlkit.embedding.points import PointSet, all_points, load_same_model
@@ -151,7 +151,7 @@ def calibrate_gallery(
     with writing(path):
         with atomic_write(path / STRANGERS) as partial, partial.open("wb") as file:
             np.save(file, others.points.numpy(), allow_pickle=False)
-        found.write(path / CALIBRATION)
+        found.write(path / IDENTIFICATION)
     return found
 
 
@@ -191,7 +191,7 @@ def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider
     Raises:
         UserError: the calibration is damaged.
     """
-    file = gallery.path / CALIBRATION
+    file = gallery.path / IDENTIFICATION
     if not file.exists():
         return None
     stored = Identification.read(file)
@@ -229,9 +229,9 @@ def group_probability(gallery: PointSet, names: Sequence[str], decider: Decider,
     Raises:
         UserError: the calibration is damaged.
     """
-    if not isinstance(gallery, GalleryFolder) or not (gallery.path / CALIBRATION).exists():
+    if not isinstance(gallery, GalleryFolder) or not (gallery.path / IDENTIFICATION).exists():
         return estimate_probability(decider, size)
-    stored = Identification.read(gallery.path / CALIBRATION)
+    stored = Identification.read(gallery.path / IDENTIFICATION)
     if stored.near is not None:
         decider = labeled_decider(gallery, decider.rule, decider.k, near=stored.near)[1]
     others = Strangers(_stored_strangers(gallery, len(stored.strangers)), np.array(stored.strangers, np.int64))

@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt
 from torch import Tensor
 
-from dmlkit.embedding.gallery.files import CALIBRATION
+from dmlkit.embedding.gallery.files import IDENTIFICATION
 from dmlkit.embedding.points import PointsInMemory, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.calibration import Identification, labeled_decider
@@ -80,9 +80,9 @@ def check_queries(
         UserError: the gallery is not calibrated, or there are too few images to compare.
     """
     gallery = open_points(path)
-    if not (path / CALIBRATION).exists():
+    if not (path / IDENTIFICATION).exists():
         raise UserError(f"{path}: this gallery is not calibrated; run dmlkit calibrate {path} first")
-    near = Identification.read(path / CALIBRATION).near
+    near = Identification.read(path / IDENTIFICATION).near
     decider = labeled_decider(gallery, near=near)[1]
     asked = open_queries(images, gallery, run=run, device=device, bar=bar)
     queries = all_points(asked)

@@ -19,7 +19,7 @@ from torch import Tensor
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.embedder import Embedder
 from dmlkit.embedding.gallery.change import add_images, remove_images, restore_version
-from dmlkit.embedding.gallery.files import CALIBRATION
+from dmlkit.embedding.gallery.files import IDENTIFICATION
 from dmlkit.embedding.gallery.folder import GalleryFolder, history
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.points import PointItem, PointSet, PointsInMemory, in_memory, load_same_model
@@ -334,7 +334,7 @@ class Service:
 
     def _stamp(self) -> object:
         """Return what changes when a gallery or its calibration does."""
-        return tuple(_stamp(self.source / name) for name in (GALLERY_MARK, CALIBRATION))
+        return tuple(_stamp(self.source / name) for name in (GALLERY_MARK, IDENTIFICATION))
 
     def _require_gallery(self) -> None:
         if self.kind != "gallery":
