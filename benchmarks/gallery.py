@@ -30,6 +30,7 @@ from torch.nn.functional import normalize
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.change import add_images, create_gallery
 from dmlkit.embedding.gallery.files import TABLE
 from dmlkit.embedding.gallery.folder import GalleryFolder
@@ -93,7 +94,7 @@ def embeddings_on_disk(folder: Path, count: int, dim: int) -> EmbeddingFolder:
 
 def gallery_on_disk(folder: Path, count: int, dim: int) -> Path:
     path = folder / f"gallery-{count}-{dim}"
-    create_gallery(trained_run(folder, dim), None, path, device="cpu")
+    create_gallery(trained_run(folder, dim), None, path, model=ModelChoice(device="cpu"))
     schema = schema_of(GalleryFolder(path).manifest)
 
     def batches() -> Iterator[Any]:
@@ -207,7 +208,7 @@ def add_rows(folder: Path, galleries: dict[int, Path], runs: int = 5) -> Rows:
         for turn in range(runs + 1):
             images, before = photos(folder / f"photos-{count}-{turn}", count + turn), written_bytes(path)
             started = perf_counter()
-            add_images(path, images, label="new", device="cpu")
+            add_images(path, images, label="new", model=ModelChoice(device="cpu"))
             taken.append(perf_counter() - started)
             size = written_bytes(path) - before
         seconds = float(np.median(taken[1:]))

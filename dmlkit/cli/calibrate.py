@@ -107,13 +107,16 @@ def calibrate(
 
     from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
+    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.questions.calibration import calibrate_gallery
     from dmlkit.evaluation.plots.reliability import plot_reliability
     from dmlkit.evaluation.rates_by_value import identification_rates_by_value
 
     console = Console(stderr=json)
     rate = 0.01 if fpir is None else fpir
-    found = calibrate_gallery(source, fpir=rate, strangers=strangers, near=near, device=device, bar=bars(console))
+    found = calibrate_gallery(
+        source, fpir=rate, strangers=strangers, near=near, model=ModelChoice(device=device), bar=bars(console)
+    )
     by_value = None if column is None else identification_rates_by_value(source, found, *column)
     title, share = "Guesses of identify", "share of the guesses that is right"
     plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)

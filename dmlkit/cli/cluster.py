@@ -76,6 +76,7 @@ def cluster(
 
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import bars, image_progress
+    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.groups.clusters import CLUSTER_COLUMNS
     from dmlkit.embedding.groups.clusters import cluster as find_clusters
     from dmlkit.embedding.points import in_memory
@@ -92,7 +93,7 @@ def cluster(
         source,
         split=split,
         overrides=overrides or [],
-        device=device,
+        model=ModelChoice(device=device),
         labels=labels,
         manifold=manifold,
         bar=bars(console),

@@ -78,6 +78,7 @@ def duplicates(
 
     from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
+    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.groups.duplicates import GROUP_COLUMNS, MATCH_COLUMNS, duplicate_groups, matches
     from dmlkit.embedding.points import in_memory
     from dmlkit.embedding.questions.page import check_page
@@ -94,8 +95,9 @@ def duplicates(
                 f"duplicates: {option} {path} needs --threshold; run the command without {option} for a proposal"
             )
     console = Console()
+    model = ModelChoice(device=device)
     opened = partial(
-        open_points, split=split, overrides=overrides or [], device=device, manifold=manifold, bar=bars(console)
+        open_points, split=split, overrides=overrides or [], manifold=manifold, model=model, bar=bars(console)
     )
     ours = in_memory(opened(source))
     if threshold is None:

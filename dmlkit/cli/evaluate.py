@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from dmlkit.distributed.launch import Ranks
     from dmlkit.embedding.progress_bar import Bar
+    from dmlkit.evaluation.run import Scope
     from dmlkit.metrics.ranking.codec import Stored
     from dmlkit.run_folder.folder import CheckpointName
 
@@ -206,22 +207,15 @@ def evaluate(
         shown.tell(*evaluate_points(points, rerank=method, **wanted), title=str(source), run=points.run)
     elif source:
         from dmlkit.distributed.launch import start_ranks
+        from dmlkit.evaluation.run import Scope
 
         fabric = start_ranks(device or "auto")
         shown.console.quiet = not fabric.is_global_zero
-        images: Evaluated = {"split": split, "dataset_root": dataset_root, "overrides": overrides or []}
+        scope = Scope(split, dataset_root, overrides or (), metric or (), ties)
         if kind == "untrained":
-            tell_untrained(source, fabric, shown, images, wanted)
+            tell_untrained(source, fabric, shown, scope)
         else:
-            tell_run(source, fabric, shown, images, wanted, checkpoint, second)
-
-
-class Evaluated(TypedDict):
-    """Which images are evaluated."""
-
-    split: SplitName | None
-    dataset_root: Path | None
-    overrides: list[str]
+            tell_run(source, fabric, shown, scope, checkpoint, second)
 
 
 class Wanted(TypedDict):
@@ -246,11 +240,12 @@ def forms_of(dims: str | None, precision: str | None) -> "Sequence[Stored]":
         raise UserError(str(error)) from None
 
 
-def tell_untrained(source: Path, fabric: "Ranks", shown: Shown, images: Evaluated, wanted: Wanted) -> None:
+def tell_untrained(source: Path, fabric: "Ranks", shown: Shown, scope: "Scope") -> None:
     """Evaluate the backbone of a recipe or of a run with its initial weights."""
+    from dmlkit.cli.progress import bars
     from dmlkit.training.untrained_baseline import describe_backbone, evaluate_untrained
 
-    report, evaluation, recipe = evaluate_untrained(source, fabric, **images, **wanted)
+    report, evaluation, recipe = evaluate_untrained(source, fabric, scope, bars(shown.console))
     if fabric.is_global_zero:
         title = f"{report.split} split of {recipe.dataset.name}, {describe_backbone(recipe)}"
         shown.tell(report, evaluation, title=title)
@@ -260,26 +255,27 @@ def tell_run(
     source: Path,
     fabric: "Ranks",
     shown: Shown,
-    images: Evaluated,
-    wanted: Wanted,
+    scope: "Scope",
     checkpoint: "CheckpointName | None",
     second: Path | None,
 ) -> None:
     """Evaluate a run, and print the gain from training and the path of its report."""
     from dmlkit.cli.compare import gain_of
     from dmlkit.cli.console import say
+    from dmlkit.cli.progress import bars
     from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.fusion import choose_fusion
     from dmlkit.evaluation.local import choose_local
-    from dmlkit.evaluation.run import evaluate_run
+    from dmlkit.evaluation.run import ScoredAgain, evaluate_scope
 
     if second is not None:
-        options: Any = {"checkpoint": checkpoint, "fabric": fabric, "bar": wanted["bar"]}
+        options: Any = {"checkpoint": checkpoint, "fabric": fabric, "bar": bars(shown.console)}
         is_local = second == Path(LOCAL)
         fusion = choose_local(source, **options) if is_local else choose_fusion(source, second, **options)
         shown = replace(shown, fusion=fusion)
-    changed: Any = {"rerank": shown.rerank, "flip": shown.flip, "fusion": shown.fusion}
-    run = evaluate_run(source, checkpoint=checkpoint, fabric=fabric, **changed, **images, **wanted)
+    others = ScoredAgain(shown.rerank, shown.flip, shown.fusion)
+    progress = bars(shown.console)
+    run = evaluate_scope(source, fabric, scope, checkpoint=checkpoint, scored_again=others, bar=progress)
     if not fabric.is_global_zero:
         return
     title = f"{run.report.split} split of {run.dataset}, {run.checkpoint} checkpoint, epoch {run.report.epoch}"

@@ -100,6 +100,7 @@ def create(
 
     from dmlkit.cli.console import fusion_line, say
     from dmlkit.cli.progress import bars
+    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.gallery.change import create_gallery
     from dmlkit.evaluation.fusion import fusion_of
 
@@ -113,9 +114,7 @@ def create(
         boxes=boxes_of(box_source, box_margin, box_confidence),
         thumbnails=thumbnails,
         threshold=threshold,
-        checkpoint=checkpoint,
-        fusion=fusion,
-        device=device,
+        model=ModelChoice(checkpoint=checkpoint, fusion=fusion, device=device),
         bar=bars(console),
     )
     print_incoming(incoming, output, console)
@@ -139,6 +138,7 @@ def add(
     from rich.console import Console
 
     from dmlkit.cli.progress import bars
+    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.gallery.change import add_images
 
     console = Console()
@@ -147,8 +147,7 @@ def add(
         images,
         label=label,
         boxes=boxes_of(box_source, box_margin, box_confidence),
-        run=run,
-        device=device,
+        model=ModelChoice(run, device=device),
         bar=bars(console),
     )
     print_incoming(incoming, gallery, console)
@@ -270,10 +269,11 @@ def check(
 
     from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.cli.progress import bars
+    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.questions.check import check_queries
 
     console = Console(stderr=json)
-    found = check_queries(gallery, images, run=run, device=device, bar=bars(console))
+    found = check_queries(gallery, images, model=ModelChoice(run, device=device), bar=bars(console))
     if json:
         say_json(found.stamped())
         return

@@ -106,7 +106,8 @@ def identify(
 
     from dmlkit.cli.console import fusion_line, say
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.questions.identify import check_answers_file
+    from dmlkit.embedding.fusion import ModelChoice
+    from dmlkit.embedding.questions.identify import LabelRule, check_answers_file
     from dmlkit.embedding.questions.identify import identify as identify_images
     from dmlkit.embedding.questions.page import check_page
     from dmlkit.evaluation.fusion import fusion_of
@@ -120,17 +121,11 @@ def identify(
     found = identify_images(
         source,
         images,
-        by=by,
-        k=k,
-        threshold=threshold,
-        by_group=by_group,
-        rerank=rerank_of(rerank),
+        rule=LabelRule(by, k, threshold, by_group, rerank_of(rerank)),
         boxes=boxes_of(box_source, box_margin, box_confidence),
-        run=run,
-        fusion=fusion,
+        model=ModelChoice(run, fusion=fusion, device=device),
         labels=labels,
         manifold=manifold,
-        device=device,
         bar=bars(console),
     )
     print_answers(found, images, console)

@@ -55,20 +55,20 @@ def review(
 
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import bars
+    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.review.table import LABELS
     from dmlkit.embedding.review.table import review as review_labels
 
     if add and kind_of(gallery) != "gallery":
         raise UserError(f"--add: applies to a gallery; {gallery} is something else; remove --add")
     console = Console()
-    found = review_labels(
-        gallery, images, output, ask=ask, wrong=wrong, audit=audit, run=run, device=device, bar=bars(console)
-    )
+    model = ModelChoice(run, device=device)
+    found = review_labels(gallery, images, output, ask=ask, wrong=wrong, audit=audit, model=model, bar=bars(console))
     print_review(found, console)
     if add:
         from dmlkit.embedding.gallery.change import add_images
 
-        added = add_images(gallery, found.to_add(), run=run, device=device, bar=bars(console))
+        added = add_images(gallery, found.to_add(), model=model, bar=bars(console))
         say(console, f"{counted(added.added, 'image', 'images')} added to {gallery}; dmlkit gallery restore undoes it")
         return
     say(console, f"all labels: {output / LABELS}; --add adds them to {gallery}")

@@ -73,6 +73,7 @@ def search(
 
     from dmlkit.cli.console import fusion_line, say, say_json
     from dmlkit.cli.progress import bars
+    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.questions.answers import NEIGHBOR_COLUMNS, write_neighbors
     from dmlkit.embedding.questions.page import check_page
     from dmlkit.embedding.questions.search import search as search_images
@@ -91,11 +92,9 @@ def search(
         k=k,
         exact=exact,
         rerank=rerank_of(rerank),
-        run=run,
-        fusion=fusion,
         manifold=manifold,
         boxes=boxes_of(box_source, box_margin, box_confidence),
-        device=device,
+        model=ModelChoice(run, fusion=fusion, device=device),
         bar=bars(console),
     )
     if json:

@@ -2,22 +2,53 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from dmlkit.distributed.launch import Ranks
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.products import unit_vectors
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 COSINES = ("cosine", "origin_cosine")
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which model embeds images, and on which device."""
+
+    run: Path | None = None
+    """Its run. Default: that of the points that are searched."""
+    checkpoint: CheckpointName | None = None
+    """Its checkpoint. Default: best, otherwise last."""
+    fusion: Fusion | None = None
+    """Second model that embeds too, see `dmlkit.evaluation.fusion.choose_fusion`. Default: that of the points."""
+    device: str | None = None
+    """Device, see `start_ranks`. Default: auto."""
+
+    def start(self) -> Ranks:
+        """Return the device and ranks on which the model embeds."""
+        return start_ranks(self.device or "auto")
+
+    def load(self, run: RunFolder, fabric: Ranks, *, overrides: Sequence[str] = ()) -> TrainedModel:
+        """Load the model of a run, with the second one if there is one.
+
+        Raises:
+            UserError: see `load_model` and `fuse`.
+        """
+        trained = load_model(run, fabric, self.checkpoint, overrides=overrides)
+        return fuse(trained, self.fusion, fabric) if self.fusion else trained
+
+
+OWN_MODEL = ModelChoice()
+"""The model that made the points, on the default device."""
 
 
 def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dmlkit.datasets.files.boxes import Boxes, boxes_of
+from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.embedding.gallery.files import holds_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
@@ -12,7 +13,7 @@ from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery
 from dmlkit.embedding.questions.check import QueriesCheck, check_queries
 from dmlkit.embedding.questions.decisions import Rule
-from dmlkit.embedding.questions.identify import Identified, identify
+from dmlkit.embedding.questions.identify import Identified, LabelRule, identify
 from dmlkit.embedding.questions.search import search
 from dmlkit.files.source import kind_of
 
@@ -67,7 +68,7 @@ class ImageGallery:
             UserError: there is no image, or the run has another model.
         """
         found = _boxes(boxes, box_margin, box_confidence)
-        return add_images(self.path, Path(images), label=label, boxes=found, run=self.run, device=self.device)
+        return add_images(self.path, Path(images), label=label, boxes=found, model=self._model(self.run))
 
     def remove(self, *, labels: Sequence[str] = (), ids: Sequence[str] = (), paths: Sequence[str | Path] = ()) -> int:
         """Remove images and return their number; ``dmlkit gallery restore`` can restore them.
@@ -104,8 +105,7 @@ class ImageGallery:
             UserError: there is nothing to search in or with, or the queries come from another model.
         """
         found = _boxes(boxes, box_margin, box_confidence)
-        run = self._run_of(queries)
-        return search(self.path, Path(queries), k=k, exact=exact, boxes=found, run=run, device=self.device)
+        return search(self.path, Path(queries), k=k, exact=exact, boxes=found, model=self._model_for(queries))
 
     def identify(
         self,
@@ -136,13 +136,9 @@ class ImageGallery:
         return identify(
             self.path,
             Path(queries),
-            by=by,
-            k=k,
-            threshold=threshold,
-            by_group=by_group,
+            rule=LabelRule(by, k, threshold, by_group),
             boxes=_boxes(boxes, box_margin, box_confidence),
-            run=self._run_of(queries),
-            device=self.device,
+            model=self._model_for(queries),
         )
 
     def calibrate(
@@ -160,7 +156,7 @@ class ImageGallery:
             UserError: the gallery has too few labels or images for ``fpir``; the message names the smallest valid one.
         """
         others = None if strangers is None else Path(strangers)
-        return calibrate_gallery(self.path, fpir=fpir, strangers=others, near=near, run=self.run, device=self.device)
+        return calibrate_gallery(self.path, fpir=fpir, strangers=others, near=near, model=self._model(self.run))
 
     def check(self, images: str | Path) -> QueriesCheck:
         """Test whether new images of the gallery's labels are like those that calibrated it; ``differs`` says so.
@@ -171,12 +167,15 @@ class ImageGallery:
         Raises:
             UserError: the gallery is not calibrated, or there are too few images to compare.
         """
-        return check_queries(self.path, Path(images), run=self._run_of(images), device=self.device)
+        return check_queries(self.path, Path(images), model=self._model_for(images))
 
-    def _run_of(self, queries: str | Path) -> Path | None:
-        """Return the run for queries that are embedded; points have their own model."""
+    def _model(self, run: Path | None) -> ModelChoice:
+        return ModelChoice(run, device=self.device)
+
+    def _model_for(self, queries: str | Path) -> ModelChoice:
+        """Return the model for queries that are embedded; points have their own."""
         path = Path(queries)
-        return self.run if path.exists() and kind_of(path) == "images" else None
+        return self._model(self.run if path.exists() and kind_of(path) == "images" else None)
 
 
 def _boxes(source: str | Path | None, margin: float | None, confidence: float | None) -> Boxes | None:
@@ -217,5 +216,5 @@ def gallery(path: str | Path, *, run: str | Path | None = None, device: str = "a
     """
     place, source = Path(path), None if run is None else Path(run)
     if source is not None and not holds_gallery(place):
-        create_gallery(source, None, place, device=device)
+        create_gallery(source, None, place, model=ModelChoice(device=device))
     return ImageGallery(place, run=source, device=device)

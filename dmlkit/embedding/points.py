@@ -14,9 +14,9 @@ from dmlkit.datasets.files.dataset import BadImageError, Box, Dataset
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.samples import SIDE
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.fusion import fuse
-from dmlkit.embedding.manifest import Description, Fusion, check_same_description
-from dmlkit.embedding.trained import TrainedModel, describe, load_model
+from dmlkit.embedding.fusion import ModelChoice
+from dmlkit.embedding.manifest import Description, check_same_description
+from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.folder import RunFolder
@@ -212,29 +212,27 @@ def in_memory(points: PointSet) -> PointsInMemory:
     )
 
 
-def load_same_model(searched: PointSet, run: Path | None, fabric: Ranks, fusion: Fusion | None = None) -> TrainedModel:
+def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> TrainedModel:
     """Return the model that made points.
 
     Args:
         searched: the points.
-        run: run named by the user. Default: that of the points.
+        model: the run and the second model that the user names. Default: those of the points.
         fabric: device.
-        fusion: second model, named by the user. Default: that of the points, if they are of two models.
 
     Raises:
         UserError: no run is known, or its model is another.
     """
-    if isinstance(searched, PointsInMemory) and searched.trained is not None and run is None:
+    if isinstance(searched, PointsInMemory) and searched.trained is not None and model.run is None:
         return searched.trained
-    manifest, run = searched.manifest, run or searched.run
+    manifest, run = searched.manifest, model.run or searched.run
     if manifest is None:
         raise UserError(
             f"{searched.source}: the model of an array is unknown; search with an .npy file instead of images"
         )
     if run is None:
         raise UserError(f"{searched.source}: the run that made it is unknown or has moved; name the run with --run RUN")
-    trained = load_model(RunFolder(run), fabric, manifest.model.checkpoint)
-    if second := fusion or manifest.fusion:
-        trained = fuse(trained, second, fabric)
+    same = ModelChoice(checkpoint=manifest.model.checkpoint, fusion=model.fusion or manifest.fusion)
+    trained = same.load(RunFolder(run), fabric)
     check_same_description(describe(trained), str(run), manifest, searched.source)
     return trained

@@ -9,17 +9,17 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.fusion import fuse
+from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.manifest import Fusion, check_same_description
+from dmlkit.embedding.manifest import check_same_description
 from dmlkit.embedding.points import PointSet, PointsInMemory, load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files, split_embeddings
-from dmlkit.embedding.trained import TrainedModel, describe, load_model
+from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.source import check_options, require_queries, require_source
@@ -27,7 +27,7 @@ from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.rankings import as_embeddings, as_points, require_points
-from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.folder import RunFolder
 
 
 def open_points(
@@ -35,12 +35,10 @@ def open_points(
     *,
     split: Split | None = None,
     overrides: Sequence[str] = (),
-    checkpoint: CheckpointName | None = None,
-    device: str | None = None,
     labels: Path | None = None,
     manifold: str | None = None,
     may_be_empty: bool = False,
-    fusion: Fusion | None = None,
+    model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> PointSet:
     """Open a run, a folder of embeddings, a gallery or an array; a run's images are embedded if they are not yet.
@@ -49,26 +47,23 @@ def open_points(
         source: path of one of these.
         split: split of a run's dataset. Default: test, or all if every class was trained on.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
-        checkpoint: checkpoint of a run. Default: best, otherwise last.
-        device: device on which a run embeds, see `start_ranks`. Default: auto.
         labels: ``.npy`` file of the labels (N,) of an array.
         manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
         may_be_empty: accept a source without points.
-        fusion: second model that embeds the images of a run too.
+        model: checkpoint and device of a run, and a second model that embeds its images too.
         bar: shows each step.
 
     Raises:
         UserError: the source is none of these or has no points, or an option does not apply to it.
     """
     kind = require_source(source)
-    options = {"--split": split, "--set": list(overrides), "--checkpoint": checkpoint, "--device": device}
+    options = {"--split": split, "--set": list(overrides), "--checkpoint": model.checkpoint, "--device": model.device}
     check_options(source, kind, {**options, "--labels": labels, "--manifold": manifold})
     found: PointSet
     match kind:
         case "run":
-            fabric, folder = start_ranks(device or "auto"), RunFolder(source)
-            trained = load_model(folder, fabric, checkpoint, overrides=overrides)
-            trained = fuse(trained, fusion, fabric) if fusion else trained
+            fabric, folder = model.start(), RunFolder(source)
+            trained = model.load(folder, fabric, overrides=overrides)
             return split_points(folder, trained, fabric, split or trained.recipe.dataset.default_split, bar)
         case "embeddings":
             found = EmbeddingFolder(source)
@@ -87,10 +82,8 @@ def open_queries(
     queries: Path,
     searched: PointSet,
     *,
-    run: Path | None = None,
-    fusion: Fusion | None = None,
     boxes: Boxes | None = None,
-    device: str = "auto",
+    model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> PointSet:
     """Open what to search with: images, which the model of the searched points embeds, or points of the same model.
@@ -98,25 +91,24 @@ def open_queries(
     Args:
         queries: an image, a folder or table of images, or whatever `open_points` takes.
         searched: points to search in.
-        run: run that embeds images. Default: that of ``searched``.
-        fusion: second model that embeds images too. Default: that of ``searched``.
         boxes: boxes of the images, see `images_at`.
-        device: device, see `start_ranks`.
+        model: model that embeds images. Default: that of ``searched``.
         bar: shows each step.
 
     Raises:
         UserError: there is nothing to read, it comes from another model, or no run is known that embeds images.
     """
     kind = require_queries(queries)
-    check_options(queries, kind, {"--run": run, **(Boxes() if boxes is None else boxes).given()})
+    check_options(queries, kind, {"--run": model.run, **(Boxes() if boxes is None else boxes).given()})
     if kind == "array":
         return array_points(queries, None, searched.manifold)
     if kind != "images":
-        found = open_points(queries, device=device if kind == "run" else None, may_be_empty=True, bar=bar)
+        own = ModelChoice(device=model.device) if kind == "run" else OWN_MODEL
+        found = open_points(queries, model=own, may_be_empty=True, bar=bar)
         check_same_model(found, searched)
         return found
-    fabric = start_ranks(device)
-    trained = load_same_model(searched, run, fabric, fusion)
+    fabric = model.start()
+    trained = load_same_model(searched, model, fabric)
     dataset = dataset_of(queries, "test", trained.recipe, boxes=boxes)
     return embedded_points(trained, fabric, dataset, str(queries), bar)
 

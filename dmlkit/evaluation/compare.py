@@ -10,7 +10,7 @@ from torch import Tensor
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, stored_answer
-from dmlkit.evaluation.run import EvaluatedRun, evaluate_run
+from dmlkit.evaluation.run import EvaluatedRun, Scope, evaluate_scope
 from dmlkit.files.source import require_runs
 from dmlkit.metrics.statistics import (
     Comparison,
@@ -54,7 +54,7 @@ def compare_runs(
 
     Args:
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
-        overrides: ``key=value`` each, for all runs; see `evaluate_run`.
+        overrides: ``key=value`` each, for all runs; see `Scope`.
         by: the units that intervals and p-values draw; ``queries`` assumes that queries of a class are independent.
         device: the device, see `start_ranks`.
         fabric: a device and ranks that are already launched.
@@ -70,7 +70,7 @@ def compare_runs(
     require_runs(paths)
     fabric = fabric or start_ranks(device)
     found = [
-        evaluate_run(path, checkpoint=checkpoint, overrides=overrides, fabric=fabric, again=False) for path in paths
+        evaluate_scope(path, fabric, Scope(overrides=overrides), checkpoint=checkpoint, keep=True) for path in paths
     ]
     results = [result_of(path, run, by) for path, run in zip(paths, found, strict=True)]
     return results, [_differences(results[0], other) for other in results[1:]]

@@ -41,6 +41,45 @@ TRAINED_ON = "every class was trained on; these metrics do not measure unseen cl
 
 
 @dataclass(frozen=True)
+class Scope:
+    """Which images are evaluated, and by which metrics."""
+
+    split: Split | None = None
+    """Split of the dataset. Default: test, or all images of ``dataset_root``."""
+    dataset_root: Path | None = None
+    """Another folder of images, with one subfolder per class, instead of the dataset."""
+    overrides: Sequence[str] = ()
+    """``key=value`` each: for a run of the keys in `READ`."""
+    metrics: Sequence[str] = ()
+    """Names of metrics, instead of the recipe's."""
+    ties: Ties = "expected"
+    """How items with the same score are counted."""
+
+    @property
+    def evaluated_split(self) -> Split:
+        return self.split or ("all" if self.dataset_root is not None else "test")
+
+
+OWN_TEST = Scope()
+"""The test images of a run, by its own metrics."""
+
+
+@dataclass(frozen=True)
+class ScoredAgain:
+    """Other ways in which the same images are scored, next to the plain one; the stored report is without them."""
+
+    rerank: Rerank | None = None
+    """Rank the queries once more."""
+    flip: bool = False
+    """Evaluate the mean of each image and its mirror image."""
+    fusion: Fusion | None = None
+    """Second model, or local scores."""
+
+
+ONCE = ScoredAgain()
+
+
+@dataclass(frozen=True)
 class EvaluatedRun:
     """Evaluation of a run, and the file in which it is stored."""
 
@@ -64,11 +103,31 @@ def evaluate_run(
     metrics: Sequence[str] = (),
     ties: Ties = "expected",
     device: str = "auto",
-    fabric: Ranks | None = None,
-    again: bool = True,
-    rerank: Rerank | None = None,
-    flip: bool = False,
-    fusion: Fusion | None = None,
+) -> EvaluatedRun:
+    """Score a run's model and store the report in the run, see `evaluate_scope`.
+
+    Args:
+        path: the run.
+        split, dataset_root, overrides, metrics, ties: see `Scope`.
+        checkpoint: the checkpoint; by default the best, or the last if there is no best.
+        device: the device, see `start_ranks`.
+
+    Raises:
+        UserError: see `evaluate_scope`.
+    """
+    root = None if dataset_root is None else Path(dataset_root)
+    scope = Scope(split, root, overrides, metrics, ties)
+    return evaluate_scope(Path(path), start_ranks(device), scope, checkpoint=checkpoint)
+
+
+def evaluate_scope(
+    path: Path,
+    fabric: Ranks,
+    scope: Scope = OWN_TEST,
+    *,
+    checkpoint: CheckpointName | None = None,
+    keep: bool = False,
+    scored_again: ScoredAgain = ONCE,
     bar: Bar = no_bar,
 ) -> EvaluatedRun:
     """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in the run.
@@ -77,37 +136,30 @@ def evaluate_run(
     results with different settings are never mixed up.
 
     Args:
-        split: the split to evaluate; by default test, or all images of ``dataset_root``.
+        path: the run.
+        fabric: the device and the ranks.
+        scope: the images and the metrics.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
-        dataset_root: another folder of images, with one subfolder per class, instead of the run's dataset.
-        overrides: ``key=value`` each, for the keys in `READ`.
-        metrics: names of metrics, instead of the recipe's.
-        ties: how items with the same score are counted.
-        device: the device, see `start_ranks`.
-        fabric: a device and ranks that are already launched.
-        again: whether to evaluate even if a report with the same settings is stored.
-        rerank: method by which the queries are ranked once more; the stored report is without it.
-        flip: whether the mean of each image and its mirror image is evaluated too; the stored report is without it.
-        fusion: second model, or local scores, with which the images are evaluated too; the stored report is without it.
+        keep: read the report that is stored, if there is one with the same settings.
+        scored_again: other ways to score the images.
+        bar: shows each step.
 
     Raises:
         UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.
     """
-    run = RunFolder(Path(path))
-    fabric = fabric or start_ranks(device)
-    if dataset_root is None:
-        run.check_unseen(split)
+    run = RunFolder(path)
+    if scope.dataset_root is None:
+        run.check_unseen(scope.split)
     trained = load_model(run, fabric, checkpoint)
-    recipe = _recipe_of(trained, run, dataset_root, overrides, metrics)
-    split = split or ("all" if dataset_root is not None else "test")
+    recipe, split = _recipe_of(trained, run, scope), scope.evaluated_split
     weights = trained.fingerprint
-    question = Question.of(recipe, weights, trained.checkpoint, split, ties)
+    question = Question.of(recipe, weights, trained.checkpoint, split, scope.ties)
     own = Question.of(trained.recipe, weights, trained.checkpoint, split)
     target = run.evaluations / f"{question.file_name(own)}.json"
     name = recipe.dataset.name
     note = None
     try:
-        stored = None if again else stored_answer(target, question)
+        stored = stored_answer(target, question) if keep else None
         if stored:
             return EvaluatedRun(*stored, None, target, trained.checkpoint, name)
     except UserError as error:
@@ -116,20 +168,20 @@ def evaluate_run(
     own_model, trained = trained, replace(trained, recipe=recipe, recorded=weights)
 
     def embedded(trained: TrainedModel) -> Embeddings:
-        if dataset_root is None:
+        if scope.dataset_root is None:
             return split_embeddings(run, trained, fabric, dataset, split, bar=bar)
         return embed_files(trained, fabric, dataset, f"the {split} split", bar)
 
-    found, second = embedded(trained), SecondScoring(rerank)
-    if flip:
+    found, second = embedded(trained), SecondScoring(scored_again.rerank)
+    if scored_again.flip:
         mirrored = with_mirror_images(fabric, trained.model, dataset, recipe, found, bar)
         second = replace(second, points=Points(mirrored.points, mirrored.labels, trained.manifold))
-    if fusion is not None:
-        second = replace(second, **_with_fusion(fusion, trained, fabric, dataset, embedded, found, bar))
-    evaluation = score_split(fabric, trained, found, dataset, split=split, bar=bar, ties=ties, second=second)
-    evaluation = _with_ranges(evaluation, run, trained if dataset_root is None else own_model, fabric, bar)
-    report = Report.of(evaluation, str(path), split, ties=ties, epoch=trained.epoch, question=question)
-    if dataset_root is None and recipe.dataset.split == "all":
+    if scored_again.fusion is not None:
+        second = replace(second, **_with_fusion(scored_again.fusion, trained, fabric, dataset, embedded, found, bar))
+    evaluation = score_split(fabric, trained, found, dataset, split=split, bar=bar, ties=scope.ties, second=second)
+    evaluation = _with_ranges(evaluation, run, trained if scope.dataset_root is None else own_model, fabric, bar)
+    report = Report.of(evaluation, str(path), split, ties=scope.ties, epoch=trained.epoch, question=question)
+    if scope.dataset_root is None and recipe.dataset.split == "all":
         report = report.model_copy(update={"notes": (*report.notes, TRAINED_ON)})
     if fabric.is_global_zero:
         store(report, evaluation, target)
@@ -174,15 +226,9 @@ def _with_fusion(
     return {"points": Points(second.points, second.labels, both.manifold)}
 
 
-def _recipe_of(
-    trained: TrainedModel,
-    run: RunFolder,
-    dataset_root: str | Path | None,
-    overrides: Sequence[str],
-    metrics: Sequence[str],
-) -> Recipe:
+def _recipe_of(trained: TrainedModel, run: RunFolder, scope: Scope) -> Recipe:
     """Return the run's recipe with the changes for this evaluation."""
-    for override in overrides:
+    for override in scope.overrides:
         key = parse_override(override).key
         if not any(key == read or key.startswith(f"{read}.") for read in READ):
             raise UserError(
@@ -190,40 +236,36 @@ def _recipe_of(
                 f"expected one of {', '.join(READ)}"
             )
     recipe = trained.recipe
-    if overrides:
-        recipe = parse_recipe(dump_recipe(recipe), str(run.recipe_path), overrides)
-    return with_overrides(recipe, dataset_root, overrides, metrics)
+    if scope.overrides:
+        recipe = parse_recipe(dump_recipe(recipe), str(run.recipe_path), scope.overrides)
+    return with_scope(recipe, scope)
 
 
-def with_overrides(
-    recipe: Recipe, dataset_root: str | Path | None, overrides: Sequence[str], metrics: Sequence[str]
-) -> Recipe:
-    """Return a recipe with a folder of images as its dataset and with other metrics, if they are given.
+def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
+    """Return a recipe with the dataset and the metrics of a scope.
 
     Args:
-        recipe: the recipe, to which ``overrides`` have already been applied.
-        dataset_root: a folder of images that replaces the dataset; None keeps it.
-        overrides: ``key=value`` each; with ``dataset_root`` none of them may be of the dataset.
-        metrics: names of metrics that replace the recipe's; none keep them.
+        recipe: the recipe, to which the overrides have already been applied.
+        scope: a folder of images replaces the dataset, and metrics replace those of the recipe, if they are given.
 
     Raises:
         UserError: a metric is unknown, the run takes no images, or an override is of the dataset.
     """
-    for override in overrides if dataset_root is not None else ():
+    for override in scope.overrides if scope.dataset_root is not None else ():
         if parse_override(override).key.partition(".")[0] == "dataset":
             raise UserError(f"--set {override}: --dataset-root replaces the dataset; use only one of the two options")
-    if metrics:
+    if scope.metrics:
         try:
-            recipe = recipe.model_copy(update={"metrics": tuple(metric_configs(metrics))})
+            recipe = recipe.model_copy(update={"metrics": tuple(metric_configs(scope.metrics))})
         except ValueError as error:
             raise UserError(f"--metric: {error}") from None
-    if dataset_root is not None and not samples_named(recipe.dataset.sample).has_pixels:
+    if scope.dataset_root is not None and not samples_named(recipe.dataset.sample).has_pixels:
         raise UserError(
-            f"--dataset-root {dataset_root}: this is a folder of images, but the run takes {recipe.dataset.sample}s; "
-            "use --set dataset.embeddings=FILE to evaluate other vectors"
+            f"--dataset-root {scope.dataset_root}: this is a folder of images, but the run takes "
+            f"{recipe.dataset.sample}s; use --set dataset.embeddings=FILE to evaluate other vectors"
         )
-    if dataset_root is not None:
-        folder = FolderConfig(root=str(dataset_root), on_bad_image=recipe.dataset.on_bad_image)
+    if scope.dataset_root is not None:
+        folder = FolderConfig(root=str(scope.dataset_root), on_bad_image=recipe.dataset.on_bad_image)
         recipe = recipe.model_copy(update={"dataset": folder})
     return recipe
 

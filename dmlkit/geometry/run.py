@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_ranks
+from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.points import all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import open_points
@@ -74,7 +75,8 @@ def _points_of(
     source: Path, split: Split | None, device: str | None, overrides: Sequence[str], manifold: str | None
 ) -> tuple[Manifold, Tensor, str]:
     if kind_of(source) != "run":
-        points = open_points(source, split=split, device=device, overrides=overrides, manifold=manifold)
+        model = ModelChoice(device=device)
+        points = open_points(source, split=split, overrides=overrides, manifold=manifold, model=model)
         what = f"embeddings of {source}, by the distance of {type(points.manifold).__name__.lower()}"
         return points.manifold, all_points(points), what
     check_options(source, "run", {"--manifold": manifold})

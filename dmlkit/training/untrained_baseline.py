@@ -1,7 +1,7 @@
 """Baseline of training: the backbone before the first step, scored once and stored in the run folder."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,10 +15,9 @@ from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Question, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
-from dmlkit.evaluation.run import with_overrides
+from dmlkit.evaluation.run import OWN_TEST, Scope, with_scope
 from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
 from dmlkit.loading.cache import images_of_split
-from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.file import read_recipe
@@ -112,15 +111,7 @@ def describe_backbone(recipe: Recipe) -> str:
 
 
 def evaluate_untrained(
-    path: Path,
-    fabric: Ranks,
-    *,
-    split: Split | None = None,
-    dataset_root: Path | None = None,
-    overrides: Sequence[str] = (),
-    metrics: Sequence[str] = (),
-    ties: Ties = "expected",
-    bar: Bar = no_bar,
+    path: Path, fabric: Ranks, scope: Scope = OWN_TEST, bar: Bar = no_bar
 ) -> tuple[Report, Evaluation, Recipe]:
     """Score the features of a recipe's backbone without training; see `dmlkit.evaluation.evaluate_run`.
 
@@ -129,11 +120,7 @@ def evaluate_untrained(
     Args:
         path: the recipe, or a run.
         fabric: the device and the ranks.
-        split: the split to score. Default: test, or all images of ``dataset_root``.
-        dataset_root: another folder of images, one subfolder per class, instead of the recipe's dataset.
-        overrides: changes of any key of the recipe, each ``key.subkey=value``.
-        metrics: names of metrics instead of the recipe's.
-        ties: how items with equal scores are counted.
+        scope: the images and the metrics; its overrides may be of any key of the recipe.
         bar: shows each step.
 
     Raises:
@@ -141,13 +128,12 @@ def evaluate_untrained(
     """
     if path.is_dir():
         RunFolder(path).recipe()  # refuses another folder
-    recipe = read_recipe(RunFolder(path).recipe_path if path.is_dir() else path, overrides)
-    recipe = with_overrides(recipe, dataset_root, overrides, metrics)
-    split = split or ("all" if dataset_root is not None else "test")
-    with recipe.errors_at("dataset") if dataset_root is None else nullcontext():
+    recipe = read_recipe(RunFolder(path).recipe_path if path.is_dir() else path, scope.overrides)
+    recipe, split = with_scope(recipe, scope), scope.evaluated_split
+    with recipe.errors_at("dataset") if scope.dataset_root is None else nullcontext():
         dataset = images_of_split(recipe.dataset, split)
     model = untrained_model(recipe, dataset)
-    question = untouched_question(model, recipe, split, ties)
+    question = untouched_question(model, recipe, split, scope.ties)
     report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source=str(path), bar=bar)
     if not isinstance(recipe.backbone, IdentityConfig) and not recipe.backbone.is_pretrained:
         note = f"backbone.weights is null: scores of a random network (seed {recipe.seed}), the baseline for training"

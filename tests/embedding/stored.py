@@ -8,6 +8,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from dmlkit.embedding.fusion import ModelChoice
+
+ON_CPU = ModelChoice(device="cpu")
+
 MANIFEST = """\
 {
   "dmlkit": "0.1.0",

@@ -19,6 +19,7 @@ from dmlkit.embedding.sources import open_points
 from dmlkit.files.source import kind_of
 from tests.conftest import Result
 from tests.datasets import trees
+from tests.embedding.stored import ON_CPU
 
 Cli = Callable[..., Result]
 
@@ -48,7 +49,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., P
     for number, name in enumerate(("crow", "dove", "finch")):
         for index in range(4):
             trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * number + index, (40, 30))
-    create_gallery(folder / "run", folder / "photos", folder / "gallery", device="cpu")
+    create_gallery(folder / "run", folder / "photos", folder / "gallery", model=ON_CPU)
     points = np.load(folder / "e" / "embeddings.npy")
     stored = open_points(folder / "e")
     labels = [str(label) for label in stored.labels]
@@ -118,12 +119,11 @@ def test_photos_are_searched_with_in_every_source_whose_model_is_known(kind: str
 
 
 def test_a_run_is_loaded_once_to_search_it_with_images(home: Home, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
-    from dmlkit.embedding import points, sources
+    from dmlkit.embedding import fusion
 
     loaded: list[Any] = []
-    for module in (points, sources):
-        real = module.load_model
-        monkeypatch.setattr(module, "load_model", lambda *a, real=real, **o: loaded.append(a) or real(*a, **o))
+    real = fusion.load_model
+    monkeypatch.setattr(fusion, "load_model", lambda *a, **o: loaded.append(a) or real(*a, **o))
     assert dmlkit("search", home.run, home.photos, "-k", 1).code == 0
     assert len(loaded) == 1
 
@@ -168,8 +168,8 @@ def test_a_run_that_is_calibrated_again_gives_its_newest_threshold(home: Home, t
     threshold, calibrate = home.run / "threshold.json", ("calibrate", home.run, "--device", "cpu", "--far")
     assert dmlkit(*calibrate, "0.3").code == 0
     own, taken = tmp_path / "own", tmp_path / "taken"
-    create_gallery(home.run, home.photos, taken, device="cpu")
-    create_gallery(home.run, home.photos, own, threshold=0.125, device="cpu")
+    create_gallery(home.run, home.photos, taken, model=ON_CPU)
+    create_gallery(home.run, home.photos, own, threshold=0.125, model=ON_CPU)
     first = json.loads(threshold.read_text())["threshold"]
     assert identify(taken, home.embeddings).threshold == first
     assert dmlkit(*calibrate, "0.6").code == 0

@@ -24,7 +24,7 @@ from dmlkit.embedding.gallery.change import add_images, compact_gallery, remove_
 from dmlkit.embedding.gallery.folder import GalleryFolder, history
 from dmlkit.embedding.gallery.images import UNKNOWN, LabelledImage
 from dmlkit.embedding.gallery.index import index_gallery
-from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.search import search
 from dmlkit.errors import UserError
 from tests.conftest import END
@@ -33,6 +33,7 @@ from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.embedding.gallery.test_faults import started
 from tests.embedding.gallery.test_gallery import rows_of
 from tests.embedding.gallery.test_index import stocked
+from tests.embedding.stored import ON_CPU
 from tests.fuzz.conftest import FULL, examples
 from tests.processes import Forked
 
@@ -102,7 +103,7 @@ class GalleryMachine(RuleBasedStateMachine):
     def add(self, group: int, label: str) -> None:
         rows = new_rows(self.home, group, label)
         missing = {id: row for id, row in rows.items() if id not in self.model}  # noqa: A001
-        incoming = add_images(self.path, self.home / f"new{group}", label=label, device="cpu")
+        incoming = add_images(self.path, self.home / f"new{group}", label=label, model=ON_CPU)
         assert (incoming.added, len(incoming.repeated)) == (len(missing), len(rows) - len(missing))
         self.changed(self.model | missing)
 
@@ -186,7 +187,7 @@ class GalleryMachine(RuleBasedStateMachine):
             return  # which finds some of the nearest
         rows = list(self.model.values())
         near = distances(self.asked, np.array([row[2] for row in rows]))
-        answers = identify(self.path, self.home / "asked.points", threshold=threshold).answers
+        answers = identify(self.path, self.home / "asked.points", rule=LabelRule(threshold=threshold)).answers
         for answer, row in zip(answers, near, strict=True):
             best = int(row.argmin())
             assert answer.score == pytest.approx(-row[best], rel=1e-5)
@@ -221,7 +222,7 @@ def change(name: str, home: Path, gallery: Path, argument: Any) -> None:
     """One change of a gallery, in a process that may be killed."""
     match name:
         case "add":
-            add_images(gallery, home / f"new{argument}", label="new", device="cpu")
+            add_images(gallery, home / f"new{argument}", label="new", model=ON_CPU)
         case "remove":
             remove_images(gallery, ids=argument)
         case "restore":

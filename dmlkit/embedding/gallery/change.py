@@ -10,8 +10,7 @@ from typing import Any
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.paths import readable_name
-from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.fusion import fuse
+from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.files import (
     CREATING,
     MANIFEST,
@@ -35,15 +34,14 @@ from dmlkit.embedding.gallery.manifest import (
     read_gallery_manifest,
     reading,
 )
-from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.points import load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.trained import TrainedModel, describe, load_model
+from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.outputs import check_place, writing
-from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
 PATIENCE = 600  # seconds that a writer waits for another, which holds a gallery for one commit alone
@@ -55,9 +53,8 @@ def add_images(
     *,
     label: str | None = None,
     boxes: Boxes | None = None,
-    run: Path | None = None,
-    model: TrainedModel | None = None,
-    device: str = "auto",
+    model: ModelChoice = OWN_MODEL,
+    trained: TrainedModel | None = None,
     bar: Bar = no_bar,
 ) -> Incoming:
     """Add images to a gallery; an image that it already has is reported and left unchanged.
@@ -69,9 +66,8 @@ def add_images(
         images: see `images_of`; or images that were listed before.
         label: label of all images, for a path.
         boxes: boxes of the images, each of which is added, see `images_at`; for a path.
-        run: folder of the gallery's run, if it has moved.
-        model: the gallery's model, if it is loaded already, on ``device``.
-        device: see `start_ranks`.
+        model: the gallery's run, if it has moved, and the device.
+        trained: the gallery's model, if it is loaded already, on the device.
         bar: shows each step.
 
     Raises:
@@ -84,8 +80,8 @@ def add_images(
         gallery = GalleryFolder(path)  # now: another process may have added the same images meanwhile
         with reading(path):
             incoming.drop(present(gallery.table, list(incoming.new)))
-        fabric = start_ranks(device)
-        trained = model or load_same_model(gallery, run, fabric)
+        fabric = model.start()
+        trained = trained or load_same_model(gallery, model, fabric)
         with incoming.embedded(gallery.manifest, trained, fabric, place, bar) as rows, changing(path) as table:
             if table.version != gallery.version:  # another process may have added some meanwhile
                 incoming.drop(present(table, list(incoming.new)))
@@ -210,9 +206,7 @@ def create_gallery(
     boxes: Boxes | None = None,
     thumbnails: bool = False,
     threshold: float | None = None,
-    checkpoint: CheckpointName | None = None,
-    fusion: Fusion | None = None,
-    device: str = "auto",
+    model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> Incoming:
     """Create a gallery of a run's embeddings; if it is interrupted, the same call resumes.
@@ -225,9 +219,7 @@ def create_gallery(
         boxes: boxes of the images, each of which is added, see `images_at`.
         thumbnails: store small pictures.
         threshold: similarity below which an image is unknown. Default: that of the run, if it was calibrated.
-        checkpoint: checkpoint to use. Default: best, otherwise last.
-        fusion: second model that embeds too, see `dmlkit.evaluation.fusion.choose_fusion`.
-        device: see `start_ranks`.
+        model: checkpoint, second model and device.
         bar: shows each step.
 
     Raises:
@@ -241,9 +233,8 @@ def create_gallery(
     check_place(output, [images, RunFolder(run).recipe().dataset.data_root])
     database = lancedb()
     incoming = Incoming.of([] if images is None else images_of(images, label, boxes))
-    fabric = start_ranks(device)
-    trained = load_model(RunFolder(run), fabric, checkpoint)
-    trained = fuse(trained, fusion, fabric) if fusion else trained
+    fabric = model.start()
+    trained = model.load(RunFolder(run), fabric)
     description = describe(trained)
     calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
     is_own = threshold is not None

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt
 
-from dmlkit.distributed.launch import start_ranks
+from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.files import IDENTIFICATION
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.near_pairs import near_pairs
@@ -111,8 +111,7 @@ def calibrate_gallery(
     fpir: float = 0.01,
     strangers: Path | None = None,
     near: float | None = None,
-    run: Path | None = None,
-    device: str = "auto",
+    model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> Identification:
     """Choose the minimum probability for giving a label, and write it into the gallery.
@@ -127,8 +126,7 @@ def calibrate_gallery(
         strangers: images whose labels are not in the gallery, see `open_queries`. Default: the run's validation images
             of such labels.
         near: similarity above which images of one label are near-duplicates, which are left out together.
-        run: run of the gallery, if it was moved.
-        device: see `start_ranks`.
+        model: run of the gallery, if it was moved, and device.
         bar: shows each step.
 
     Raises:
@@ -139,12 +137,12 @@ def calibrate_gallery(
     gallery = open_points(path)
     assert isinstance(gallery, GalleryFolder)
     names, decider = labeled_decider(gallery, near=near)
-    home, asked = run or gallery.run, None
+    home, asked = model.run or gallery.run, None
     if strangers is not None:
-        asked = open_queries(strangers, gallery, run=run, device=device, bar=bar)
+        asked = open_queries(strangers, gallery, model=model, bar=bar)
     elif home is not None and RunFolder(home).recipe().dataset.validates:
-        fabric = start_ranks(device)
-        asked = split_points(RunFolder(home), load_same_model(gallery, home, fabric), fabric, "validation", bar)
+        fabric = model.start()
+        asked = split_points(RunFolder(home), load_same_model(gallery, model, fabric), fabric, "validation", bar)
     trained = None if home is None else TrainingClasses.read(RunFolder(home).classes_path).training_classes
     others = _strangers(asked, names)
     found = _calibrated(gallery, names, decider, others, fpir, near, trained)

@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt
 from torch import Tensor
 
+from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.files import IDENTIFICATION
 from dmlkit.embedding.points import PointsInMemory, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
@@ -60,9 +61,7 @@ class Compared(NamedTuple):
     guesses: tuple[Tensor, Tensor]  # (N,) and (M,) int64
 
 
-def check_queries(
-    path: Path, images: Path, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
-) -> QueriesCheck:
+def check_queries(path: Path, images: Path, *, model: ModelChoice = OWN_MODEL, bar: Bar = no_bar) -> QueriesCheck:
     """Test whether new images are like those of a calibrated gallery, by their scores and by their embeddings.
 
     The images must be of labels in the gallery. Both tests compare the images that get the same label, so that the
@@ -72,8 +71,7 @@ def check_queries(
     Args:
         path: the gallery.
         images: the new images, see `open_queries`.
-        run: run of the gallery, if it was moved.
-        device: see `start_ranks`.
+        model: run of the gallery, if it was moved, and device.
         bar: shows each step.
 
     Raises:
@@ -84,7 +82,7 @@ def check_queries(
         raise UserError(f"{path}: this gallery is not calibrated; run dmlkit calibrate {path} first")
     near = Identification.read(path / IDENTIFICATION).near
     decider = labeled_decider(gallery, near=near)[1]
-    asked = open_queries(images, gallery, run=run, device=device, bar=bar)
+    asked = open_queries(images, gallery, model=model, bar=bar)
     queries = all_points(asked)
     groups = np.arange(len(queries))
     if near is not None and len(queries):

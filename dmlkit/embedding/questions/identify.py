@@ -12,10 +12,10 @@ from pydantic import BaseModel
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.table_file import BOX
+from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.manifest import check_threshold
-from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.points import PointSet, PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers, Neighbor
@@ -175,21 +175,53 @@ def check_answers_file(path: Path, *, option: str) -> None:
             raise UserError(f"{option} {path}: expected a name that ends in .csv or .json")
 
 
+@dataclass(frozen=True)
+class LabelRule:
+    """How labeled images decide on the label of another image, or of a group of images."""
+
+    by: Rule = "nearest"
+    """``nearest`` takes the label of the nearest image; ``vote`` the most frequent one of the k nearest, if tied that
+    of the nearest; ``mean`` that of the nearest Fréchet mean of a label's images."""
+    k: int | None = None
+    """Number of images that vote. Default: 5."""
+    threshold: float | None = None
+    """A lower score makes an image `UNKNOWN`. Default: the one given for the gallery, else the probability of its
+    calibration, else the threshold of its calibrated run."""
+    by_group: str | None = None
+    """``folder``, or a column of a table of images: images with the same one get one answer. The score of a label is
+    the mean over the images; its probability is fitted to groups of as many images of one label."""
+    rerank: Rerank | None = None
+    """Rank the labeled images once more for each image, see `RerankedGallery`. Answers have no probability then, and
+    an image is unknown only below ``threshold``."""
+
+    def check(self) -> None:
+        """Raise an error unless the parts of the rule apply to each other.
+
+        Raises:
+            UserError: one does not apply to another, or is out of its range.
+        """
+        if self.by_group is not None and self.by == "vote":
+            raise UserError(f"--by-group {self.by_group}: applies to --by nearest and --by mean, got --by vote")
+        if self.rerank is not None and (self.by == "mean" or self.by_group is not None):
+            other = "--by mean" if self.by == "mean" else f"--by-group {self.by_group}"
+            raise UserError(f"--rerank: does not apply to {other}, which compares no images one by one; leave one out")
+        check_threshold(self.threshold)
+        if self.k is not None and (self.k < 1 or self.by != "vote"):
+            raise UserError(f"-k {self.k}: expected at least 1 neighbor, with --by vote")
+
+
+NEAREST_IMAGE = LabelRule()
+
+
 def identify(
     source: Path,
     images: Path,
     *,
-    by: Rule = "nearest",
-    k: int | None = None,
-    threshold: float | None = None,
-    by_group: str | None = None,
-    rerank: Rerank | None = None,
+    rule: LabelRule = NEAREST_IMAGE,
     boxes: Boxes | None = None,
-    run: Path | None = None,
-    fusion: Fusion | None = None,
+    model: ModelChoice = OWN_MODEL,
     labels: Path | None = None,
     manifold: str | None = None,
-    device: str = "auto",
     bar: Bar = no_bar,
 ) -> Identified:
     """Find the label of each image among labeled images, or of each group of images, or report it as unknown.
@@ -200,39 +232,23 @@ def identify(
     Args:
         source: a gallery, or other labeled points, see `open_points`.
         images: what to identify, see `open_queries`.
-        by: ``nearest`` takes the label of the nearest image; ``vote`` the most frequent one of the k nearest, if tied
-            that of the nearest; ``mean`` that of the nearest Fréchet mean of a label's images.
-        k: number of images that vote. Default: 5.
-        threshold: a lower score makes an image `UNKNOWN`. Default: the one given for the gallery, else the
-            probability of its calibration, else the threshold of its calibrated run.
-        by_group: ``folder``, or a column of a table of images: images with the same one get one answer. The
-            score of a label is the mean over the images; its probability is fitted to groups of as many images of one
-            label.
-        rerank: rank the labeled images once more for each image, see `RerankedGallery`. Answers have no
-            probability then, and an image is unknown only below ``threshold``.
+        rule: how a label is decided.
         boxes: boxes of the images, each of which gets an answer, see `images_at`.
-        run: run that embeds images. Default: that of ``source``.
-        fusion: second model that embeds too, see `dmlkit.evaluation.fusion.fusion_of`.
+        model: model that embeds images. Default: that of ``source``.
         labels, manifold: of an array, see `open_points`.
-        device: see `start_ranks`.
         bar: shows each step.
 
     Raises:
         UserError: the source is empty or has an image without a label, or the queries come from another model,
             or a group has images of two known labels.
     """
-    if by_group is not None and by == "vote":
-        raise UserError(f"--by-group {by_group}: applies to --by nearest and --by mean, got --by vote")
-    if rerank is not None and (by == "mean" or by_group is not None):
-        other = "--by mean" if by == "mean" else f"--by-group {by_group}"
-        raise UserError(f"--rerank: does not apply to {other}, which compares no images one by one; leave one out")
-    check_threshold(threshold)
-    searched = open_searched(source, device, fusion, bar, labels=labels, manifold=manifold)
-    reranked = None if rerank is None else RerankedGallery(searched, rerank, bar)
-    identifier = Identifier(searched, by=by, k=k, threshold=threshold, reranked=reranked)
-    asked = open_queries(images, searched, run=run, fusion=fusion, boxes=boxes, device=device, bar=bar)
+    rule.check()  # before anything is embedded
+    searched = open_searched(source, model, bar, labels=labels, manifold=manifold)
+    identifier = Identifier(searched, rule, bar)
+    asked = open_queries(images, searched, boxes=boxes, model=model, bar=bar)
     known = list(_known_labels(images, asked, identifier.names))
-    return identifier.answers(asked, known, None if by_group is None else group_rows(images, asked, by_group, known))
+    groups = None if rule.by_group is None else group_rows(images, asked, rule.by_group, known)
+    return identifier.answers(asked, known, groups)
 
 
 class Identifier:
@@ -240,30 +256,21 @@ class Identifier:
 
     Args:
         searched: labeled points.
-        by, k, threshold: see `identify`.
-        reranked: the same points, re-ranked.
+        rule: how a label is decided.
+        bar: shows each step.
 
     Raises:
         UserError: there are no points, or one has no label.
     """
 
-    def __init__(
-        self,
-        searched: PointSet,
-        *,
-        by: Rule = "nearest",
-        k: int | None = None,
-        threshold: float | None = None,
-        reranked: RerankedGallery | None = None,
-    ) -> None:
-        if k is not None and (k < 1 or by != "vote"):
-            raise UserError(f"-k {k}: expected at least 1 neighbor, with --by vote")
-        self.searched = searched
+    def __init__(self, searched: PointSet, rule: LabelRule = NEAREST_IMAGE, bar: Bar = no_bar) -> None:
+        rule.check()
+        self.searched, threshold = searched, rule.threshold
         self.source = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
-        self.names, self.decider = labeled_decider(searched, by, k)
-        self.acceptance, self.reranked = None, reranked
-        if reranked is not None:
-            self.decider.searcher = reranked
+        self.names, self.decider = labeled_decider(searched, rule.by, rule.k)
+        self.acceptance, self.reranked = None, None
+        if rule.rerank is not None:
+            self.decider.searcher = self.reranked = RerankedGallery(searched, rule.rerank, bar)
             self.note, self.least_probability, self.threshold = _reranked_note(threshold), None, threshold
             self.sigmoids = dict[int, Sigmoid | None]({1: None})
             return

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import ApproximateGallery
-from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.points import PointSet, boxes_of
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
@@ -29,11 +29,9 @@ def search(
     k: int = 10,
     exact: bool = False,
     rerank: Rerank | None = None,
-    run: Path | None = None,
-    fusion: Fusion | None = None,
     manifold: str | None = None,
     boxes: Boxes | None = None,
-    device: str = "auto",
+    model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> Answers:
     """Find the k nearest neighbors of each query, in bounded memory: exactly, unless a gallery has an index.
@@ -44,11 +42,9 @@ def search(
         k: neighbors per query; all points if there are fewer.
         exact: do not use the index of a gallery.
         rerank: rank the points once more for each query, exactly, see `RerankedGallery`.
-        run: run that embeds images. Default: that of ``source``.
-        fusion: second model that embeds too, see `dmlkit.evaluation.fusion.fusion_of`.
         manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`.
-        device: device on which images are embedded, see `start_ranks`.
+        model: model that embeds images. Default: that of ``source``.
         bar: shows each step.
 
     Raises:
@@ -57,16 +53,16 @@ def search(
     """
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbor")
-    searched = open_searched(source, device, fusion, bar, manifold=manifold)
-    asked = open_queries(queries, searched, run=run, fusion=fusion, boxes=boxes, device=device, bar=bar)
+    searched = open_searched(source, model, bar, manifold=manifold)
+    asked = open_queries(queries, searched, boxes=boxes, model=model, bar=bar)
     reranked = None if rerank is None else RerankedGallery(searched, rerank, bar)
     return nearest(searched, asked, k, exact=exact, reranked=reranked, bar=bar)
 
 
-def open_searched(source: Path, device: str, fusion: Fusion | None, bar: Bar, **of_arrays: Any) -> PointSet:
-    """Open what to search in, see `open_points`; device and fusion apply to a run."""
-    options: dict[str, Any] = {"device": device, "fusion": fusion} if kind_of(source) == "run" else {}
-    return open_points(source, bar=bar, **options, **of_arrays)
+def open_searched(source: Path, model: ModelChoice, bar: Bar, **of_arrays: Any) -> PointSet:
+    """Open what to search in, see `open_points`; the second model and the device apply to a run."""
+    own = ModelChoice(fusion=model.fusion, device=model.device) if kind_of(source) == "run" else OWN_MODEL
+    return open_points(source, model=own, bar=bar, **of_arrays)
 
 
 def nearest(

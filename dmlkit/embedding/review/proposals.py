@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError
+from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.images import ID_LENGTH, UNKNOWN, LabelledImage
 from dmlkit.embedding.near_pairs import complete_groups, near_pairs
 from dmlkit.embedding.points import PointSet, PointsInMemory, in_memory
@@ -76,7 +77,7 @@ class Review(Document, frozen=True):
 
 
 def propose(
-    gallery: Path, images: Path, wrong: float, audit: float, *, run: Path | None, device: str, bar: Bar = no_bar
+    gallery: Path, images: Path, wrong: float, audit: float, *, model: ModelChoice, bar: Bar = no_bar
 ) -> Review:
     """Label images with a gallery, and group those that are too alike to have two labels.
 
@@ -85,14 +86,14 @@ def propose(
     as one in a thousand of such pairs.
 
     Args:
-        gallery, images, run, device, bar: see `identify`.
+        gallery, images, model, bar: see `identify`.
         wrong, audit: see `Review`.
 
     Raises:
         UserError: no image gets a label with a probability.
     """
-    searched = open_searched(gallery, device, None, bar)
-    asked = open_queries(images, searched, run=run, device=device, bar=bar)
+    searched = open_searched(gallery, model, bar)
+    asked = open_queries(images, searched, model=model, bar=bar)
     found = Identifier(searched).answers(asked, [None] * len(asked))
     rows = [row for row, one in enumerate(found.answers) if one.label != UNKNOWN and one.probability is not None]
     if not rows:

@@ -3,6 +3,7 @@
 import csv
 from pathlib import Path
 
+from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.images import LabelledImage, check_images
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.review.folder import STATE, ReviewFolder
@@ -28,8 +29,7 @@ def review(
     ask: int = 20,
     wrong: float = 0.01,
     audit: float = 0.25,
-    run: Path | None = None,
-    device: str = "auto",
+    model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> ReviewFolder:
     """Begin a review of the labels that a gallery gives to images, or continue it with the answers in its folder.
@@ -47,7 +47,7 @@ def review(
         ask: number of questions.
         wrong: share of wrong labels to reach.
         audit: share of the questions that are drawn uniformly from all labels that were not checked.
-        run, device, bar: see `identify`.
+        model, bar: see `identify`.
 
     Raises:
         UserError: no image gets a label with a probability, an answer cannot be read, or the folder is another review.
@@ -58,7 +58,7 @@ def review(
         if not state.exists():
             if others := sorted(one.name for one in folder.iterdir() if not one.name.startswith(".")):
                 raise UserError(f"--output {folder}: has {others[0]} but no review; choose another folder")
-            propose(gallery, images, wrong, audit, run=run, device=device, bar=bar).write(state)
+            propose(gallery, images, wrong, audit, model=model, bar=bar).write(state)
         found = ReviewFolder(folder)
         if (found.review.gallery, found.review.images) != (str(gallery), str(images)):
             raise UserError(

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.embedder import Embedder
+from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.change import add_images, remove_images, restore_version
 from dmlkit.embedding.gallery.files import IDENTIFICATION
 from dmlkit.embedding.gallery.folder import GalleryFolder, history
@@ -122,14 +122,15 @@ class Service:
     """
 
     def __init__(self, source: Path, *, run: Path | None = None, device: str = "auto") -> None:
-        self.kind, self.source, self.device = require_source(source), source, device
+        self.kind, self.source, self.chosen = require_source(source), source, ModelChoice(run=run, device=device)
         if self.kind == "array":
             raise UserError(f"{source}: the model of an array is not known; expected a run, embeddings or a gallery")
         stamp, is_gallery = self._stamp(), self.kind == "gallery"
-        opened = open_points(source, device=device if self.kind == "run" else None, may_be_empty=is_gallery)
-        fabric = start_ranks(device)
+        own = ModelChoice(device=device) if self.kind == "run" else OWN_MODEL
+        opened = open_points(source, model=own, may_be_empty=is_gallery)
+        fabric = self.chosen.start()
         self.run = run or opened.run
-        self.embedder = Embedder(load_same_model(opened, run, fabric), fabric)
+        self.embedder = Embedder(load_same_model(opened, self.chosen, fabric), fabric)
         samples = self.embedder.trained.samples
         if not samples.has_pixels:
             raise UserError(f"{source}: its model takes {samples.name}s, and a server takes images only")
@@ -233,7 +234,7 @@ class Service:
                 with atomic_write(place) as partial:
                     partial.write_bytes(content)
             model = self.embedder.trained
-            found = add_images(self.source, place, label=label, model=model, device=self.device)
+            found = add_images(self.source, place, label=label, trained=model, model=self.chosen)
             added += found.added
             messages += [*found.repeated, *found.skipped]
             if is_new and not found.added:
@@ -247,7 +248,7 @@ class Service:
             UserError: the source is no gallery, or the disk is full.
         """
         self._require_gallery()
-        found = add_images(self.source, images, model=self.embedder.trained, device=self.device)
+        found = add_images(self.source, images, trained=self.embedder.trained, model=self.chosen)
         return {"added": found.added, "messages": [*found.repeated, *found.skipped], "version": self._reopen()}
 
     def remove(self, labels: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.groups.neighbors import neighbors_of
 from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.points import PointsInMemory, in_memory
@@ -109,8 +110,9 @@ def inspect(
     if kind_of(source) == "run":
         check_options(source, "run", {"--labels": labels, "--manifold": manifold})
         return _inspect_run(source, split or "test", overrides, device or "auto", bar)
+    model = ModelChoice(device=device)
     points = in_memory(
-        open_points(source, split=split, overrides=overrides, device=device, labels=labels, manifold=manifold, bar=bar)
+        open_points(source, split=split, overrides=overrides, labels=labels, manifold=manifold, model=model, bar=bar)
     )
     found = _look(points, bar)
     unlabeled = int((found.labels < 0).sum())

@@ -18,7 +18,7 @@ from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_
 from dmlkit.embedding.gallery.folder import GalleryFolder, history
 from dmlkit.embedding.gallery.index import index_gallery
 from dmlkit.embedding.gallery.manifest import GalleryManifest
-from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.search import search
 from dmlkit.errors import UserError
 from tests.conftest import Result
@@ -26,6 +26,7 @@ from tests.datasets import trees
 from tests.embedding.gallery.conftest import BIRDS
 from tests.embedding.gallery.test_gallery import refused, rows_of
 from tests.embedding.gallery.test_index import stocked
+from tests.embedding.stored import ON_CPU
 from tests.fuzz.conftest import FULL
 
 Cli = Callable[..., Result]
@@ -36,9 +37,9 @@ def whole(place: Path, tmp_path_factory: pytest.TempPathFactory, dmlkit_once: Cl
     """A gallery of two data files and a deletion file, of 4 versions, and embeddings to ask with."""
     folder = tmp_path_factory.mktemp("whole")
     gallery = folder / "gallery"
-    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", thumbnails=True, device="cpu")
+    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", thumbnails=True, model=ON_CPU)
     for name in BIRDS[1:]:
-        add_images(gallery, place / "photos" / name, label=name, device="cpu")
+        add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
     remove_images(gallery, paths=[str(place / "photos" / name / "1.jpg") for name in ("crow", "dove")])
     for index in range(6):
         trees.photo(folder / "asked" / f"{index}.jpg", 300 + index, (40, 30))
@@ -123,14 +124,14 @@ def answers(gallery: Path, asked: Path) -> dict[str, Callable[[], Any]]:
     return {
         "search": lambda: search(gallery, asked, k=4).plain(),
         "nearest": lambda: identify(gallery, asked).answers,
-        "mean": lambda: identify(gallery, asked, by="mean").answers,
-        "vote": lambda: identify(gallery, asked, by="vote", k=3).answers,
+        "mean": lambda: identify(gallery, asked, rule=LabelRule(by="mean")).answers,
+        "vote": lambda: identify(gallery, asked, rule=LabelRule(by="vote", k=3)).answers,
         "info": info,
         "history": lambda: [(one.number, one.images) for one in history(gallery)],
         "remove": changed(lambda: remove_images(gallery, labels=["dove"])),
         "restore": changed(lambda: restore_version(gallery, 3)),
         "compact": changed(lambda: compact_gallery(gallery)),
-        **({"add": changed(lambda: add_images(gallery, Path(paths[0]), device="cpu"))} if paths else {}),
+        **({"add": changed(lambda: add_images(gallery, Path(paths[0]), model=ON_CPU))} if paths else {}),
     }
 
 
@@ -311,7 +312,7 @@ def test_a_gallery_without_checksums_is_still_read(place: Path, whole: Path, tmp
         in shown.out
     )
     assert json.loads(dmlkit("gallery", "info", gallery, "--verify", "--json").out)["verified"] is False
-    assert add_images(gallery, whole / "asked" / "0.jpg", device="cpu").added == 1
+    assert add_images(gallery, whole / "asked" / "0.jpg", model=ON_CPU).added == 1
     assert "checksum" not in GalleryFolder(gallery).table.schema.names and len(GalleryFolder(gallery)) == 11
     (next((gallery / "images.lance" / "data").glob("*.lance"))).unlink()
     refused(dmlkit("search", gallery, whole / "asked_points"), f"{gallery}: cannot read this gallery: ")

@@ -25,6 +25,7 @@ from tests.conftest import END
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import BIRDS
 from tests.embedding.gallery.test_gallery import rows_of
+from tests.embedding.stored import ON_CPU
 from tests.processes import Forked, wait_until
 
 FRACTIONS = (0.02, 0.2, 0.4, 0.6, 0.8, 0.95)
@@ -32,11 +33,11 @@ FRACTIONS = (0.02, 0.2, 0.4, 0.6, 0.8, 0.95)
 
 
 def create(place: Path, gallery: Path) -> None:
-    create_gallery(place / "run", place / "photos", gallery, device="cpu")
+    create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
 
 
 def add(place: Path, gallery: Path) -> None:
-    add_images(gallery, place / "photos", device="cpu")
+    add_images(gallery, place / "photos", model=ON_CPU)
 
 
 def remove(place: Path, gallery: Path) -> None:
@@ -78,9 +79,9 @@ def some(place: Path, tmp_path: Path) -> Path:
     """A gallery of two birds, in two files."""
     for name in BIRDS[:2]:
         if (tmp_path / "before").exists():
-            add_images(tmp_path / "before", place / "photos" / name, label=name, device="cpu")
+            add_images(tmp_path / "before", place / "photos" / name, label=name, model=ON_CPU)
         else:
-            create_gallery(place / "run", place / "photos" / name, tmp_path / "before", label=name, device="cpu")
+            create_gallery(place / "run", place / "photos" / name, tmp_path / "before", label=name, model=ON_CPU)
     return tmp_path / "before"
 
 
@@ -138,7 +139,7 @@ def test_a_kill_costs_one_part(change: Change, place: Path, tmp_path: Path, monk
     gallery, whole = tmp_path / "gallery", tmp_path / "whole"
     create(place, whole)
     if change is add:
-        create_gallery(place / "run", None, gallery, device="cpu")
+        create_gallery(place / "run", None, gallery, model=ON_CPU)
     assert ended(Forked(killed_after_two_parts, change, place, gallery)) == -signal.SIGKILL
     assert holds_gallery(gallery) == (change is add)
     (folder,) = gallery.glob("incoming-*")
@@ -160,10 +161,10 @@ def test_a_kill_costs_one_part(change: Change, place: Path, tmp_path: Path, monk
 @pytest.mark.slow
 def test_parts_of_other_images_are_not_taken_and_go_with_compact(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
-    create_gallery(place / "run", None, gallery, device="cpu")
+    create_gallery(place / "run", None, gallery, model=ON_CPU)
     assert ended(Forked(killed_after_two_parts, add, place, gallery)) == -signal.SIGKILL
     (left,) = gallery.glob("incoming-*")
-    added = add_images(gallery, place / "photos" / "dove", device="cpu")
+    added = add_images(gallery, place / "photos" / "dove", model=ON_CPU)
     assert (added.added, added.resumed) == (3, 0) and left.exists()
     with lock.sole_writer(left, what="an addition"):
         compact(place, gallery)
@@ -176,7 +177,7 @@ def write(folder: Path, first: int) -> None:
     """Add five images to the gallery in a folder, and remove two of them."""
     for index in range(first, first + 5):
         photo = trees.photo(folder / f"{index}.jpg", 100 + index, (40, 30))
-        assert add_images(folder / "gallery", photo, label=str(index), device="cpu").added == 1
+        assert add_images(folder / "gallery", photo, label=str(index), model=ON_CPU).added == 1
         if index % 2:
             remove_images(folder / "gallery", labels=[str(index)])
 
@@ -185,7 +186,7 @@ def write(folder: Path, first: int) -> None:
 @pytest.mark.slow
 def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
-    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
+    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", model=ON_CPU)
 
     writers = [Forked(write, tmp_path, first) for first in (0, 10)]
     seen: list[int] = []
@@ -201,7 +202,7 @@ def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
 @pytest.mark.slow
 def test_the_same_pictures_from_two_writers_are_there_once(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
-    create_gallery(place / "run", None, gallery, device="cpu")
+    create_gallery(place / "run", None, gallery, model=ON_CPU)
     writers = [Forked(add, place, gallery) for _ in range(2)]
     assert [ended(writer) for writer in writers] == [0, 0]
     assert len(rows_of(gallery)) == 12

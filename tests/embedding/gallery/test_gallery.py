@@ -26,6 +26,7 @@ from tests.cli.test_early import without_torch
 from tests.conftest import Result
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import BIRDS
+from tests.embedding.stored import ON_CPU
 
 Cli = Callable[..., Result]
 
@@ -66,7 +67,7 @@ def test_what_is_put_in_is_there(place: Path, tmp_path: Path, dmlkit: Cli):
 
 def test_a_picture_is_in_a_gallery_once(place: Path, tmp_path: Path, dmlkit: Cli):
     gallery, more = tmp_path / "birds", tmp_path / "more"
-    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
+    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", model=ON_CPU)
     before = GalleryFolder(gallery).version
     result = dmlkit("gallery", "add", gallery, place / "photos" / "crow", "--device", "cpu", "--label", "raven")
     assert "0 images added" in result.out and "3 images skipped: already in the gallery" in result.out
@@ -95,20 +96,20 @@ def test_labels_come_from_folders_tables_and_the_option(place: Path, tmp_path: P
 
     gallery = tmp_path / "birds"
     with pytest.raises(UserError, match="leads out of the root"):
-        create_gallery(place / "run", table, gallery, device="cpu")
+        create_gallery(place / "run", table, gallery, model=ON_CPU)
     table = photos.parent / "birds.csv"
     table.write_text("\n".join(["path,label,x1,y1,x2,y2", *(line.replace(f"{photos}", "photos") for line in lines)]))
-    create_gallery(place / "run", table, gallery, device="cpu", thumbnails=True)
+    create_gallery(place / "run", table, gallery, model=ON_CPU, thumbnails=True)
     table.unlink()
     assert GalleryFolder(gallery).label_counts() == {"raven": 1, "rook": 1, "dove": 1}
     assert all(row[4].startswith(b"\xff\xd8") for row in rows_of(gallery).values())
-    add_images(gallery, photos / "gull" / "1.jpg", device="cpu")
-    add_images(gallery, photos / "gull" / "2.jpg", label="gull's", device="cpu")
+    add_images(gallery, photos / "gull" / "1.jpg", model=ON_CPU)
+    add_images(gallery, photos / "gull" / "2.jpg", label="gull's", model=ON_CPU)
     assert GalleryFolder(gallery).label_counts() == {"raven": 1, "rook": 1, "dove": 1, None: 1, "gull's": 1}
     assert remove_images(gallery, labels=["gull's"]) == 1
     for split in ("train", "test"):
         shutil.copytree(photos, tmp_path / "halves" / split)
-    create_gallery(place / "run", tmp_path / "halves", tmp_path / "split", device="cpu")
+    create_gallery(place / "run", tmp_path / "halves", tmp_path / "split", model=ON_CPU)
     assert GalleryFolder(tmp_path / "split").label_counts() == dict.fromkeys(BIRDS, 3)
 
 
@@ -128,7 +129,7 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     gallery = tmp_path / "birds"
     assert dmlkit("gallery", "create", place / "run", "-o", gallery, "--threshold", "-0.5").code == 0
     for name in BIRDS[:3]:
-        add_images(gallery, place / "photos" / name, label=name, device="cpu")
+        add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
     whole = rows_of(gallery)
     assert remove_images(gallery, labels=["crow"], paths=[str(place / "photos" / "dove" / "1.jpg")]) == 4
     assert state_on_disk(gallery) == GalleryFolder(gallery).state()
@@ -161,7 +162,7 @@ def state_on_disk(gallery: Path) -> GalleryState | None:
 @pytest.mark.slow
 def test_info_needs_neither_torch_nor_lancedb(place: Path, tmp_path: Path, dmlkit: Cli):
     gallery, path = tmp_path / "birds", tmp_path / "birds" / "gallery.json"
-    create_gallery(place / "run", place / "photos", gallery, device="cpu")
+    create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
     (tmp_path / "out").mkdir()
     results = without_torch(tmp_path / "out", [f"gallery info {gallery}", f"gallery info {gallery} --json"], "lancedb")
     assert [result.code for result in results] == [0, 0], results
@@ -179,11 +180,11 @@ def test_info_needs_neither_torch_nor_lancedb(place: Path, tmp_path: Path, dmlki
 
 def test_a_reader_goes_on_at_its_version(place: Path, tmp_path: Path):
     gallery = tmp_path / "birds"
-    create_gallery(place / "run", place / "photos", gallery, device="cpu")
+    create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
     reader = GalleryFolder(gallery)
     before = torch.cat(list(reader.blocks(4)))
     remove_images(gallery, labels=["crow"])
-    add_images(gallery, trees.photo(tmp_path / "new.jpg", 98), device="cpu")
+    add_images(gallery, trees.photo(tmp_path / "new.jpg", 98), model=ON_CPU)
     compact_gallery(gallery)
     assert len(reader) == 12 and torch.equal(torch.cat(list(reader.blocks(4))), before)
     assert reader.items_at(torch.tensor([0]))[0].label == "crow" and len(GalleryFolder(gallery)) == 10
@@ -200,12 +201,12 @@ def test_any_changes_equal_a_fresh_build(
 ):
     folder = tmp_path_factory.mktemp("changes")
     gallery, fresh, held = folder / "gallery", folder / "fresh", set[str]()
-    create_gallery(place / "run", None, gallery, device="cpu")
+    create_gallery(place / "run", None, gallery, model=ON_CPU)
     for change, name in changes:
         if change == "compact":
             compact_gallery(gallery)
         elif change == "add":
-            incoming = add_images(gallery, place / "photos" / name, label=name, device="cpu")
+            incoming = add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
             assert incoming.added == (0 if name in held else 3)
             held.add(name)
         elif name in held:
@@ -214,9 +215,9 @@ def test_any_changes_equal_a_fresh_build(
         else:
             with pytest.raises(UserError, match="has this label; nothing was removed"):
                 remove_images(gallery, labels=[name])
-    create_gallery(place / "run", None, fresh, device="cpu")
+    create_gallery(place / "run", None, fresh, model=ON_CPU)
     for name in sorted(held):
-        add_images(fresh, place / "photos" / name, label=name, device="cpu")
+        add_images(fresh, place / "photos" / name, label=name, model=ON_CPU)
     assert rows_of(gallery) == rows_of(fresh)
 
 
@@ -247,12 +248,12 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
         dmlkit("gallery", "create", place / "run", "-o", gallery, "--threshold", "inf"), "--threshold inf: expected"
     )
     assert not gallery.exists()
-    create_gallery(place / "run", None, gallery, device="cpu")
+    create_gallery(place / "run", None, gallery, model=ON_CPU)
     refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery), "is a gallery already")
     refused(dmlkit("search", gallery, photos), "this gallery is empty; add images to it")
     refused(dmlkit("identify", gallery, photos, "-o", tmp_path / "a.csv"), "this gallery is empty")
     refused(dmlkit("gallery", "add", gallery, photos, "--run", place / "other"), "of another model (fingerprint")
-    create_gallery(place / "run", photos / "crow", tmp_path / "crows", label="crow", device="cpu")
+    create_gallery(place / "run", photos / "crow", tmp_path / "crows", label="crow", model=ON_CPU)
     before = rows_of(tmp_path / "crows")
     crows = ("gallery", "remove", tmp_path / "crows")
     refused(dmlkit(*crows), "remove: expected --label, --id or --path")
@@ -270,7 +271,7 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
 
 def test_a_gallery_that_is_damaged_or_newer_is_told(place: Path, tmp_path: Path, dmlkit: Cli):
     gallery = tmp_path / "birds"
-    create_gallery(place / "run", place / "photos", gallery, device="cpu")
+    create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
     path = gallery / "gallery.json"
     text = path.read_text()
     path.write_text(text.replace('"format": 7', '"format": 9').replace('"dmlkit": "', '"dmlkit": "9.'))

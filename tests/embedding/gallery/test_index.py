@@ -37,6 +37,7 @@ from dmlkit.manifolds.sphere import Sphere
 from tests.conftest import Result
 from tests.embedding.gallery.test_faults import FRACTIONS
 from tests.embedding.gallery.test_gallery import refused, rows_of
+from tests.embedding.stored import ON_CPU
 
 SPACES: dict[str, ManifoldConfig] = {
     "ball": Poincare.Config(),
@@ -48,7 +49,7 @@ SPACES: dict[str, ManifoldConfig] = {
 
 def stocked(place: Path, path: Path, space: str = "ball", rows: int = 1000, dim: int = 8) -> Path:
     """A gallery of clusters of points, whose images nobody has."""
-    create_gallery(place / "run", None, path, device="cpu")
+    create_gallery(place / "run", None, path, model=ON_CPU)
     manifold = SPACES[space].build(dim)
     of_space = {"manifold": SPACES[space], "similarity": manifold.similarity_name, "index": index_of(manifold)}
     width = {"dim": manifold.point_dim, "features": dim, "contents": {}, "files": {}, "stamps": {}}

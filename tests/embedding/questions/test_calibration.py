@@ -13,7 +13,7 @@ from dmlkit.embedding.image_gallery import gallery as load_gallery
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery, labeled_decider
 from dmlkit.embedding.questions.decisions import Decider
-from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.probability import Trials, fit_sigmoid, repeated_rows
 from dmlkit.embedding.questions.rates import (
     Strangers,
@@ -30,6 +30,7 @@ from dmlkit.manifolds.sphere import Sphere
 from tests.conftest import Result
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
+from tests.embedding.stored import ON_CPU
 
 DIM = 6
 
@@ -173,7 +174,7 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def gallery(place: Path, tmp_path: Path) -> Path:  # noqa: F811
-    create_gallery(place / "run", place / "photos", tmp_path / "birds", device="cpu")
+    create_gallery(place / "run", place / "photos", tmp_path / "birds", model=ON_CPU)
     return tmp_path / "birds"
 
 
@@ -197,7 +198,7 @@ def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: P
         said = found.acceptance.sigmoid.at(answer["margin"], answer["score"])
         assert answer["probability"] == pytest.approx(said)
         assert answer["label"] == (answer["guess"] if said >= found.threshold else "unknown")
-    by_score = identify(gallery, tmp_path / "asked", threshold=-1e9, device="cpu")
+    by_score = identify(gallery, tmp_path / "asked", rule=LabelRule(threshold=-1e9), model=ON_CPU)
     assert by_score.least_probability is None and all(answer.label != "unknown" for answer in by_score.answers)
     again = load_gallery(gallery, device="cpu").calibrate(fpir=0.5)
     assert again == found
@@ -209,30 +210,30 @@ def test_a_changed_gallery_is_calibrated_again_as_before(gallery: Path, tmp_path
     points = opened.points_at(torch.arange(12))
     first_of, second_of = torch.combinations(torch.arange(12)).T
     near = float(opened.manifold.paired_similarity(points[first_of], points[second_of]).median())
-    first = calibrate_gallery(gallery, fpir=0.5, near=near, device="cpu")
+    first = calibrate_gallery(gallery, fpir=0.5, near=near, model=ON_CPU)
     for count in range(2):  # 2 of 12 are less than a fifth, 4 are more
         for index in range(2):
             trees.photo(tmp_path / f"more{count}" / "gull" / f"{index}.jpg", 70 + 2 * count + index, (40, 30))
-        add_images(gallery, tmp_path / f"more{count}", device="cpu")
-        found = identify(gallery, tmp_path / "more0", device="cpu")
+        add_images(gallery, tmp_path / f"more{count}", model=ON_CPU)
+        found = identify(gallery, tmp_path / "more0", model=ON_CPU)
         assert (found.note is None) == (count == 0)
         assert count or found.least_probability == first.threshold
     again = Identification.read(gallery / "identification.json")
     assert (first.images, again.images) == (12, 16) and again.strangers == first.strangers
     assert found.note is not None and "4 images have changed" in found.note
     assert found.least_probability == again.threshold
-    assert again == calibrate_gallery(gallery, fpir=0.5, near=near, device="cpu")
-    assert again.reliability != calibrate_gallery(gallery, fpir=0.5, device="cpu").reliability
+    assert again == calibrate_gallery(gallery, fpir=0.5, near=near, model=ON_CPU)
+    assert again.reliability != calibrate_gallery(gallery, fpir=0.5, model=ON_CPU).reliability
 
 
 @pytest.mark.slow
 def test_a_gallery_that_can_no_longer_be_calibrated_is_used_as_before(gallery: Path, tmp_path: Path):
-    first = calibrate_gallery(gallery, fpir=0.5, device="cpu")
+    first = calibrate_gallery(gallery, fpir=0.5, model=ON_CPU)
     opened = open_points(gallery)
     keep = dict(zip(opened.labels, opened.paths, strict=True))
     remove_images(gallery, paths=[path for path in opened.paths if path not in keep.values()])
     trees.photo(tmp_path / "asked.jpg", 40, (40, 30))
-    found = identify(gallery, tmp_path / "asked.jpg", device="cpu")
+    found = identify(gallery, tmp_path / "asked.jpg", model=ON_CPU)
     assert found.note is not None and "the gallery has changed, and" in found.note
     assert "each label has a single image" in found.note and "calibrate again" in found.note
     assert found.least_probability == first.threshold
@@ -246,7 +247,7 @@ def test_mistakes_change_nothing(gallery: Path, place: Path, tmp_path: Path, dml
     single = tmp_path / "single"
     for name in ("crow", "dove"):
         trees.photo(tmp_path / "one" / name / "0.jpg", 80, (40, 30) if name == "crow" else (30, 40))
-    create_gallery(place / "run", tmp_path / "one", single, device="cpu")
+    create_gallery(place / "run", tmp_path / "one", single, model=ON_CPU)
     for words, message in (
         ((gallery, "--fpir", "1.5"), "--fpir 1.5: expected a share between 0 and 1"),
         (
@@ -260,11 +261,11 @@ def test_mistakes_change_nothing(gallery: Path, place: Path, tmp_path: Path, dml
         result = dmlkit("calibrate", *words)
         assert result.code == 2 and message in result.err, result.err
     assert not (gallery / "identification.json").exists() and not (single / "identification.json").exists()
-    calibrate_gallery(gallery, fpir=0.5, device="cpu")
+    calibrate_gallery(gallery, fpir=0.5, model=ON_CPU)
     np.save(gallery / "strangers.npy", np.zeros((3, 2), np.float32))
     trees.photo(tmp_path / "more" / "gull" / "1.jpg", 90, (40, 30))
     for index in range(3):
         trees.photo(tmp_path / "more" / "dove" / f"{index}.jpg", 91 + index, (40, 30))
-    add_images(gallery, tmp_path / "more", device="cpu")
+    add_images(gallery, tmp_path / "more", model=ON_CPU)
     with pytest.raises(UserError, match=r"strangers\.npy: this file is damaged: .*; calibrate again"):
-        identify(gallery, tmp_path / "more", device="cpu")
+        identify(gallery, tmp_path / "more", model=ON_CPU)

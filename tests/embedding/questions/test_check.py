@@ -22,6 +22,7 @@ from dmlkit.manifolds.sphere import Sphere
 from tests.conftest import Result
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
+from tests.embedding.stored import ON_CPU
 
 LABELS, DIM = 8, 6
 
@@ -121,10 +122,10 @@ def test_a_gallery_is_checked(place: Path, tmp_path: Path, dmlkit: Callable[...,
     for index in range(30):
         trees.photo(photos / f"bird{index % 3}" / f"{index}.jpg", index, (40, 30))
         trees.photo(tmp_path / "new" / f"{index}.jpg", 40 + index, (40, 30))
-    create_gallery(place / "run", photos, gallery, device="cpu")
+    create_gallery(place / "run", photos, gallery, model=ON_CPU)
     with pytest.raises(UserError, match="is not calibrated; run dmlkit calibrate"):
-        check_queries(gallery, photos, device="cpu")
-    calibrate_gallery(gallery, fpir=0.5, near=-0.001, device="cpu")
+        check_queries(gallery, photos, model=ON_CPU)
+    calibrate_gallery(gallery, fpir=0.5, near=-0.001, model=ON_CPU)
     words = ("gallery", "check", gallery, tmp_path / "new", "--device", "cpu")
     found = json.loads(dmlkit(*words, "--json").out)
     shown = dmlkit(*words).out

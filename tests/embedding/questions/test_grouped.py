@@ -15,13 +15,14 @@ from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions import decisions
 from dmlkit.embedding.questions.calibration import calibrate_gallery, group_probability, labeled_decider
 from dmlkit.embedding.questions.decisions import Decider
-from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.probability import estimate_probability
 from dmlkit.embedding.sources import open_points
 from dmlkit.manifolds.sphere import Sphere
 from tests.conftest import Result
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
+from tests.embedding.stored import ON_CPU
 
 DIM = 8
 Cli = Callable[..., Result]
@@ -103,7 +104,7 @@ def gallery(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # n
     for label in range(4):
         for index in range(7):
             trees.photo(folder / "photos" / f"bird{label}" / f"{index}.jpg", 100 * label + index, (40, 30))
-    create_gallery(place / "run", folder / "photos", folder / "birds", device="cpu")
+    create_gallery(place / "run", folder / "photos", folder / "birds", model=ON_CPU)
     for name, count in (("a", 3), ("b", 1), ("c", 9)):
         for index in range(count):
             trees.photo(folder / "asked" / name / f"{index}.jpg", 7000 + 10 * ord(name) + index, (40, 30))
@@ -111,10 +112,10 @@ def gallery(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # n
 
 
 def test_one_answer_per_folder(gallery: Path, dmlkit: Cli):
-    found = identify(gallery / "birds", gallery / "asked", by_group="folder", device="cpu")
+    found = identify(gallery / "birds", gallery / "asked", rule=LabelRule(by_group="folder"), model=ON_CPU)
     assert found.neighbors.queries == [str(gallery / "asked" / name) for name in "abc"]
     assert [answer.images for answer in found.answers] == [3, 1, 9]
-    alone = identify(gallery / "birds", gallery / "asked" / "b" / "0.jpg", device="cpu")
+    alone = identify(gallery / "birds", gallery / "asked" / "b" / "0.jpg", model=ON_CPU)
     assert found.answers[1].guess == alone.answers[0].guess and found.answers[1].images == 1
     assert found.answers[1].probability == pytest.approx(alone.answers[0].probability, abs=1e-5)
     searched = open_points(gallery / "birds")
@@ -137,7 +138,7 @@ def test_one_answer_per_folder(gallery: Path, dmlkit: Cli):
 
 
 def test_the_probability_of_a_calibrated_gallery_is_of_its_strangers_too(gallery: Path):
-    calibrate_gallery(gallery / "birds", fpir=0.5, device="cpu")
+    calibrate_gallery(gallery / "birds", fpir=0.5, model=ON_CPU)
     searched = open_points(gallery / "birds")
     names, decider = labeled_decider(searched)
     found = group_probability(searched, names, decider, 2)
@@ -151,7 +152,7 @@ def test_groups_of_a_table(gallery: Path, dmlkit: Cli):
     paths = [f"asked/c/{index}.jpg" for index in range(6)]
     rows = zip(paths, ["bird0", "bird0", "x", "bird1", "x", "bird2"], ["p", "p", "q", "s", "", "t"], strict=True)
     table.write_text("path,label,track\n" + "".join(f"{path},{label},{track}\n" for path, label, track in rows))
-    found = identify(gallery / "birds", table, by_group="track", device="cpu")
+    found = identify(gallery / "birds", table, rule=LabelRule(by_group="track"), model=ON_CPU)
     assert found.neighbors.queries[:3] == ["p", "q", "s"] and found.neighbors.queries[3].endswith("c/4.jpg")
     assert [(answer.images, answer.known) for answer in found.answers[:2]] == [(2, "bird0"), (1, None)]
     for by, message in (

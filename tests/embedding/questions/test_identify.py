@@ -20,14 +20,14 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.image_gallery import gallery as load_gallery
 from dmlkit.embedding.points import in_memory
 from dmlkit.embedding.questions import decisions
-from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.page import drawn_picture
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 from tests.conftest import ON_THE_BALL, Result
 from tests.datasets import trees
-from tests.embedding.stored import embeddings_at
+from tests.embedding.stored import ON_CPU, embeddings_at
 
 Cli = Callable[..., Result]
 BIRDS = ("crow", "dove", "finch", "gull")
@@ -44,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., 
     for index in range(12):
         trees.photo(folder / "asked" / f"{index}.jpg", 200 + index, (40, 30))
     trees.photo(folder / "asked" / "known.jpg", 20, (40, 30))  # a finch
-    create_gallery(folder / "run", folder / "photos", folder / "gallery", device="cpu")
+    create_gallery(folder / "run", folder / "photos", folder / "gallery", model=ON_CPU)
     return folder
 
 
@@ -71,9 +71,9 @@ def naive(gallery: GalleryFolder, query: torch.Tensor, by: str, k: int) -> tuple
 @pytest.mark.parametrize("by", ["nearest", "vote", "mean"])
 def test_answers_are_those_of_a_loop(by: Any, first: int, place: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(decisions, "FIRST", first)
-    found = identify(place / "gallery", place / "asked", by=by, k=5 if by == "vote" else None, device="cpu")
+    found = identify(place / "gallery", place / "asked", rule=LabelRule(by, 5 if by == "vote" else None), model=ON_CPU)
     gallery = GalleryFolder(place / "gallery")
-    asked = in_memory(open_queries(place / "asked", gallery, device="cpu"))
+    asked = in_memory(open_queries(place / "asked", gallery, model=ON_CPU))
     assert [Path(path).name for path in asked.paths][-1] == "known.jpg"
     for answer, point in zip(found.answers, torch.cat(list(asked.blocks())), strict=True):
         label, score, margin = naive(gallery, point, by, 5)
@@ -121,7 +121,7 @@ def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Pat
             trees.photo(tmp_path / "asked" / name / f"{index}.jpg", 300 + 10 * number + index, (40, 30))
     trees.photo(tmp_path / "asked" / "gull" / "same.jpg", 30, (40, 30))  # gull/0.jpg of the gallery
     table, page = tmp_path / "answers.json", tmp_path / "page.html"
-    scores = sorted(answer.score for answer in identify(place / "gallery", tmp_path / "asked", device="cpu").answers)
+    scores = sorted(answer.score for answer in identify(place / "gallery", tmp_path / "asked", model=ON_CPU).answers)
     words = ("identify", place / "gallery", tmp_path / "asked", "--device", "cpu", "--threshold", scores[6])
     result = dmlkit(*words, "-o", table, "--html", page)
     assert result.code == 0, result.err
@@ -161,18 +161,21 @@ def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Pat
 
 def test_a_gallery_keeps_its_threshold(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
-    create_gallery(place / "run", place / "photos", gallery, threshold=-1e-5, device="cpu")
-    labels = [answer.label for answer in identify(gallery, place / "asked", device="cpu").answers]
+    create_gallery(place / "run", place / "photos", gallery, threshold=-1e-5, model=ON_CPU)
+    labels = [answer.label for answer in identify(gallery, place / "asked", model=ON_CPU).answers]
     assert labels == ["unknown"] * 12 + ["finch"]
-    labels = [answer.label for answer in identify(gallery, place / "asked", threshold=-99, device="cpu").answers]
+    labels = [
+        answer.label
+        for answer in identify(gallery, place / "asked", rule=LabelRule(threshold=-99), model=ON_CPU).answers
+    ]
     assert "unknown" not in labels
 
 
 def test_one_label_has_no_margin(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
-    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
+    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", model=ON_CPU)
     for by in ("nearest", "vote", "mean"):
-        found = identify(gallery, place / "asked", by=by, device="cpu")
+        found = identify(gallery, place / "asked", rule=LabelRule(by), model=ON_CPU)
         assert {answer.label for answer in found.answers} == {"crow"}
         assert {answer.margin for answer in found.answers} == {None}
     found.write(tmp_path / "answers.csv")
@@ -182,8 +185,8 @@ def test_one_label_has_no_margin(place: Path, tmp_path: Path):
 
 def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
     gallery, table = tmp_path / "gallery", tmp_path / "answers.csv"
-    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", device="cpu")
-    add_images(gallery, place / "photos" / "dove" / "0.jpg", device="cpu")
+    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", model=ON_CPU)
+    add_images(gallery, place / "photos" / "dove" / "0.jpg", model=ON_CPU)
     other = embeddings_at(tmp_path / "other", np.eye(5, 8, dtype=np.float32))
     (tmp_path / "mine.csv").write_text("my,own\n")
     for words, told in (
@@ -224,7 +227,7 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     ]
     assert all(float(row["score"]) == pytest.approx(0, abs=1e-3) for row in rows)
     assert page.read_text().count("<section") == 2
-    found = identify(place / "gallery", table, boxes=Boxes(margin=0.1), device="cpu")  # answers are a table of boxes
+    found = identify(place / "gallery", table, boxes=Boxes(margin=0.1), model=ON_CPU)  # answers are a table of boxes
     assert [answer.known for answer in found.answers] == ["gull", "finch"]
     for row, answer in zip(rows, found.answers, strict=True):  # the margin shows other pixels
         assert answer.score != pytest.approx(float(row["score"]), abs=1e-7)
@@ -236,7 +239,7 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     items = parquet.read_table(tmp_path / "e" / "items.parquet").to_pydict()
     assert items["x1"] == [40, 0] and items["y2"] == [30, 30] and len(set(items["path"])) == 1
     gallery = tmp_path / "gallery"
-    create_gallery(place / "run", None, gallery, device="cpu")
+    create_gallery(place / "run", None, gallery, model=ON_CPU)
     assert "2 images added" in dmlkit("gallery", "add", gallery, asked, *boxes, "--label", "bird").out
     assert "2 images skipped" in dmlkit("gallery", "add", gallery, asked, *boxes).out
     labels = tmp_path / "labels"

@@ -16,7 +16,7 @@ from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.manifest import GalleryManifest
 from dmlkit.embedding.manifest import Description, Manifest, index_of
 from dmlkit.embedding.questions import decisions
-from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.lorentz import Lorentz
@@ -24,6 +24,7 @@ from dmlkit.manifolds.poincare import Poincare
 from dmlkit.manifolds.sphere import Sphere
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.embedding.gallery.test_index import as_rows
+from tests.embedding.stored import ON_CPU
 
 DIM, ROWS, QUERIES = 4, 60, 40
 K = 0.7  # of the curved spaces, less than 0
@@ -91,7 +92,7 @@ def decide(space: str, voting: int, points: np.ndarray, owners: list[str], query
 def stocked(place: Path, folder: Path, space: str) -> tuple[np.ndarray, list[str], np.ndarray]:  # noqa: F811
     """A gallery and queries; a third of the images is there twice, under another label, and some queries are images."""
     gallery, manifold = folder / "gallery", SPACES[space].build(DIM)
-    create_gallery(place / "run", None, gallery, device="cpu")
+    create_gallery(place / "run", None, gallery, model=ON_CPU)
     of_space = {"manifold": SPACES[space], "similarity": manifold.similarity_name, "index": index_of(manifold)}
     old = {"contents": {}, "files": {}}
     shape = {"dim": manifold.point_dim, "features": DIM, **old}
@@ -139,9 +140,7 @@ def test_decisions_are_those_of_numpy(
             found = identify(
                 tmp_path / "gallery",
                 tmp_path / "asked",
-                by=by,  # type: ignore[arg-type]
-                k=k if by == "vote" else None,
-                threshold=threshold,
+                rule=LabelRule(by, k if by == "vote" else None, threshold),  # type: ignore[arg-type]
             )
             for answer, (label, score, margin) in zip(found.answers, expected, strict=True):
                 if threshold is not None and abs(score - threshold) < 5e-5:

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions import decisions
 from dmlkit.embedding.questions.decisions import Decider
-from dmlkit.embedding.questions.identify import identify
+from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.probability import LEAST, Sigmoid, estimate_probability, fit_sigmoid
 from dmlkit.embedding.sources import open_points
 from dmlkit.manifolds.sphere import Sphere
@@ -117,7 +117,7 @@ def test_too_few_images_give_no_probability():
 
 def test_the_probability_of_an_answer_is_that_of_its_margin(place: Path, tmp_path: Path):  # noqa: F811
     stocked(place, tmp_path, "sphere")
-    found = identify(tmp_path / "gallery", tmp_path / "asked", threshold=1e9)
+    found = identify(tmp_path / "gallery", tmp_path / "asked", rule=LabelRule(threshold=1e9))
     searched = open_points(tmp_path / "gallery")
     _, codes = np.unique(np.array(searched.labels), return_inverse=True)
     sigmoid = estimate_probability(Decider(searched, codes, "nearest"))

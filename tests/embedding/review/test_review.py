@@ -15,6 +15,7 @@ from dmlkit.errors import UserError
 from dmlkit.metrics.audit import LabelAudit
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
+from tests.embedding.stored import ON_CPU
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -33,7 +34,7 @@ def write_answers(path: Path, answers: list[str]) -> None:
 
 @pytest.fixture
 def inbox(place: Path, tmp_path: Path) -> tuple[Path, Path]:  # noqa: F811
-    create_gallery(place / "run", place / "photos", tmp_path / "gallery", device="cpu")
+    create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
     for index in range(6):
         trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
     return tmp_path / "gallery", tmp_path / "inbox"

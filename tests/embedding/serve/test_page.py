@@ -23,16 +23,17 @@ def server(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[...,
     """The address of a server with a token, and a folder with photos."""
     from dmlkit.embedding.gallery.change import create_gallery
     from dmlkit.embedding.review.table import review
+    from tests.embedding.stored import ON_CPU
 
     folder = tmp_path_factory.mktemp("page")
     trained_once(folder)
     for label, name in enumerate(("crow", "dove", BAD)):
         for index in range(4):
             trees.photo(folder / "photos" / name / f"{index}.jpg", 10 * label + index, (40, 30))
-    create_gallery(folder / "run", folder / "photos", folder / "gallery", device="cpu")
+    create_gallery(folder / "run", folder / "photos", folder / "gallery", model=ON_CPU)
     for index in range(12):
         trees.photo(folder / "inbox" / f"{index}.jpg", 500 + index, (40, 30))
-    review(folder / "gallery", folder / "inbox", folder / "review", device="cpu")
+    review(folder / "gallery", folder / "inbox", folder / "review", model=ON_CPU)
     command = [sys.executable, "-m", "dmlkit", "serve", str(folder / "gallery"), "--port", "0", "--allow-writes"]
     command += ["--review", str(folder / "review")]
     environment = {**os.environ, "DMLKIT_TOKEN": "secret", "COLUMNS": "300"}

@@ -27,6 +27,7 @@ from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import place  # noqa: F401  # pyright: ignore[reportUnusedImport] - a fixture
+from tests.embedding.stored import ON_CPU
 
 LOCAL = "http://127.0.0.1"
 
@@ -34,10 +35,10 @@ LOCAL = "http://127.0.0.1"
 @pytest.fixture
 def folder(place: Path, tmp_path: Path) -> Path:  # noqa: F811
     """A gallery, an inbox and a review of its labels."""
-    create_gallery(place / "run", place / "photos", tmp_path / "gallery", device="cpu")
+    create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
     for index in range(8):
         trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
-    review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", device="cpu", ask=1)
+    review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", model=ON_CPU, ask=1)
     return tmp_path
 
 
@@ -106,7 +107,7 @@ def test_answers_of_the_page_are_those_of_the_table_and_reach_the_gallery(folder
     assert added == len(ReviewFolder(folder / "review").labeled())
     assert ImageGallery(folder / "gallery").labels()["heron"] == 1
     assert client.post("/v1/gallery/restore", json={"version": 1}).json()["images"] == before
-    repeated = review(folder / "gallery", folder / "inbox", folder / "review", device="cpu")
+    repeated = review(folder / "gallery", folder / "inbox", folder / "review", model=ON_CPU)
     assert repeated.statement()._asdict() == {name: now[name] for name in repeated.statement()._asdict()}
 
 
@@ -183,7 +184,7 @@ def test_what_a_review_refuses_has_a_status_and_a_message(
     assert reader.post("/v1/review/answer", json=body).status_code == 401
     assert reader.post("/v1/review/answer", json=body, headers=secret).status_code == 403
     assert reader.get("/v1/review", headers=secret).status_code == 200
-    create_gallery(place / "run", None, folder / "other", device="cpu")
+    create_gallery(place / "run", None, folder / "other", model=ON_CPU)
     with pytest.raises(UserError, match="is a review of labels of"):
         make_app(Service(folder / "other", device="cpu"), Access(), review=folder / "review")
 

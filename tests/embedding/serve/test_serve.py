@@ -32,6 +32,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import calibrate_run
 from tests.conftest import END
 from tests.datasets import trees
+from tests.embedding.stored import ON_CPU
 
 BIRDS = ("crow", "dove", "finch", "gull")
 LOCAL = "http://127.0.0.1"
@@ -52,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., 
 
 @pytest.fixture
 def gallery(place: Path, tmp_path: Path) -> Path:
-    create_gallery(place / "run", place / "photos", tmp_path / "gallery", device="cpu")
+    create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
     return tmp_path / "gallery"
 
 
@@ -79,7 +80,7 @@ def test_answers_are_those_of_the_commands(client: TestClient, gallery: Path, pl
     np.testing.assert_allclose(found["embeddings"], points, atol=1e-6)
     assert found["names"] == [path.name for path in paths]
 
-    nearest = dict(search(gallery, place / "asked", k=5, device="cpu").neighbors())
+    nearest = dict(search(gallery, place / "asked", k=5, model=ON_CPU).neighbors())
     for query in client.post("/v1/search?k=5", files=sent(*paths)).json()["queries"]:
         expected = [one.plain() for one in nearest[str(place / "asked" / query["name"])]]
         assert [one["id"] for one in query["nearest"]] == [one["id"] for one in expected]
@@ -87,7 +88,7 @@ def test_answers_are_those_of_the_commands(client: TestClient, gallery: Path, pl
             [one["similarity"] for one in query["nearest"]], [one["similarity"] for one in expected], atol=1e-6
         )
 
-    labels = {Path(path).name: answer for path, answer in identify(gallery, place / "asked", device="cpu").labeled()}
+    labels = {Path(path).name: answer for path, answer in identify(gallery, place / "asked", model=ON_CPU).labeled()}
     for answer in client.post("/v1/identify", files=sent(*paths)).json()["answers"]:
         expected = labels[answer["name"]]
         assert (answer["label"], answer["guess"]) == (expected.label, expected.guess)
@@ -191,7 +192,7 @@ def test_changes_of_other_processes_are_seen(client: TestClient, gallery: Path, 
     assert client.get("/v1/info").json()["images"] == 16
     remove_images(gallery, labels=["crow"])
     assert client.get("/v1/info").json()["images"] == 12
-    add_images(gallery, place / "photos" / "crow", label="raven", device="cpu")
+    add_images(gallery, place / "photos" / "crow", label="raven", model=ON_CPU)
     answer = client.post("/v1/identify", files=sent(place / "photos" / "crow" / "0.jpg")).json()["answers"][0]
     assert answer["guess"] == "raven"
 
