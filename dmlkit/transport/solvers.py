@@ -176,7 +176,9 @@ def _augment(
     supply.scatter_add_(1, source, -amount)
 
 
-GAP = 1e-10  # relative to range of costs times total mass: below it, the polish finds the support
+# Relative to range of costs times total mass: below the first, the polish finds the support, unless some entries are
+# below 1e-6; with entries from 1 to 1e-8 it fails for 56 of 200 problems, and below the second for 1.
+GAPS = (1e-10, 1e-16)
 MAX_STEPS = 60  # 6 to 16 are usual
 NEWTON_STEPS = 10  # 1 unless an entry is 0 with reduced cost 0
 TOLERANCE = 1e-10  # error allowed in the polish, relative to the total mass and to the range of costs
@@ -211,15 +213,23 @@ def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tupl
     u = z.amin(2, keepdim=True) - 0.5 * scale
     v = torch.zeros_like(cols)
     z = torch.where(inside, z - u, scale)
-    for _ in range(MAX_STEPS):
-        gap = (mask * x * z).sum((1, 2), keepdim=True)
-        active = gap > GAP * scale * total
-        if not active.any():
+    plan, support, found = x, inside, torch.zeros_like(total, dtype=torch.bool)
+    for goal in GAPS:
+        for _ in range(MAX_STEPS):
+            gap = (mask * x * z).sum((1, 2), keepdim=True)
+            active = (gap > goal * scale * total) & ~found
+            if not active.any():
+                break
+            dx, du, dv, dz, limit = _direction(x, z, mask, pads, gap.clamp(min=tiny), eps)
+            step = (0.995 * limit).clamp_(max=1) * active  # problems that have converged wait
+            x, z, u, v = x + step * dx, z + step * dz, u + step * du, v + step * dv
+        guess = inside & (x * scale > z * total)
+        polished, used, valid = _polish(cost, rows, cols, eps, x * mask, guess, u, v)
+        plan, support = torch.where(found, plan, polished), torch.where(found, support, used)
+        found = found | valid
+        if found.all():
             break
-        dx, du, dv, dz, limit = _direction(x, z, mask, pads, gap.clamp(min=tiny), eps)
-        step = (0.995 * limit).clamp_(max=1) * active  # problems that have converged wait
-        x, z, u, v = x + step * dx, z + step * dz, u + step * du, v + step * dv
-    return _polish(cost, rows, cols, eps, x * mask, inside & (x * scale > z * total), u, v)
+    return plan, support
 
 
 def _direction(
@@ -228,8 +238,10 @@ def _direction(
     """Compute the step (dx, du, dv, dz) to x * z = target, predictor then corrector, and its maximum length."""
     ratio = z / x
     weights = mask / (ratio + 2 * eps)
-    row_weights = weights.sum(2, keepdim=True) + pads[0]
-    col_weights = weights.sum(1, keepdim=True) + pads[1]
+    row_weights, col_weights = weights.sum(2, keepdim=True), weights.sum(1, keepdim=True)
+    # An empty row or column gets the largest weight of its problem: 1 would drown weights of 1e-12, at costs of 1e12.
+    row_weights = row_weights + pads[0] * _largest(row_weights)
+    col_weights = col_weights + pads[1] * _largest(col_weights)
     shares = weights / col_weights
     shares_t, weights_t = shares.mT, weights.mT
     # The constant (1, -1) is free in u, v: the mean of the diagonal fixes it and changes nothing else.
@@ -259,14 +271,23 @@ def _direction(
     return dx, du, dv, dz, limit(dx, dz)
 
 
+def _largest(weights: Tensor) -> Tensor:
+    """Return the largest weight of each problem (G, 1, 1); 1 for an empty problem."""
+    largest = weights.amax((1, 2), keepdim=True)
+    return torch.where(largest > 0, largest, 1)
+
+
 def _polish(
     cost: Tensor, rows: Tensor, cols: Tensor, eps: float, x: Tensor, support: Tensor, u: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the plan that satisfies the equations of its support to rounding, by Newton steps on u and v.
 
     On the support, x = (u + v - c) / (2 eps) must satisfy the marginals; elsewhere u + v - c must not be positive. A
     step solves the former and takes the positive entries as the next support. Problems without a valid solution after
     `NEWTON_STEPS` (eps is so small that the division loses it) keep the interior point x, whose marginals are exact.
+
+    Returns:
+        The plan (G, n, m), its support (G, n, m) bool, and which problems have a valid solution (G, 1, 1) bool.
     """
     inside = (rows > 0) & (cols > 0)
     total = rows.sum((1, 2), keepdim=True)
@@ -289,7 +310,7 @@ def _polish(
         if found.all():
             break
         support = torch.where(found, support, inside & (reduced > 0))
-    return plan, torch.where(found, support, inside & (x > 0))
+    return plan, torch.where(found, support, inside & (x > 0)), found
 
 
 def with_implicit_gradient(cost: Tensor, rows: Tensor, cols: Tensor, plan: Tensor, slope: Tensor) -> Tensor:
