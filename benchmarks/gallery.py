@@ -36,6 +36,7 @@ from dmlkit.embedding.gallery.files import TABLE
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.incoming import schema_of
 from dmlkit.embedding.gallery.index import AT_ONCE, ApproximateGallery, index_gallery
+from dmlkit.embedding.gallery.manifest import row_checksums
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.search import MARGIN, StoredGallery
 from dmlkit.embedding.trained import describe, load_model
@@ -103,7 +104,9 @@ def gallery_on_disk(folder: Path, count: int, dim: int) -> Path:
             lists = pa.FixedSizeListArray.from_arrays(pa.array(block.numpy().ravel()), dim)
             times = pa.array([0] * len(block), pa.timestamp("us", "UTC"))
             nothing = pa.nulls(len(block), pa.binary())
-            yield pa.record_batch([names, names, names, nothing, lists, lists, times], schema=schema)
+            texts = pa.array(names)
+            columns = [texts, texts, texts, nothing, lists, lists]
+            yield pa.record_batch([*columns, times, row_checksums(columns)], schema=schema)
 
     lancedb.connect(path).open_table(TABLE).add(pa.RecordBatchReader.from_batches(schema, batches()))
     return path

@@ -1,0 +1,192 @@
+"""Times of `dmlkit serve`: how much it adds to the model, to `dmlkit embed` and to a search, and whether it grows.
+
+The model is EfficientNet-Lite0 at 224 pixels with a head; clients are threads of this process that send one photo per
+request and wait for the answer, on the same processors as the server. The model alone is `dmlkit.load(RUN).embed` with
+one photo, decoding included. Requests and calls alternate; a search in a large gallery alternates with the same search
+in a small one. Memory is that of the server's process.
+
+Run: python benchmarks/serve.py PHOTOS [MINUTES]
+
+MINUTES of requests by 4 clients measure growth and failures; the default is 30.
+"""
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import cycle, islice
+from pathlib import Path
+
+import numpy as np
+from embed import OVERRIDES, some_of
+from gallery import gallery_on_disk
+from PIL import Image
+from report import write_report
+
+import dmlkit
+from dmlkit.datasets.folder import image_files
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.fusion import ModelChoice
+from dmlkit.embedding.gallery.change import create_gallery
+from dmlkit.embedding.run import embed
+from dmlkit.recipe.file import read_recipe
+from dmlkit.training.train import train
+
+SINGLE, MANY = 200, 400  # requests of one client and of 16
+LARGE, SMALL, DIM = 100_000, 100, 512
+Rows = list[list[str]]
+
+
+@contextmanager
+def server(source: Path, port: int) -> Generator[tuple[dmlkit.Client, int]]:
+    """Yield a client of a server in a process of its own, and the number of the process."""
+    command = [sys.executable, "-m", "dmlkit", "serve", str(source), "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    client = dmlkit.Client(f"http://127.0.0.1:{port}")
+    try:
+        while True:
+            try:
+                client.info()
+                break
+            except dmlkit.UserError:
+                assert process.poll() is None, "the server ended"
+                time.sleep(0.5)
+        yield client, process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def percentile(seconds: Sequence[float], share: float) -> float:
+    return float(np.quantile(seconds, share))
+
+
+def milliseconds(what: str, seconds: Sequence[float], floor: Sequence[float]) -> list[str]:
+    """A row: p50 and p99, and their ratios to those of the floor."""
+    cells = [f"{1e3 * percentile(seconds, share):.1f} ms" for share in (0.5, 0.99)]
+    ratios = [percentile(seconds, share) / percentile(floor, 0.5) for share in (0.5, 0.99)]
+    return [what, *cells, f"{ratios[0]:.2f}, {ratios[1]:.2f}"]
+
+
+def single(client: dmlkit.Client, run: Path, photos: Sequence[Path]) -> Rows:
+    """One client that waits for each answer, compared with the model in this process."""
+    model = dmlkit.load(run, device="cpu")
+    ways: dict[str, Callable[[Path], object]] = {
+        "one photo by the model alone": lambda photo: model.embed([photo]),
+        "one photo by POST /v1/embed": lambda photo: client.embed([photo]),
+        "one photo by POST /v1/identify": lambda photo: client.identify([photo]),
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for photo in islice(cycle(photos), SINGLE + 10):
+        for way, work in ways.items():
+            seconds[way].append(seconds_of(lambda work=work, photo=photo: work(photo)))
+    warm = {way: found[10:] for way, found in seconds.items()}
+    alone = warm["one photo by the model alone"]
+    return [milliseconds(way, found, alone) for way, found in warm.items()]
+
+
+def together(client: dmlkit.Client, run: Path, folder: Path, photos: Sequence[Path]) -> Rows:
+    """16 clients, compared with `dmlkit embed` of the same photos."""
+    speeds: dict[str, list[float]] = {"dmlkit embed": [], "16 clients of POST /v1/embed": []}
+    for turn in range(3):
+        output = folder / f"embeddings-{turn}"
+        took = seconds_of(lambda output=output: embed(run, folder / "photos", output=output, device="cpu"))
+        speeds["dmlkit embed"].append(len(photos) / took)
+        took = seconds_of(lambda: embed_by_clients(client, photos))
+        speeds["16 clients of POST /v1/embed"].append(MANY / took)
+    floor = statistics.median(speeds["dmlkit embed"])
+    return [
+        [way, f"{statistics.median(found):.1f} photos/s", "", f"{statistics.median(found) / floor:.2f}"]
+        for way, found in speeds.items()
+    ]
+
+
+def embed_by_clients(client: dmlkit.Client, photos: Sequence[Path]) -> None:
+    def ask(photo: Path) -> None:
+        client.embed([photo])
+
+    with ThreadPoolExecutor(16) as clients:
+        list(clients.map(ask, islice(cycle(photos), MANY)))
+
+
+def searches(folder: Path) -> Rows:
+    """A search in a large gallery, compared with one in a small gallery of the same model."""
+    picture = folder / "query.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(picture)
+    small, large = (gallery_on_disk(folder, count, DIM) for count in (SMALL, LARGE))
+    seconds: dict[str, list[float]] = {"small": [], "large": []}
+    with server(small, 8911) as (first, _), server(large, 8912) as (second, _):
+        for _ in range(SINGLE):
+            seconds["small"].append(seconds_of(lambda: first.search([picture])))
+            seconds["large"].append(seconds_of(lambda: second.search([picture])))
+    rows = [
+        milliseconds(f"POST /v1/search in {count:,} x {DIM}", seconds[name][10:], seconds["small"][10:])
+        for name, count in (("small", SMALL), ("large", LARGE))
+    ]
+    added = [percentile(seconds[name][10:], 0.5) for name in ("small", "large")]
+    return [*rows, ["the larger gallery adds", f"{1e3 * (added[1] - added[0]):.1f} ms", "", ""]]
+
+
+def memory(process: int) -> float:
+    """Return the resident memory of a process in MB."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * 4096 / 1e6
+
+
+def soak(client: dmlkit.Client, process: int, photos: Sequence[Path], minutes: float) -> Rows:
+    """4 clients that send requests without a pause."""
+    failed, answered = 0, 0
+
+    def ask(photo: Path) -> bool:
+        try:
+            client.identify([photo])
+            return True
+        except dmlkit.UserError:
+            return False
+
+    def run_for(minutes: float) -> None:
+        nonlocal failed, answered
+        end = time.monotonic() + 60 * minutes
+        endless = cycle(photos)
+        with ThreadPoolExecutor(4) as clients:
+            while time.monotonic() < end:
+                for is_answered in clients.map(ask, islice(endless, 64)):
+                    failed, answered = failed + (not is_answered), answered + is_answered
+
+    run_for(minutes / 10)  # buffers of the allocator grow at first
+    before = memory(process)
+    run_for(minutes)
+    grown = memory(process) - before
+    what = f"{minutes:g} min, 4 clients: {answered} answers, {failed} failed"
+    return [[what, f"{grown:+.0f} MB", "", f"{before:.0f} MB before"]]
+
+
+def main() -> None:
+    given, *rest = sys.argv[1:]
+    minutes = float(rest[0]) if rest else 30.0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        some_of(Path(given), folder / "photos")
+        photos = [Path(path) for path in image_files(folder / "photos")]
+        run, gallery = folder / "run", folder / "gallery"
+        train(read_recipe(Path("start/frozen_lite0"), OVERRIDES), run, device=start_fabric("cpu"))
+        create_gallery(run, folder / "photos", gallery, model=ModelChoice(device="cpu"))
+        with server(gallery, 8910) as (client, process):
+            rows = single(client, run, photos) + together(client, run, folder, photos)
+            rows += soak(client, process, photos, minutes)
+        rows[-1:-1] = searches(folder)
+    write_report("serve", __doc__, ["what", "p50 or median", "p99", "ratio to the first of its kind"], rows)
+
+
+if __name__ == "__main__":
+    main()
