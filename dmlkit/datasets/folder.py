@@ -38,8 +38,8 @@ class FolderConfig(DatasetConfig, frozen=True):
             return split_folders(root, self.levels)
         classes, faults = nested_folders(root, self.levels)
         half = len(classes) // 2
-        halves: list[tuple[Path, ListedSplit]] = [(folder, "train") for folder in classes[:half]]
-        halves += [(folder, "test") for folder in classes[half:]]
+        splits: list[ListedSplit] = ["train"] * half + ["test"] * (len(classes) - half)
+        halves = list(zip(classes, splits, strict=True))
         return class_listing(root, halves, self.levels, faults)
 
 
