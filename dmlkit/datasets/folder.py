@@ -38,8 +38,9 @@ class FolderConfig(DatasetConfig, frozen=True):
             return split_folders(root, self.levels)
         classes, faults = nested_folders(root, self.levels)
         half = len(classes) // 2
-        splits: list[ListedSplit] = ["train"] * half + ["test"] * (len(classes) - half)
-        halves = list(zip(classes, splits, strict=True))
+        halves: list[tuple[Path, ListedSplit]] = [
+            (folder, "train" if place < half else "test") for place, folder in enumerate(classes)
+        ]
         return class_listing(root, halves, self.levels, faults)
 
 
