@@ -86,7 +86,8 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Metric, e.g. recall@10, map@r or nmi. Repeatable. Default: those of the recipe.",
+            help="Metric, e.g. recall@10, map@r, nmi, or recall@1:genus for a level of a hierarchy. Repeatable. "
+            "Default: those of the recipe.",
             show_default=False,
         ),
     ] = None,

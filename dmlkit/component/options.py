@@ -166,7 +166,7 @@ def _parts_in(annotation: Any) -> list[type]:
 def _classes_in(annotation: Any) -> Iterable[type]:
     if isclass(annotation):
         yield annotation
-    elif get_origin(annotation) is not Literal:
+    elif get_origin(annotation) not in (Literal, tuple):  # the items of a tuple stay configurations
         for part in get_args(annotation):
             yield from _classes_in(part)
 

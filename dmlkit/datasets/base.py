@@ -4,16 +4,26 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from dmlkit.component import ComponentConfig
 from dmlkit.datasets.files.archives import Published
 from dmlkit.datasets.files.dataset import Dataset, class_subset
+from dmlkit.datasets.files.levels import path_levels
 from dmlkit.datasets.files.listing import Listing
-from dmlkit.errors import OptionError, UserError
+from dmlkit.errors import OptionError, UserError, option_errors
 
 Split = Literal["train", "validation", "test", "all"]
 FOLDS = 4
+
+
+def _two_different(levels: tuple[str, ...]) -> tuple[str, ...]:
+    if len(levels) == 1 or len(set(levels)) < len(levels):
+        raise ValueError(f"expected at least two different names, coarsest first, got {', '.join(levels)}")
+    return levels
+
+
+LevelNames = Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], ...], AfterValidator(_two_different)]
 
 
 class DatasetConfig(ComponentConfig, frozen=True):
@@ -23,6 +33,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
     """Archives and counts of the literature, if the dataset is a benchmark."""
     sample: ClassVar[str] = "image"
     """Name of the kind of the samples, see `dmlkit.datasets.files.samples`."""
+    own_levels: ClassVar[tuple[str, ...] | None] = ()
+    """Names of the levels of classes that are not paths; None if the files decide."""
 
     split: Literal["official", "reality_check", "all"] = "official"
     """``official`` uses the dataset's own split; ``reality_check`` tests on the last half of the classes and validates
@@ -35,6 +47,9 @@ class DatasetConfig(ComponentConfig, frozen=True):
     on_bad_image: Literal["error", "skip"] = "error"
     """What to do with an unreadable image: ``error`` stops the command, ``skip`` excludes the image and lists it in the
     summary."""
+    levels: LevelNames = ()
+    """Names of the levels of a hierarchy, coarsest first, e.g. ``[genus, species]``: the name of each class is then a
+    path with one part per level, ``corvus/corax``. Empty: class names are not paths."""
     cache: str | None = None
     """Folder written by ``dmlkit data cache``, from which images are read instead of decoding the files."""
 
@@ -43,6 +58,11 @@ class DatasetConfig(ComponentConfig, frozen=True):
         """The folder all of which is its data: nothing else may be written there. None where a table names files."""
         root = getattr(self, "root", None)
         return None if root is None else Path(root)
+
+    @property
+    def level_names(self) -> tuple[str, ...] | None:
+        """Names of the levels of the classes, coarsest first; None if only the files tell."""
+        return self.levels or self.own_levels
 
     @property
     def own_splits(self) -> tuple[Split, ...]:
@@ -83,7 +103,13 @@ class DatasetConfig(ComponentConfig, frozen=True):
                     f"all uses every class for training, so there are no {split} classes; use the split all",
                 )
             split = "all"
-        return self._fold(listing, split) if self.split == "reality_check" else self._official(listing, split)
+        images = self._fold(listing, split) if self.split == "reality_check" else self._official(listing, split)
+        if self.levels:
+            if images.levels:
+                raise OptionError("dataset.levels", f"{self.name} has super-classes of its own; remove this key")
+            with option_errors("dataset.levels"):
+                images.levels = path_levels(images.class_names, self.levels)
+        return images
 
     def _official(self, listing: Listing | None, split: Split) -> Dataset:
         load = self.load if listing is None else listing.images

@@ -1,7 +1,7 @@
 """Dataset of a folder of images with one subfolder per class."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,8 @@ class FolderConfig(DatasetConfig, frozen=True):
     """Your own images, one folder per class: ROOT/CLASS/*.jpg, or ROOT/train/CLASS and ROOT/test/CLASS.
 
     Without ``train`` and ``test`` folders, the first half of the sorted class names is for training, the rest for
-    testing. A folder ``validation`` next to them may contain the validation classes.
+    testing. A folder ``validation`` next to them may contain the validation classes. With ``levels: [genus, species]``
+    the folders of classes are nested: ROOT/GENUS/SPECIES/*.jpg.
     """
 
     name: Literal["folder"] = "folder"
@@ -34,10 +35,13 @@ class FolderConfig(DatasetConfig, frozen=True):
                 "use --set dataset.root=PATH",
             )
         if is_split(root):
-            return split_folders(root)
-        classes = class_folders(root)
+            return split_folders(root, self.levels)
+        classes, faults = nested_folders(root, self.levels)
         half = len(classes) // 2
-        return class_listing(root, [(folder, "train" if i < half else "test") for i, folder in enumerate(classes)])
+        halves: list[tuple[Path, ListedSplit]] = [
+            (folder, "train" if place < half else "test") for place, folder in enumerate(classes)
+        ]
+        return class_listing(root, halves, self.levels, faults)
 
 
 def is_split(root: Path) -> bool:
@@ -45,15 +49,23 @@ def is_split(root: Path) -> bool:
     return any((root / split).is_dir() for split in ("train", "test"))
 
 
-def split_folders(root: Path) -> Listing:
+def split_folders(root: Path, levels: Sequence[str] = ()) -> Listing:
     """List the images of ROOT/train/CLASS, ROOT/test/CLASS and, if it exists, ROOT/validation/CLASS.
+
+    Args:
+        root: ROOT.
+        levels: see `nested_folders`.
 
     Raises:
         UserError: ``train`` or ``test`` is missing.
     """
-    return class_listing(
-        root, [(folder, split) for split in splits_below(root) for folder in class_folders(root / split)]
-    )
+    classes: list[tuple[Path, ListedSplit]] = []
+    faults: list[str] = []
+    for split in splits_below(root):
+        folders, wrong = nested_folders(root / split, levels)
+        classes.extend((folder, split) for folder in folders)
+        faults += wrong
+    return class_listing(root, classes, levels, faults)
 
 
 def splits_below(root: Path) -> list[ListedSplit]:
@@ -69,25 +81,43 @@ def splits_below(root: Path) -> list[ListedSplit]:
     return splits
 
 
-def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listing:
+def class_listing(
+    root: Path, classes: list[tuple[Path, ListedSplit]], levels: Sequence[str] = (), faults: Iterable[str] = ()
+) -> Listing:
     """List the images of class folders; report classes with fewer than two images and names that are not UTF-8.
+
+    Args:
+        root: folder that the paths of the images are relative to.
+        classes: folder and split of each class.
+        levels: names of the levels of the folders, see `nested_folders`.
+        faults: problems that are already known.
 
     Raises:
         UserError: there is no class, or none of several has two images.
     """
+    rows = ListedRows(root)
+    rows.faults += faults
+    if not classes and rows.faults:
+        more = f" ({len(rows.faults) - 1} more folders are wrong)" if len(rows.faults) > 1 else ""
+        raise OptionError("dataset.levels", f"{rows.faults[0]}{more}")
     if not classes:
         raise OptionError(
             "dataset.root", f"{root}: no class folders; expected at least one for training and one for testing"
         )
-    rows = ListedRows(root)
     labels: dict[str, int] = {}
     few = 0
     for folder, split in classes:
-        if not readable_name(folder.name):
+        name = "/".join(folder.parts[-max(1, len(levels)) :])
+        if not readable_name(name):
             rows.faults.append(unreadable_name(str(folder)))
             continue
-        label = labels.setdefault(folder.name, len(labels))
         images = image_files(folder)
+        deeper = next((path for path in images if levels and Path(path).parent != folder), None)
+        if deeper:
+            depth = f"the {len(levels)} levels {'/'.join(levels)}"
+            rows.faults.append(f"{deeper}: lies deeper than {depth}; move it up or name one more level")
+            continue
+        label = labels.setdefault(name, len(labels))
         if len(images) < 2:
             few += 1
             rows.faults.append(
@@ -109,6 +139,27 @@ def class_listing(root: Path, classes: list[tuple[Path, ListedSplit]]) -> Listin
 def class_folders(root: Path) -> list[Path]:
     """Return the subfolders of a folder, sorted by name, without hidden ones."""
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def nested_folders(root: Path, levels: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the class folders below a root, sorted, and the problems of the folders above them.
+
+    Args:
+        root: folder of the coarsest classes.
+        levels: names of the levels, coarsest first, one per level of folders; none for one level.
+    """
+    folders, faults = class_folders(root), []
+    for depth, level in enumerate(levels[1:], start=1):
+        inner = [(folder, class_folders(folder)) for folder in folders]
+        for folder, below in inner:
+            loose = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix.lower() in EXTENSIONS]
+            place = "/".join(levels[:depth])
+            if loose:
+                faults.append(f"{loose[0]}: lies in a {place} folder, expected folders {'/'.join(levels)}; move it")
+            elif not below:
+                faults.append(f"{folder}: has no {level} folders, expected {'/'.join(levels)}; add one or remove it")
+        folders = [path for _, below in inner for path in below]
+    return folders, faults
 
 
 def image_files(folder: Path, *, images: bool = True) -> list[str]:

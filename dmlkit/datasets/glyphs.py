@@ -1,5 +1,6 @@
 """Glyphs dataset: letters, digits and symbols rendered from fonts that every installation has."""
 
+import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,8 @@ class GlyphsConfig(DatasetConfig, frozen=True):
 
     A class is one character, or several unrelated ones; its images show 12 DejaVu faces with small rotations, scales,
     shifts and noise. The first half of the classes is for training, the rest for testing. Wrong labels and the long
-    tail apply only to the training images, after the validation classes are held out.
+    tail apply only to the training images, after the validation classes are held out. The ``levels`` are always three,
+    e.g. ``[script, letter, character]``: ö and ó are two classes of the letter o of the Latin script.
     """
 
     name: Literal["glyphs"] = "glyphs"
@@ -54,7 +56,14 @@ class GlyphsConfig(DatasetConfig, frozen=True):
             )
         classes = character_classes(self.classes, self.shapes_per_class)
         shown = [classes[index] for index in span]
-        return Glyphs(shown, self.images_per_class, self.size, self.seed, difficulty=self.difficulty)
+        images = Glyphs(shown, self.images_per_class, self.size, self.seed, difficulty=self.difficulty)
+        if self.levels:
+            if self.shapes_per_class > 1:
+                raise OptionError(
+                    "dataset.levels", "needs shapes_per_class 1: several characters have no common letter"
+                )
+            images.class_names = tuple(map(character_path, shown))
+        return images
 
     def images_of(self, listing: Listing | None, split: Split) -> Dataset:
         images = super().images_of(listing, split)
@@ -111,6 +120,18 @@ class Glyphs(Dataset):
 
     def sample(self, index: int) -> Tensor:
         return self.pixels[index].expand(3, -1, -1)
+
+
+def character_path(character: str) -> str:
+    """Return the script, the letter without accents and case, and the code point of a character as a path.
+
+    Example:
+        >>> character_path("Ö"), character_path("Ж")
+        ('latin/U+006F/U+00D6', 'cyrillic/U+0436/U+0416')
+    """
+    script = unicodedata.name(character, "none").split()[0].lower()
+    letter = unicodedata.normalize("NFD", character)[0].lower()[0]
+    return f"{script}/{code_point(letter)}/{code_point(character)}"
 
 
 def code_point(character: str) -> str:

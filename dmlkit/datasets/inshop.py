@@ -26,6 +26,7 @@ class InShopConfig(DatasetConfig, frozen=True):
     super-class.
     """
 
+    own_levels: ClassVar[tuple[str, ...]] = ("super_class", "class")
     published: ClassVar[Published] = Published(
         title="In-Shop Clothes Retrieval",
         archives=(

@@ -22,6 +22,7 @@ class SopConfig(DatasetConfig, frozen=True):
     contents; ``train/`` and ``test/`` folders of classes.
     """
 
+    own_levels: ClassVar[tuple[str, ...]] = ("super_class", "class")
     published: ClassVar[Published] = Published(
         title="Stanford Online Products",
         archives=(

@@ -1,12 +1,14 @@
 """Dataset of a table of images, CSV or Parquet, with a path and a label per row, and the checks of its cells."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files.levels import path_fault
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.datasets.files.paths import SUSPICIOUS, inside, leaves_root
 from dmlkit.datasets.files.table_file import (
@@ -31,6 +33,7 @@ class TableConfig(DatasetConfig, frozen=True):
     testing. Training ignores other columns; ``dmlkit eval --by`` reads them.
     """
 
+    own_levels: ClassVar[tuple[str, ...] | None] = None  # two levels with a column super_class
     name: Literal["table"] = "table"
     file: str = Field(min_length=1)
     """Path of the table, .csv or .parquet."""
@@ -44,7 +47,8 @@ class TableConfig(DatasetConfig, frozen=True):
     def listing(self) -> Listing:
         file = Path(self.file)
         with option_errors("dataset.file"):
-            return TableRows(read_table(file), file, Path(self.root) if self.root else file.parent).listing()
+            root = Path(self.root) if self.root else file.parent
+            return TableRows(read_table(file), file, root, self.levels).listing()
 
 
 MAX_DIGITS = 4000  # longer labels are not sorted as numbers; Python converts at most 4300 digits
@@ -58,10 +62,11 @@ class TableRows:
         table: pyarrow table.
         file: file of the table.
         root: folder that the paths are relative to.
+        levels: names of the levels of labels that are paths, coarsest first; none for other labels.
     """
 
-    def __init__(self, table: Any, file: Path, root: Path) -> None:
-        self.table, self.file, self.root = table, file, root
+    def __init__(self, table: Any, file: Path, root: Path, levels: Sequence[str] = ()) -> None:
+        self.table, self.file, self.root, self.levels = table, file, root, levels
         self.keep = np.ones(len(table), dtype=bool)
         self.faults: list[str] = []
         self.notes: list[str] = []
@@ -137,12 +142,16 @@ class TableRows:
         self._refuse(rows_where(compute.is_null(column)), "no label")
         encoded = column.dictionary_encode()
         names: list[str] = encoded.dictionary.to_pylist()
+        codes = compute.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)
+        faults = {code: path_fault(name, self.levels) for code, name in enumerate(names if self.levels else ())}
+        wrong = np.isin(codes, [code for code, fault in faults.items() if fault]).nonzero()[0]
+        self.faults += [f"{self._where(row)}: {faults[codes[row]]}" for row in wrong.tolist()]
+        self.keep[wrong] = False
         order = self._order(names)
         position = np.empty(len(names) + 1, dtype=np.int64)
         position[order] = np.arange(len(names))
         position[-1] = 0  # for rows without a label, which are excluded
-        labels = position[compute.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)]
-        return labels, [names[index] for index in order]
+        return position[codes], [names[index] for index in order]
 
     def _order(self, names: list[str]) -> list[int]:
         """Return the positions of the names in sorted order; numbers are sorted as numbers."""

@@ -95,7 +95,7 @@ class CachedFeatures(Dataset):
             dataset.paths,
             query=dataset.query,
             gallery=dataset.gallery,
-            super_classes=dataset.super_classes,
+            levels=dataset.levels,
             groups=dataset.groups,
         )
         self.dataset, self.vectors = dataset, vectors

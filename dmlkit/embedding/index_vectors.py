@@ -55,7 +55,7 @@ def index_vectors(points: Any, index: Mapping[str, Any], side: Literal["query", 
         case "lorentz_lift":
             return _lift_sheet(x[:, 1:], -float(index["curvature"]), side)
         case other:
-            own = "only its manifold, of a plug-in, computes these vectors; use Manifold.index_vectors"
+            own = "only its manifold computes these vectors, a product or that of a plug-in; use Manifold.index_vectors"
             advice = own if other == "own" else "another version of dmlkit wrote this manifest"
             raise ValueError(f"index_vectors: unknown form {other!r}; {advice}")
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from dmlkit.datasets.files.levels import path_fault
 from dmlkit.embedding.points import PointSet, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import points_of_rows, read_features, read_labels
@@ -16,9 +17,11 @@ from dmlkit.evaluation.result import Evaluation, Rescoring, searching
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.codec import Codec, Rescore
+from dmlkit.metrics.ranking.labels import Labels
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import DEFAULT_METRICS, Scores, metric_configs, score_retrieval
+from dmlkit.run_folder.folder import RunFolder
 
 WantedMetrics = Sequence[MetricConfig | str]
 
@@ -48,7 +51,8 @@ def evaluate_points(
             f"{points.source}: {labels.count(None)} of {len(labels)} items have no label; evaluation needs one for "
             "every item"
         )
-    queries = LabeledRows(found, np.array(labels), list(points.paths))
+    levels = () if points.run is None else RunFolder(points.run).recipe().dataset.levels
+    queries = LabeledRows(found, np.array(labels), list(points.paths), levels)
     evaluation = _score(points.source, queries, None, points.manifold, _configs(metrics), ties, bar, rerank)
     return Report.of(evaluation, points.source, "all", ties=ties), evaluation
 
@@ -95,11 +99,20 @@ def evaluate_arrays(
 
 
 class LabeledRows(NamedTuple):
-    """Points or features with their labels, and names that a report shows."""
+    """Points or features with their labels, names that a report shows, and the levels of labels that are paths."""
 
     points: Any
     labels: Any
     names: Sequence[str] = ()
+    levels: Sequence[str] = ()
+
+    @property
+    def at_levels(self) -> Labels:
+        """Labels at each level; as they are if one of them is not a path of these levels."""
+        if not self.levels or any(path_fault(label, self.levels) for label in set(self.labels.tolist())):
+            return self.labels
+        parts = [label.split("/") for label in self.labels.tolist()]
+        return {level: ["/".join(path[: depth + 1]) for path in parts] for depth, level in enumerate(self.levels)}
 
 
 def _configs(metrics: WantedMetrics) -> WantedMetrics:
@@ -122,7 +135,7 @@ def _score(
     items = gallery or queries
     try:
         with bar("ranking", len(queries.labels)) as advance:
-            rows = queries.points, queries.labels, gallery and gallery.points, gallery and gallery.labels
+            rows = queries.points, queries.at_levels, gallery and gallery.points, gallery and gallery.at_levels
             scores = score_retrieval(*rows, manifold, metrics, ties=ties, advance=advance)
         alternative = None
         if rerank is not None:
@@ -131,8 +144,8 @@ def _score(
         raise UserError(f"cannot evaluate {source}: {error}") from error
 
     def score_form(codec: Codec) -> Scores:
-        stored, rescore = (codec.decode(queries.points), queries.labels), None
-        others = (codec.decode(gallery.points), gallery.labels) if gallery else (None, None)
+        stored, rescore = (codec.decode(queries.points), queries.at_levels), None
+        others = (codec.decode(gallery.points), gallery.at_levels) if gallery else (None, None)
         if codec.stored.precision == "rescored":
             rescore = Rescore(codec.manifold, queries.points, items.points)
         return score_retrieval(*stored, *others, codec.space, searching(metrics), ties=ties, rescore=rescore)

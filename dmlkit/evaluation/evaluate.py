@@ -18,6 +18,7 @@ from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import MetricConfig, Points
 from dmlkit.metrics.ranking.codec import Codec, Rescore
+from dmlkit.metrics.ranking.labels import Labels
 from dmlkit.metrics.ranking.local import LocalScores
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
@@ -138,12 +139,13 @@ def score_dataset(
     device = fabric.device if fabric else None
     group = torch.distributed.group.WORLD if fabric and fabric.world_size > 1 else None
     labels, ids = embeddings.labels, embeddings.indices
+    check_levels(metrics, dataset)
     query = found = torch.ones(len(labels), dtype=torch.bool)
     options: dict[str, Any] = {}
     if dataset.query is not None and dataset.gallery is not None:
         query, found = dataset.query[ids], dataset.gallery[ids]
     if query is not found or dataset.groups is not None:
-        options["gallery_labels"] = labels[found]
+        options["gallery_labels"] = at_levels(dataset, labels[found])
         own = ids if dataset.groups is None else dataset.groups[ids]
         options |= {"ids": own[query], "gallery_ids": own[found]}  # an image that is both never finds itself
 
@@ -151,7 +153,8 @@ def score_dataset(
         points = given.embeddings.to(device)
         gallery = points[found] if options else None
         more = {"group": group, **more, "manifold": given.manifold, "ties": ties}
-        return score_retrieval(points[query], labels[query], gallery, metrics=metrics, **options, **more)
+        own = at_levels(dataset, labels[query])
+        return score_retrieval(points[query], own, gallery, metrics=metrics, **options, **more)
 
     def score_form(codec: Codec) -> Scores:
         points, rescore = embeddings.points.cpu(), None
@@ -178,3 +181,24 @@ def score_dataset(
         alternative=alternative,
         rescoring=Rescoring(embeddings.points, manifold, score_form, lambda: embeddings.points),
     )
+
+
+def at_levels(dataset: Dataset, labels: Tensor) -> Labels:
+    """Return labels (n,) of a dataset at each level of its hierarchy; as they are if it has none."""
+    return {name: of_class[labels] for name, of_class in dataset.levels.items()} or labels
+
+
+def check_levels(metrics: Sequence[MetricConfig], dataset: Dataset) -> None:
+    """Check that a dataset has the levels that metrics need.
+
+    Raises:
+        ValueError: it has not.
+    """
+    for metric in metrics:
+        if metric.uses_levels and not dataset.levels:
+            raise ValueError(
+                f"{metric.names()[0]}: the dataset has no levels; set dataset.levels, or remove the metric"
+            )
+        if metric.level not in (None, *dataset.levels):
+            expected = ", ".join(dataset.levels)
+            raise ValueError(f"{metric.names()[0]}: unknown level {metric.level!r}; expected one of {expected}")

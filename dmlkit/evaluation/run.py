@@ -265,7 +265,8 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
             f"{recipe.dataset.sample}s; use --set dataset.embeddings=FILE to evaluate other vectors"
         )
     if scope.dataset_root is not None:
-        folder = FolderConfig(root=str(scope.dataset_root), on_bad_image=recipe.dataset.on_bad_image)
+        own = recipe.dataset
+        folder = FolderConfig(root=str(scope.dataset_root), on_bad_image=own.on_bad_image, levels=own.levels)
         recipe = recipe.model_copy(update={"dataset": folder})
     return recipe
 

@@ -76,7 +76,7 @@ class CachedImages(Dataset):
             dataset.paths,
             query=dataset.query,
             gallery=dataset.gallery,
-            super_classes=dataset.super_classes,
+            levels=dataset.levels,
             groups=dataset.groups,
         )
         self.cache = Cache(Path(folder))

@@ -66,6 +66,9 @@ class Matryoshka(Loss, name="matryoshka"):
     """c, the weight of each of ``dims``; null is 1 for all."""
 
     def requirements(self) -> Iterable[Requirement]:
+        yield Requirement(
+            "manifold.has_prefixes", (True,), "the first coordinates of a product are those of one factor"
+        )
         if self.dims is not None:
             reason = "the first of loss.dims is the full width, since coordinates after it would not be trained"
             yield Requirement("embedding_dim", self.dims[:1], reason)
@@ -75,6 +78,10 @@ class Matryoshka(Loss, name="matryoshka"):
 
     def __post_init__(self) -> None:
         width = self.manifold.dim
+        if not self.manifold.has_prefixes:
+            raise ValueError(
+                "Matryoshka: the first coordinates of a product are those of one factor; use another space"
+            )
         dims = self.dims or tuple(_halved(width))
         if dims[0] != width:
             raise ValueError(f"Matryoshka: dims: expected the first to be the embeddings' width {width}, got {dims[0]}")

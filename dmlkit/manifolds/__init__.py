@@ -5,6 +5,7 @@ from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.lorentz import Lorentz
 from dmlkit.manifolds.poincare import Poincare
+from dmlkit.manifolds.product import Product
 from dmlkit.manifolds.sphere import Sphere
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Manifold",
     "ManifoldConfig",
     "Poincare",
+    "Product",
     "Sphere",
 ]
 

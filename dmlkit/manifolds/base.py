@@ -17,7 +17,14 @@ Side = Literal["query", "gallery"]
 UNRELATED_RADIUS = 2.0
 NEEDS_BOUNDED = Requirement(
     "manifold.similarity",
-    ("cosine", "origin_cosine", "negative_distance", "negative_squared_distance"),
+    (
+        "cosine",
+        "origin_cosine",
+        "negative_distance",
+        "negative_squared_distance",
+        "negative_chordal_distance",
+        "negative_squared_chordal_distance",
+    ),
     "its margin or threshold is in units of a similarity that is at most 1, and 0 between unrelated points",
 )
 
@@ -25,6 +32,8 @@ NEEDS_BOUNDED = Requirement(
 class ManifoldConfig(ComponentConfig, frozen=True):
     """Root of the manifold family."""
 
+    has_prefixes: ClassVar[bool] = True
+    """Whether the first coordinates of features are features of the same space with fewer dimensions."""
     proxies: Literal["features", "points"] = "features"
     """How losses store their proxies: ``features`` are free vectors mapped onto the manifold at every step,
     for any optimizer; ``points`` are on the manifold and need a Riemannian optimizer."""
@@ -43,6 +52,7 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
 
     takes_stacks: ClassVar[bool] = False
     """Whether ``distance(x, x)`` accepts stacks of points (..., N, D)."""
+    has_prefixes: ClassVar[bool] = True
     dim: int = option(kw_only=False)
     """d, the number of features that ``from_features`` takes."""
     similarity_name: Any = option(init=False)
@@ -169,7 +179,7 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
         """
         return {"form": "own"}
 
-    def learned_options(self) -> dict[str, float]:
+    def learned_options(self) -> dict[str, Any]:
         """Return the options of the config that training changes, with their current values."""
         return {}
 

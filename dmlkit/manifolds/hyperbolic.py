@@ -1,7 +1,7 @@
 """Hyperbolic space: what its two models, the hyperboloid and the ball, have in common."""
 
 from abc import abstractmethod
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NegativeFloat, PositiveFloat
 from torch import Tensor
@@ -41,5 +41,5 @@ class Hyperbolic(Manifold):
     def unrelated_distance(self) -> Tensor:
         return right_angle_distance(self.curvature, UNRELATED_RADIUS)
 
-    def learned_options(self) -> dict[str, float]:
+    def learned_options(self) -> dict[str, Any]:
         return {"curvature": self.curvature.item()} if is_parametrized(self.geometry) else {}

@@ -4,6 +4,7 @@ from dmlkit.component import load_family
 from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
 from dmlkit.metrics.clustering import AmiConfig, AriConfig, F1Config, NmiConfig
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
+from dmlkit.metrics.hierarchy import GradedNdcgConfig, HierarchicalApConfig
 from dmlkit.metrics.open_set import AurocUnknownConfig, BaksConfig, BausConfig, OscrConfig
 from dmlkit.metrics.retrieval import (
     CmcConfig,
@@ -27,6 +28,8 @@ __all__ = [
     "CmcConfig",
     "EerConfig",
     "F1Config",
+    "GradedNdcgConfig",
+    "HierarchicalApConfig",
     "MapAtKConfig",
     "MapAtRConfig",
     "MetricConfig",

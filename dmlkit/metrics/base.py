@@ -1,15 +1,18 @@
 """The metric interface: rankings and points, from which metrics are computed, and the base class of metrics."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from dmlkit.component import ComponentConfig
 from dmlkit.manifolds.base import Manifold
+
+LEVEL_NAME = r"^[a-z][a-z0-9_]*$"
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,10 @@ class Ranking:
         hits_tied: (Q, J) int64 >= 1; h, number of positives among the tied items.
         positives: (Q,) int64 >= 1; R, number of positives.
         gallery: (Q,) int64; number of ranked items.
+        grades: (Q, J) int64 in 0..L; number of levels of a hierarchy at which positive j has the class of its query,
+            0 where a query has no positive j. Positives are then the items of the same class at the coarsest level.
+            None without a hierarchy.
+        levels: L, number of levels; 1 without a hierarchy.
     """
 
     above: Tensor
@@ -36,6 +43,31 @@ class Ranking:
     hits_tied: Tensor
     positives: Tensor
     gallery: Tensor
+    grades: Tensor | None = None
+    levels: int = 1
+
+    def at_level(self, level: int) -> "Ranking":
+        """Return the ranking whose positives have the class of their query at ``level``, 1 for the coarsest."""
+        if self.grades is None:
+            return self
+        kept = self.grades >= level
+        order = (~kept).sort(dim=1, stable=True).indices[:, : max(1, int(kept.sum(1).max()))]
+        exists = kept.gather(1, order)
+        above = self.above.gather(1, order).where(exists, self.gallery[:, None])
+        column = torch.arange(above.shape[1], device=above.device).expand_as(above)
+        starts = torch.ones_like(exists)
+        starts[:, 1:] = above[:, 1:] != above[:, :-1]  # positives of the same score have the same items above them
+        first = column.where(starts, 0).cummax(1).values
+        group = starts.cumsum(1) - 1
+        sizes = torch.zeros_like(above).scatter_add_(1, group, torch.ones_like(above))
+        return Ranking(
+            above=above,
+            tied=self.tied.gather(1, order).where(exists, 1),
+            hits_above=first,
+            hits_tied=sizes.gather(1, group),
+            positives=kept.sum(1),
+            gallery=self.gallery,
+        )
 
     def cut(self, k: int) -> Tensor:
         """Return min(k, gallery), (Q,) int64."""
@@ -74,12 +106,20 @@ class Ranking:
         offset = self.hits_above + 1 - slope * (self.above + 1)
         return ((offset * (harmonic[last] - harmonic[first]) + slope * (last - first)) / self.tied).sum(1)
 
-    def discounted_gain(self, limit: Tensor) -> Tensor:
-        """Compute the expected sum of 1 / log2(rank + 1) over the hits among the first ``limit`` (Q,) items, (Q,)."""
+    def discounts(self, limit: Tensor) -> Tensor:
+        """Compute the expected 1 / log2(rank + 1) of each positive among the first ``limit`` (Q,) items, else 0: (Q, J)
+        float64."""
         gains = self.ideal_gains(int(limit.max()))
         first = self.above.minimum(limit[:, None])
         last = (self.above + self.tied).minimum(limit[:, None])
-        return ((gains[last] - gains[first]) / self.tied).sum(1)
+        return (gains[last] - gains[first]) / self.tied
+
+    def harmonic_sums(self) -> Tensor:
+        """Compute the sum of 1 / rank over the ranks that each positive may have, (Q, J) float64."""
+        last = (self.above + self.tied).minimum(self.gallery[:, None])
+        ranks = torch.arange(1, int(self.gallery.max()) + 1, dtype=torch.float64, device=last.device)
+        harmonic = _prefix_sums(1 / ranks)
+        return harmonic[last] - harmonic[self.above]
 
     def ideal_gains(self, depth: int) -> Tensor:
         """Compute the gain of n hits at the ranks 1..n, for n = 0..depth, (depth + 1,) float64."""
@@ -149,8 +189,26 @@ class MetricConfig(ComponentConfig, frozen=True):
     """Whether the metric depends only on the best positive of each query, so that the others need not be ranked."""
     to_r: ClassVar[bool] = False
     """Whether the metric depends on the first R items."""
+    to_end: ClassVar[bool] = False
+    """Whether the metric depends on all positives, also on the last ones."""
+    is_graded: ClassVar[bool] = False
+    """Whether the metric depends on all levels of a hierarchy; without one it has a single level."""
     smaller_is_better: ClassVar[bool] = False
     """Whether the metric is an error rate. Such a metric cannot choose a checkpoint or support a claim of a study."""
+
+    level: Annotated[str, Field(pattern=LEVEL_NAME)] | None = Field(default=None, repr=False)
+    """Level of the dataset's hierarchy whose classes count; null for the classes themselves."""
+
+    @model_validator(mode="after")
+    def _has_one_level(self) -> "MetricConfig":
+        if self.is_graded and self.level is not None:
+            raise ValueError(f"{self.name} uses all levels; remove level {self.level}")
+        return self
+
+    @property
+    def uses_levels(self) -> bool:
+        """Whether the metric needs the levels of a hierarchy."""
+        return self.is_graded or self.level is not None
 
     @classmethod
     def lacks(cls) -> list[str]:
@@ -164,6 +222,12 @@ class MetricConfig(ComponentConfig, frozen=True):
         return sorted(variant.key for variant in cls.variants.values())
 
     @classmethod
+    def compat_values(cls) -> tuple[str, ...]:
+        """Return the libraries whose variant of the metric is requested with a suffix, as in ``map@10:oml``."""
+        field = cls.model_fields.get("compat")
+        return () if field is None else tuple(name for part in get_args(field.annotation) for name in get_args(part))
+
+    @classmethod
     def option_in_name(cls) -> str | None:
         """Return the option whose values are part of names: ``k`` of ``recall@k``, ``far`` of ``tar@far=x``."""
         option = cls.key.partition("@")[2].removesuffix("=x")
@@ -174,8 +238,9 @@ class MetricConfig(ComponentConfig, frozen=True):
         return ()
 
     def names(self) -> tuple[str, ...]:
-        """Return the keys of the result of `per_query` or `of_points`, in the order of `cutoffs`."""
-        return self.request_names()
+        """Return the names under which the values are reported, in the order of `cutoffs`, e.g. ``map@5:oml:genus``."""
+        suffix = "".join(f":{part}" for part in (getattr(self, "compat", None), self.level) if part)
+        return tuple(name + suffix for name in self.request_names())
 
     def request_names(self) -> tuple[str, ...]:
         """Return the names by which the metric is requested; they do not include all options."""
@@ -184,12 +249,17 @@ class MetricConfig(ComponentConfig, frozen=True):
             return (self.key,)
         return tuple(f"{self.key[:-1]}{_short_number(value)}" for value in getattr(self, option))
 
+    def named(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the result of `per_query` or `of_points` under the names of `names`, which add the level."""
+        return dict(zip(self.names(), values.values(), strict=True))
+
     def per_query(self, ranking: Ranking) -> dict[str, Tensor]:
-        """Compute fractions by name, (Q,) float64; the metric is their mean. Only metrics that `searches` have them."""
+        """Compute fractions by name, (Q,) float64, in the order of `names`; the metric is their mean. Only metrics that
+        `searches` have them."""
         raise TypeError(f"{self.name} is computed from points, not from a ranking; use of_points")
 
     def of_points(self, points: Points) -> dict[str, float]:
-        """Compute values by name.
+        """Compute values by name, in the order of `names`.
 
         Raises:
             ValueError: the metric is not defined for these points.

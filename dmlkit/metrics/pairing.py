@@ -52,7 +52,7 @@ class Pairing:
             sides.append(targets.embeddings)
             labels = [targets.point_labels, targets.labels]
         manifold = points.manifold
-        is_distance = manifold.similarity_name in ("negative_distance", "negative_squared_distance")
+        is_distance = manifold.similarity_name.endswith("distance")
         if not is_distance:
             sides = [manifold.product_vectors(side) for side in sides]
         is_double = sides[0].dtype == torch.float64

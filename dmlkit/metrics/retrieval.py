@@ -55,10 +55,6 @@ class PrecisionConfig(CutoffConfig, frozen=True):
     key: ClassVar[str] = "precision@k"
     definition: ClassVar[str] = "precision@k: hits in the k nearest / k (:oml / min(R, k))"
 
-    def names(self) -> tuple[str, ...]:
-        suffix = f":{self.compat}" if self.compat else ""
-        return tuple(name + suffix for name in super().names())
-
     def at(self, ranking: Ranking, k: Tensor) -> Tensor:
         divisor = k.minimum(ranking.positives) if self.compat == "oml" else k
         return ranking.hits_within(k) / divisor
@@ -94,10 +90,6 @@ class MapAtKConfig(CutoffConfig, frozen=True):
     definition: ClassVar[str] = (
         "map@k: (1/min(R, k)) sum over i <= k of precision(i) * hit(i) (:pml / R, :oml / hits found, :mpa / k)"
     )
-
-    def names(self) -> tuple[str, ...]:
-        suffix = f":{self.compat}" if self.compat else ""
-        return tuple(name + suffix for name in super().names())
 
     def at(self, ranking: Ranking, k: Tensor) -> Tensor:
         match self.compat:
@@ -178,7 +170,7 @@ class NdcgConfig(CutoffConfig, frozen=True):
 
     def at(self, ranking: Ranking, k: Tensor) -> Tensor:
         ideal = ranking.ideal_gains(int(k.max()))[ranking.positives.minimum(k)]
-        return ranking.discounted_gain(k) / ideal
+        return ranking.discounts(k).sum(1) / ideal
 
 
 class CmcConfig(CutoffConfig, frozen=True):

@@ -16,12 +16,11 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
 from dmlkit.metrics.ranking.codec import Rescore
+from dmlkit.metrics.ranking.labels import Array, Labeling, Labels, as_keys
 from dmlkit.metrics.ranking.local import LocalScores
 from dmlkit.metrics.ranking.rankings import (
-    Array,
     Ties,
     as_embeddings,
-    as_keys,
     as_points,
     build_search,
     rankings,
@@ -60,9 +59,9 @@ class Scores:
 
 def retrieval_metrics(
     embeddings: Array,
-    labels: Array,
+    labels: Labels,
     gallery: Array | None = None,
-    gallery_labels: Array | None = None,
+    gallery_labels: Labels | None = None,
     manifold: Manifold | None = None,
     metrics: Sequence[MetricConfig | str] = DEFAULT_METRICS,
     *,
@@ -81,9 +80,10 @@ def retrieval_metrics(
 
     Args:
         embeddings: (N, D) points on the manifold, array or tensor.
-        labels: (N,) integers or strings.
+        labels: (N,) integers or strings; with a hierarchy a mapping from each level to them, coarsest first, e.g.
+            ``{"genus": [...], "species": [...]}``, for metrics such as ``recall@1:genus`` and ``h_ap``.
         gallery: (M, D) points to search instead; needs ``gallery_labels``.
-        gallery_labels: (M,) integers or strings.
+        gallery_labels: (M,) integers or strings, or a mapping with the same levels.
         manifold: the geometry whose similarity ranks the neighbors; None normalizes the rows and uses the cosine.
         metrics: configs or names, e.g. ``["recall@1", "map@r", "ndcg@10", "nmi"]``; all share one search.
             Metrics that do not search describe ``embeddings`` (nmi, ami, f1, spread) or all pairs (eer, roc_auc).
@@ -126,9 +126,9 @@ def retrieval_metrics(
 @torch.no_grad()  # the curvature of a manifold may be learned
 def score_retrieval(
     embeddings: Array,
-    labels: Array,
+    labels: Labels,
     gallery: Array | None = None,
-    gallery_labels: Array | None = None,
+    gallery_labels: Labels | None = None,
     manifold: Manifold | None = None,
     metrics: Sequence[MetricConfig | str] = DEFAULT_METRICS,
     *,
@@ -158,7 +158,8 @@ def score_retrieval(
     if (ids is None) != (gallery_ids is None) or (ids is not None and gallery is None):
         raise ValueError("ids and gallery_ids: give both, with a gallery, or neither")
     lengths = len(points), None if items is None else len(items)
-    keys = as_keys(labels, gallery_labels, "labels", lengths)
+    labeling = Labeling.of(labels, gallery_labels, lengths).needed(configs)
+    keys = labeling.classes
     if int(max(side.max() if len(side) else 0 for side in keys)) == 0:
         raise ValueError(f"labels: all {len(points)} embeddings are of one class; retrieval needs at least two")
     names = _identities(ids, gallery_ids, lengths)
@@ -183,7 +184,7 @@ def score_retrieval(
         search = replace(search, rows=k_reciprocal(manifold, points, among, rerank))
     if rescore is not None:
         search = replace(search, rows=rescore.rows(manifold, points, points if items is None else items))
-    return _score(search, positives, described, configs, ties, group, advance)
+    return _score(labeling.in_search(search), positives, described, labeling, configs, ties, group, advance)
 
 
 def _identities(ids: Array | None, gallery_ids: Array | None, lengths: tuple[int, int | None]) -> tuple[Tensor, Tensor]:
@@ -197,6 +198,7 @@ def _score(
     search: Search,
     positives: Tensor,
     points: Points,
+    labeling: Labeling,
     configs: Sequence[MetricConfig],
     ties: Ties,
     group: Any,
@@ -212,18 +214,21 @@ def _score(
     if searching:
         blocks: list[dict[str, Tensor]] = []
         for ranking, near in rankings(search, share_of(scored, group), searching, ties):
-            found = {name: value for config in searching for name, value in config.per_query(ranking).items()}
+            found: dict[str, Tensor] = {}
+            for config in searching:
+                found |= config.named(config.per_query(labeling.ranking(config, ranking)))
             blocks.append(found | {_NEAREST: near.double()})
             advance(len(near))
         columns = {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
         per_query = {name: gather_interleaved(value, len(scored), group).cpu() for name, value in columns.items()}
         nearest = per_query.pop(_NEAREST).long()
-        notes = tuple(_notes(searching, search, positives))
+        notes = (*_notes(searching, search, positives), *labeling.notes(configs))
     values = {name: float(value.mean()) for name, value in per_query.items()}
     for config in configs:
         if not config.searches:
-            values |= config.of_points(points)
-            notes = (*notes, *config.notes(points))
+            own = labeling.points(config, points)
+            values |= config.named(config.of_points(own))
+            notes = (*notes, *config.notes(own))
     return Scores(
         values=values,
         definitions={name: config.definition for config in configs for name in config.names()},
@@ -300,7 +305,8 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
         warnings.warn(f"mrr is 0 for the {int((~found.any(1)).sum())} queries without a listed hit", stacklevel=2)
     for note in clip_notes(configs, found.shape[1]):
         warnings.warn(note, stacklevel=2)
-    return {name: float(value.mean()) for config in configs for name, value in config.per_query(ranking).items()}
+    values = [config.named(config.per_query(ranking)) for config in configs]
+    return {name: float(value.mean()) for one in values for name, value in one.items()}
 
 
 def check_hits(hits: Tensor, positives: Tensor) -> None:
@@ -373,8 +379,8 @@ def metric_configs(metrics: Sequence["MetricConfig | str"]) -> list[MetricConfig
 
 
 def _config(text: str) -> MetricConfig:
-    name, _, compat = text.partition(":")
-    options: dict[str, Any] = {"compat": compat} if compat else {}
+    name, *suffixes = text.split(":")
+    options: dict[str, Any] = {}
     by_key = {variant.key: variant for variant in MetricConfig.variants.values()}
     variant = by_key.get(name) or MetricConfig.variants.get(name)
     head, _, cut = name.partition("@")
@@ -394,6 +400,10 @@ def _config(text: str) -> MetricConfig:
             raise ValueError(f"{text[:50]!r}: expected a number after '='") from None
     if variant is None:
         raise ValueError(f"unknown metric {text!r}; expected one of {', '.join(sorted(by_key))}")
+    kinds = ["compat" if suffix in variant.compat_values() else "level" for suffix in suffixes]
+    if len(set(kinds)) < len(kinds):
+        raise ValueError(f"{text!r}: expected at most one library and one level after the name, e.g. map@10:oml:genus")
+    options |= dict(zip(kinds, suffixes, strict=True))
     try:
         return variant(**options)
     except ValidationError as error:

@@ -190,8 +190,11 @@ def names_of(metrics: tuple[MetricConfig, ...]) -> list[Any]:
     for config in metrics:
         option = config.option_in_name()
         options = {option: getattr(config, option)} if option else {}
-        compat = getattr(config, "compat", None)
-        plain = type(config)(**options, **({"compat": compat} if compat else {}))
-        names = [f"{name}:{compat}" if compat else name for name in config.request_names()]
-        found += names if plain == config else [config.model_dump(mode="json")]
+        suffixes = {key: value for key in ("compat", "level") if (value := getattr(config, key, None))}
+        plain = type(config)(**options, **suffixes)
+        found += (
+            config.names()
+            if plain == config
+            else [config.model_dump(mode="json", exclude=None if config.level else {"level"})]
+        )
     return found

@@ -185,6 +185,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             *self._proxies_without_riemannian_optimizer(),
             *self._selection_by_unknown_metric(),
             *self._figures_given_twice(),
+            *self._levels_that_are_missing(),
             *self._proxies_that_cannot_be_shared_out(),
             *self._stop_after_the_end(),
             *self._augmentation_without_views(),
@@ -255,6 +256,16 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                 if name in seen:
                     yield ("metrics", index), f"{name} is listed twice; remove one"
                 seen.add(name)
+
+    def _levels_that_are_missing(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        known = self.dataset.level_names
+        for index, metric in enumerate(self.metrics):
+            if known is None or metric.level in known or not metric.uses_levels or (metric.is_graded and known):
+                continue
+            text = f"unknown level {metric.level!r}; expected one of {', '.join(known)}"
+            if not known:
+                text = f"dataset {self.dataset.name} has no levels; set dataset.levels, or remove the metric"
+            yield ("metrics", index), f"{metric.names()[0]}: {text}"
 
     def _stop_after_the_end(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         epochs, stop_after = self.training.epochs, self.training.stop_after

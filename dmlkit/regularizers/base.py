@@ -1,6 +1,7 @@
 """The regularizer interface: a term of a batch that is added to any loss, in full precision."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from pydantic import PositiveFloat
 from torch import Tensor, nn
@@ -32,6 +33,13 @@ class Regularizer(nn.Module, ABC):
         """Compute the unweighted term of a batch: embeddings (B, D), labels (B,) int64 -> scalar."""
         with without_autocast(embeddings):
             return self.compute(embeddings.float() if embeddings.itemsize < 4 else embeddings, labels)
+
+    def use_levels(self, levels: Mapping[str, Tensor]) -> None:
+        """Take the levels of the training classes, coarsest first, (C,) int64 each; a term may ignore them.
+
+        Raises:
+            OptionError: the term needs levels, and there are none.
+        """
 
     @abstractmethod
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Hierarchy (HIER): learned proxies become the inner nodes of a tree over the images, without labels of a hierarchy."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -7,6 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import gumbel_softmax, relu
 
+from dmlkit.errors import OptionError
 from dmlkit.manifolds.base import Manifold
 from dmlkit.regularizers.base import Regularizer, RegularizerConfig
 
@@ -23,6 +25,8 @@ class HierarchyConfig(RegularizerConfig, frozen=True):
     """Triplets drawn for each image and each proxy; time and memory grow with triplets_per_anchor x num_proxies^2."""
     margin: NonNegativeFloat = 0.1
     """delta, in units of the distance."""
+    levels: bool = False
+    """Use the levels of the dataset (``dataset.levels``): images that share more levels are nearer than all others."""
     temperature: PositiveFloat = 0.1
     """tau of the choice of an ancestor, in units of the distance; lower makes the nearest one more likely."""
 
@@ -51,6 +55,10 @@ class Hierarchy(Regularizer):
     the number of points, so that a small batch has unrelated points. D: k is never i itself, as it can be in the
     authors' code. On a sphere d is the manifold's distance, in the authors' code its square.
 
+    With ``levels`` the known hierarchy orders the images before the distance does: those that share more levels with an
+    image are nearer than all that share fewer. Related images are then those of the same class, genus, and so on, until
+    K are found, and the learned ancestors get to know the levels above the classes.
+
     The proxies are trained with the learning rate of the loss.
 
     Args:
@@ -60,6 +68,7 @@ class Hierarchy(Regularizer):
         triplets_per_anchor: triplets T drawn for each image and each proxy.
         margin: delta >= 0, in units of d.
         temperature: tau > 0, in units of d.
+        levels: whether `use_levels` gives the levels of the classes.
 
     Example:
         >>> from dmlkit.manifolds import Poincare
@@ -78,20 +87,29 @@ class Hierarchy(Regularizer):
         triplets_per_anchor: int = 10,
         margin: float = 0.1,
         temperature: float = 0.1,
+        levels: bool = False,
     ) -> None:
         super().__init__(manifold)
+        self.needs_levels = levels
+        self.levels: Tensor | None = None
         self.neighbors, self.triplets_per_anchor = neighbors, triplets_per_anchor
         self.margin, self.temperature = margin, temperature
         self.proxies = manifold.new_proxies(num_proxies)
+
+    def use_levels(self, levels: Mapping[str, Tensor]) -> None:
+        if self.needs_levels and not levels:
+            raise OptionError("regularizers", "hierarchy.levels needs a dataset with levels; set dataset.levels")
+        self.levels = torch.stack(list(levels.values()), 1) if self.needs_levels else None  # (C, L)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         proxies = self.manifold.proxy_points(self.proxies)
         between = self.manifold.distance(proxies, proxies)  # (P, P)
         points = embeddings.detach()
         apart = self.manifold.distance(points, points)  # (B, B)
-        same = labels[:, None] == labels
+        classes = labels[:, None] if self.levels is None else self.levels.to(labels.device)[labels]  # (B, L)
+        shared = (classes[:, None] == classes).sum(2)
         of_images = self._mean_over_triplets(
-            apart - (1 + apart.max()) * same, self.manifold.distance(embeddings, proxies)
+            apart - (1 + apart.max()) * shared, self.manifold.distance(embeddings, proxies)
         )
         return of_images + self._mean_over_triplets(between.detach(), between)
 

@@ -11,7 +11,7 @@ from dmlkit.samplers.class_balanced import Deck, group_by
 
 
 class Hierarchical(Sampler, name="hierarchical"):
-    """s super-classes x m of their classes x n images; for datasets with super-classes (sop, inshop, table).
+    """s super-classes x m of their classes x n images; for datasets with super-classes (sop, inshop, table) or levels.
 
     Super-classes, the classes of a super-class and the images of a class are dealt from shuffled decks, so any two of
     them are drawn equally often over an epoch, give or take one hand. Classes of a small super-class are drawn more
@@ -35,6 +35,8 @@ class Hierarchical(Sampler, name="hierarchical"):
     """m, classes per super-class in a batch."""
     images_per_class: PositiveInt = 4
     """n, images per class in a batch."""
+    level: str | None = None
+    """Level of the dataset's hierarchy whose classes are the super-classes; null for the one above the classes."""
 
     @property
     def pairs(self) -> str:
@@ -42,7 +44,10 @@ class Hierarchical(Sampler, name="hierarchical"):
 
     def __post_init__(self) -> None:
         if self.super_classes is None:
-            raise OptionError("sampler", "hierarchical needs a dataset with super-classes; use sop, inshop or a table")
+            raise OptionError(
+                "sampler",
+                "hierarchical needs a dataset with super-classes; use sop, inshop, a table, or dataset.levels",
+            )
         self.images = group_by(self.labels.numpy())
         self.classes = group_by(self.super_classes.numpy())
         if len(self.classes) < self.super_classes_per_batch:

@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.exchange import ShardedParameter
 from dmlkit.errors import OptionError, UserError
+from dmlkit.evaluation.evaluate import check_levels
 from dmlkit.loading.cache import images_of_split
 from dmlkit.losses.base import Loss
 from dmlkit.manifolds.sphere import Sphere
@@ -23,7 +25,7 @@ from dmlkit.model import EmbeddingModel, build_model, fingerprint
 from dmlkit.recipe.file import dump_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.regularizers import Regularizer
-from dmlkit.samplers.base import Sampler
+from dmlkit.samplers import Hierarchical, Sampler
 from dmlkit.training.gradient_checkpointing import chunks_of, recompute_blocks, recompute_chunks
 from dmlkit.training.progress import check_loggers
 
@@ -168,8 +170,10 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         for dataset in (train, validation):
             if dataset is not None and not dataset.kind.has_angle and isinstance(recipe.manifold, Sphere.Config):
                 refuse_zero_vectors(dataset)
+    with recipe.errors_at("metrics"):
+        check_levels(recipe.metrics, train)
     with recipe.errors_at("sampler"):
-        sampler = recipe.sampler.build(train.labels, recipe.seed, train.super_classes, train.groups)
+        sampler = recipe.sampler.build(train.labels, recipe.seed, super_classes_of(recipe, train), train.groups)
     if recipe.training.accumulate > len(sampler):
         message = f"got {recipe.training.accumulate}, expected at most {len(sampler)}, the number of batches per epoch"
         raise UserError(recipe.fault(("training", "accumulate"), message))
@@ -193,6 +197,8 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         loss = recipe.loss.build(model.manifold, len(train.class_names))
     with recipe.errors_at("regularizers"):
         regularizers = [regularizer.build(model.manifold) for regularizer in recipe.regularizers]
+        for regularizer in regularizers:
+            regularizer.use_levels(train.levels)
     objective = Objective(loss, regularizers, [regularizer.weight for regularizer in recipe.regularizers])
     if recipe.training.shard_proxies:
         with recipe.errors_at("training", "shard_proxies"):
@@ -208,6 +214,23 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         optimizer = recipe.optimizer.build(parameters, fused=recipe.training.precision != "fp16")
     average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
     return Experiment(recipe, model, objective, optimizer, sampler, train, validation, average)
+
+
+def super_classes_of(recipe: Recipe, dataset: Dataset) -> Tensor | None:
+    """Return the super-classes that the sampler draws from, (C,) int64: those of its level, or the nearest level.
+
+    Raises:
+        OptionError: the dataset does not have the level, or it is that of the classes.
+    """
+    options: Any = recipe.sampler
+    level: str | None = options.level if isinstance(options, Hierarchical.Config) else None
+    if level is None:
+        return dataset.super_classes
+    above = list(dataset.levels)[:-1]
+    if level not in above:
+        known = f"expected one of {', '.join(above)}" if above else "the dataset has no levels; set dataset.levels"
+        raise OptionError("sampler.level", f"got {level!r}; {known}")
+    return dataset.levels[level]
 
 
 def _try_single_images(recipe: Recipe, model: EmbeddingModel, blank: Tensor, share: int) -> None:

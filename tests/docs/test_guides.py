@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from dmlkit.losses.base import LossConfig
 from dmlkit.metrics import retrieval_metrics
 from tests.conftest import ROOT
+from tests.datasets import trees
 from tests.docs.blocks import blocks_of, page, run_blocks
 
 IN_A_PROCESS = """
@@ -40,6 +42,23 @@ def test_the_guide_to_first_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     run_blocks(blocks_of(page("guides/first_recipe"), "sh", "yaml", "python"), dmlkit, lambda _: [])
     assert Path("runs/sharper/summary.json").exists()
+
+
+TINY = ["transform.size=16", "backbone={name: small_cnn, width: 4}", "embedding_dim=8", "training.epochs=1"]
+
+
+@pytest.mark.slow
+def test_one_hierarchy_from_a_folder_tree_to_h_ap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Any]
+):
+    monkeypatch.chdir(tmp_path)
+    for place, path in enumerate(product(("corvids", "gulls"), "ab", "xyzw")):
+        for index in range(2):
+            trees.photo(Path("photos", *path) / f"{index}.jpg", 2 * place + index)
+    tiny = [part for key in [*TINY, "training.workers=0"] for part in ("--set", key)]
+    blocks = blocks_of(page("guides/hierarchy"), "sh", "yaml", "python")
+    printed = run_blocks(blocks, dmlkit, lambda words: tiny if "birds.yaml" in words else [])
+    assert "map@r:family" in printed and "h_ap" in printed and "'recall@1:genus': 1.0" in printed
 
 
 @pytest.mark.heavy

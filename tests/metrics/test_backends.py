@@ -8,9 +8,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
+from dmlkit.manifolds import Euclidean
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.metrics import retrieval_metrics, score_retrieval
-from dmlkit.metrics.ranking import cpu_search, gpu_search
+from dmlkit.metrics.ranking import cpu_search, gpu_search, rankings
 from dmlkit.metrics.ranking.rankings import build_search
 from dmlkit.metrics.ranking.search import Depth
 
@@ -46,6 +47,21 @@ def test_cpu_and_gpu_code_count_alike(classes, depth, monkeypatch):
             limit = limit.maximum((theirs.scores > -torch.inf).sum(1, keepdim=True))
         assert ((theirs.above >= limit) | known | (theirs.scores[:, : known.shape[1]] == -torch.inf)).all()
         assert known[:, 0].all()
+
+
+def test_cpu_and_gpu_code_agree_on_the_levels_of_a_hierarchy(monkeypatch):
+    points, labels = embeddings(300, 24)
+    points = (points * 2).round()  # with ties
+    levels = {"family": labels // 8, "genus": labels // 2, "species": labels}
+    names = ["recall@1", "map@r:genus", "mrr:family", "h_ap", "graded_ndcg@9"]
+    sides = (points[:90], {name: codes[:90] for name, codes in levels.items()}), (points, levels)
+    for arguments in ((points, levels), (*sides[0], *sides[1])):
+        ours = retrieval_metrics(*arguments, manifold=Euclidean(16), metrics=names)
+        with monkeypatch.context() as patch:
+            patch.setattr(rankings, "cpu_search", gpu_search)
+            patch.setattr(gpu_search, "block_rows", lambda _: 50)
+            theirs = retrieval_metrics(*arguments, manifold=Euclidean(16), metrics=names)
+        assert ours == pytest.approx(theirs, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(ManifoldConfig.variants))

@@ -50,7 +50,7 @@ ZERO[3] = ZERO[6] = 0
         ((POINTS, LABELS), {"metrics": [f"recall@{10**20}"]}, f"'recall@{10**20}': k must fit into 64 bits"),
         ((POINTS, LABELS), {"metrics": ["recall@²"]}, "unknown metric 'recall@²'"),
         ((POINTS, LABELS), {"metrics": ["recal@1"]}, "unknown metric 'recal@1'; expected one of ami, ari, auroc"),
-        ((POINTS, LABELS), {"metrics": ["map@5:x"]}, "'map@5:x': Input should be 'pml', 'oml' or 'mpa'"),
+        ((POINTS, LABELS), {"metrics": ["map@5:x"]}, "map@5:x: unknown level 'x', nor is it one of pml, oml, mpa"),
     ],
 )  # fmt: skip
 def test_bad_input(arguments, options, message):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from dmlkit.errors import UserError
 from dmlkit.manifolds import Euclidean, Poincare, Sphere
 from dmlkit.regularizers import Hierarchy
 from dmlkit.regularizers.hierarchy import DrawnTriplets, draw_triplets, triplet_values
@@ -132,6 +133,28 @@ def test_images_of_a_class_are_nearer_than_all_others():
     term._mean_over_triplets = lambda rank, distance: seen.append(draw_triplets(rank, 2, 3)) or rank.sum()
     term(points, labels)
     assert seen[0].related[:, 0].tolist() == [1, 0, 3, 2]
+
+
+def test_images_that_share_more_levels_are_nearer():
+    levels = {"family": torch.tensor([0, 0, 0, 1]), "genus": torch.tensor([0, 0, 1, 2]), "species": torch.arange(4)}
+    term = Hierarchy(Euclidean(2), num_proxies=8, levels=True)
+    term.use_levels(levels)
+    points, labels = torch.randn(24, 2), torch.arange(24) % 4
+    seen = []
+    term._mean_over_triplets = lambda rank, distance: seen.append(rank) or rank.sum()
+    term(points, labels)
+    for row in range(24):
+        shared = [
+            sum(int(codes[labels[row]] == codes[labels[other]]) for codes in levels.values()) for other in range(24)
+        ]
+        apart = [float((points[row] - points[other]).norm()) for other in range(24)]
+        expected = sorted(range(24), key=lambda other: (-shared[other], apart[other]))
+        assert seen[0][row].argsort().tolist() == expected
+    plain = Hierarchy(Euclidean(2), num_proxies=8)
+    plain.use_levels(levels)
+    assert plain.levels is None
+    with pytest.raises(UserError, match=r"hierarchy.levels needs a dataset with levels"):
+        term.use_levels({})
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dmlkit.datasets.files.levels import Levels, levels_of
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
 from dmlkit.errors import UserError
@@ -54,9 +55,11 @@ class Dataset(ABC):
         paths: N names that identify the samples; for files their paths.
         query: (N,) bool, the query images; None, as for ``gallery``, if each image is compared with all others.
         gallery: (N,) bool, the images to find.
-        super_classes: (C,) int64 in 0..S-1, a coarser label of each class; None if there is none.
+        super_classes: (C,) int64 in 0..S-1, a coarser label of each class; None if there is none, or with ``levels``.
         groups: (N,) int64, equal for images of one camera, burst or video, which evaluation does not count as neighbors
             of each other; an image without a group has a unique number. None if no image has a group.
+        levels: hierarchy of the classes; empty if there is none. With ``super_classes`` it has two levels,
+            ``super_class`` and ``class``.
 
     Attributes:
         kind: kind of the samples, images unless ``num_features`` or ``kind`` is set.
@@ -82,18 +85,27 @@ class Dataset(ABC):
         gallery: Tensor | None = None,
         super_classes: Tensor | None = None,
         groups: Tensor | None = None,
+        levels: Levels | None = None,
     ) -> None:
         self.labels = labels
         self.class_names = tuple(class_names)
         self.paths = paths
         self.query, self.gallery = query, gallery
-        self.super_classes, self.groups = super_classes, groups
+        self.groups = groups
+        if super_classes is not None:
+            levels = {"super_class": super_classes, "class": torch.arange(len(class_names))}
+        self.levels: Levels = levels or {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Take ``num_features = 8`` in a class's body as in `num_features`."""
         super().__init_subclass__(**options)
         if isinstance(width := cls.__dict__.get("num_features"), int):
             cls.kind = VectorSamples(width)
+
+    @property
+    def super_classes(self) -> Tensor | None:
+        """The level above the classes, (C,) int64; None if there is none."""
+        return list(self.levels.values())[-2] if self.levels else None
 
     @property
     def num_features(self) -> int | None:
@@ -163,8 +175,8 @@ class PickedSamples(Dataset):
             PickedPaths(dataset.paths, rows.numpy()),
             query=query,
             gallery=gallery,
-            super_classes=None if dataset.super_classes is None else dataset.super_classes[list(classes)],
             groups=groups,
+            levels=levels_of(dataset.levels, classes),
         )
         self.dataset, self.rows = dataset, rows
         self.kind, self.in_memory = dataset.kind, dataset.in_memory

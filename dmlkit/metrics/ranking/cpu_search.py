@@ -53,7 +53,7 @@ class _Worker:
         self.copies, self.originals = (tensor.numpy() for tensor in repeated_rows(search.gallery))
         self.thread = local()
 
-    def __call__(self, width: int, block: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def __call__(self, width: int, block: Tensor) -> tuple[Tensor, ...]:
         """Compute the tensors of a `Standing` for queries (n,), padded to ``width`` positives."""
         import numpy as np
 
@@ -64,7 +64,12 @@ class _Worker:
         columns, present = (tensor.numpy() for tensor in self.search.positives.columns(block))
         scores = np.full((len(block), width), -np.inf, products.dtype)
         scores[:, : columns.shape[1]] = np.where(present, np.take_along_axis(products, columns, 1), -np.inf)
-        scores = -np.sort(-scores, 1)
+        if self.search.levels is None:
+            scores = -np.sort(-scores, 1)
+        else:
+            order = np.argsort(-scores, 1, kind="stable")
+            scores = np.take_along_axis(scores, order, 1)
+            columns = np.take_along_axis(np.pad(columns, ((0, 0), (0, width - columns.shape[1]))), order, 1)
         positives = (scores > -np.inf).sum(1)
         levels = [row[:count] for row, count in zip(scores, positives.tolist(), strict=True)]
         size = products.shape[1]
@@ -76,7 +81,8 @@ class _Worker:
                 count_levels(products[row], row_levels[: above.shape[1]], depth, above[row], reached[row])
         else:
             select_levels(products, levels, depth, above, reached)
-        return torch.from_numpy(scores), torch.from_numpy(above), torch.from_numpy(reached), torch.from_numpy(nearest)
+        found = (scores, above, reached, nearest, *(() if self.search.levels is None else (columns,)))
+        return tuple(map(torch.from_numpy, found))
 
     def _products(self, block: Tensor) -> Any:
         import numpy as np

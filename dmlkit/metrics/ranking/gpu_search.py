@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dmlkit.metrics.ranking.products import block_rows, inner_products_into
 from dmlkit.metrics.ranking.search import Depth, Search, Standing, repeated_rows
@@ -28,13 +29,16 @@ def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterato
             columns, present = search.positives.columns(few)
             scores = products.new_full((len(few), width), -torch.inf)
             scores[:, : columns.shape[1]] = products.gather(1, columns).masked_fill(~present, -torch.inf)
-            scores = scores.sort(1, descending=True).values
+            scores, order = scores.sort(1, descending=True)
             levels = scores[:, :1] if depth.first_only else scores
             nearest = products.argmax(1)
             above, reached = count_levels(products, levels.contiguous())
             absent = levels == -torch.inf
             size = products.shape[1]
-            standings.append((scores, above.masked_fill(absent, size), reached.masked_fill(absent, size + 1), nearest))
+            found = scores, above.masked_fill(absent, size), reached.masked_fill(absent, size + 1), nearest
+            if search.levels is not None:
+                found = (*found, pad(columns, (0, width - columns.shape[1])).gather(1, order))
+            standings.append(found)
         yield Standing(*(torch.cat(column) for column in zip(*standings, strict=True)))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,20 +12,13 @@ from dmlkit.manifolds.numerics.check_points import find_invalid_point
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import MetricConfig, Ranking
 from dmlkit.metrics.ranking import cpu_search, gpu_search
+from dmlkit.metrics.ranking.labels import Array
 from dmlkit.metrics.ranking.search import Depth, Lookup, Search, Standing
 
 Ties = Literal["expected", "pessimistic"]
 
 BLOCK_POSITIVES = 2**20  # ranked at once: 8 MB for each column of a ranking
 BLOCK_QUERIES = 4096
-
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    Array: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Any]
-else:
-    Array: TypeAlias = Any
 
 
 def as_embeddings(values: Array, name: str) -> Tensor:
@@ -98,38 +91,6 @@ def require_points(manifold: Manifold, points: Tensor, name: str) -> None:
         )
 
 
-def as_keys(values: Array, others: Array | None, name: str, lengths: tuple[int, int | None]) -> tuple[Tensor, Tensor]:
-    """Map the labels or ids of queries and gallery to common numbers, int64 in 0..C-1.
-
-    Integers and strings are accepted; floats are not, because float32 represents only the integers up to 2^24.
-
-    Raises:
-        ValueError: a length is wrong, or the values are neither integers nor strings.
-
-    Example:
-        >>> as_keys(["b", "a"], ["c", "a"], "labels", (2, 2))
-        (tensor([1, 0]), tensor([2, 0]))
-    """
-    import numpy as np
-
-    sides: list[Any] = []
-    for side, length in zip((values, others), lengths, strict=True):
-        keys = side.detach().cpu().numpy() if isinstance(side, Tensor) else np.asarray(side)
-        if side is None:
-            keys = sides[0][:0]
-        elif keys.shape != (length,):
-            raise ValueError(f"{name}: expected one per embedding, shape ({length},), got {keys.shape}")
-        elif keys.dtype.kind not in "iuUS":
-            raise ValueError(f"{name}: expected integers or strings, got {keys.dtype}")
-        sides.append(keys)
-    if (sides[0].dtype.kind in "iu") != (sides[1].dtype.kind in "iu"):
-        raise ValueError(
-            f"{name}: the queries have {sides[0].dtype} and the gallery {sides[1].dtype}; expected the same type"
-        )
-    _, numbers = np.unique(np.concatenate(sides), return_inverse=True)
-    return torch.from_numpy(numbers[: len(sides[0])]), torch.from_numpy(numbers[len(sides[0]) :])
-
-
 def search_vectors(manifold: Manifold, points: Tensor, gallery: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute the vectors of queries and gallery whose inner product orders the gallery.
 
@@ -187,7 +148,8 @@ def rankings(
     depth = Depth(
         fixed=max((k for config in configs if not config.first_only for k in config.cutoffs()), default=0),
         to_r=any(config.to_r for config in configs),
-        first_only=all(config.first_only for config in configs),
+        first_only=search.levels is None and all(config.first_only for config in configs),
+        to_end=search.levels is not None or any(config.to_end for config in configs),
     )
     widest = int(search.positives.count[queries].max())
     blocks = queries.split(max(1, min(BLOCK_QUERIES, BLOCK_POSITIVES // widest)))
@@ -195,6 +157,10 @@ def rankings(
     for block, standing in zip(blocks, backend.standings(search, blocks, depth), strict=True):
         gallery = len(search.gallery) - search.excluded.count[block]
         ranking = ranking_of(standing, gallery)
+        if search.levels is not None and standing.columns is not None:
+            classes, items = search.levels[0][block, None], search.levels[1][standing.columns]
+            shared = (classes == items).sum(2).masked_fill(standing.scores == -torch.inf, 0)
+            ranking = replace(ranking, grades=lowest_first(shared, standing.scores), levels=items.shape[2])
         yield (pessimistic(ranking) if ties == "pessimistic" else ranking), standing.nearest
 
 
@@ -210,6 +176,18 @@ def ranking_of(standing: Standing, gallery: Tensor) -> Ranking:
         positives=(standing.scores > -torch.inf).sum(1),
         gallery=gallery,
     )
+
+
+def lowest_first(grades: Tensor, scores: Tensor) -> Tensor:
+    """Sort the grades (n, R) of items with equal scores (n, R), which descend in each row.
+
+    Example:
+        >>> lowest_first(torch.tensor([[2, 1, 2, 1]]), torch.tensor([[5.0, 5.0, 4.0, 3.0]])).tolist()
+        [[1, 2, 2, 1]]
+    """
+    order = grades.argsort(dim=1, stable=True)
+    back = scores.gather(1, order).argsort(dim=1, descending=True, stable=True)
+    return grades.gather(1, order).gather(1, back)
 
 
 def _order_of_hits(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Input and output of a search: which gallery items are positives or the query itself, and the counts it returns."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -50,6 +51,7 @@ class Search:
     positives: Lookup  # items with the label of each query
     excluded: Lookup  # items that are the query itself
     rows: Callable[[Tensor], Tensor] | None = None  # scores (n, N) of queries (n,), instead of inner products
+    levels: tuple[Tensor, Tensor] | None = None  # classes (Q, L) and (N, L) in a hierarchy, coarsest first
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,12 @@ class Depth:
     fixed: int  # number of first items of every query
     to_r: bool  # whether the first R items are needed as well
     first_only: bool  # whether only the best positive is needed
+    to_end: bool = False  # whether all positives are needed
 
     def of(self, positives: int) -> int:
         """Return the depth of a query with R = ``positives``."""
+        if self.to_end:
+            return sys.maxsize
         return max(self.fixed, positives if self.to_r else 0)
 
 
@@ -72,6 +77,7 @@ class Standing(NamedTuple):
     above: Tensor  # (n, J) int64, J = 1 or R: items that score higher; N if unknown: below the depth, or no positive
     reached: Tensor  # (n, J) int64: items that score as high or higher; N + 1 if unknown
     nearest: Tensor  # (n,) int64, the item with the highest score
+    columns: Tensor | None = None  # (n, R) int64, the positives in the order of ``scores``; None without a hierarchy
 
 
 def repeated_rows(vectors: Tensor) -> tuple[Tensor, Tensor]:
