@@ -1,5 +1,6 @@
 """Points with what is known of their images: the one type that commands search, cluster, compare and evaluate."""
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -234,5 +235,11 @@ def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> Tr
         raise UserError(f"{searched.source}: the run that made it is unknown or has moved; name the run with --run RUN")
     same = ModelChoice(checkpoint=manifest.model.checkpoint, fusion=model.fusion or manifest.fusion)
     trained = same.load(RunFolder(run), fabric)
-    check_same_description(describe(trained), str(run), manifest, searched.source)
+    ours = describe(trained)
+    check_same_description(ours, str(run), manifest, searched.source)
+    if ours.model.fingerprint != manifest.model.fingerprint and getattr(manifest, "threshold", None) is not None:
+        logging.getLogger("dmlkit").warning(
+            f"{run}: another model than that of {searched.source} (dmlkit align); its threshold was calibrated for "
+            "images of the older model"
+        )
     return trained

@@ -60,6 +60,7 @@ class TrainedModel:
         fusion: second model that embeds too, see `dmlkit.embedding.fusion.fuse`.
         members: the two models of a fusion.
         computation: what computes it, if not torch in float32.
+        aligned_to: fingerprint of the older model into whose space ``dmlkit align`` mapped it; None if it did not.
     """
 
     recipe: Recipe
@@ -75,6 +76,7 @@ class TrainedModel:
     fusion: Fusion | None = None
     members: "tuple[TrainedModel, ...]" = ()
     computation: Computation | None = None
+    aligned_to: str | None = None
 
     @classmethod
     def of(
@@ -147,7 +149,9 @@ def load_model(
     load_weights(manifold, own, path)
     samples = samples_named(recipe.dataset.sample).of(num_features)
     saved = _hash_saved(state, recipe) if merged else ""
+    alignment = run.alignment()
     options: Any = {"saved": saved, "recorded": _recorded(run, saved), "run": run}
+    options["aligned_to"] = alignment and alignment.fingerprint
     trained = TrainedModel(recipe, checkpoint, state["epoch"], samples, manifold.to(device), device, build, **options)
     return computed_by(trained, fabric) if merged else trained
 
@@ -173,7 +177,9 @@ def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
             f"{option}: {computation}; such embeddings are not compared with those of torch in float32"
         )
         weights = hashlib.sha256(f"{weights} {computation.engine} {computation.precision}".encode()).hexdigest()
-    return replace(trained, build=lambda: model, saved="", recorded=weights, computation=computation)
+    space = trained.aligned_to if computation.agrees else None
+    options: Any = {"saved": "", "recorded": weights, "computation": computation, "aligned_to": space}
+    return replace(trained, build=lambda: model, **options)
 
 
 def _hash_saved(state: Mapping[str, Any], recipe: Recipe) -> str:
@@ -214,6 +220,7 @@ def describe(trained: TrainedModel) -> Description:
         else VectorInput(input=f"{samples.name}s, as they are", num_features=samples.num_features),
         fusion=trained.fusion,
         computation=trained.computation,
+        aligned_to=trained.aligned_to,
     )
 
 

@@ -18,7 +18,7 @@ from dmlkit.files.document import differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.source import require_run
 from dmlkit.recipe.plugin import changed_plugins, open_plugins
-from dmlkit.run_folder.documents import Basis, Environment, EpochRow
+from dmlkit.run_folder.documents import Alignment, Basis, Environment, EpochRow
 
 if TYPE_CHECKING:
     from dmlkit.recipe.schema import Recipe
@@ -36,6 +36,7 @@ class RunFolder:
         curves.png            checkpoints/{last,best}.pt            untouched/{validation,test}.{json,npz}
         test_classes.json
         basis.json            features/{train,validation,test,all}/ loggers.json    tensorboard/    threshold.json
+        alignment.json
         evaluations/ embeddings/ exports/ plots/    outputs of other commands that use the weights
 
     Args:
@@ -60,6 +61,7 @@ class RunFolder:
         self.environment_path = folder / "environment.json"
         self.classes_path = folder / "classes.json"
         self.basis_path = folder / "basis.json"
+        self.alignment_path = folder / "alignment.json"
         self.metrics_path = folder / "metrics.jsonl"
         self.summary_path = folder / "summary.json"
         self.test_classes_path = folder / "test_classes.json"
@@ -174,6 +176,10 @@ class RunFolder:
         """Read the reference run of a model that ``dmlkit final`` trained; None for other runs."""
         return Basis.read(self.basis_path) if self.basis_path.exists() else None
 
+    def alignment(self) -> Alignment | None:
+        """Read what ``dmlkit align`` recorded; None for other runs."""
+        return Alignment.read(self.alignment_path) if self.alignment_path.exists() else None
+
     def check_unseen(self, split: str | None, way_on: str = "{run} instead") -> None:
         """Check that the run has classes of a split that its model was not trained on; None stands for test.
 
@@ -196,10 +202,15 @@ class RunFolder:
         """Check that a run is continued with its own recipe, except the keys in `FREE`, and with its plug-ins' code.
 
         Raises:
-            UserError: the recipe or a plug-in differs; the message lists every key that differs.
+            UserError: the recipe or a plug-in differs; the message lists every key that differs. Or ``dmlkit align``
+                wrote the run.
         """
         from dmlkit.recipe.file import plain
 
+        if self.alignment_path.exists():
+            raise UserError(
+                f"{self.path}: was written by dmlkit align and cannot be trained further; choose another --output"
+            )
         plugins = changed_plugins(Environment.read(self.environment_path).plugins)
         if plugins:
             raise UserError(
@@ -285,6 +296,7 @@ MOVING = ".moving"  # subfolder with the new run after the old run was removed, 
 
 RUN_FILES = (
     *("recipe.yaml", "environment.json", "classes.json", "basis.json", "metrics.jsonl", "summary.json", "curves.png"),
+    "alignment.json",
     "test_classes.json",
     *(f"untouched/{split}.{suffix}" for split in ("validation", "test") for suffix in ("npz", "json")),
     *(

@@ -118,6 +118,7 @@ def wild_lines(draw: Callable[..., Any]) -> list[str]:
 Form = tuple[str, str]
 TUNED = ("--set", "dataset.classes=24", "--set", "dataset.validation_fraction=0.4")
 FORMS: dict[str, tuple[Form, ...]] = {
+    "align": (("gallery tuned photos", "output=new checkpoint json device"),),
     "calibrate": (
         ("tuned --far 0.3", "far checkpoint json device overrides=dataset.seed=3"),
         ("large --fpir 0.3", "strangers=photos near=0.9,0.999 json device"),
