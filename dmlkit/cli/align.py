@@ -82,12 +82,14 @@ def print_alignment(found: "Alignment", console: "Console") -> None:
     others = ", ".join(f"{name} {error:.3g}" for name, error in found.errors.items() if name != chosen)
     say(console, f"{chosen} map: mean squared distance {found.errors[chosen]:.3g} on images that chose it")
     say(console, f"  others: {others}")
-    rows = [["asked by", "among", *(column for name in found.figures[0].metrics for column in (name, "95 %"))]]
+    has_ends = any(any(one.intervals.values()) for one in found.figures)  # fewer than 5 labels have none
+    columns = [column for name in found.figures[0].metrics for column in (name, *(["95 %"] if has_ends else []))]
+    rows = [["asked by", "among", *columns]]
     for one in found.figures:
         cells: list[str] = []
         for name, value in one.metrics.items():
             ends = one.intervals[name]
-            cells += [f"{value:.3f}", f"{ends[0]:.3f}-{ends[1]:.3f}" if ends else ""]
+            cells += [f"{value:.3f}", *([f"{ends[0]:.3f} .. {ends[1]:.3f}" if ends else ""] if has_ends else [])]
         rows.append([one.queries, one.gallery, *cells])
     finds = "another image of its label" if found.finds == "label" else "the older point of the same image"
     unseen = ", all of labels that the map has not seen" if found.held_out == "labels" else ""

@@ -156,7 +156,7 @@ class Description(Document, frozen=True, strict=True):
     that of the weights alone, because such embeddings are those of another model."""
     aligned_to: str | None = None
     """Fingerprint of the older model with whose embeddings these may be compared, because ``dmlkit align`` mapped the
-    model into its space; null if it did not."""
+    model into its space, or the regularizer ``compatible`` trained it there; null for a space of its own."""
 
     @property
     def space(self) -> str:

@@ -40,6 +40,8 @@ MANIFOLD = "head.manifold."  # before the names of its learned options in a stat
 CUT_SPACES = ("sphere", "euclidean", "lorentz", "poincare")  # whose maps take features of any number
 FROZEN = "frozen"
 """Key of a checkpoint without the pretrained weights that were not trained: the hash of these weights."""
+ALIGNED = "aligned_to"
+"""Key of a checkpoint of a model in the space of an older one: the fingerprint of that one."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class TrainedModel:
         fusion: second model that embeds too, see `dmlkit.embedding.fusion.fuse`.
         members: the two models of a fusion.
         computation: what computes it, if not torch in float32.
-        aligned_to: fingerprint of the older model into whose space ``dmlkit align`` mapped it; None if it did not.
+        aligned_to: fingerprint of the older model in whose space it is, by ``dmlkit align`` or by the regularizer
+            ``compatible``; None if it has its own space.
     """
 
     recipe: Recipe
@@ -149,9 +152,7 @@ def load_model(
     load_weights(manifold, own, path)
     samples = samples_named(recipe.dataset.sample).of(num_features)
     saved = _hash_saved(state, recipe) if merged else ""
-    alignment = run.alignment()
-    options: Any = {"saved": saved, "recorded": _recorded(run, saved), "run": run}
-    options["aligned_to"] = alignment and alignment.fingerprint
+    options: Any = {"saved": saved, "recorded": _recorded(run, saved), "run": run, ALIGNED: state.get(ALIGNED)}
     trained = TrainedModel(recipe, checkpoint, state["epoch"], samples, manifold.to(device), device, build, **options)
     return computed_by(trained, fabric) if merged else trained
 
@@ -236,7 +237,9 @@ def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:
             raise UserError(
                 f"--set {override}: expected a key of the dataset; other keys are fixed, because {run.path} is trained"
             )
-    return parse_recipe(dump_recipe(recipe), str(run.recipe_path), overrides) if overrides else recipe
+    if not overrides:
+        return recipe
+    return parse_recipe(dump_recipe(recipe), str(run.recipe_path), overrides, is_trained=True)
 
 
 def shortened(trained: TrainedModel, dims: int) -> TrainedModel:

@@ -24,7 +24,7 @@ from dmlkit.embedding.points import PointSet
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import open_points
 from dmlkit.embedding.stored import embed_files
-from dmlkit.embedding.trained import TrainedModel, describe, load_model
+from dmlkit.embedding.trained import ALIGNED, FROZEN, TrainedModel, describe, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_place, writing
 from dmlkit.files.source import NAMES, require_source
@@ -185,7 +185,7 @@ class SharedImages:
         if new.shape == old.shape:
             asked = {("new", "old"): (new, old, space), **asked}
         asked = {("old", "old"): (old, old, space), ("new", "new"): (new, new, self.spaces[0]), **asked}
-        others = {"ids": rows, "gallery_ids": rows} if by_label else {}
+        others: Any = {"ids": rows, "gallery_ids": rows} if by_label else {}
         scores = {
             models: score_retrieval(points, labels, among, labels, manifold, ["recall@1", "map@r"], **others)
             for models, (points, among, manifold) in asked.items()
@@ -366,7 +366,7 @@ def write_aligned(
     state["model"]["head.linear.weight"] = (point_map.matrix @ weights["weight"].double()).float()
     if recipe.head.model_dump()["bias"]:
         state["model"]["head.linear.bias"] = (point_map.matrix @ bias + point_map.offset).float()
-    kept = {name: value for name, value in state.items() if name in ("num_features", "model", "epoch", "frozen")}
+    kept = {name: value for name, value in state.items() if name in ("num_features", "model", "epoch", FROZEN)}
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         partial = RunFolder(output.with_name(f".{output.name}.{uuid4().hex}"))
@@ -375,7 +375,8 @@ def write_aligned(
             if run.classes_path.exists():
                 TrainingClasses.read(run.classes_path).write(partial.classes_path)
             alignment.write(partial.alignment_path)
-            partial.save_checkpoint("best", {**kept, "recipe": dump_recipe(recipe), "objective": {}})
+            kept |= {"recipe": dump_recipe(recipe), "objective": {}, ALIGNED: older.space}
+            partial.save_checkpoint("best", kept)
             partial.path.rename(output)
         finally:
             if partial.path.exists():
@@ -390,4 +391,4 @@ def _mapped_recipe(run: RunFolder, trained: TrainedModel, older: Description) ->
         head = head.model_copy(update={"bias": True})
     changes = {"embedding_dim": older.features, "manifold": older.manifold, "head": head}
     text = dump_recipe(recipe.model_copy(update=changes))
-    return parse_recipe(text, f"{run.recipe_path} with embedding_dim {older.features}")
+    return parse_recipe(text, f"{run.recipe_path} with embedding_dim {older.features}", is_trained=True)

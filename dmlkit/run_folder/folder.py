@@ -18,7 +18,7 @@ from dmlkit.files.document import differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.source import require_run
 from dmlkit.recipe.plugin import changed_plugins, open_plugins
-from dmlkit.run_folder.documents import Alignment, Basis, Environment, EpochRow
+from dmlkit.run_folder.documents import Basis, Environment, EpochRow
 
 if TYPE_CHECKING:
     from dmlkit.recipe.schema import Recipe
@@ -176,10 +176,6 @@ class RunFolder:
         """Read the reference run of a model that ``dmlkit final`` trained; None for other runs."""
         return Basis.read(self.basis_path) if self.basis_path.exists() else None
 
-    def alignment(self) -> Alignment | None:
-        """Read what ``dmlkit align`` recorded; None for other runs."""
-        return Alignment.read(self.alignment_path) if self.alignment_path.exists() else None
-
     def check_unseen(self, split: str | None, way_on: str = "{run} instead") -> None:
         """Check that the run has classes of a split that its model was not trained on; None stands for test.
 
@@ -245,7 +241,10 @@ class RunFolder:
         state = read_checkpoint(path, CHECKPOINTS[name])
         # not in those of dmlkit 0.1.0; an equal text needs no check, which would import the backbone's library
         if "recipe" in state and state["recipe"] != self.recipe_path.read_text(encoding="utf-8"):
-            recipes = plain(parse_recipe(str(state["recipe"]), f"{path}: recipe")), plain(self.recipe())
+            recipes = (
+                plain(parse_recipe(str(state["recipe"]), f"{path}: recipe", is_trained=True)),
+                plain(self.recipe()),
+            )
             theirs, ours = ({key: recipe[key] for key in WEIGHT_KEYS} for recipe in recipes)
             changes = list(differences("", theirs, ours))
             if changes:
