@@ -20,7 +20,7 @@ from dmlkit.datasets.files.dataset import Dataset, PickedSamples
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.manifest import Description
-from dmlkit.embedding.points import PointSet
+from dmlkit.embedding.points import BLOCK, PointSet
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import open_points
 from dmlkit.embedding.stored import embed_files
@@ -197,7 +197,7 @@ class SharedImages:
         return {
             "finds": "label" if by_label else "image",
             "figures": tuple(_figures(*models, one, classes) for models, one in scores.items()),
-            "gain": {name: PairedDifference(**one.as_dict()) for name, one in gain.items()},
+            "gain": {name: PairedDifference.model_validate(one.as_dict()) for name, one in gain.items()},
         }
 
 
@@ -261,15 +261,12 @@ def align(
     assert manifest is not None  # of embeddings and galleries
     check_can_be_mapped(trained, run, manifest, older)
     dataset, rows = shared_images(dataset_of(images, "test", trained.recipe), found)
-    least = 2 * trained.manifold.dim
-    if len(dataset) >= least:
-        embedded = embed_files(trained, fabric, dataset, str(images), bar)
-        dataset, rows = PickedSamples(dataset, embedded.indices, embedded.labels), rows[embedded.indices]
-    if len(dataset) < least:
-        raise UserError(
-            f"{images}: has {len(dataset)} images of {older}, compared by their paths; expected at least {least}, "
-            f"twice the {trained.manifold.dim} dimensions of {run}: name more of the images that {older} has"
-        )
+    check_enough(len(dataset), trained, f"{images}: has {len(dataset)} images of {older}, compared by their paths")
+    embedded = embed_files(trained, fabric, dataset, str(images), bar)
+    dataset, rows = PickedSamples(dataset, embedded.indices, embedded.labels), rows[embedded.indices]
+    check_enough(len(dataset), trained, f"{images}: {len(dataset)} images of {older} can be read")
+    for _ in found.blocks(BLOCK):
+        pass  # a damaged row would spoil the map
     labels = [item.label for item in found.items_at(rows)]
     own = dataset.label_names(dataset.labels)
     shared = SharedImages(
@@ -290,6 +287,20 @@ def align(
     )
     write_aligned(folder, trained, manifest, point_map, alignment, output)
     return alignment, output
+
+
+def check_enough(count: int, trained: TrainedModel, found: str) -> None:
+    """Raise an error unless there are twice as many images as dimensions, of which half fit the map.
+
+    Raises:
+        UserError: there are fewer; the message starts with what was found.
+    """
+    least = 2 * trained.manifold.dim
+    if count < least:
+        raise UserError(
+            f"{found}; expected at least {least}, twice the {trained.manifold.dim} dimensions of the newer run: "
+            "name more of the older images"
+        )
 
 
 def check_can_be_mapped(trained: TrainedModel, run: Path, older: Description, where: Path) -> None:

@@ -12,6 +12,7 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import load_model, shortened
 from dmlkit.errors import UserError
 from dmlkit.export.formats import FORMATS, check_embeddings_output, export_embeddings
+from dmlkit.export.hub import export_hub
 from dmlkit.export.lancedb import write_lancedb
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
 from dmlkit.export.model import ModelManifest, check_model_output, export_model, manifest_path
@@ -74,12 +75,14 @@ class WantedModel:
         overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
         takes: input of a model of images, see `export_model`. Default: ``images`` for ``onnx`` and ``torch-export``.
         dims: number of first coordinates that the exported model returns, see `shortened`. Default: all.
+        license: identifier of the license, for the model card of ``hub``.
     """
 
     checkpoint: CheckpointName | None = None
     overrides: Sequence[str] = ()
     takes: ModelInput | None = None
     dims: int | None = None
+    license: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,10 +107,10 @@ def export(
     """Export a run's model, or embeddings, for other programs.
 
     Args:
-        source: a run for ``safetensors``, ``onnx`` and ``torch-export``; a folder of embeddings for other formats.
+        source: a run for ``safetensors``, ``onnx``, ``torch-export`` and ``hub``; embeddings for other formats.
         format: one of `ModelFormat`, `EmbeddingFormat` or `StoreFormat`.
-        output: the file to write (a folder for tensorboard, lancedb and qdrant), or the address of a store. Default: a
-            name in the source.
+        output: the file to write (a folder for hub, tensorboard, lancedb and qdrant), or the address of a store.
+            Default: a name in the source.
         table: name of the table in a store, see `export_to_store`.
         overwrite: replace the table of a store.
         model: which model of a run, and in what form.
@@ -121,6 +124,7 @@ def export(
     stores = f"stores ({', '.join(get_args(StoreFormat))})"
     _check_applies(is_store, stores, {"--table": table, "--overwrite": overwrite})
     _check_applies(format in PROGRAMS, " and ".join(PROGRAMS), {"--input": model.takes, "--dims": model.dims})
+    _check_applies(format == "hub", "hub", {"--license": model.license})
     if output is not None and not str(output):  # a store and TensorBoard would write into the current folder
         raise UserError("export: --output is empty; expected a file, a folder or an address")
     if output is not None and not is_store and is_address(str(output)):
@@ -158,6 +162,13 @@ def _export_run(
     run, takes = RunFolder(source), model.takes
     if path is not None:
         check_place(path, [run.recipe().dataset.data_root])
+    if format == "hub":
+        trained = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides)
+        path = path or run.exports / MODEL_FILES[format]
+        parity = export_hub(run, trained, path, model.license)
+        agreement = f"agrees with the run on {parity.images} {trained.samples.name}s to {parity.largest_difference:.0e}"
+        return Exported([path], notes=[agreement])
+    if path is not None:
         check_model_output(format, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
     trained = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides, merged=False)
     has_pixels = trained.samples.has_pixels and trained.recipe.transform is not None

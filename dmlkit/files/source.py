@@ -26,7 +26,7 @@ MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
 LOCAL = "local"  # instead of a second run: the patches of the first one
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
-ModelFormat = Literal["safetensors", "onnx", "torch-export"]
+ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
 """Formats in which dmlkit export writes a model; the others are of embeddings."""
 ModelInput = Literal["images", "squares"]
 """What an exported model takes: images of any size, or squares that are already resized and cropped."""

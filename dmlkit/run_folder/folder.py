@@ -321,7 +321,15 @@ EMBEDDING_FILES = (
 )
 DERIVED_FILES = (
     *("loggers.json", "tensorboard/events.out.tfevents.*"),
-    *("threshold.json", "evaluations/*.json", "evaluations/*.npz", "exports/model.*", "plots/*.png", "plots/*.svg"),
+    *(
+        "threshold.json",
+        "evaluations/*.json",
+        "evaluations/*.npz",
+        "exports/model.*",
+        "exports/hub/*",
+        "plots/*.png",
+        "plots/*.svg",
+    ),
     *(f"embeddings/*/{name}" for name in EMBEDDING_FILES),
 )
 

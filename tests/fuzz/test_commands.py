@@ -178,6 +178,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "export": (
         ("run/embeddings/test --format faiss", "output=new.faiss"),
+        ("run --format hub", "license_name=mit,apache-2.0 output=new checkpoint"),
         ("run/embeddings/test --format npz", "output=new.npz"),
         ("run/embeddings/test --format parquet", "output=new.parquet"),
         ("run/embeddings/test --format tensorboard", "output=new"),
