@@ -109,11 +109,8 @@ def export(
         model=WantedModel(checkpoint, overrides or [], takes, dims, license_name),
         bar=bars(console),
     )
-    if exported.model:
-        parity = exported.model.parity
-        difference = f"{parity.largest_difference:.0e}"
-        kind = exported.model.input.partition(":")[0]
-        say(console, f"{exported.written[0]}: agrees with the run on {parity.images} {kind} to {difference}")
+    if exported.agreement:
+        say(console, f"{exported.written[0]}: {exported.agreement}")
         return
     for written in exported.written:
         say(console, f"wrote {written}")

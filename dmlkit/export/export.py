@@ -15,7 +15,7 @@ from dmlkit.export.formats import FORMATS, check_embeddings_output, export_embed
 from dmlkit.export.hub import export_hub
 from dmlkit.export.lancedb import write_lancedb
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
-from dmlkit.export.model import ModelManifest, check_model_output, export_model, manifest_path
+from dmlkit.export.model import Parity, check_model_output, export_model, manifest_path
 from dmlkit.export.pgvector import write_pgvector
 from dmlkit.export.qdrant import write_qdrant
 from dmlkit.export.store import Destination, is_address
@@ -90,7 +90,7 @@ class Exported:
     """The result of an export."""
 
     written: list[Path | Destination]  # the export and the files that belong to it
-    model: ModelManifest | None = None  # of an exported model
+    agreement: str = ""  # of an exported model with that of the run
     notes: Sequence[str] = ()  # on a table in a store
 
 
@@ -166,8 +166,7 @@ def _export_run(
         trained = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides)
         path = path or run.exports / MODEL_FILES[format]
         parity = export_hub(run, trained, path, model.license)
-        agreement = f"agrees with the run on {parity.images} {trained.samples.name}s to {parity.largest_difference:.0e}"
-        return Exported([path], notes=[agreement])
+        return Exported([path], _agreement(parity, f"{trained.samples.name}s"))
     if path is not None:
         check_model_output(format, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
     trained = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides, merged=False)
@@ -181,7 +180,12 @@ def _export_run(
         trained = shortened(trained, model.dims)
     threshold = threshold_of(run, trained.fingerprint)  # none for a shortened model, which has another fingerprint
     manifest = export_model(trained, format, path, threshold, takes=takes, labels=labels)
-    return Exported([path, manifest_path(path)], manifest)
+    agreement = _agreement(manifest.parity, manifest.input.partition(":")[0])
+    return Exported([path, manifest_path(path)], agreement)
+
+
+def _agreement(parity: Parity, kind: str) -> str:
+    return f"agrees with the run on {parity.images} {kind} to {parity.largest_difference:.0e}"
 
 
 def data_of(folder: EmbeddingFolder) -> list[Path]:

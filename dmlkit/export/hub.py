@@ -166,7 +166,7 @@ def figures_of(run: RunFolder, config: HubConfig) -> Figures | None:
 def model_card(name: str, config: HubConfig, recipe: Recipe, figures: Figures | None, license_name: str) -> str:
     """Return the text of a model card: the header that the Hub reads, what the model is, its figures, and its use."""
     has_pixels = not isinstance(config.preprocessing, VectorInput)
-    dataset = recipe.dataset.name
+    dataset, kind = recipe.dataset.name, "images" if has_pixels else "vectors"
     header: dict[str, Any] = {
         "license": license_name,
         "library_name": "dmlkit",
@@ -202,8 +202,8 @@ def model_card(name: str, config: HubConfig, recipe: Recipe, figures: Figures | 
 
 # {_cell(name)}
 
-A deep metric learning model, trained with dmlkit {__version__}: it maps
-{"images" if has_pixels else "vectors"} to embeddings, in which those of one class are near each other.
+A deep metric learning model, trained with dmlkit {__version__}. It maps {kind} to embeddings,
+in which those of one class are near each other.
 
 | | |
 |---|---|
@@ -227,8 +227,8 @@ print(model.similarity(embeddings, embeddings))
 
 ## License
 
-{"The license of these weights is not given." if license_name == UNKNOWN else f"`{license_name}`"} That of pretrained
-weights and of the training images may apply too.
+{"The license of these weights is not given." if license_name == UNKNOWN else f"`{license_name}`."}
+Those of pretrained weights and of the training images may apply too.
 """
 
 

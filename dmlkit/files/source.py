@@ -194,6 +194,10 @@ def require_run(path: Path) -> None:
         UserError: it is not.
     """
     if not all((path / name).exists() for name in RUN_MARKS):
+        if (path / "config.json").exists() and (path / "model.safetensors").exists():
+            raise UserError(
+                f"{path}: is a model that was exported for the Hub, which dmlkit.load reads; expected a run"
+            )
         raise UserError(
             f"{path}: no run here ({' or '.join(RUN_MARKS)} is missing); expected a folder that train wrote"
         )
