@@ -34,7 +34,7 @@ LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 UNKNOWN = "unknown"
 
 
-class Figures(BaseModel, frozen=True, extra="ignore"):
+class CardFigures(BaseModel, frozen=True, extra="ignore"):
     """Metrics of test classes, as `dmlkit eval` or training has written them into the run.
 
     Args:
@@ -148,22 +148,22 @@ def _compare(folder: Path, trained: TrainedModel) -> Parity:
     return Parity(images=len(inputs), largest_difference=difference)
 
 
-def figures_of(run: RunFolder, config: HubConfig) -> Figures | None:
+def figures_of(run: RunFolder, config: HubConfig) -> CardFigures | None:
     """Return the metrics of a model on test classes: of ``dmlkit eval``, with intervals, else of training."""
     stored = run.evaluations / f"test-{config.model.checkpoint}.json"
     with suppress(OSError, ValueError, ValidationError):
-        found = Figures.model_validate(json.loads(stored.read_text(encoding="utf-8")))
+        found = CardFigures.model_validate(json.loads(stored.read_text(encoding="utf-8")))
         if found.question.get("weights") == config.model.fingerprint:
             return found
     with suppress(UserError):
         summary = Summary.read(run.summary_path)
         scored = summary.best if config.model.checkpoint == "best" else summary.last
         if scored is not None and scored.test is not None and scored.epoch == config.model.epoch:
-            return Figures(metrics=scored.test)
+            return CardFigures(metrics=scored.test)
     return None
 
 
-def model_card(name: str, config: HubConfig, recipe: Recipe, figures: Figures | None, license_name: str) -> str:
+def model_card(name: str, config: HubConfig, recipe: Recipe, figures: CardFigures | None, license_name: str) -> str:
     """Return the text of a model card: the header that the Hub reads, what the model is, its figures, and its use."""
     has_pixels = not isinstance(config.preprocessing, VectorInput)
     dataset, kind = recipe.dataset.name, "images" if has_pixels else "vectors"
@@ -232,7 +232,7 @@ Those of pretrained weights and of the training images may apply too.
 """
 
 
-def _figures(figures: Figures | None) -> str:
+def _figures(figures: CardFigures | None) -> str:
     if figures is None:
         return "None were measured on test classes."
     rows = ["| metric | test classes | 95 % interval |", "|---|---|---|"]
@@ -247,5 +247,5 @@ def _figures(figures: Figures | None) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text that Markdown shows as it is, on one line."""
+    """Escape the characters that Markdown interprets, and line breaks."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", printable(text))
