@@ -20,7 +20,7 @@ from dmlkit.datasets.vectors import VectorFile
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import load_model
-from dmlkit.evaluation.align import SharedImages
+from dmlkit.evaluation.point_map import SharedImages
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
 from dmlkit.recipe.file import read_recipe

@@ -16,7 +16,8 @@ from sklearn.linear_model import Ridge
 from dmlkit.embedding.embedder import load
 from dmlkit.embedding.manifest import Fusion, Manifest
 from dmlkit.errors import UserError
-from dmlkit.evaluation.align import SharedImages, align, check_can_be_mapped, fit_map, split_images
+from dmlkit.evaluation.align import align, check_can_be_mapped
+from dmlkit.evaluation.point_map import SharedImages, fit_map, split_images
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.run_folder.checkpoint_file import write_checkpoint
 from dmlkit.run_folder.documents import Alignment
@@ -257,6 +258,32 @@ def test_what_cannot_be_aligned_is_refused(place: Path, tmp_path: Path, dmlkit: 
     joined = Manifest.read(older / "manifest.json").model_copy(update={"fusion": fusion})
     with pytest.raises(UserError, match="has embeddings of two runs"):
         check_can_be_mapped(narrow, place / "narrow", joined, older)
+
+
+@pytest.mark.slow
+def test_a_gallery_knows_images_by_their_content(place: Path, tmp_path: Path, dmlkit: Cli):
+    pytest.importorskip("lancedb", reason="the extra dmlkit[gallery] is not installed")
+    gallery, moved = tmp_path / "gallery", tmp_path / "moved"
+    assert dmlkit("gallery", "create", place / "old", place / "photos", "-o", gallery, "--device", "cpu").code == 0
+    for number, file in enumerate(sorted((place / "photos").glob("*/*.png"))):
+        target = moved / file.parent.name / f"renamed_{number}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    (moved / "broken.png").write_bytes(b"no image")
+    new = turned(place / "old", tmp_path / "new")
+    result = dmlkit("align", gallery, new, moved, "--device", "cpu")
+    assert result.code == 0, result.err
+    files = sorted(moved.glob("*/*.png"))
+    points, expected = (load(run, device="cpu").embed(files) for run in (tmp_path / "new-aligned", place / "old"))
+    assert abs(points - expected).max() < 1e-5
+    other = tmp_path / "other" / "x.png"
+    other.parent.mkdir()
+    shutil.copy(files[0], other)
+    other.write_bytes(other.read_bytes() + b"another file")
+    result = dmlkit("gallery", "add", gallery, other.parent, "--label", "a", "--run", tmp_path / "new-aligned")
+    assert result.code == 0 and "1 image added" in result.out, result.err
+    result = dmlkit("identify", gallery, files[0], "--run", new, "--device", "cpu")
+    assert result.code == 2 and "embeddings of another model" in result.err and "dmlkit align" in result.err
 
 
 @pytest.mark.slow
