@@ -1,7 +1,7 @@
 """Export of the model of a run, or of a folder of embeddings, by the name of the format."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import commonpath
 from pathlib import Path
 from typing import cast, get_args
@@ -162,14 +162,15 @@ def _export_run(
     run, takes = RunFolder(source), model.takes
     if path is not None:
         check_place(path, [run.recipe().dataset.data_root])
+    merged = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides)
     if format == "hub":
-        trained = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides)
         path = path or run.exports / MODEL_FILES[format]
-        parity = export_hub(run, trained, path, model.license)
-        return Exported([path], _agreement(parity, f"{trained.samples.name}s"))
+        parity = export_hub(run, merged, path, model.license)
+        return Exported([path], _agreement(parity, f"{merged.samples.name}s"))
     if path is not None:
         check_model_output(format, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
     trained = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides, merged=False)
+    trained = replace(trained, recorded=merged.fingerprint)  # low-rank updates are added to the weights in the export
     has_pixels = trained.samples.has_pixels and trained.recipe.transform is not None
     if takes and not has_pixels:
         raise UserError(f"export: --input {takes} applies to images, but the model takes {trained.samples.describe()}")
@@ -178,7 +179,8 @@ def _export_run(
     takes = takes or ("images" if has_pixels and format in PROGRAMS else "squares")
     if model.dims is not None:
         trained = shortened(trained, model.dims)
-    threshold = threshold_of(run, trained.fingerprint)  # none for a shortened model, which has another fingerprint
+    # a shortened model is another one: it has no threshold, and its fingerprint is computed when it is merged
+    threshold = None if model.dims is not None else threshold_of(run, trained.fingerprint)
     manifest = export_model(trained, format, path, threshold, takes=takes, labels=labels)
     agreement = _agreement(manifest.parity, manifest.input.partition(":")[0])
     return Exported([path, manifest_path(path)], agreement)

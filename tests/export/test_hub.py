@@ -97,6 +97,22 @@ def test_the_card_reader_of_the_hub_parses_it(run: Path, tmp_path: Path, dmlkit:
     assert card.text.strip().startswith("# m")
 
 
+@pytest.mark.slow
+def test_low_rank_updates_are_part_of_every_export(trained_once: Callable[..., Path], tmp_path: Path, dmlkit: Cli):
+    tuned = "{name: small_cnn, width: 4, tuning: {name: lora, targets: all, rank: 2}}"
+    run = trained_once(tmp_path / "lora", ONE_EPOCH.replace("{name: small_cnn, width: 4}", tuned))
+    calibrate_run(run, far=0.3)
+    own = package.load(run, device="cpu")
+    assert dmlkit("export", run, "--format", "hub", "-o", tmp_path / "m").code == 0
+    images = pixels_of(run)
+    assert np.array_equal(package.load(tmp_path / "m", device="cpu").embed(images), own.embed(images))
+    assert not any("lora" in name for name in load_file(tmp_path / "m" / "model.safetensors"))
+    assert dmlkit("export", run, "--format", "safetensors", "-o", tmp_path / "x.safetensors").code == 0
+    for path in (tmp_path / "m" / "config.json", tmp_path / "x.safetensors.json"):
+        written = json.loads(path.read_text())
+        assert written["model"]["fingerprint"] == own.trained.fingerprint and written["threshold"] is not None
+
+
 def test_nothing_tells_of_this_machine(run: Path, tmp_path: Path, dmlkit: Cli):
     text = ONE_EPOCH.replace(
         "{name: glyphs, classes: 12, images_per_class: 6, size: 16, validation_fraction: 0.34}",
