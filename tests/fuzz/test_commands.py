@@ -160,7 +160,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("x.npy z.npy --threshold -0.5", "manifold csv html"),
     ),
     "embed": (
-        ("run photos", "output checkpoint skip_bad_images device labels=folder"),
+        ("run photos", "output checkpoint skip_bad_images device labels=folder dims=3,99"),
         ("run --split test -o new", "device checkpoint"),
         ("run --split train", "overrides=dataset.seed=3"),
     ),
