@@ -16,6 +16,7 @@ from typer.core import TyperArgument, TyperGroup, TyperOption
 
 from dmlkit import __version__
 from dmlkit.cli import (
+    align,
     calibrate,
     cluster,
     compare,
@@ -110,7 +111,7 @@ app = typer.Typer(
 )
 for group in (  # in the order of the panels of --help
     *(start, data, train, evaluate, compare, calibrate, final),
-    *(embed, search, gallery, identify, verify, review, serve, duplicates, cluster, export),
+    *(embed, search, gallery, identify, verify, review, serve, duplicates, cluster, export, align),
     *(inspect, why, plot),
     *(study, status, protocol, geometry),
     recipes,

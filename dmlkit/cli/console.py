@@ -19,7 +19,7 @@ PADDING = 3  # characters of a column besides its text: two spaces and a border
 TEXT_COLUMNS = (
     *("run", "checkpoint", "evaluation", "split", "metric", "definition", "class", "taken for"),
     *("variant", "statement", "verdict", "a", "b", "known", "seeds"),
-    *("label", "path", "image", "group", "best guess", "nearest"),
+    *("label", "path", "image", "group", "best guess", "nearest", "asked by", "among"),
 )
 
 

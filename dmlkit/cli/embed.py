@@ -71,6 +71,15 @@ def embed(
             show_default=False,
         ),
     ] = None,
+    dims: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Keep the first N coordinates, e.g. of a run with the loss matryoshka.",
+            show_default=False,
+        ),
+    ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     skip_bad_images: Annotated[
@@ -113,6 +122,7 @@ def embed(
             boxes=boxes_of(box_source, box_margin, box_confidence),
             output=output,
             checkpoint=checkpoint,
+            dims=dims,
             overrides=overrides or [],
             skip_bad_images=skip_bad_images,
             engine=engine,
@@ -125,7 +135,7 @@ def embed(
         raise typer.Exit(STOPPED) from None
     if manifest is None:
         return
-    where = output or output_of(RunFolder(run), images, split, manifest.model.checkpoint)
+    where = output or output_of(RunFolder(run), images, split, manifest.model.checkpoint, dims)
     say(console, f"{manifest.count} embeddings of {manifest.dim} dimensions in {where}")
     if manifest.skipped:
         say(console, f"{len(manifest.skipped)} images could not be read; manifest.json lists them")

@@ -22,6 +22,7 @@ app = typer.Typer()
     rich_help_panel=USE,
     epilog=examples(
         "dmlkit export runs/demo --format onnx",
+        "dmlkit export runs/demo --format hub --license mit -o birds-model",
         "dmlkit export embeddings/photos --format faiss",
         "dmlkit export embeddings/photos --format pgvector -o postgresql://me@db/birds",
     ),
@@ -76,6 +77,15 @@ def export(
             show_default=False,
         ),
     ] = None,
+    license_name: Annotated[
+        str | None,
+        typer.Option(
+            "--license",
+            metavar="NAME",
+            help="License in the model card of --format hub, e.g. apache-2.0. Default: unknown.",
+            show_default=False,
+        ),
+    ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
 ) -> None:
@@ -96,14 +106,11 @@ def export(
         output=output,
         table=table,
         overwrite=overwrite,
-        model=WantedModel(checkpoint, overrides or [], takes, dims),
+        model=WantedModel(checkpoint, overrides or [], takes, dims, license_name),
         bar=bars(console),
     )
-    if exported.model:
-        parity = exported.model.parity
-        difference = f"{parity.largest_difference:.0e}"
-        kind = exported.model.input.partition(":")[0]
-        say(console, f"{exported.written[0]}: agrees with the run on {parity.images} {kind} to {difference}")
+    if exported.agreement:
+        say(console, f"{exported.written[0]}: {exported.agreement}")
         return
     for written in exported.written:
         say(console, f"wrote {written}")

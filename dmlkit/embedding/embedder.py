@@ -17,6 +17,7 @@ from dmlkit.datasets.files.image import decoding, read_image, to_rgb
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import Samples
 from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.embedding.hub import is_hub_folder, load_hub
 from dmlkit.embedding.in_memory import BATCH, embed_images
 from dmlkit.embedding.pretrained import is_backbone_name, load_pretrained
 from dmlkit.embedding.progress_bar import image_progress
@@ -84,7 +85,7 @@ class Embedder:
 
 
 def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: str = "auto") -> Embedder:
-    """Load the model of a run, or a pretrained model without further training.
+    """Load the model of a run, a folder of ``dmlkit export --format hub``, or a pretrained model without training.
 
     A pretrained model is named as a backbone of recipes: ``timm:MODEL`` for any model of timm (also of the Hugging Face
     Hub, ``timm:hf-hub:OWNER/REPOSITORY``, or in a folder, ``timm:local-dir:FOLDER``), or a network of torchvision:
@@ -92,7 +93,8 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
     Its embeddings are the pooled features as unit vectors, as in the baseline of ``dmlkit eval --untrained``.
 
     Args:
-        run: folder of the run, or name of a pretrained model; an existing folder with this name takes precedence.
+        run: folder of the run or of the export, or name of a pretrained model; an existing folder with this name takes
+            precedence.
         checkpoint: checkpoint of a run. Default: best, otherwise last.
         device: device, see `start_ranks`.
 
@@ -106,13 +108,13 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
         >>> embeddings.shape, round(float(model.similarity(embeddings, embeddings)[0, 1]), 4)
         ((2, 1280), 1.0)
     """
-    if isinstance(run, str) and is_backbone_name(run):
+    is_name = isinstance(run, str) and is_backbone_name(run)
+    if is_name or is_hub_folder(Path(run)):
         if checkpoint is not None:
-            raise UserError(
-                f"{run}: this is a pretrained model; checkpoint={checkpoint!r} applies only to runs; remove it"
-            )
+            kind = "a pretrained model" if is_name else "an exported model"
+            raise UserError(f"{run}: this is {kind}; checkpoint={checkpoint!r} applies only to runs; remove it")
         fabric = start_ranks(device)
-        return Embedder(load_pretrained(run, fabric), fabric)
+        return Embedder(load_pretrained(str(run), fabric) if is_name else load_hub(Path(run), fabric), fabric)
     fabric = start_ranks(device)
     return Embedder(load_model(RunFolder(Path(run)), fabric, checkpoint), fabric)
 

@@ -85,6 +85,7 @@ def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:
         fusion=fusion,
         members=(first, second),
         computation=least,
+        aligned_to=None,
     )
 
 

@@ -127,10 +127,10 @@ class Description(Document, frozen=True, strict=True):
     """Description of a model for users of its embeddings: geometry, fingerprint and preprocessing."""
 
     kind: ClassVar[str] = "description of a model"
-    version: ClassVar[int] = (
-        5  # 1 had expressions as text, which invited eval, in the index; 2 no threshold; 3 no fusion; 4 no computation
-    )
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ("index",), 2: (), 3: (), 4: ()}
+    # 1 had expressions as text, which invited eval, in the index; 2 no threshold; 3 no fusion; 4 no computation; 5 no
+    # aligned_to
+    version: ClassVar[int] = 6
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ("index",), 2: (), 3: (), 4: (), 5: ()}
 
     dim: PositiveInt
     """Number of coordinates of an embedding."""
@@ -154,6 +154,14 @@ class Description(Document, frozen=True, strict=True):
     computation: Computation | None = None
     """What computed the embeddings; null for torch in float32. If it does not agree with torch, the fingerprint is not
     that of the weights alone, because such embeddings are those of another model."""
+    aligned_to: str | None = None
+    """Fingerprint of the older model with whose embeddings these may be compared, because ``dmlkit align`` mapped the
+    model into its space, or the regularizer ``compatible`` trained it there; null for a space of its own."""
+
+    @property
+    def space(self) -> str:
+        """Fingerprint of the model whose space the embeddings are in."""
+        return self.aligned_to or self.model.fingerprint
 
 
 class Checksums(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -207,9 +215,9 @@ class Manifest(Description, frozen=True, strict=True):
     """``manifest.json`` of a folder of embeddings."""
 
     kind: ClassVar[str] = "manifest of embeddings"
-    # 3 had no checksums; 4 not what a split's embeddings depend on; 5 no checkpoint there; 6 no fusion
-    version: ClassVar[int] = 8
-    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 5: (), 6: (), 7: ()}
+    # 3 had no checksums; 4 not what a split's embeddings depend on; 5 no checkpoint there; 6 no fusion; 8 no aligned_to
+    version: ClassVar[int] = 9
+    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 6: (), 7: (), 8: ()}
 
     source: str
     """Source of the images: a folder, or ``dataset:split``."""
@@ -233,7 +241,7 @@ def index_of(manifold: Manifold) -> SearchIndex:
 
 
 def check_same_description(theirs: Description, whose: str, ours: Description, where: str) -> None:
-    """Raise an error for embeddings of another model.
+    """Raise an error for embeddings of another model, unless one was mapped into the space of the other.
 
     Args:
         theirs: description of what is compared.
@@ -244,7 +252,8 @@ def check_same_description(theirs: Description, whose: str, ours: Description, w
     Raises:
         UserError: width, geometry, weights or preprocessing differ.
     """
-    advice = f"embed with the model of {where}"
+    advice = f"embed with the model of {where}, or map the newer model with dmlkit align"
+    is_aligned = theirs.space == ours.space and theirs.model.fingerprint != ours.model.fingerprint
     if (theirs.dim, theirs.features) != (ours.dim, ours.features):
         raise UserError(f"{whose}: embeddings with {theirs.dim} dimensions, but {where} has {ours.dim}; {advice}")
     for name, one, other in (
@@ -252,8 +261,10 @@ def check_same_description(theirs: Description, whose: str, ours: Description, w
         ("preprocessing", theirs.preprocessing, ours.preprocessing),
     ):
         changes = list(differences(name, other.model_dump(mode="json"), one.model_dump(mode="json")))
-        if changes:
+        if changes and not (is_aligned and name == "preprocessing"):
             raise UserError(f"{whose}: embeddings of another model ({'; '.join(changes)}); {advice}")
+    if is_aligned:
+        return
     if theirs.model.fingerprint != ours.model.fingerprint and theirs.computation != ours.computation:
         ways = [_way(one.computation) for one in (theirs, ours)]
         change = f"add {ours.computation.option} to --device" if ours.computation else "use --device without an engine"

@@ -1,7 +1,9 @@
 """Points with what is known of their images: the one type that commands search, cluster, compare and evaluate."""
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +18,7 @@ from dmlkit.datasets.files.samples import SIDE
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.manifest import Description, check_same_description
-from dmlkit.embedding.trained import TrainedModel, describe
+from dmlkit.embedding.trained import TrainedModel, describe, shortened
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.folder import RunFolder
@@ -234,5 +236,14 @@ def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> Tr
         raise UserError(f"{searched.source}: the run that made it is unknown or has moved; name the run with --run RUN")
     same = ModelChoice(checkpoint=manifest.model.checkpoint, fusion=model.fusion or manifest.fusion)
     trained = same.load(RunFolder(run), fabric)
-    check_same_description(describe(trained), str(run), manifest, searched.source)
+    if manifest.features < trained.recipe.embedding_dim and not trained.fusion and not trained.computation:
+        with suppress(UserError):  # of `dmlkit embed --dims`, unless it is another model, which is reported below
+            trained = shortened(trained, manifest.features)
+    ours = describe(trained)
+    check_same_description(ours, str(run), manifest, searched.source)
+    if ours.model.fingerprint != manifest.model.fingerprint and getattr(manifest, "threshold", None) is not None:
+        logging.getLogger("dmlkit").warning(
+            f"{run}: another model than that of {searched.source} (dmlkit align); its threshold was calibrated for "
+            "images of the older model"
+        )
     return trained

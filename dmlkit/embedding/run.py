@@ -17,7 +17,7 @@ from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.embedding.stored import StoredSplit, known_points, sole_embedding, split_job
-from dmlkit.embedding.trained import load_model
+from dmlkit.embedding.trained import TrainedModel, load_model, shortened
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_place
 from dmlkit.recipe.plugin import refuse_plugin_files
@@ -34,6 +34,7 @@ def embed(
     boxes: Boxes | None = None,
     output: Path | None = None,
     checkpoint: CheckpointName | None = None,
+    dims: int | None = None,
     overrides: Sequence[str] = (),
     skip_bad_images: bool = False,
     engine: Engine | None = None,
@@ -51,9 +52,10 @@ def embed(
         split: split of the run's dataset.
         labels, boxes: labels and boxes of the images, see `images_at`.
         output: folder for ``embeddings.npy``, ``items.parquet`` and ``manifest.json``; by default
-            ``RUN/embeddings/`` and the name of the images. A split in that folder is embedded only if it is not yet,
-            see `split_embeddings`.
+            ``RUN/embeddings/`` and the name of the images, with ``-N`` for ``dims``. A split in that folder is
+            embedded only if it is not yet, see `split_embeddings`.
         checkpoint: checkpoint to use. Default: best, otherwise last.
+        dims: number of first coordinates of the embeddings, see `shortened`. Default: all.
         overrides: changes of the run's dataset, which may have moved, each ``key=value``.
         skip_bad_images: leave out images that cannot be read, and list them.
         engine: see `choose_engine`.
@@ -68,25 +70,18 @@ def embed(
         UserError: see `embed_job`; or images and split are both given, or neither, or overrides with images,
             or labels with a split.
     """
-    if (images is None) == (split is None):
-        raise UserError("embed: expected either IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
-    if images is not None and overrides:
-        raise UserError(f"embed: --set {overrides[0]} applies only to --split, not to {images}; remove it")
-    for option, given in ((f"--labels {labels}", labels), ("--boxes", boxes)):
-        if split is not None and given is not None:
-            raise UserError(
-                f"embed: {option} applies only to IMAGES, because a split has those of its dataset; remove it"
-            )
+    _check_given(images, split, labels, boxes, overrides)
     engine = choose_engine(engine)
     fabric = start_ranks("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
     if split is not None:
         folder.check_unseen(split, f"dmlkit embed {{run}} --split {split}, or --split all")
     trained = load_model(folder, fabric, checkpoint, overrides=overrides)
+    trained = trained if dims is None else _short(trained, dims, engine)
     if output is not None:
         check_place(output, [images, trained.recipe.dataset.data_root])
     dataset = dataset_of(images, split or "test", trained.recipe, labels, boxes)
-    place = output or output_of(folder, images, split, trained.checkpoint)
+    place = output or output_of(folder, images, split, trained.checkpoint, dims)
     skip = skip_bad_images or trained.recipe.dataset.on_bad_image == "skip"
     threshold = threshold_of(folder, trained.fingerprint)
     if split is None:
@@ -112,15 +107,39 @@ def embed(
             return embed_job(job, trained, fabric, compute, advance=advance, say=say)
 
 
-def output_of(run: RunFolder, images: Path | None, split: Split | None, checkpoint: CheckpointName) -> Path:
+def _check_given(
+    images: Path | None, split: Split | None, labels: str | None, boxes: Boxes | None, overrides: Sequence[str]
+) -> None:
+    """Raise an error unless there are images or a split, and only options that apply to them."""
+    if (images is None) == (split is None):
+        raise UserError("embed: expected either IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
+    if images is not None and overrides:
+        raise UserError(f"embed: --set {overrides[0]} applies only to --split, not to {images}; remove it")
+    for option, given in ((f"--labels {labels}", labels), ("--boxes", boxes)):
+        if split is not None and given is not None:
+            raise UserError(
+                f"embed: {option} applies only to IMAGES, because a split has those of its dataset; remove it"
+            )
+
+
+def _short(trained: TrainedModel, dims: int, engine: Engine) -> TrainedModel:
+    """Return the model of the first coordinates; other processes and engines load the whole one."""
+    if engine == "ray" or trained.computation is not None:
+        raise UserError(f"embed: --dims {dims} applies to torch in this process or under torchrun; change the engine")
+    return shortened(trained, dims)
+
+
+def output_of(
+    run: RunFolder, images: Path | None, split: Split | None, checkpoint: CheckpointName, dims: int | None = None
+) -> Path:
     """Return the folder of a run into which images, or a split, are embedded by default.
 
-    Images in a folder with the name of a split do not get the folder of the split.
+    Images in a folder with the name of a split do not get the folder of the split, nor do shortened embeddings.
     """
-    if images is None:
-        return run.embeddings_of(str(split), checkpoint)
-    name = images.resolve().name
-    return run.embeddings / (f"{name}-images" if name in get_args(Split) else name)
+    name = "" if images is None else images.resolve().name
+    place = run.embeddings / (f"{name}-images" if name in get_args(Split) else name)
+    place = run.embeddings_of(str(split), checkpoint) if images is None else place
+    return place if dims is None else place.with_name(f"{place.name}-{dims}")
 
 
 def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: str) -> Compute:

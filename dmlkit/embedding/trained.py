@@ -40,6 +40,8 @@ MANIFOLD = "head.manifold."  # before the names of its learned options in a stat
 CUT_SPACES = ("sphere", "euclidean", "lorentz", "poincare")  # whose maps take features of any number
 FROZEN = "frozen"
 """Key of a checkpoint without the pretrained weights that were not trained: the hash of these weights."""
+ALIGNED = "aligned_to"
+"""Key of a checkpoint of a model in the space of an older one: the fingerprint of that one."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class TrainedModel:
         fusion: second model that embeds too, see `dmlkit.embedding.fusion.fuse`.
         members: the two models of a fusion.
         computation: what computes it, if not torch in float32.
+        aligned_to: fingerprint of the older model in whose space it is, by ``dmlkit align`` or by the regularizer
+            ``compatible``; None if it has its own space.
     """
 
     recipe: Recipe
@@ -75,6 +79,7 @@ class TrainedModel:
     fusion: Fusion | None = None
     members: "tuple[TrainedModel, ...]" = ()
     computation: Computation | None = None
+    aligned_to: str | None = None
 
     @classmethod
     def of(
@@ -147,7 +152,7 @@ def load_model(
     load_weights(manifold, own, path)
     samples = samples_named(recipe.dataset.sample).of(num_features)
     saved = _hash_saved(state, recipe) if merged else ""
-    options: Any = {"saved": saved, "recorded": _recorded(run, saved), "run": run}
+    options: Any = {"saved": saved, "recorded": _recorded(run, saved), "run": run, ALIGNED: state.get(ALIGNED)}
     trained = TrainedModel(recipe, checkpoint, state["epoch"], samples, manifold.to(device), device, build, **options)
     return computed_by(trained, fabric) if merged else trained
 
@@ -173,7 +178,9 @@ def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
             f"{option}: {computation}; such embeddings are not compared with those of torch in float32"
         )
         weights = hashlib.sha256(f"{weights} {computation.engine} {computation.precision}".encode()).hexdigest()
-    return replace(trained, build=lambda: model, saved="", recorded=weights, computation=computation)
+    space = trained.aligned_to if computation.agrees else None
+    options: Any = {"saved": "", "recorded": weights, "computation": computation, "aligned_to": space}
+    return replace(trained, build=lambda: model, **options)
 
 
 def _hash_saved(state: Mapping[str, Any], recipe: Recipe) -> str:
@@ -214,6 +221,7 @@ def describe(trained: TrainedModel) -> Description:
         else VectorInput(input=f"{samples.name}s, as they are", num_features=samples.num_features),
         fusion=trained.fusion,
         computation=trained.computation,
+        aligned_to=trained.aligned_to,
     )
 
 
@@ -229,7 +237,9 @@ def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:
             raise UserError(
                 f"--set {override}: expected a key of the dataset; other keys are fixed, because {run.path} is trained"
             )
-    return parse_recipe(dump_recipe(recipe), str(run.recipe_path), overrides) if overrides else recipe
+    if not overrides:
+        return recipe
+    return parse_recipe(dump_recipe(recipe), str(run.recipe_path), overrides, is_trained=True)
 
 
 def shortened(trained: TrainedModel, dims: int) -> TrainedModel:

@@ -1,7 +1,7 @@
 """Export of the model of a run, or of a folder of embeddings, by the name of the format."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import commonpath
 from pathlib import Path
 from typing import cast, get_args
@@ -12,9 +12,10 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import load_model, shortened
 from dmlkit.errors import UserError
 from dmlkit.export.formats import FORMATS, check_embeddings_output, export_embeddings
+from dmlkit.export.hub import export_hub
 from dmlkit.export.lancedb import write_lancedb
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
-from dmlkit.export.model import ModelManifest, check_model_output, export_model, manifest_path
+from dmlkit.export.model import Parity, check_model_output, export_model, manifest_path
 from dmlkit.export.pgvector import write_pgvector
 from dmlkit.export.qdrant import write_qdrant
 from dmlkit.export.store import Destination, is_address
@@ -74,12 +75,14 @@ class WantedModel:
         overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
         takes: input of a model of images, see `export_model`. Default: ``images`` for ``onnx`` and ``torch-export``.
         dims: number of first coordinates that the exported model returns, see `shortened`. Default: all.
+        license: identifier of the license, for the model card of ``hub``.
     """
 
     checkpoint: CheckpointName | None = None
     overrides: Sequence[str] = ()
     takes: ModelInput | None = None
     dims: int | None = None
+    license: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Exported:
     """The result of an export."""
 
     written: list[Path | Destination]  # the export and the files that belong to it
-    model: ModelManifest | None = None  # of an exported model
+    agreement: str = ""  # of an exported model with that of the run
     notes: Sequence[str] = ()  # on a table in a store
 
 
@@ -104,10 +107,10 @@ def export(
     """Export a run's model, or embeddings, for other programs.
 
     Args:
-        source: a run for ``safetensors``, ``onnx`` and ``torch-export``; a folder of embeddings for other formats.
+        source: a run for ``safetensors``, ``onnx``, ``torch-export`` and ``hub``; embeddings for other formats.
         format: one of `ModelFormat`, `EmbeddingFormat` or `StoreFormat`.
-        output: the file to write (a folder for tensorboard, lancedb and qdrant), or the address of a store. Default: a
-            name in the source.
+        output: the file to write (a folder for hub, tensorboard, lancedb and qdrant), or the address of a store.
+            Default: a name in the source.
         table: name of the table in a store, see `export_to_store`.
         overwrite: replace the table of a store.
         model: which model of a run, and in what form.
@@ -121,6 +124,7 @@ def export(
     stores = f"stores ({', '.join(get_args(StoreFormat))})"
     _check_applies(is_store, stores, {"--table": table, "--overwrite": overwrite})
     _check_applies(format in PROGRAMS, " and ".join(PROGRAMS), {"--input": model.takes, "--dims": model.dims})
+    _check_applies(format == "hub", "hub", {"--license": model.license})
     if output is not None and not str(output):  # a store and TensorBoard would write into the current folder
         raise UserError("export: --output is empty; expected a file, a folder or an address")
     if output is not None and not is_store and is_address(str(output)):
@@ -158,8 +162,15 @@ def _export_run(
     run, takes = RunFolder(source), model.takes
     if path is not None:
         check_place(path, [run.recipe().dataset.data_root])
+    merged = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides)
+    if format == "hub":
+        path = path or run.exports / MODEL_FILES[format]
+        parity = export_hub(run, merged, path, model.license)
+        return Exported([path], _agreement(parity, f"{merged.samples.name}s"))
+    if path is not None:
         check_model_output(format, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
     trained = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides, merged=False)
+    trained = replace(trained, recorded=merged.fingerprint)  # low-rank updates are added to the weights in the export
     has_pixels = trained.samples.has_pixels and trained.recipe.transform is not None
     if takes and not has_pixels:
         raise UserError(f"export: --input {takes} applies to images, but the model takes {trained.samples.describe()}")
@@ -168,9 +179,15 @@ def _export_run(
     takes = takes or ("images" if has_pixels and format in PROGRAMS else "squares")
     if model.dims is not None:
         trained = shortened(trained, model.dims)
-    threshold = threshold_of(run, trained.fingerprint)  # none for a shortened model, which has another fingerprint
+    # a shortened model is another one: it has no threshold, and its fingerprint is computed when it is merged
+    threshold = None if model.dims is not None else threshold_of(run, trained.fingerprint)
     manifest = export_model(trained, format, path, threshold, takes=takes, labels=labels)
-    return Exported([path, manifest_path(path)], manifest)
+    agreement = _agreement(manifest.parity, manifest.input.partition(":")[0])
+    return Exported([path, manifest_path(path)], agreement)
+
+
+def _agreement(parity: Parity, kind: str) -> str:
+    return f"agrees with the run on {parity.images} {kind} to {parity.largest_difference:.0e}"
 
 
 def data_of(folder: EmbeddingFolder) -> list[Path]:

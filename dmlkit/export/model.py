@@ -30,6 +30,7 @@ FILE_NAMES: dict[ModelFormat, str] = {
     "safetensors": "model.safetensors",
     "onnx": "model.onnx",
     "torch-export": "model.pt2",
+    "hub": "hub",
 }
 TOLERANCE = 1e-4  # per coordinate; float32 kernels of two runtimes differ by up to 2e-6 on unit vectors
 PARITY_IMAGES = 16

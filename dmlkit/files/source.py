@@ -26,7 +26,7 @@ MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
 LOCAL = "local"  # instead of a second run: the patches of the first one
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
-ModelFormat = Literal["safetensors", "onnx", "torch-export"]
+ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
 """Formats in which dmlkit export writes a model; the others are of embeddings."""
 ModelInput = Literal["images", "squares"]
 """What an exported model takes: images of any size, or squares that are already resized and cropped."""
@@ -194,6 +194,10 @@ def require_run(path: Path) -> None:
         UserError: it is not.
     """
     if not all((path / name).exists() for name in RUN_MARKS):
+        if (path / "config.json").exists() and (path / "model.safetensors").exists():
+            raise UserError(
+                f"{path}: is a model that was exported for the Hub, which dmlkit.load reads; expected a run"
+            )
         raise UserError(
             f"{path}: no run here ({' or '.join(RUN_MARKS)} is missing); expected a folder that train wrote"
         )

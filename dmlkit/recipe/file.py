@@ -36,7 +36,9 @@ def read_recipe(path: Path, overrides: Sequence[str | Override] = (), *, is_trai
     return _resolve(read_tree(path), overrides, is_trained)
 
 
-def parse_recipe(text: str, source: str, overrides: Sequence[str | Override] = ()) -> Recipe:
+def parse_recipe(
+    text: str, source: str, overrides: Sequence[str | Override] = (), *, is_trained: bool = False
+) -> Recipe:
     """Check the text of a recipe; ``source`` names it in messages. See `read_recipe`.
 
     Example:
@@ -45,7 +47,7 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str | Override] = (
         ...
         dmlkit.errors.UserError: bad.yaml:2: loss.margn: unknown key; did you mean 'margin'?
     """
-    return _resolve(parse_yaml(text, source), overrides)
+    return _resolve(parse_yaml(text, source), overrides, is_trained)
 
 
 def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool = False) -> Recipe:

@@ -156,7 +156,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         return fault_line(Tree("", origins=self._origins), key, text)
 
     @contextmanager
-    def errors_at(self, *key: str) -> Generator[None]:
+    def errors_at(self, *key: str | int) -> Generator[None]:
         """Convert errors of the component at ``key`` into errors of one line with file, line and key.
 
         Raises:
@@ -212,7 +212,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
 
     def _unmet_requirements(self, *, is_trained: bool) -> Iterator[tuple[tuple[str | int, ...], str]]:
         for key, component in components_below((), self):
-            if is_trained and component is self.backbone:  # it was trained so; to ask timm takes 2 s of a processor
+            # it was trained so: to ask timm takes 2 s of a processor, and a teacher may be gone
+            if is_trained and (component is self.backbone or isinstance(component, RegularizerConfig)):
                 continue
             for requirement in component.requirements():
                 *place, fact = requirement.key.split(".")

@@ -2,11 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
 
-from pydantic import PositiveFloat
+import yaml
+from pydantic import PositiveFloat, ValidationInfo
 from torch import Tensor, nn
 
 from dmlkit.component import ComponentConfig
+from dmlkit.errors import UserError
+from dmlkit.files.source import require_run
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.autocast import without_autocast
 
@@ -17,9 +23,16 @@ class RegularizerConfig(ComponentConfig, frozen=True):
     weight: PositiveFloat = 1.0
     """lambda, weight of the term relative to the loss."""
 
+    keeps_space: ClassVar[bool] = False
+    """Whether the embeddings can be compared with those of the `source_run`."""
+
     @abstractmethod
     def build(self, manifold: Manifold) -> "Regularizer":
         """Return the term for embeddings on ``manifold``; the trainer multiplies it by ``weight``."""
+
+    def source_run(self) -> str | None:
+        """Return the run whose embeddings of the training images `Regularizer.learn_from` takes; None for no run."""
+        return None
 
 
 class Regularizer(nn.Module, ABC):
@@ -29,10 +42,17 @@ class Regularizer(nn.Module, ABC):
         super().__init__()
         self.manifold = manifold
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Compute the unweighted term of a batch: embeddings (B, D), labels (B,) int64 -> scalar."""
+    def forward(self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None) -> Tensor:
+        """Compute the unweighted term of a batch, a scalar.
+
+        Args:
+            embeddings: (B, D) points on the manifold; half precision is computed in float32.
+            labels: (B,) int64.
+            images: (B,) int64, rows of the images in the training split. Default: the first B images.
+        """
         with without_autocast(embeddings):
-            return self.compute(embeddings.float() if embeddings.itemsize < 4 else embeddings, labels)
+            points = embeddings.float() if embeddings.itemsize < 4 else embeddings
+            return self.compute(points, labels) if images is None else self.compute_of(points, labels, images)
 
     def use_levels(self, levels: Mapping[str, Tensor]) -> None:
         """Take the levels of the training classes, coarsest first, (C,) int64 each; a term may ignore them.
@@ -44,3 +64,42 @@ class Regularizer(nn.Module, ABC):
     @abstractmethod
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the unweighted term in at least float32."""
+
+    def compute_of(self, embeddings: Tensor, labels: Tensor, images: Tensor) -> Tensor:
+        """Compute the term of images of the training split; by default the same whichever images they are."""
+        return self.compute(embeddings, labels)
+
+    def learn_from(self, points: Tensor, labels: Tensor) -> None:
+        """Take what another run says about the training images, before the first step.
+
+        Args:
+            points: (N, D') embeddings of all training images by the run of `RegularizerConfig.source_run`; a row of
+                zeros for an image that cannot be read.
+            labels: (N,) int64, labels of the images.
+        """
+
+
+def check_source_run(path: str, info: ValidationInfo) -> str:
+    """Check that a key of a recipe names a run; one that has been trained with it does not need it any more.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not (info.context or {}).get("is_trained", False):
+        try:
+            require_run(Path(path))
+        except UserError as error:
+            raise ValueError(str(error)) from None
+    return path
+
+
+def keys_of_run(path: str) -> dict[str, Any]:
+    """Return the width and the space of a run's embeddings, ``embedding_dim`` and ``manifold``, as its recipe has them.
+
+    The result is empty if the recipe cannot be read; whoever loads the run says why.
+    """
+    found: Any = None
+    with suppress(OSError, ValueError, yaml.YAMLError):
+        found = yaml.safe_load((Path(path) / "recipe.yaml").read_text(encoding="utf-8"))
+    wanted = ("embedding_dim", "manifold")
+    return {key: found[key] for key in wanted} if isinstance(found, dict) and {*wanted} <= {*found} else {}

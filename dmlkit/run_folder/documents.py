@@ -3,7 +3,7 @@
 import platform
 import sys
 from importlib.metadata import version
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, PositiveInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -109,6 +109,48 @@ class UntouchedFigures(BaseModel, frozen=True, extra="forbid"):
     """Chosen checkpoint minus baseline on test classes, for the metrics that are means over queries."""
     classes: int | None = None
     """Number of test classes over which the intervals are; null in a summary of format 2."""
+
+
+class CrossFigures(BaseModel, frozen=True, extra="forbid"):
+    """Retrieval of images by one model among those by another."""
+
+    queries: str
+    """Model of the queries, in words."""
+    gallery: str
+    """Model of the images that are searched, in words."""
+    metrics: dict[str, float]
+    intervals: dict[str, tuple[float, float] | None]
+    """95 % bootstrap intervals over labels; null for fewer than 5."""
+
+
+class Alignment(Document, frozen=True):
+    """``alignment.json``, the map that ``dmlkit align`` put into the head of a run, and what it is worth."""
+
+    kind: ClassVar[str] = "alignment of a run with older embeddings"
+
+    embeddings: str
+    """Path of the older embeddings."""
+    fingerprint: str
+    """Fingerprint of the model that made them."""
+    run: str
+    """Path of the newer run, which is unchanged."""
+    map: Literal["orthogonal", "linear"]
+    """Chosen map."""
+    shrinkage: float | None
+    """Strength with which a linear map is pulled to the orthogonal one; null for the orthogonal one."""
+    errors: dict[str, float]
+    """Mean squared distance of mapped points from the older ones on the images that chose, by map and strength."""
+    fitted: PositiveInt
+    """Number of images that fitted the map; a third of them chose it first."""
+    measured: PositiveInt
+    """Number of other images, on which the figures were measured."""
+    held_out: Literal["labels", "images"]
+    """Whether the measured images are all of labels that fitted nothing."""
+    finds: Literal["label", "image"]
+    """What a query has to find: another image of its label, or, without labels, the older point of the same image."""
+    figures: tuple[CrossFigures, ...]
+    gain: dict[str, PairedDifference]
+    """Mapped queries among older points, minus older queries among older points."""
 
 
 class Summary(Document, frozen=True):

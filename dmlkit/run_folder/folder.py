@@ -36,6 +36,7 @@ class RunFolder:
         curves.png            checkpoints/{last,best}.pt            untouched/{validation,test}.{json,npz}
         test_classes.json
         basis.json            features/{train,validation,test,all}/ loggers.json    tensorboard/    threshold.json
+        alignment.json
         evaluations/ embeddings/ exports/ plots/    outputs of other commands that use the weights
 
     Args:
@@ -60,6 +61,7 @@ class RunFolder:
         self.environment_path = folder / "environment.json"
         self.classes_path = folder / "classes.json"
         self.basis_path = folder / "basis.json"
+        self.alignment_path = folder / "alignment.json"
         self.metrics_path = folder / "metrics.jsonl"
         self.summary_path = folder / "summary.json"
         self.test_classes_path = folder / "test_classes.json"
@@ -196,10 +198,15 @@ class RunFolder:
         """Check that a run is continued with its own recipe, except the keys in `FREE`, and with its plug-ins' code.
 
         Raises:
-            UserError: the recipe or a plug-in differs; the message lists every key that differs.
+            UserError: the recipe or a plug-in differs; the message lists every key that differs. Or ``dmlkit align``
+                wrote the run.
         """
         from dmlkit.recipe.file import plain
 
+        if self.alignment_path.exists():
+            raise UserError(
+                f"{self.path}: was written by dmlkit align and cannot be trained further; choose another --output"
+            )
         plugins = changed_plugins(Environment.read(self.environment_path).plugins)
         if plugins:
             raise UserError(
@@ -234,7 +241,10 @@ class RunFolder:
         state = read_checkpoint(path, CHECKPOINTS[name])
         # not in those of dmlkit 0.1.0; an equal text needs no check, which would import the backbone's library
         if "recipe" in state and state["recipe"] != self.recipe_path.read_text(encoding="utf-8"):
-            recipes = plain(parse_recipe(str(state["recipe"]), f"{path}: recipe")), plain(self.recipe())
+            recipes = (
+                plain(parse_recipe(str(state["recipe"]), f"{path}: recipe", is_trained=True)),
+                plain(self.recipe()),
+            )
             theirs, ours = ({key: recipe[key] for key in WEIGHT_KEYS} for recipe in recipes)
             changes = list(differences("", theirs, ours))
             if changes:
@@ -285,6 +295,7 @@ MOVING = ".moving"  # subfolder with the new run after the old run was removed, 
 
 RUN_FILES = (
     *("recipe.yaml", "environment.json", "classes.json", "basis.json", "metrics.jsonl", "summary.json", "curves.png"),
+    "alignment.json",
     "test_classes.json",
     *(f"untouched/{split}.{suffix}" for split in ("validation", "test") for suffix in ("npz", "json")),
     *(
@@ -310,7 +321,15 @@ EMBEDDING_FILES = (
 )
 DERIVED_FILES = (
     *("loggers.json", "tensorboard/events.out.tfevents.*"),
-    *("threshold.json", "evaluations/*.json", "evaluations/*.npz", "exports/model.*", "plots/*.png", "plots/*.svg"),
+    *(
+        "threshold.json",
+        "evaluations/*.json",
+        "evaluations/*.npz",
+        "exports/model.*",
+        "exports/hub/*",
+        "plots/*.png",
+        "plots/*.svg",
+    ),
     *(f"embeddings/*/{name}" for name in EMBEDDING_FILES),
 )
 

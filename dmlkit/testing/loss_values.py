@@ -169,9 +169,18 @@ def build(config: LossConfig, manifold: ManifoldConfig, classes: int = CLASSES) 
     return config.build(manifold.build(DIM), classes)
 
 
+def build_regularizer(config: RegularizerConfig, manifold: ManifoldConfig) -> Regularizer:
+    """Build a regularizer; one that learns from a run gets drawn points, the same at each call."""
+    term = config.build(manifold.build(DIM))
+    if config.source_run() is not None:
+        features = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(3))
+        term.learn_from(term.manifold.from_features(features).detach(), torch.arange(CLASSES))
+    return term
+
+
 def build_term(config: LossConfig | RegularizerConfig, manifold: ManifoldConfig) -> Loss | Regularizer:
     """Build a loss or a regularizer."""
-    return build(config, manifold) if isinstance(config, LossConfig) else config.build(manifold.build(DIM))
+    return build(config, manifold) if isinstance(config, LossConfig) else build_regularizer(config, manifold)
 
 
 def evaluate(loss: Loss, features: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -17,6 +17,7 @@ from dmlkit.testing.loss_values import (
     a_step_never_waits_for_the_device,
     bad_batches,
     build,
+    build_regularizer,
     build_term,
     degenerate_batches,
     draw,
@@ -231,7 +232,7 @@ def _value(term: Regularizer, features: Tensor, labels: Tensor) -> Tensor:
 def value_is_a_finite_scalar(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
     """Check that the value is a finite scalar with a finite gradient by the embeddings and the parameters."""
     features, labels = draw()
-    term = config.build(manifold.build(DIM))
+    term = build_regularizer(config, manifold)
     value = _value(term, features, labels)
     expect(value.ndim == 0 and bool(value.isfinite()), f"got {value.tolist()}")
     expect(value.requires_grad, "the value has no gradient")
@@ -242,7 +243,7 @@ def value_is_a_finite_scalar(config: RegularizerConfig, manifold: ManifoldConfig
 
 def degenerate_batches_stay_finite(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
     """Check that value and gradient are finite for batches without positives or negatives, or of equal embeddings."""
-    term = config.build(manifold.build(DIM))
+    term = build_regularizer(config, manifold)
     for case, (features, labels) in degenerate_batches().items():
         value = _value(term, features.requires_grad_(), labels)
         expect(value.isfinite(), f"{case}: the value is {value.item()}")
@@ -254,7 +255,7 @@ def degenerate_batches_stay_finite(config: RegularizerConfig, manifold: Manifold
 def inputs_are_left_alone(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
     """Check that embeddings and labels are not changed."""
     features, labels = draw()
-    term = config.build(manifold.build(DIM))
+    term = build_regularizer(config, manifold)
     points = term.manifold.from_features(features).detach()
     copies = points.clone(), labels.clone()
     term(points, labels)
@@ -265,7 +266,7 @@ def inputs_are_left_alone(config: RegularizerConfig, manifold: ManifoldConfig) -
 def the_state_dict_is_complete(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
     """Check that a regularizer restored from its state_dict gives an identical value."""
     features, labels = draw()
-    term, restored = (config.build(manifold.build(DIM)) for _ in range(2))
+    term, restored = (build_regularizer(config, manifold) for _ in range(2))
     for parameter in term.parameters():
         parameter.data.add_(0.1)
     restored.load_state_dict(term.state_dict())

@@ -13,7 +13,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dmlkit.distributed.exchange import gather_lists
-from dmlkit.embedding.trained import FROZEN, take_weights
+from dmlkit.embedding.trained import ALIGNED, FROZEN, take_weights
 from dmlkit.errors import UserError
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -205,6 +205,7 @@ def _weights(experiment: Experiment) -> dict[str, Any]:
         "num_features": experiment.train.num_features,
         "model": model,
         "objective": objective,
+        **({ALIGNED: experiment.objective.aligned_to} if experiment.objective.aligned_to else {}),
     }
     if experiment.frozen_pretrained is None:
         return weights

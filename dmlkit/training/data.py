@@ -3,8 +3,9 @@
 from contextlib import nullcontext
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from lightning_fabric import Fabric
 
 from dmlkit.backbones.tuning import NoTuningConfig
@@ -18,6 +19,8 @@ from dmlkit.embedding.features import (
     is_complete,
     place_of,
 )
+from dmlkit.embedding.stored import embed_files
+from dmlkit.embedding.trained import describe, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place
@@ -78,6 +81,34 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
         validation = experiment.validation and features("validation", experiment.validation, 0)
         tested = test and features("test", test, 0)
     return TrainingData(head_alone(model), DrawnViews(training), validation, tested)
+
+
+def teach(experiment: Experiment, fabric: Fabric, progress: Progress) -> None:
+    """Let the runs that regularizers name embed the training images, without augmentation.
+
+    The splits that such a run has stored already are read, see `known_points`.
+
+    Raises:
+        UserError: a run takes other samples than the recipe's, has no readable checkpoint, or does not fit.
+    """
+    images = experiment.train
+    for number, config in enumerate(experiment.recipe.regularizers):
+        if (path := config.source_run()) is None:
+            continue
+        teacher = load_model(RunFolder(Path(path)), fabric)
+        with experiment.recipe.errors_at("regularizers", number):
+            teacher.model.check_takes(images)
+            found = embed_files(teacher, fabric, images, f"the train split, by {path}", progress.images)
+            points = torch.zeros(len(images), found.points.shape[1])
+            points[found.indices] = found.points
+            term: Any = experiment.objective.regularizers[number]
+            term.learn_from(points, images.labels)
+        if config.keeps_space:
+            space, before = describe(teacher).space, experiment.objective.aligned_to
+            if before not in (None, space):
+                text = f"{path}: is another model than the one before; a model has the space of one older model"
+                raise UserError(experiment.recipe.fault(("regularizers", number), text))
+            experiment.objective.aligned_to = space
 
 
 def check_places(recipe: Recipe, run: Path) -> None:

@@ -99,12 +99,13 @@ class Objective(nn.Module):
         self.loss = loss
         self.regularizers = nn.ModuleList(regularizers)
         self.weights = weights
+        self.aligned_to: str | None = None  # fingerprint of an older model in whose space a regularizer keeps this one
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Compute the objective of points (B, D) with labels (B,) int64; returns a scalar."""
+    def forward(self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None) -> Tensor:
+        """Compute the objective of a batch, a scalar; see `Loss.forward` and `Regularizer.forward`."""
         total = self.loss(embeddings, labels)
         for weight, regularizer in zip(self.weights, self.regularizers, strict=True):
-            total = total + weight * regularizer(embeddings, labels)
+            total = total + weight * regularizer(embeddings, labels, images)
         return total
 
     def sharded_parameters(self) -> list[ShardedParameter]:

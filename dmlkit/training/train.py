@@ -23,7 +23,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Basis, EpochRow, Summary, TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import CheckpointWriter, State, restore, save, save_best
-from dmlkit.training.data import TrainingData, check_places, training_data
+from dmlkit.training.data import TrainingData, check_places, teach, training_data
 from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.progress import Pace, Progress, Silent, mirror_to_loggers
 from dmlkit.training.summary import forget_peak_memory, peak_memory, summarize
@@ -96,6 +96,7 @@ def _train(
     fabric.barrier()
     try:
         data = training_data(experiment, run, fabric, progress)
+        teach(experiment, fabric, progress)
         untouched = score_untouched(experiment, data, run, fabric, progress)
         return summarize(experiment, data, run, fabric, fit(experiment, data, run, fabric, progress, resume), untouched)
     except RuntimeError as error:
@@ -152,7 +153,8 @@ def fit(
                     with fabric.no_backward_sync(model, enabled=not is_last and not may_skip):
                         embeddings = gather_rows(fabric, model(data.training.on_device(batch, fabric.device)), counts)
                         labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True), counts)
-                        loss = compute_loss(experiment, embeddings, labels, state, run)
+                        images = gather_rows(fabric, batch.indices.to(fabric.device, non_blocking=True), counts)
+                        loss = compute_loss(experiment, (embeddings, labels, images), state, run)
                         fabric.backward(loss)
                     losses.append(loss.detach())
                     images_pending += len(labels)
@@ -297,16 +299,16 @@ def clip_gradients(fabric: Fabric, experiment: Experiment, optimizer: torch.opti
         fabric.clip_gradients(everything, optimizer, clip_val=settings.clip_grad_value)
 
 
-def compute_loss(experiment: Experiment, embeddings: Tensor, labels: Tensor, state: State, run: RunFolder) -> Tensor:
-    """Compute the loss of a batch.
+def compute_loss(experiment: Experiment, batch: tuple[Tensor, Tensor, Tensor], state: State, run: RunFolder) -> Tensor:
+    """Compute the loss of a batch: its embeddings (B, D), labels (B,), and rows (B,) in the training split.
 
     Raises:
         UserError: the loss rejects the batch, or the embeddings are not finite.
     """
     try:
-        return experiment.objective(embeddings, labels)
+        return experiment.objective(*batch)
     except ValueError as error:
-        if embeddings.isfinite().all():
+        if batch[0].isfinite().all():
             raise UserError(experiment.recipe.fault(("loss",), str(error))) from error
         raise diverged(state.step + 1, "embeddings", state, run) from error
 

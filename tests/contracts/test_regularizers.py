@@ -1,5 +1,8 @@
 """Every regularizer on every manifold: a finite scalar with a finite gradient."""
 
+from pathlib import Path
+from tempfile import mkdtemp
+
 import pytest
 
 from dmlkit.manifolds.base import ManifoldConfig
@@ -7,7 +10,17 @@ from dmlkit.regularizers import RegularizerConfig
 from dmlkit.testing.losses import REGULARIZER
 from dmlkit.testing.promise import Promise, fitting_manifolds, hold, title
 
+
+def older_run() -> str:
+    """The two files that make a folder a run, with what a regularizer reads of it."""
+    folder = Path(mkdtemp())
+    (folder / "environment.json").touch()
+    (folder / "recipe.yaml").write_text("embedding_dim: 8\nmanifold: {name: sphere}\n")
+    return str(folder)
+
+
 SMALL = {"hierarchy": {"num_proxies": 8, "neighbors": 4, "triplets_per_anchor": 3}}  # 512 proxies take a minute
+SMALL |= {"distill": {"teacher": older_run()}, "compatible": {"run": older_run()}}
 
 PAIRS = [
     pytest.param(config, manifold, id=f"{name}-{title(manifold)}")

@@ -45,12 +45,20 @@ def test_what_is_written_is_that_and_a_format(tmp_path: Path):
     Manifest.read(tmp_path / "old.json").write(tmp_path / "new.json")
     text = (tmp_path / "new.json").read_text()
     assert json.loads(text) == {
-        **{"format": 8, **json.loads(MANIFEST), "index": INDEX},
-        **{"fusion": None, "computation": None, "threshold": None, "run": None, "checksums": None, "split": None},
+        **{"format": 9, **json.loads(MANIFEST), "index": INDEX},
+        **{
+            "fusion": None,
+            "computation": None,
+            "aligned_to": None,
+            "threshold": None,
+            "run": None,
+            "checksums": None,
+            "split": None,
+        },
     }
     names = list(json.loads(MANIFEST))
     after = names.index("preprocessing") + 1
-    names[after:after] = ["fusion", "computation"]
+    names[after:after] = ["fusion", "computation", "aligned_to"]
     assert list(json.loads(text)) == ["format", *names, "threshold", "run", "checksums", "split"]
     assert Manifest.read(tmp_path / "new.json") == Manifest.read(tmp_path / "old.json")
 
@@ -79,7 +87,7 @@ def test_an_unknown_key_is_told(part: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"format": 9}, "of format 9, written by dmlkit 0.1.0; this is"),
+        ({"format": 99}, "of format 99, written by dmlkit 0.1.0; this is"),
         ({"format": "onnx"}, "of format onnx"),
         ({"dim": "8"}, "dim: input should be a valid integer"),
         ({"dtype": "float16"}, "dtype: input should be 'float32'"),

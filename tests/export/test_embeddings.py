@@ -86,8 +86,16 @@ def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_pa
     export_embeddings(EmbeddingFolder(embeddings_at(tmp_path / "out")), "faiss", tmp_path / "index.faiss")
     found = json.loads((tmp_path / "index.manifest.json").read_text())
     index = {**INDEX, "type": "IndexFlatIP", "dim": 8}
-    keys = {"fusion": None, "computation": None, "threshold": None, "run": None, "checksums": None, "split": None}
-    assert found == {"format": 8, **manifest(), "index": index, **keys}
+    keys = {
+        "fusion": None,
+        "computation": None,
+        "aligned_to": None,
+        "threshold": None,
+        "run": None,
+        "checksums": None,
+        "split": None,
+    }
+    assert found == {"format": 9, **manifest(), "index": index, **keys}
     assert FaissManifest.read(tmp_path / "index.manifest.json").index.dim == 8
     (tmp_path / "index.manifest.json").write_text(MANIFEST)  # as 0.1.0 wrote it
     with pytest.raises(UserError, match="a manifest of a FAISS index of format 1"):

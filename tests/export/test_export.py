@@ -58,7 +58,9 @@ def test_embeddings_equal_the_model_and_keep_their_order(run, embeddings):
     items = parquet.read_table(embeddings / "items.parquet").to_pydict()
     assert items == {"id": list(range(36)), "path": paths, "label": labels}
     manifest = json.loads((embeddings / "manifest.json").read_text())
-    keys = "format dmlkit dim features dtype manifold similarity index model preprocessing fusion computation"
+    keys = (
+        "format dmlkit dim features dtype manifold similarity index model preprocessing fusion computation aligned_to"
+    )
     assert list(manifest) == [*keys.split(), "source", "count", "skipped", "threshold", "run", "checksums", "split"]
     assert manifest["manifold"]["name"] == "sphere" and manifest["dim"] == 8 and manifest["count"] == 36
     assert manifest["preprocessing"]["size"] == 16
@@ -150,7 +152,7 @@ def test_exported_models_agree_with_the_run(dmlkit, run, tmp_path, name):
         found = trained.model(images).detach().numpy()
     np.testing.assert_allclose(found, points[:5], atol=1e-5)
     manifest = json.loads((tmp_path / "model.file.json").read_text())
-    assert manifest["format"] == 5 and manifest["file_format"] == name
+    assert manifest["format"] == 6 and manifest["file_format"] == name
     assert manifest["parity"]["images"] == 16 and manifest["parity"]["largest_difference"] <= 1e-4
     assert ModelManifest.read(tmp_path / "model.file.json").model.fingerprint == trained.model.fingerprint()
     if name == "safetensors":

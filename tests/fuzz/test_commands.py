@@ -118,6 +118,7 @@ def wild_lines(draw: Callable[..., Any]) -> list[str]:
 Form = tuple[str, str]
 TUNED = ("--set", "dataset.classes=24", "--set", "dataset.validation_fraction=0.4")
 FORMS: dict[str, tuple[Form, ...]] = {
+    "align": (("gallery tuned photos", "output=new checkpoint json device"),),
     "calibrate": (
         ("tuned --far 0.3", "far checkpoint json device overrides=dataset.seed=3"),
         ("large --fpir 0.3", "strangers=photos near=0.9,0.999 json device"),
@@ -159,7 +160,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("x.npy z.npy --threshold -0.5", "manifold csv html"),
     ),
     "embed": (
-        ("run photos", "output checkpoint skip_bad_images device labels=folder"),
+        ("run photos", "output checkpoint skip_bad_images device labels=folder dims=3,99"),
         ("run --split test -o new", "device checkpoint"),
         ("run --split train", "overrides=dataset.seed=3"),
     ),
@@ -177,6 +178,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "export": (
         ("run/embeddings/test --format faiss", "output=new.faiss"),
+        ("run --format hub", "license_name=mit,apache-2.0 output=new checkpoint"),
         ("run/embeddings/test --format npz", "output=new.npz"),
         ("run/embeddings/test --format parquet", "output=new.parquet"),
         ("run/embeddings/test --format tensorboard", "output=new"),

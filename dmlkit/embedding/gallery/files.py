@@ -72,10 +72,10 @@ class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
     """``gallery.json`` without the classes of its model: `GalleryManifest` checks what is only kept here."""
 
     kind: ClassVar[str] = "manifest of a gallery"
-    version: ClassVar[int] = 7
+    version: ClassVar[int] = 8
     # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone; 4 no threshold_is_own; 5 no
-    # state and no fusion; 6 no computation
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: (), 5: (), 6: ()}
+    # state and no fusion; 6 no computation; 7 no aligned_to
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: (), 5: (), 6: (), 7: ()}
 
     dim: PositiveInt
     """Number of coordinates of an embedding."""

@@ -1,0 +1,101 @@
+"""``dmlkit align``: a new model beside older embeddings."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmlkit.cli.options import USE, Checkpoint, Device, Json, checked, examples, with_common_options
+from dmlkit.files.source import require_images, require_run, require_source
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dmlkit.run_folder.documents import Alignment
+
+app = typer.Typer()
+
+
+@app.command(rich_help_panel=USE, epilog=examples("dmlkit align galleries/birds runs/new photos -o runs/new-aligned"))
+@with_common_options
+def align(
+    older: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OLDER",
+            help="Gallery or embeddings folder of the older model.",
+            callback=checked(require_source),
+            show_default=False,
+        ),
+    ],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Run of the newer model.", callback=checked(require_run), show_default=False
+        ),
+    ],
+    images: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IMAGES",
+            help="Images that OLDER has: a folder or a table.",
+            callback=checked(require_images),
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Run to write. Default: RUN-aligned.", show_default=False
+        ),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    json: Json = False,
+    device: Device = "auto",
+) -> None:
+    """Map a newer model into the space of older embeddings, so that it searches among them.
+
+    Writes a run with the map in its head. Half of the images fit the map, a quarter chooses it, a quarter measures it.
+    """
+    from rich.console import Console
+
+    from dmlkit.cli.console import say, say_json
+    from dmlkit.cli.progress import bars
+    from dmlkit.evaluation.align import align as align_run
+
+    console = Console(stderr=json)
+    options = {"checkpoint": checkpoint, "device": device}
+    found, place = align_run(older, run, images, output, bar=bars(console), **options)  # pyright: ignore[reportArgumentType]
+    if json:
+        say_json(found.stamped())
+    else:
+        print_alignment(found, console)
+        say(console, f"wrote {place}: its embeddings may be compared with {older}, e.g.")
+        say(console, f"  dmlkit search {older} QUERIES --run {place}")
+
+
+def print_alignment(found: "Alignment", console: "Console") -> None:
+    """Print the chosen map, and retrieval within and between the models."""
+    from dmlkit.cli.console import print_table, say
+
+    chosen = found.map if found.shrinkage is None else f"{found.map} {found.shrinkage:g}"
+    others = ", ".join(f"{name} {error:.3g}" for name, error in found.errors.items() if name != chosen)
+    say(console, f"{chosen} map: mean squared distance {found.errors[chosen]:.3g} on images that chose it")
+    say(console, f"  others: {others}")
+    has_ends = any(any(one.intervals.values()) for one in found.figures)  # fewer than 5 labels have none
+    columns = [column for name in found.figures[0].metrics for column in (name, *(["95 %"] if has_ends else []))]
+    rows = [["asked by", "among", *columns]]
+    for one in found.figures:
+        cells: list[str] = []
+        for name, value in one.metrics.items():
+            ends = one.intervals[name]
+            cells += [f"{value:.3f}", *([f"{ends[0]:.3f} .. {ends[1]:.3f}" if ends else ""] if has_ends else [])]
+        rows.append([one.queries, one.gallery, *cells])
+    finds = "another image of its label" if found.finds == "label" else "the older point of the same image"
+    unseen = ", all of labels that the map has not seen" if found.held_out == "labels" else ""
+    say(console, f"measured on {found.measured} other images{unseen}; each has to find {finds}")
+    print_table(rows, console)
+    for name, gain in found.gain.items():
+        ends = "" if gain.low is None or gain.high is None else f" [{gain.low:+.3f}, {gain.high:+.3f}]"
+        line = f"{name} of new among old minus old among old: {gain.difference:+.3f}{ends}, p = {gain.p_value:.3g}"
+        say(console, line)

@@ -1,0 +1,191 @@
+"""Maps from the space of a newer model to that of an older one: their fit, their choice, and what they are worth."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.scoring import Scores, score_retrieval
+from dmlkit.metrics.statistics import bootstrap_intervals, paired_differences
+from dmlkit.run_folder.documents import CrossFigures, PairedDifference
+
+SHRINKAGES = (1.0, 0.1, 0.01, 0.001)
+LEAST_LABELS = 20  # of which a quarter, 5, are measured: as many as an interval needs
+
+
+class PointMap(NamedTuple):
+    """Affine map of points."""
+
+    matrix: Tensor  # (D', D) float64
+    offset: Tensor  # (D',) float64
+
+    def __call__(self, points: Tensor, space: Manifold) -> Tensor:
+        """Map points (N, D) to points (N, D') of a space, float32."""
+        return space.from_features((points.double() @ self.matrix.T + self.offset).float())
+
+
+def fit_map(new: Tensor, old: Tensor, *, centered: bool, shrinkage: float | None = None) -> PointMap:
+    r"""Fit a map from the space of a newer model to that of an older one, given the same images in both.
+
+    The orthogonal map is the closest of those that keep all angles and lengths (Schönemann 1966): with X and Y the
+    points as rows, and the singular value decomposition of the cross-covariance,
+
+    .. math:: R = \arg\min_{R^T R = I} \| X R^T - Y \|_F^2 = U V^T, \quad Y^T X = U S V^T
+
+    If the widths differ, its rows or columns are orthonormal. The linear map is a ridge regression that is pulled to
+    the orthogonal map instead of to zero, so that few images lead to the orthogonal one:
+
+    .. math:: M = \arg\min_M \| X M^T - Y \|_F^2 + \lambda \| M - R \|_F^2
+            = (Y^T X + \lambda R)(X^T X + \lambda I)^{-1}
+
+    Args:
+        new: (N, D) points of the newer model.
+        old: (N, D') points of the older model.
+        centered: fit an offset too, as the difference of the means. On the sphere, where a point is a direction, the
+            head could not compute it.
+        shrinkage: lambda in units of the mean eigenvalue of X^T X; None for the orthogonal map.
+
+    Example:
+        >>> turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+        >>> new = torch.randn(9, 2)
+        >>> bool((fit_map(new, new @ turn.T, centered=False).matrix - turn).abs().max() < 1e-6)
+        True
+    """
+    x, y = new.double(), old.double()
+    means = [rows.mean(0) if centered else torch.zeros_like(rows[0]) for rows in (x, y)]
+    x, y = x - means[0], y - means[1]
+    left, _, right = torch.linalg.svd(y.T @ x, full_matrices=False)
+    matrix = left @ right
+    if shrinkage is not None:
+        covariance = x.T @ x
+        pull = shrinkage * covariance.trace() / len(covariance)
+        identity = torch.eye(len(covariance), dtype=x.dtype)
+        matrix = torch.linalg.solve(covariance + pull * identity, y.T @ x + pull * matrix, left=False)
+    return PointMap(matrix, means[1] - matrix @ means[0])
+
+
+class Parts(NamedTuple):
+    """Images that fit, choose and measure."""
+
+    fit: Tensor
+    choose: Tensor
+    measure: Tensor
+    held_out: Literal["labels", "images"]
+
+
+def split_images(labels: Sequence[str | None]) -> Parts:
+    """Divide images into a half that fits, and quarters that choose and measure: whole labels if there are 20 or more.
+
+    Example:
+        >>> parts = split_images([None] * 8)
+        >>> [len(part) for part in parts[:3]], parts.held_out
+        ([4, 2, 2], 'images')
+    """
+    names = sorted({label for label in labels if label is not None})
+    by_label = None not in labels and len(names) >= LEAST_LABELS
+    codes = {name: code for code, name in enumerate(names)}
+    groups = np.array([codes[str(label)] for label in labels]) if by_label else np.arange(len(labels))
+    count = int(groups.max()) + 1
+    place = np.random.default_rng(0).permutation(count)[groups] / count
+    parts = (place < 0.5, (place >= 0.5) & (place < 0.75), place >= 0.75)
+    rows = (torch.from_numpy(np.flatnonzero(part)) for part in parts)
+    return Parts(*rows, held_out="labels" if by_label else "images")
+
+
+@dataclass(frozen=True)
+class SharedImages:
+    """The same images in two spaces of the same kind.
+
+    Args:
+        new: (N, D) points of the newer model.
+        old: (N, D') points of the older model.
+        labels: N labels; None for an image without one.
+        spaces: geometry of the newer and the older points: two spheres, or two Euclidean spaces.
+
+    Example:
+        >>> images = SharedImages(torch.eye(8), -torch.eye(8), [None] * 8, (Sphere(8), Sphere(8)))
+        >>> images.choice()[2].map
+        'orthogonal'
+    """
+
+    new: Tensor
+    old: Tensor
+    labels: Sequence[str | None]
+    spaces: tuple[Manifold, Manifold]
+
+    def choice(self) -> tuple[PointMap, Parts, "Chosen"]:
+        """Return the map with the smallest error on the images that choose, fitted to them too, and the errors.
+
+        The measured images neither fit nor choose it. Of equal maps, and below 1e-9, the orthogonal one is taken.
+        """
+        parts = split_images(self.labels)
+        errors = {
+            shrinkage: self.error(self.fit(parts.fit, shrinkage), parts.choose) for shrinkage in (None, *SHRINKAGES)
+        }
+        best = min(errors, key=lambda shrinkage: max(errors[shrinkage], 1e-9))
+        both = torch.cat([parts.fit, parts.choose])
+        named = {"orthogonal" if one is None else f"linear {one:g}": error for one, error in errors.items()}
+        return self.fit(both, best), parts, Chosen("orthogonal" if best is None else "linear", best, named, len(both))
+
+    def fit(self, rows: Tensor, shrinkage: float | None) -> PointMap:
+        """Fit a map to some of the images, see `fit_map`."""
+        centered = not isinstance(self.spaces[1], Sphere)
+        return fit_map(self.new[rows], self.old[rows], centered=centered, shrinkage=shrinkage)
+
+    def error(self, found: PointMap, rows: Tensor) -> float:
+        """Compute the mean squared distance of mapped points from the older ones over some of the images."""
+        apart = found(self.new[rows], self.spaces[1]).double() - self.old[rows].double()
+        return float(apart.square().sum(1).mean())
+
+    def figures(self, found: PointMap, parts: Parts) -> dict[str, Any]:
+        """Measure retrieval within and between the models on the images that measure.
+
+        Returns:
+            The fields ``finds``, ``figures`` and ``gain`` of `Alignment`.
+        """
+        names = [self.labels[row] for row in parts.measure.tolist()]
+        sizes = Counter(names)
+        by_label = None not in sizes and len(sizes) > 1 and max(sizes.values()) > 1
+        rows = torch.arange(len(names))
+        codes = {name: code for code, name in enumerate(sizes)}
+        labels = torch.tensor([codes[name] for name in names]) if by_label else rows
+        old, new = self.old[parts.measure], self.new[parts.measure]
+        mapped, space = found(new, self.spaces[1]), self.spaces[1]
+        asked = {("new, mapped", "old"): (mapped, old, space), ("new, mapped", "new, mapped"): (mapped, mapped, space)}
+        if new.shape == old.shape:
+            asked = {("new", "old"): (new, old, space), **asked}
+        asked = {("old", "old"): (old, old, space), ("new", "new"): (new, new, self.spaces[0]), **asked}
+        others: Any = {"ids": rows, "gallery_ids": rows} if by_label else {}
+        scores = {
+            models: score_retrieval(points, labels, among, labels, manifold, ["recall@1", "map@r"], **others)
+            for models, (points, among, manifold) in asked.items()
+            if by_label or models[0] != models[1]  # each image finds itself
+        }
+        cross = scores["new, mapped", "old"]
+        classes = labels[cross.queries] if by_label else None
+        gain = paired_differences(scores["old", "old"].per_query, cross.per_query, classes) if by_label else {}
+        return {
+            "finds": "label" if by_label else "image",
+            "figures": tuple(_figures(*models, one, classes) for models, one in scores.items()),
+            "gain": {name: PairedDifference.model_validate(one.as_dict()) for name, one in gain.items()},
+        }
+
+
+class Chosen(NamedTuple):
+    """Choice of a map."""
+
+    map: Literal["orthogonal", "linear"]
+    shrinkage: float | None
+    errors: dict[str, float]
+    fitted: int
+
+
+def _figures(queries: str, gallery: str, scores: Scores, classes: Tensor | None) -> CrossFigures:
+    ends = {name: one.ends for name, one in bootstrap_intervals(scores.per_query, classes).items()}
+    return CrossFigures(queries=queries, gallery=gallery, metrics=scores.values, intervals=ends)

@@ -1,0 +1,173 @@
+"""Folders for the Hub: read by dmlkit.load, by safetensors and PyYAML alone, and by huggingface_hub's card reader."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.torch import load_file, save_file
+
+import dmlkit as package
+from dmlkit.errors import UserError
+from dmlkit.evaluation.calibration import calibrate_run
+from dmlkit.evaluation.run import evaluate_run
+from dmlkit.export.hub import model_card, public_recipe
+from dmlkit.loading.cache import images_of_split
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.run_folder.folder import RunFolder
+from tests.conftest import ONE_EPOCH, Result
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def run(trained_once: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained_once(tmp_path_factory.mktemp("hub"))
+
+
+def pixels_of(run: Path) -> list[np.ndarray]:
+    dataset = images_of_split(RunFolder(run).recipe().dataset, "test")
+    return [dataset.sample(row).permute(1, 2, 0).numpy() for row in range(6)]
+
+
+def header_of(folder: Path) -> dict[str, object]:
+    _, front, _ = (folder / "README.md").read_text().split("---\n", 2)
+    found = yaml.safe_load(front)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.slow
+def test_a_folder_gives_the_embeddings_of_the_run(run: Path, tmp_path: Path, dmlkit: Cli):
+    calibrate_run(run, far=0.1)
+    folder = tmp_path / "birds [model]"
+    result = dmlkit("export", run, "--format", "hub", "--license", "mit", "-o", folder)
+    assert result.code == 0 and "agrees with the run on 16 images to 0e+00" in result.out, result.err
+    assert {path.name for path in folder.iterdir()} == {"README.md", "config.json", "model.safetensors", "recipe.yaml"}
+    model, own = package.load(folder, device="cpu"), package.load(run, device="cpu")
+    images = pixels_of(run)
+    assert np.array_equal(model.embed(images), own.embed(images))
+    assert model.trained.fingerprint == own.trained.fingerprint and model.trained.epoch == own.trained.epoch
+    weights = own.trained.model.state_dict()
+    stored = load_file(folder / "model.safetensors")
+    assert stored.keys() == weights.keys() and all((stored[name] == weights[name]).all() for name in stored)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model"]["fingerprint"] == own.trained.fingerprint and config["dim"] == 8
+    assert config["threshold"]["threshold"] == json.loads((run / "threshold.json").read_text())["threshold"]
+
+
+@pytest.mark.slow
+def test_the_card_has_the_figures_of_the_run(run: Path, tmp_path: Path, dmlkit: Cli):
+    summary = json.loads((run / "summary.json").read_text())
+    shutil.rmtree(run / "evaluations", ignore_errors=True)
+    assert dmlkit("export", run, "--format", "hub", "-o", tmp_path / "of_training").code == 0
+    text = (tmp_path / "of_training" / "README.md").read_text()
+    for name, value in summary["best"]["test"].items():
+        assert f"| {name} | {value:.4f} |  |" in text
+    assert (
+        header_of(tmp_path / "of_training")["license"] == "unknown" and "license of these weights is not given" in text
+    )
+    report = evaluate_run(run, metrics=["recall@1", "map@r"]).report
+    plain = evaluate_run(run).report
+    assert dmlkit("export", run, "--format", "hub", "-o", tmp_path / "of_eval").code == 0
+    text = (tmp_path / "of_eval" / "README.md").read_text()
+    for name, ends in plain.intervals.items():
+        assert ends is not None
+        assert f"| {name} | {plain.metrics[name]:.4f} | {ends[0]:.4f} .. {ends[1]:.4f} |" in text
+    assert f"{report.queries} queries of {report.classes} classes" in text
+    index = header_of(tmp_path / "of_eval")["model-index"]
+    assert isinstance(index, list) and index[0]["name"] == "of_eval"
+    found = {one["name"]: one["value"] for one in index[0]["results"][0]["metrics"]}
+    assert found == pytest.approx(plain.metrics, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_the_card_reader_of_the_hub_parses_it(run: Path, tmp_path: Path, dmlkit: Cli):
+    hub = pytest.importorskip("huggingface_hub", reason="it comes with the extra dmlkit[timm]")
+    assert dmlkit("export", run, "--format", "hub", "--license", "apache-2.0", "-o", tmp_path / "m").code == 0
+    card = hub.ModelCard.load(tmp_path / "m" / "README.md")
+    assert card.data.license == "apache-2.0" and card.data.library_name == "dmlkit"
+    assert card.data.pipeline_tag == "image-feature-extraction" and card.data.model_name == "m"
+    summary = json.loads((run / "summary.json").read_text())["best"]["test"]
+    found = {one.metric_name: one.metric_value for one in card.data.eval_results}
+    assert {*found} >= {"map@r"} and found["map@r"] == pytest.approx(summary["map@r"], abs=1e-4)
+    assert card.text.strip().startswith("# m")
+
+
+@pytest.mark.slow
+def test_low_rank_updates_are_part_of_every_export(trained_once: Callable[..., Path], tmp_path: Path, dmlkit: Cli):
+    tuned = "{name: small_cnn, width: 4, tuning: {name: lora, targets: all, rank: 2}}"
+    run = trained_once(tmp_path / "lora", ONE_EPOCH.replace("{name: small_cnn, width: 4}", tuned))
+    calibrate_run(run, far=0.3)
+    own = package.load(run, device="cpu")
+    assert dmlkit("export", run, "--format", "hub", "-o", tmp_path / "m").code == 0
+    images = pixels_of(run)
+    assert np.array_equal(package.load(tmp_path / "m", device="cpu").embed(images), own.embed(images))
+    assert not any("lora" in name for name in load_file(tmp_path / "m" / "model.safetensors"))
+    assert dmlkit("export", run, "--format", "safetensors", "-o", tmp_path / "x.safetensors").code == 0
+    for path in (tmp_path / "m" / "config.json", tmp_path / "x.safetensors.json"):
+        written = json.loads(path.read_text())
+        assert written["model"]["fingerprint"] == own.trained.fingerprint and written["threshold"] is not None
+
+
+def test_nothing_tells_of_this_machine(run: Path, tmp_path: Path, dmlkit: Cli):
+    text = ONE_EPOCH.replace(
+        "{name: glyphs, classes: 12, images_per_class: 6, size: 16, validation_fraction: 0.34}",
+        "{name: folder, root: /home/me/secret/birds}",
+    )
+    text += "regularizers: [{name: distill, teacher: /home/me/teacher}]\n"
+    recipe = public_recipe(parse_recipe(text, "recipe.yaml", is_trained=True))
+    assert "/home" not in recipe.model_dump_json() and recipe.dataset.model_dump()["root"] == "birds"
+    assert recipe.regularizers == ()
+    assert dmlkit("export", run, "--format", "hub", "-o", tmp_path / "m").code == 0
+    for path in (tmp_path / "m").iterdir():
+        assert str(tmp_path).encode() not in path.read_bytes() and str(run).encode() not in path.read_bytes()
+    config = package.load(tmp_path / "m", device="cpu").trained
+    from dmlkit.embedding.hub import HubConfig
+
+    card = model_card("a|b `c`\n# d", HubConfig.read(tmp_path / "m" / "config.json"), config.recipe, None, "mit")
+    assert "# a\\|b \\`c\\`\\n\\# d\n" in card or "# a\\|b \\`c\\`\\\\n\\# d\n" in card
+    assert "None were measured" in card
+
+
+@pytest.mark.slow
+def test_what_does_not_belong_together_is_refused(run: Path, tmp_path: Path, dmlkit: Cli):
+    folder = tmp_path / "m"
+
+    def refused(*arguments: object) -> str:
+        result = dmlkit("export", *arguments)
+        assert result.code == 2 and "Traceback" not in result.err
+        return result.err
+
+    assert dmlkit("export", run, "--format", "hub", "-o", folder).code == 0
+    assert dmlkit("export", run, "--format", "hub", "-o", folder).code == 0  # again, over its own
+    (folder / "notes.txt").touch()
+    assert "is a folder with notes.txt" in refused(run, "--format", "hub", "-o", folder)
+    (folder / "notes.txt").unlink()
+    assert "--license MIT: expected an identifier" in refused(run, "--format", "hub", "--license", "MIT", "-o", folder)
+    assert "--license applies only to hub" in refused(run, "--format", "onnx", "--license", "mit")
+    assert "--dims applies only to" in refused(run, "--format", "hub", "--dims", "4")
+    config = json.loads((folder / "config.json").read_text())
+
+    def load_refused(message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            package.load(folder, device="cpu")
+
+    with pytest.raises(UserError, match="this is an exported model; checkpoint='best' applies only to runs"):
+        package.load(folder, checkpoint="best", device="cpu")
+    (folder / "config.json").write_text(json.dumps({**config, "format": 99}))
+    load_refused("config of a model for the Hub of format 99")
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    weights["head.linear.bias"] += 1
+    save_file(weights, folder / "model.safetensors")
+    load_refused("all files must be of one export")
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    load_refused("cannot read these weights")
+    recipe = (folder / "recipe.yaml").read_text()
+    (folder / "recipe.yaml").write_text(recipe.replace("width: 4", "width: 5"))
+    save_file(weights, folder / "model.safetensors")
+    load_refused("these weights do not fit")
