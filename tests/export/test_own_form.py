@@ -92,5 +92,5 @@ def test_a_manifold_without_a_form_in_numpy_is_searched_and_exported(plugin: Cal
     stored = np.concatenate([rows.vectors for rows in rows_of(folder, index)])
     assert (-vectors @ stored.T).argsort(1)[:, :4].tolist() == expected
 
-    with pytest.raises(ValueError, match=r"unknown form 'own'; only its manifold, .* use Manifold\.index_vectors"):
+    with pytest.raises(ValueError, match=r"unknown form 'own'; only its manifold .* use Manifold\.index_vectors"):
         index_vectors(queries, index.model_dump(), "query")
