@@ -165,6 +165,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "eval": (
         ("run", "split checkpoint device metric ties per_class json rerank=k_reciprocal,expansion tta=flip"),
+        ("run --metric map@r", "evidence=center split json"),
         ("run --dims 8,4", "metric=recall@1,map@r precision=fp16,int8,binary json"),
         ("run", "split checkpoint metric overrides=transform.size=20"),
         ("run --dataset-root photos", "checkpoint metric ties json"),
