@@ -51,8 +51,8 @@ test-gpu: setup  ## Run the tests that need a CUDA GPU
 test-postgres: setup  ## Run the tests that need PostgreSQL with pgvector; set PG_CONFIG unless it is Debian's package
 	$(BIN)/python -m pytest -m postgres -rs tests/export
 
-test-browser: setup  ## Install Playwright, find or install chromium, and run the tests that click through pages
-	$(BIN)/pip install --quiet --disable-pip-version-check 'playwright>=1.40'
+test-browser: setup  ## Install Playwright and axe-core, find or install chromium, and run the tests that click through pages
+	$(BIN)/pip install --quiet --disable-pip-version-check 'playwright>=1.40' axe-playwright-python
 	@command -v chromium >/dev/null || $(BIN)/playwright install --with-deps chromium
 	$(BIN)/python -m pytest -m browser -rs
 

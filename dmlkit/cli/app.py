@@ -35,6 +35,7 @@ from dmlkit.cli import (
     recipes,
     review,
     search,
+    select,
     serve,
     start,
     status,
@@ -111,7 +112,7 @@ app = typer.Typer(
 )
 for group in (  # in the order of the panels of --help
     *(start, data, train, evaluate, compare, calibrate, final),
-    *(embed, search, gallery, identify, verify, review, serve, duplicates, cluster, export, align),
+    *(embed, search, gallery, identify, verify, review, select, serve, duplicates, cluster, export, align),
     *(inspect, why, plot),
     *(study, status, protocol, geometry),
     recipes,

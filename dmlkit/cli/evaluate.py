@@ -23,7 +23,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import EXPECTED, LOCAL, NAMES, check_options, kind_of, require_source
+from dmlkit.files.source import EXPECTED, LOCAL, NAMES, check_options, kind_of, require_path, require_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +42,7 @@ app = typer.Typer()
     rich_help_panel=TRAIN,
     epilog=examples(
         "dmlkit eval runs/demo --json",
+        "dmlkit eval runs/demo --evidence center",
         "dmlkit eval --embeddings x.npy --labels y.npy --metric map@r",
         "dmlkit eval recipe.yaml --untrained --set backbone.weights=resnet18.pth",
     ),
@@ -127,6 +128,15 @@ def evaluate(
         ),
     ] = None,
     second: WithLocal = None,
+    evidence: Annotated[
+        str | None,
+        typer.Option(
+            metavar="center|FILE",
+            help="Run: measure how much of the last metric comes from outside the objects: of the boxes (columns path, "
+            "x1, y1, x2, y2) or masks (path, mask) of a table, or with center of a central square.",
+            show_default=False,
+        ),
+    ] = None,
     dims: Annotated[
         str | None,
         typer.Option(
@@ -177,7 +187,11 @@ def evaluate(
         source, embeddings = None, source
     arrays = {"--embeddings": embeddings, "--labels": labels, "--gallery": gallery, "--gallery-labels": gallery_labels}
     of_runs = {"--split": split, "--checkpoint": checkpoint, "--dataset-root": dataset_root, "--set": overrides}
-    of_runs |= {"--device": device, "--tta": tta, "--with": second}
+    of_runs |= {"--device": device, "--tta": tta, "--with": second, "--evidence": evidence}
+    if evidence is not None:
+        refuse("--evidence", {"--set": overrides, "--dataset-root": dataset_root, "--untrained": untrained})
+        if evidence != "center":
+            require_path(Path(evidence), "center, or a table (.csv or .parquet) with boxes or masks")
     if table is not None and by is None:
         raise UserError(f"eval: --table {table}: needs --by COLUMN, the column to read")
     kind = evaluated_kind(source, arrays, of_runs, untrained=untrained, manifold=manifold, by=by)
@@ -216,7 +230,7 @@ def evaluate(
         if kind == "untrained":
             tell_untrained(source, fabric, shown, scope)
         else:
-            tell_run(source, fabric, shown, scope, checkpoint, second)
+            tell_run(source, fabric, replace(shown, evidence=evidence), scope, checkpoint, second)
 
 
 class Wanted(TypedDict):
@@ -279,6 +293,11 @@ def tell_run(
     run = evaluate_scope(source, fabric, scope, checkpoint=checkpoint, scored_again=others, bar=progress)
     if not fabric.is_global_zero:
         return
+    if shown.evidence is not None:
+        from dmlkit.evaluation.evidence import run_evidence
+
+        found = run_evidence(source, run, shown.evidence, fabric=fabric, bar=progress)
+        run = replace(run, report=run.report.model_copy(update={"evidence": found}))
     title = f"{run.report.split} split of {run.dataset}, {run.checkpoint} checkpoint, epoch {run.report.epoch}"
     shown.tell(run.report, run.evaluation, title=title)
     if shown.as_json:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from dmlkit.embedding.manifest import Fusion
     from dmlkit.evaluation.by_value import ByColumn
-    from dmlkit.evaluation.report import Report
+    from dmlkit.evaluation.report import Evidence, Report
     from dmlkit.metrics.ranking.codec import Stored
     from dmlkit.metrics.ranking.rerank import Rerank
 
@@ -30,6 +30,7 @@ class Shown:
     flip: bool = False
     fusion: "Fusion | None" = None
     forms: "Sequence[Stored]" = ()
+    evidence: str | None = None
 
     @property
     def console(self) -> "Console":
@@ -70,6 +71,7 @@ class Shown:
             say(console, f"confused: {pair.name} taken for {pair.taken_for} in {share}")
         print_alternative(report, console)
         print_forms(report, console)
+        print_evidence(report.evidence, console)
         print_values(report.by, console)
         for note in report.notes:
             say(console, f"note: {note}")
@@ -113,6 +115,29 @@ def print_forms(report: "Report", console: "Console") -> None:
             cells = [str(form.dims), form.precision, f"{form.bytes:,}", f"{form.metrics[name]:.4f}"]
             rows.append([*cells, f"{change['difference']:+.4f}  {ends}", f"{change['p_value']:.4f}"])
         print_table(rows, console, f"{name} of stored forms, compared with all coordinates in fp32")
+
+
+def print_evidence(found: "Evidence | None", console: "Console") -> None:
+    """Print how much of a metric comes from outside the objects, if asked for."""
+    from dmlkit.cli.console import percent, print_table, say
+
+    if found is None:
+        return
+    values = (found.whole, found.inside, found.outside, found.chance)
+    rows = [["vectors of", "whole image", "inside alone", "outside alone", "nothing"]]
+    print_table([*rows, [found.metric, *(f"{value:.4f}" for value in values)]], console)
+    where = "outside the central square" if found.regions == "center" else f"outside the regions of {found.regions}"
+    if found.share is None:
+        say(console, f"{found.metric} is not above chance, so that nothing comes from {where}")
+        return
+    ends = "no interval: fewer than 5 classes" if found.interval is None else "{:.2f} to {:.2f}".format(*found.interval)
+    say(
+        console,
+        f"{found.share:.2f} of {found.metric} comes from {where} ({ends}), which has {percent(found.area)} of the area",
+        style="bold",
+    )
+    if found.spread >= 0.01:
+        say(console, f"note: {percent(found.spread)} of a vector are biases, which are divided by the areas")
 
 
 def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequence[str] | None" = None) -> None:

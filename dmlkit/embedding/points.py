@@ -144,6 +144,12 @@ class PointsInMemory:
         """Return what is known of the images of rows (M,)."""
         return [PointItem(row, self.labels[row], self.paths[row]) for row in map(int, rows)]
 
+    def part(self, rows: Tensor) -> "PointsInMemory":
+        """Return some rows (M,), without the pixels of their images."""
+        places, points = [int(row) for row in rows], self.points[rows]
+        paths, labels = [self.paths[place] for place in places], [self.labels[place] for place in places]
+        return PointsInMemory(self.source, self.manifold, points, paths, labels, self.manifest, self.run, self.skipped)
+
     @cached_property
     def short_paths(self) -> list[str]:
         """Paths without the folder that they share."""

@@ -131,7 +131,7 @@ def read_column(images: Sequence[str], file: Path, root: Path, column: str) -> l
     names: list[str] = text_column(table, str(file), "path").to_pylist()
     values: list[str | None] = text_column(table, str(file), LABEL).to_pylist()
     boxes = list(zip(*(table[name].to_pylist() for name in BOX), strict=True)) if BOX[0] in table.column_names else []
-    paths = [_place(root / name) for name in names]
+    paths = [absolute(root / name) for name in names]
     whole: dict[str, set[str | None]] = {}
     for name, path, value in zip(names, paths, values, strict=True):
         for key in {name, path}:  # names of samples that are not files stand in the table as they are
@@ -144,7 +144,7 @@ def read_column(images: Sequence[str], file: Path, root: Path, column: str) -> l
     found: list[str | None] = []
     known = 0
     for image in images:
-        key = next((key for key in (image, _place(image)) if key in parts or key in whole), None)
+        key = next((key for key in (image, absolute(image)) if key in parts or key in whole), None)
         known += key is not None
         options = {None} if key is None else {parts[key]} if key in parts else whole[key]
         if len(options) > 1:
@@ -158,7 +158,7 @@ def read_column(images: Sequence[str], file: Path, root: Path, column: str) -> l
     return found
 
 
-def _place(path: str | Path) -> str:
+def absolute(path: str | Path) -> str:
     """Return a path from the root of the file system, without resolving links."""
     return os.path.abspath(path)  # noqa: PTH100
 

@@ -117,6 +117,30 @@ class FormFigures(BaseModel, frozen=True, extra="forbid"):
     """From the full embeddings: difference, its 95 % interval ``low`` and ``high`` over classes, and ``p_value``."""
 
 
+class Evidence(BaseModel, frozen=True, extra="forbid"):
+    """Share of a retrieval metric that comes from outside of regions of the images, e.g. from backgrounds."""
+
+    metric: str
+    regions: str
+    """Table with boxes or masks, or ``center``."""
+    area: float
+    """Mean share of the patches that is outside."""
+    whole: float
+    """The metric."""
+    inside: float
+    """With the parts of the vectors inside the regions alone."""
+    outside: float
+    """With those outside alone."""
+    chance: float
+    """Without any: all images are equally similar."""
+    share: float | None
+    """Of whole - chance, that of the outside, see `dmlkit.evaluation.evidence`; null if that is not positive."""
+    interval: tuple[float, float] | None
+    """95 % bootstrap interval over classes; null for fewer than 5 classes."""
+    spread: float
+    """Mean length of what belongs to no patch (biases) relative to the vectors; it is divided by the areas."""
+
+
 class Report(Document, frozen=True):
     """Result of ``dmlkit eval``."""
 
@@ -158,6 +182,8 @@ class Report(Document, frozen=True):
     """Metrics with ``--rerank``, ``--tta`` or ``--with``."""
     forms: tuple[FormFigures, ...] | None = None
     """Metrics of stored forms, with ``--dims`` or ``--precision``."""
+    evidence: Evidence | None = None
+    """Share of a metric that comes from outside the objects, with ``--evidence``."""
 
     @classmethod
     def of(

@@ -41,6 +41,7 @@ APPLIES: dict[str, tuple[Kind, ...]] = {
     "--dataset-root": ("run",),
     "--set": ("run",),
     "--tta": ("run",),
+    "--evidence": ("run",),
     "--with": ("run", "gallery"),
     "--device": ("run", "images"),
     "--run": ("images",),

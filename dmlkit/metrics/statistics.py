@@ -282,6 +282,29 @@ def part_comparison(values: Tensor, part: Tensor, classes: Tensor, *, seed: int 
     return Comparison(difference, low, high, p_value)
 
 
+def ratio_interval(parts: Tensor, wholes: Tensor, classes: Tensor, *, seed: int = 0) -> Interval:
+    """Compute a ratio of sums over queries, and its 95 % interval by the cluster bootstrap, see `bootstrap_intervals`.
+
+    Args:
+        parts, wholes: (Q,) values of the queries; the sum of the wholes is positive.
+        classes: (Q,) int64, classes of the queries.
+        seed: seed of the resampling.
+
+    Example:
+        >>> found = ratio_interval(torch.tensor([1.0, 0.0] * 20), torch.full((40,), 2.0), torch.arange(20).repeat(2))
+        >>> round(found.mean, 2), 0.1 < found.low < found.mean < found.high < 0.4
+        (0.25, True)
+    """
+    sums, sizes = _sums(torch.stack([parts, wholes], 1).double(), classes)
+    ratio = float(sums[:, 0].sum() / sums[:, 1].sum())
+    if len(sizes) < LEAST_CLASSES:
+        return Interval(ratio, -torch.inf, torch.inf)
+    totals = torch.cat([counts @ sums for counts in _resamples(len(sums), seed)])
+    totals, tail = totals[totals[:, 1] > 0], tail_of(effective_number(sizes))
+    low, high = (totals[:, 0] / totals[:, 1]).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    return Interval(ratio, low, high)
+
+
 def effective_number(weights: Tensor) -> float:
     """Compute the effective number of weights, at least 1 (Kish 1965).
 

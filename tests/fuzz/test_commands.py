@@ -166,6 +166,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "eval": (
         ("run", "split checkpoint device metric ties per_class json rerank=k_reciprocal,expansion tta=flip"),
+        ("run --metric map@r", "evidence=center split json"),
         ("run --dims 8,4", "metric=recall@1,map@r precision=fp16,int8,binary json"),
         ("run", "split checkpoint metric overrides=transform.size=20"),
         ("run --dataset-root photos", "checkpoint metric ties json"),
@@ -235,6 +236,13 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run gallery", "k csv html json device"),
         ("x.npy z.npy", "k manifold csv json"),
         ("gallery photos", "rerank=expansion:n=1,k_reciprocal k csv html json"),
+    ),
+    "select": (
+        ("gallery photos", "count output=new.csv rule threshold run device"),
+        ("run photos -n 2", "split output=new.csv rule device"),
+        ("x.npy -n 2", "manifold rule threshold"),
+        ("x.npy x.npy -n 2 --labels y.npy", "manifold rule output=new.csv"),
+        ("gallery --measure -n 2", "rule threshold device"),
     ),
     "start": (("photos -o new.yaml", "device"), ("table.csv -o new.yaml", "")),
     "status": (("study", "json"),),

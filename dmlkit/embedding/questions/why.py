@@ -206,27 +206,77 @@ class _Parts(NamedTuple):
 
 def _parts(model: EmbeddingModel, image: Tensor, source: str) -> _Parts:
     """Divide the head's projection of an image (3, S, S) among the patches of its last map."""
-    maps, replaced = _last_map(model, image, source)
-    with replaced(maps.requires_grad_()):
-        outputs = model.head.project(model.backbone(model.normalization(image[None])))[0]
-    direction = torch.zeros_like(outputs, requires_grad=True)
-    (slope,) = torch.autograd.grad(outputs, maps, direction, create_graph=True)  # linear in the direction
+    maps, derivative, outputs = _derivative(model, image[None], source)
     patches = torch.eye(prod(maps.shape[2:]), dtype=maps.dtype, device=maps.device).unflatten(1, maps.shape[2:])
-    steps = (maps.detach() * patch for patch in patches)
-    parts = torch.stack([torch.autograd.grad(slope, direction, step, retain_graph=True)[0] for step in steps]).double()
-    whole = outputs.detach().double()
+    parts = torch.stack([derivative(maps * patch)[0] for patch in patches])
+    whole = outputs[0]
     rest = whole - parts.sum(0)
     spread = float(rest.norm() / whole.norm().clamp(min=torch.finfo(torch.float64).tiny))
+    return _Parts(parts + rest / len(parts), whole, _grid_of(maps), spread)
+
+
+class RegionVectors(NamedTuple):
+    """Vectors of B images, divided between two regions."""
+
+    inside: Tensor  # (B, d) float64
+    outside: Tensor  # (B, d) float64; both sum to the head's projection
+    area: Tensor  # (B,) share of the map inside
+    spread: Tensor  # (B,) length of what belongs to no patch, relative to the whole vector
+
+
+def region_vectors(model: EmbeddingModel, images: Tensor, inside: Tensor, *, source: str = "model") -> RegionVectors:
+    """Divide the vectors of images between a region and the rest of each image, see `pair_contributions`.
+
+    A patch counts for a region by the share of its cell that the region covers; what belongs to no patch is divided by
+    the areas. The geometry takes no part in this: the vectors are those to which the manifold's map is applied.
+
+    Args:
+        model: the model, in evaluation mode.
+        images: (B, 3, S, S) uint8, on the device of the model.
+        inside: (B, S, S) float in [0, 1], the region.
+        source: name of the model in errors.
+
+    Raises:
+        UserError: the features are not pooled from a map.
+    """
+    maps, derivative, whole = _derivative(model, images, source)
+    covered = nn.functional.adaptive_avg_pool2d(inside[:, None], _grid_of(maps))
+    covered = covered.reshape(len(maps), 1, *maps.shape[2:]).to(maps)
+    parts = [derivative(maps * share) for share in (covered, 1 - covered)]
+    rest, area = whole - parts[0] - parts[1], covered.mean((1, 2, 3)).double()[:, None]
+    spread = rest.norm(dim=1) / whole.norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
+    return RegionVectors(parts[0] + area * rest, parts[1] + (1 - area) * rest, area[:, 0], spread)
+
+
+def _derivative(
+    model: EmbeddingModel, images: Tensor, source: str
+) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
+    """Return the last maps of images, a function of a step (B, C, H, W) that returns the derivative of the head's
+    projection along it, (B, d) float64, and the projection.
+    """
+    maps, replaced = _last_map(model, images, source)
+    with replaced(maps.requires_grad_()):
+        outputs = model.head.project(model.backbone(model.normalization(images)))
+    direction = torch.zeros_like(outputs, requires_grad=True)
+    (slope,) = torch.autograd.grad(outputs, maps, direction, create_graph=True)  # linear in the direction
+
+    def derivative(step: Tensor) -> Tensor:
+        return torch.autograd.grad(slope, direction, step, retain_graph=True)[0].double()
+
+    return maps.detach(), derivative, outputs.detach().double()
+
+
+def _grid_of(maps: Tensor) -> tuple[int, int]:
     rows, columns = maps.shape[2:]
     if columns == 1 and isqrt(rows) ** 2 == rows:  # tokens of a transformer, in the order of a square grid
         rows = columns = isqrt(rows)
-    return _Parts(parts + rest / len(parts), whole, (rows, columns), spread)
+    return rows, columns
 
 
 def _last_map(
-    model: EmbeddingModel, image: Tensor, source: str
+    model: EmbeddingModel, images: Tensor, source: str
 ) -> tuple[Tensor, Callable[[Tensor], AbstractContextManager[None]]]:
-    """Return the map (1, C, H, W) from which the features of an image are pooled, and a way to replace it."""
+    """Return the maps (B, C, H, W) from which the features of images are pooled, and a way to replace them."""
     pooling = next((module for module in model.backbone.modules() if isinstance(module, Pooling)), None)
     if isinstance(pooling, Cls):
         raise UserError(
@@ -244,7 +294,7 @@ def _last_map(
     handles = [module.register_forward_hook(keep) for module in watched]
     try:
         with torch.no_grad():
-            features = model.backbone(model.normalization(image[None]))
+            features = model.backbone(model.normalization(images))
     finally:
         for handle in handles:
             handle.remove()

@@ -1,0 +1,196 @@
+"""``dmlkit select``: which images to label next."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from dmlkit.cli.options import (
+    USE,
+    ArrayLabels,
+    ArrayManifold,
+    ModelDevice,
+    QueryRun,
+    SourcePath,
+    SplitName,
+    checked,
+    examples,
+    with_common_options,
+)
+from dmlkit.errors import UserError
+from dmlkit.files.source import check_options, kind_of, require_queries
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dmlkit.embedding.review.learning_curve import LearningCurve
+    from dmlkit.embedding.review.select import ChosenImages
+
+app = typer.Typer()
+MOST_SHOWN = 10  # images printed in the terminal
+
+
+@app.command(
+    rich_help_panel=USE,
+    epilog=examples(
+        "dmlkit select galleries/birds inbox -n 200 -o next.csv",
+        "dmlkit select embeddings/photos -n 200 -o next.csv",
+        "dmlkit select galleries/birds --measure -n 50",
+    ),
+)
+@with_common_options
+def select(
+    source: SourcePath,
+    images: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="IMAGES",
+            help="Unlabeled images: an image, folder or table, or embeddings (as SOURCE) of the same model. Default: "
+            "those of SOURCE without a label.",
+            callback=checked(require_queries),
+            show_default=False,
+        ),
+    ] = None,
+    count: Annotated[
+        int, typer.Option("-n", metavar="COUNT", help="Number of images to choose; with --measure per round.")
+    ] = 200,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write them to this CSV table.", show_default=False),
+    ] = None,
+    rule: Annotated[
+        Literal["coverage", "k_center"],
+        typer.Option(
+            metavar="RULE",
+            help="Choose by coverage (shorten the mean distance of all images to a labeled one) or k_center (the "
+            "largest one).",
+        ),
+    ] = "coverage",
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SIMILARITY",
+            help="Minimum similarity of near-duplicates, which are left out; dmlkit duplicates proposes one. Default: "
+            "that of equal images.",
+            show_default=False,
+        ),
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Compare with random choice on the labeled images of SOURCE instead."),
+    ] = False,
+    split: Annotated[
+        SplitName | None,
+        typer.Option(
+            metavar="SPLIT",
+            help="Split of a run: train, validation, test or all. Default: all; with --measure test.",
+            show_default=False,
+        ),
+    ] = None,
+    run: QueryRun = None,
+    labels: ArrayLabels = None,
+    manifold: ArrayManifold = None,
+    device: ModelDevice = "auto",
+) -> None:
+    """Choose which images to label next: unlike all labeled ones, or between two labels, and no near-duplicates.
+
+    The table has a column label to fill in; train, review and gallery add read it.
+    """
+    from rich.console import Console
+
+    from dmlkit.cli.console import say
+    from dmlkit.cli.progress import bars
+    from dmlkit.embedding.fusion import ModelChoice
+    from dmlkit.embedding.points import in_memory
+    from dmlkit.embedding.questions.search import open_searched
+    from dmlkit.embedding.review.learning_curve import measure as measure_selection
+    from dmlkit.embedding.review.select import check_selection_file
+    from dmlkit.embedding.review.select import select as select_images
+    from dmlkit.embedding.sources import open_queries
+
+    if measure:
+        refuse_with_measure(images, output, run)
+    elif run is not None and images is None:
+        raise UserError(f"--run {run}: embeds IMAGES, which are missing; name them, or remove this option")
+    kind = kind_of(source)
+    check_options(source, kind, {"--split": split})
+    if output is not None:
+        check_selection_file(output)
+    console, model = Console(), ModelChoice(run, device=device)
+    if kind == "run" and split is None and not measure:
+        split = "all"
+    labeled = in_memory(open_searched(source, model, bars(console), split=split, labels=labels, manifold=manifold))
+    if measure:
+        print_curve(measure_selection(labeled, count, rule=rule, threshold=threshold, bar=bars(console)), console)
+        return
+    asked = None if images is None else in_memory(open_queries(images, labeled, model=model, bar=bars(console)))
+    found = select_images(labeled, asked, count=count, rule=rule, threshold=threshold, bar=bars(console))
+    print_selection(found, count, console)
+    if output is not None:
+        found.write(output)
+        say(console, f"wrote {output}; write the labels into its column label")
+
+
+def refuse_with_measure(images: Path | None, output: Path | None, run: Path | None) -> None:
+    """Refuse what does not go with ``--measure``.
+
+    Raises:
+        UserError: one of these is given.
+    """
+    for name, value in (("IMAGES", images), ("--output", output), ("--run", run)):
+        if value is not None:
+            raise UserError(f"--measure: takes the labeled images of SOURCE and chooses none; leave out {name} {value}")
+
+
+def print_selection(found: "ChosenImages", count: int, console: "Console") -> None:
+    """Print the first chosen images, and what was left out."""
+    from dmlkit.cli.console import counted, print_table, say
+
+    rows = [["path", "guess", "similarity", "margin", "score"]]
+    numbers = zip(found.similarities.tolist(), found.margins.tolist(), found.scores.tolist(), strict=True)
+    for row, guess, figures in list(zip(found.rows.tolist(), found.guesses, numbers, strict=True))[:MOST_SHOWN]:
+        cells = [f"{figure:.4f}" if abs(figure) < float("inf") else "" for figure in figures]
+        rows.append([found.images.short_paths[row], guess or "", *cells])
+    chosen, whole = len(found.rows), len(found.images)
+    if chosen:
+        print_table(rows, console, f"{chosen} of {counted(whole, 'image', 'images')} to label next")
+    if chosen > MOST_SHOWN:
+        say(console, f"the first {MOST_SHOWN} are shown; -o FILE writes all")
+    if found.duplicates:
+        images = counted(found.duplicates, "image is a near-duplicate", "images are near-duplicates")
+        say(console, f"{images} of labeled or chosen ones (similarity of at least {found.threshold:.4f})")
+    if chosen < min(count, whole):
+        say(console, f"note: -n {count} is reduced to {chosen}: all others are near-duplicates")
+    elif chosen < count:
+        say(console, f"note: -n {count} is reduced to {chosen}, the number of images in {found.images.source}")
+    if found.images.skipped:
+        skipped = counted(len(found.images.skipped), "image", "images")
+        say(console, f"{skipped} could not be read: {found.images.skipped[0]}")
+
+
+def print_curve(found: "LearningCurve", console: "Console") -> None:
+    """Print the accuracies as labels grow, and whether selection is better than random choice."""
+    from dmlkit.cli.console import print_table, say
+
+    rows = [["labels", "selected", "random", "difference, 95 % interval"]]
+    for point in found.points:
+        change = point.difference
+        ends = (
+            f"{change.difference:+.4f}  {change.low:+.4f} .. {change.high:+.4f}" if point is not found.points[0] else ""
+        )
+        rows.append([f"{point.labels:,}", f"{point.selected:.4f}", f"{point.random:.4f}", ends])
+    print_table(rows, console, f"nearest-neighbor accuracy of {found.held_out:,} held-out images")
+    change = found.difference
+    verdict = "not separable from random choice"
+    if found.is_separable:
+        verdict = f"selection is {'better' if change.low > 0 else 'worse'} than random choice"
+    say(
+        console,
+        f"{verdict}: mean difference {change.difference:+.4f} ({change.low:+.4f} to {change.high:+.4f}, p "
+        f"{change.p_value:.2g}) over {found.seeds} seeds",
+        style="bold",
+    )
+    say(
+        console,
+        f"{found.images:,} images of {found.classes:,} labels, the same model throughout; other images may differ",
+    )

@@ -1,0 +1,260 @@
+"""`eval --evidence`: parts of vectors against painted images and naive loops, and what is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from dmlkit.backbones import SmallCNN
+from dmlkit.backbones.base import Backbone
+from dmlkit.datasets.files.samples import samples_named
+from dmlkit.embedding.images import images_at
+from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.embedding.questions.why import region_vectors
+from dmlkit.embedding.trained import TrainedModel
+from dmlkit.errors import UserError
+from dmlkit.evaluation.evidence import evidence_of
+from dmlkit.heads import Linear
+from dmlkit.manifolds import Euclidean, Manifold, Sphere
+from dmlkit.metrics.statistics import bootstrap_intervals, ratio_interval
+from dmlkit.model import EmbeddingModel
+from dmlkit.pooling import Avg, Cls
+from dmlkit.recipe.schema import Recipe
+from tests.conftest import Result
+
+Cli = Callable[..., Result]
+SIDE = 12
+
+
+class Pixels(Backbone):
+    """A network whose patches are pixels: black ones have features of zero."""
+
+    num_features = 8
+
+    def __init__(self, pooling: nn.Module | None = None) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, kernel_size=1, bias=False)
+        self.pooling = pooling or Avg()
+
+    def blocks(self) -> list[nn.Module]:
+        return [self.convolution]
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.pooling(self.convolution(images.float() / 255).relu())
+
+
+def model_of(backbone: Backbone, manifold: Manifold) -> EmbeddingModel:
+    torch.manual_seed(1)
+    head = Linear(backbone.num_features, manifold)
+    for parameter in (*backbone.parameters(), *head.parameters()):
+        nn.init.normal_(parameter)
+    nn.init.zeros_(head.get_parameter("linear.bias"))
+    return EmbeddingModel(nn.Identity(), backbone, head, samples_named("image").of(None)).eval()
+
+
+def random_images(count: int, seed: int = 0) -> Tensor:
+    return torch.randint(1, 256, (count, 3, SIDE, SIDE), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+
+
+def test_parts_are_the_vectors_of_images_whose_other_pixels_are_black():
+    model, images = model_of(Pixels(), Euclidean(5)), random_images(4)
+    inside = torch.zeros(4, SIDE, SIDE)
+    inside[:, 2:7, 3:12] = 1
+    inside[3] = 1
+    found = region_vectors(model, images, inside)
+    with torch.no_grad():
+        for part, mask in ((found.inside, inside), (found.outside, 1 - inside)):
+            painted = (images * mask[:, None]).to(torch.uint8)
+            torch.testing.assert_close(part.float(), model(painted), rtol=1e-4, atol=1e-5)
+    assert found.area.tolist() == pytest.approx([45 / 144] * 3 + [1]) and float(found.spread.max()) < 1e-5
+
+
+def test_parts_of_a_network_sum_to_its_vectors_and_its_biases_are_divided_by_the_areas():
+    torch.manual_seed(0)
+    model = model_of(SmallCNN(width=4), Euclidean(5))
+    nn.init.constant_(model.head.get_parameter("linear.bias"), 3.0)
+    images, inside = random_images(2).float(), torch.zeros(2, SIDE, SIDE)
+    inside[:, :4, :8] = 1  # two of the nine patches
+    found = region_vectors(model, images, inside)
+    with torch.no_grad():
+        torch.testing.assert_close((found.inside + found.outside).float(), model(images), rtol=1e-4, atol=1e-4)
+        maps = model.backbone.get_submodule("layers")(images)
+        weight = model.head.get_parameter("linear.weight")
+        expected = sum(maps[:, :, 0, column] @ weight.T + 3 for column in (0, 1)) / 9
+    torch.testing.assert_close(found.inside.float(), expected, rtol=1e-4, atol=1e-4)
+    assert float(found.spread.min()) > 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of 8 classes: the color of half of the classes is in a box, that of the others around it."""
+    root, random = tmp_path_factory.mktemp("evidence"), np.random.default_rng(0)
+    boxes, masks = ["path,x1,y1,x2,y2"], ["path,mask"]
+    (root / "masks").mkdir()
+    for label in range(8):
+        (root / "images" / str(label)).mkdir(parents=True)
+        for number in range(5):
+            pixels = random.integers(1, 120, (SIDE, SIDE, 3))
+            color = np.random.default_rng(label).integers(100, 250, 3)
+            mask = np.zeros((SIDE, SIDE), dtype=bool)
+            left, top = random.integers(0, 6, 2)
+            mask[top : top + 6, left : left + 6] = True
+            pixels[mask if label % 2 else ~mask] = color + random.integers(-30, 5, 3)
+            name = f"{label}/{number}.png"
+            Image.fromarray(pixels.clip(1, 255).astype(np.uint8)).save(root / "images" / name)
+            Image.fromarray(mask).save(root / "masks" / f"{label}-{number}.png")
+            # the box in two halves, which are united
+            boxes += [
+                f"images/{name},{left},{top},{left + 2},{top + 6}",
+                f"images/{name},{left + 2},{top},{left + 6},{top + 6}",
+            ]
+            masks.append(f"images/{name},masks/{label}-{number}.png")
+    (root / "boxes.csv").write_text("\n".join(boxes))
+    (root / "masks.csv").write_text("\n".join(masks))
+    return root
+
+
+def trained_on(folder: Path, manifold: Manifold, backbone: Backbone | None = None) -> tuple[Any, ...]:
+    recipe = Recipe.model_validate(
+        {
+            "dataset": {"name": "folder", "root": str(folder / "images")},
+            "transform": {"name": "plain", "size": SIDE},
+            "loss": {"name": "proxy_anchor"},
+            "sampler": {"name": "random", "batch_size": 8},
+        }
+    )
+    model, dataset = model_of(backbone or Pixels(), manifold), images_at(folder / "images")
+    images = torch.stack([dataset.sample(row) for row in range(len(dataset))])
+    with torch.no_grad():
+        points = model(images)
+    trained = TrainedModel.of(recipe, model)
+    return trained, dataset, Embeddings(points, dataset.labels, torch.arange(len(dataset)), []), images
+
+
+def map_at_r(points: Tensor, labels: Tensor, manifold: Manifold) -> Tensor:
+    """The metric by loops; ties do not occur."""
+    values: list[float] = []
+    for query in range(len(points)):
+        others = [row for row in range(len(points)) if row != query]
+        similarity = {row: float(manifold.paired_similarity(points[query], points[row])) for row in others}
+        ranked = sorted(others, key=lambda row: -similarity[row])
+        hits = [float(labels[row] == labels[query]) for row in ranked]
+        relevant = int(sum(hits))
+        values.append(sum(sum(hits[: place + 1]) / (place + 1) * hits[place] for place in range(relevant)) / relevant)
+    return torch.tensor(values)
+
+
+@pytest.mark.parametrize("table", ["boxes.csv", "masks.csv"])
+@pytest.mark.parametrize("manifold", [Sphere(5), Euclidean(5)], ids=["sphere", "euclidean"])
+def test_the_share_is_that_of_painted_images(table: str, manifold: Manifold, folder: Path):
+    trained, dataset, embeddings, images = trained_on(folder, manifold)
+    found = evidence_of(trained, dataset, embeddings, "map@r", str(folder / table))
+    masks = torch.stack(
+        [
+            torch.from_numpy(np.array(Image.open(folder / "masks" / f"{path.parent.name}-{path.stem}.png"))).clone()
+            for path in map(Path, dataset.paths)
+        ]
+    )
+    with torch.no_grad():
+        inside, outside = (
+            map_at_r(trained.model((images * mask[:, None]).to(torch.uint8)), dataset.labels, manifold)
+            for mask in (masks, ~masks)
+        )
+    whole = map_at_r(embeddings.points, dataset.labels, manifold)
+    # by chance: positives are equally likely at each rank; 4 of 39 are of the class
+    chance = sum((1 + place * 3 / 38) / (place + 1) * 4 / 39 for place in range(4)) / 4
+    assert (found.whole, found.inside, found.outside) == pytest.approx(
+        (float(whole.mean()), float(inside.mean()), float(outside.mean())), abs=1e-3
+    )
+    assert found.chance == pytest.approx(chance, abs=1e-6) and found.area == pytest.approx(0.75)
+    expected = float(((outside - chance) + (whole - inside)).mean() / 2 / (whole - chance).mean())
+    assert found.share == pytest.approx(expected, abs=5e-3)
+    assert found.interval is not None and found.interval[0] < expected < found.interval[1]
+
+
+def test_images_without_an_outside_resemble_all_others(folder: Path, tmp_path: Path):
+    trained, dataset, embeddings, _ = trained_on(folder, Sphere(5))
+    whole = tmp_path / "whole.csv"
+    rows = [f"{path},0,0,{SIDE},{SIDE}" for path in dataset.paths]
+    whole.write_text("\n".join(["path,x1,y1,x2,y2", *rows]))
+    found = evidence_of(trained, dataset, embeddings, "map@r", str(whole))
+    assert found.area == 0 and found.inside == pytest.approx(found.whole) and found.share == pytest.approx(0, abs=1e-6)
+
+
+def test_a_ratio_to_the_number_of_queries_has_the_interval_of_a_mean():
+    values = torch.rand(60, generator=torch.Generator().manual_seed(0)).double()
+    classes = torch.arange(60) % 13
+    expected = bootstrap_intervals({"x": values}, classes)["x"]
+    found = ratio_interval(values, torch.ones(60), classes)
+    assert (found.mean, found.low, found.high) == pytest.approx((expected.mean, expected.low, expected.high))
+    assert ratio_interval(values, torch.ones(60), classes % 4).ends is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("path,x1,y1,x2,y2\nimages/0/0.png,0,0,1,1", "has no box of"),
+        ("path,x1,y1,x2,y2\nimages/0/0.png,left,0,1,1", "the box left, 0, 1, 1 of .*: expected numbers x1 < x2"),
+        ("path,x1,y1,x2,y2\nimages/0/0.png,nan,0,1,1", "the box nan, 0, 1, 1 of"),
+        ("path,x1,y1,x2,y2\nimages/0/0.png,5,0,1,1", "the box 5, 0, 1, 1 of"),
+        ("path,mask\nimages/0/0.png,masks/0-0.png", "has no mask of"),
+        ("path,side\nimages/0/0.png,left", "expected the column 'mask' once"),
+        ("name\n0", "expected the column 'path' once"),
+    ],
+)
+def test_tables_without_regions_are_refused(rows: str, message: str, folder: Path):
+    trained, dataset, embeddings, _ = trained_on(folder, Sphere(5))
+    table = folder / "other.csv"
+    table.write_text(rows)
+    with pytest.raises(UserError, match=message):
+        evidence_of(trained, dataset, embeddings, "map@r", str(table))
+
+
+def test_masks_of_another_size_and_models_without_parts_are_refused(folder: Path):
+    trained, dataset, embeddings, _ = trained_on(folder, Sphere(5))
+    Image.new("L", (4, 5), 255).save(folder / "masks" / "small.png")
+    table = folder / "other.csv"
+    table.write_text("\n".join(["path,mask", *(f"{path},masks/small.png" for path in dataset.paths)]))
+    with pytest.raises(UserError, match=r"the mask masks/small.png has 4 x 5 pixels, but its image has 12 x 12"):
+        evidence_of(trained, dataset, embeddings, "map@r", str(table))
+    cls = model_of(Pixels(), Sphere(5))
+    cls.backbone.pooling = Cls()
+    with pytest.raises(UserError, match="its features are the class token"):
+        evidence_of(TrainedModel.of(trained.recipe, cls), dataset, embeddings, "map@r", "center")
+    boxed = images_at(folder / "images")
+    boxed.boxes = np.zeros((len(boxed), 4))
+    with pytest.raises(UserError, match="are cropped to boxes; use --evidence center"):
+        evidence_of(trained, boxed, embeddings, "map@r", str(folder / "boxes.csv"))
+    vectors = replace(trained, samples=samples_named("vector").of(4))
+    with pytest.raises(UserError, match="looks at regions of images, got vectors"):
+        evidence_of(vectors, dataset, embeddings, "map@r", "center")
+
+
+def test_the_command_prints_the_share_and_refuses_what_does_not_go_with_it(
+    dmlkit: Cli, trained_run: Path, tmp_path: Path
+):
+    run = tmp_path / "run"
+    shutil.copytree(trained_run, run)
+    result = dmlkit("eval", run, "--metric", "map@r", "--evidence", "center", "--device", "cpu")
+    assert result.code == 0, result.err
+    assert "of map@r comes from outside the central square (" in result.out and "outside alone" in result.out
+    found = json.loads(dmlkit("eval", run, "--metric", "map@r", "--evidence", "center", "--json").out)["evidence"]
+    assert found["metric"] == "map@r" and f"{found['share']:.2f} of map@r" in result.out
+    np.save(tmp_path / "x.npy", np.eye(4))
+    for words, message in (
+        ((run, "--evidence", tmp_path / "missing.csv"), "missing.csv: no such file or folder; expected center"),
+        ((run, "--evidence", "center", "--set", "transform.size=20"), "eval: --set does not apply to --evidence"),
+        ((run, "--evidence", "center", "--metric", "nmi"), "none of the metrics has a value per query"),
+        ((tmp_path / "x.npy", "--labels", tmp_path / "x.npy", "--evidence", "center"), "--evidence does not apply"),
+        ((run / "embeddings" / "test", "--evidence", "center"), "--evidence center: applies to a run"),
+    ):
+        refused = dmlkit("eval", *words)
+        assert refused.code == 2 and message in refused.err and "Traceback" not in refused.err, refused.err
