@@ -9,15 +9,18 @@ import typer
 from dmlkit.cli.options import (
     USE,
     ArrayManifold,
+    Html,
     RunDevice,
     RunSplit,
     SetDataset,
     SourcePath,
+    Writes,
     checked,
     examples,
     with_common_options,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import GROUP_COLUMNS, MATCH_COLUMNS, check_table
 from dmlkit.files.source import require_source
 
 if TYPE_CHECKING:
@@ -60,11 +63,10 @@ def duplicates(
     ] = None,
     csv: Annotated[
         Path | None,
+        Writes(check_table, GROUP_COLUMNS, MATCH_COLUMNS),
         typer.Option(metavar="FILE", help="Write all groups or pairs to this CSV file.", show_default=False),
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with pictures.", show_default=False)
-    ] = None,
+    html: Html = None,
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
@@ -79,16 +81,10 @@ def duplicates(
     from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.groups.duplicates import GROUP_COLUMNS, MATCH_COLUMNS, duplicate_groups, matches
+    from dmlkit.embedding.groups.duplicates import duplicate_groups, matches
     from dmlkit.embedding.points import in_memory
-    from dmlkit.embedding.questions.page import check_page
     from dmlkit.embedding.sources import open_points
-    from dmlkit.files.outputs import check_table
 
-    if csv is not None:
-        check_table(csv, GROUP_COLUMNS if other is None else MATCH_COLUMNS, option="--csv")
-    if html is not None:
-        check_page(html, option="--html")
     for option, path in (("--csv", csv), ("--html", html)):
         if threshold is None and path is not None:
             raise UserError(

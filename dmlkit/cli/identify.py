@@ -1,7 +1,7 @@
 """``dmlkit identify``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,12 +12,14 @@ from dmlkit.cli.options import (
     BoxConfidence,
     BoxMargin,
     BoxSource,
+    Html,
     ModelDevice,
     QueryPath,
     QueryRun,
     RerankMethod,
     SourcePath,
     WithRun,
+    Writes,
     boxes_of,
     examples,
     rerank_of,
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
+
+
+def check_answers(path: Path, **given: Any) -> None:
+    """Check that answers may be written to a file, see `check_answers_file`; what it imports is not for --help."""
+    from dmlkit.embedding.questions.answers_file import check_answers_file
+
+    check_answers_file(path, **given)
 
 
 @app.command(
@@ -47,6 +56,7 @@ def identify(
     images: QueryPath,
     output: Annotated[
         Path | None,
+        Writes(check_answers),
         typer.Option(
             "--output",
             "-o",
@@ -86,9 +96,7 @@ def identify(
         ),
     ] = None,
     rerank: RerankMethod = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with pictures.", show_default=False)
-    ] = None,
+    html: Html = None,
     box_source: BoxSource = None,
     box_margin: BoxMargin = None,
     box_confidence: BoxConfidence = None,
@@ -107,15 +115,10 @@ def identify(
     from dmlkit.cli.console import fusion_line, say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.questions.identify import LabelRule, check_answers_file
+    from dmlkit.embedding.questions.identify import LabelRule
     from dmlkit.embedding.questions.identify import identify as identify_images
-    from dmlkit.embedding.questions.page import check_page
     from dmlkit.evaluation.fusion import fusion_of
 
-    if output is not None:
-        check_answers_file(output, option="--output")
-    if html is not None:
-        check_page(html, option="--html")
     console = Console()
     fusion = fusion_of(source, second, device=device, bar=bars(console))
     found = identify_images(

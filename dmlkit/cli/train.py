@@ -51,8 +51,8 @@ def train(
 
     check_recipe(recipe, overrides or [])
     folder = output or Path("runs") / recipe.stem
-    if not (resume or overwrite or dry_run):
-        RunFolder(folder).check_free()  # before torch is imported
+    if not dry_run:
+        RunFolder(folder).check_startable(resume=resume, overwrite=overwrite)
 
     from rich.console import Console
 

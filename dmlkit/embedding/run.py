@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes
@@ -113,14 +113,8 @@ def embed(
 
 
 def output_of(run: RunFolder, images: Path | None, split: Split | None, checkpoint: CheckpointName) -> Path:
-    """Return the folder of a run into which images, or a split, are embedded by default.
-
-    Images in a folder with the name of a split do not get the folder of the split.
-    """
-    if images is None:
-        return run.embeddings_of(str(split), checkpoint)
-    name = images.resolve().name
-    return run.embeddings / (f"{name}-images" if name in get_args(Split) else name)
+    """Return the folder of a run into which images, or a split, are embedded by default."""
+    return run.embeddings_of(str(split), checkpoint) if images is None else run.embeddings_of_images(images)
 
 
 def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: str) -> Compute:
