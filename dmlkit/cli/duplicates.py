@@ -121,7 +121,7 @@ def duplicates(
 
 def print_groups(found: "DuplicateGroups", console: "Console") -> None:
     """Print the largest groups, and notes on all."""
-    from dmlkit.cli.console import counted, print_table, say
+    from dmlkit.cli.console import counted, print_table, say, say_prose
 
     collection, least = found.collection, found.least()
     rows = [["images", "min similarity", "labels", "path"]]
@@ -143,7 +143,7 @@ def print_groups(found: "DuplicateGroups", console: "Console") -> None:
         say(console, f"note: {counted(found.mixed, 'group has', 'groups have')} several labels")
     if found.loose:
         pairs = counted(found.loose, "more pair reaches", "more pairs reach")
-        say(console, f"note: {pairs} the threshold across groups; groups are merged only if all their pairs do")
+        say_prose(console, f"note: {pairs} the threshold across groups; groups are merged only if all their pairs do")
 
 
 def print_skipped(points: "PointsInMemory", console: "Console") -> None:
@@ -156,21 +156,21 @@ def print_skipped(points: "PointsInMemory", console: "Console") -> None:
 
 def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", console: "Console") -> None:
     """Print the most similar pairs, and a threshold that they suggest."""
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import say, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.groups.duplicates import most_similar_pairs
 
     found, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars(console))
     print_pairs(found, console, "most similar pairs")
     if proposal is None:
-        say(
+        say_prose(
             console,
             "no threshold is proposed: half of the images or more are equally similar to their nearest neighbor",
         )
     else:
         say(console, f"proposal: --threshold {proposal.threshold:.6g}; {proposal.images} of {len(one)} images reach it")
         gap = f"{proposal.below:.6g} to {proposal.above:.6g}"
-        say(
+        say_prose(
             console,
             f"it is the middle of the largest gap ({gap}) in the upper half of the similarities of images to their "
             "nearest neighbor; check the pairs above",

@@ -281,7 +281,7 @@ def tell_run(
 ) -> None:
     """Evaluate a run, and print the gain from training and the path of its report."""
     from dmlkit.cli.compare import gain_of
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import say, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.fusion import choose_fusion
@@ -304,7 +304,7 @@ def tell_run(
         return
     compared = result_of(source, run)
     if gain := gain_of(compared) or compared.missing:
-        say(shown.console, gain)
+        say_prose(shown.console, gain)
     say(shown.console, f"written to {run.path}")
 
 

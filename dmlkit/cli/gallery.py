@@ -22,6 +22,7 @@ from dmlkit.cli.options import (
     examples,
     with_common_options,
 )
+from dmlkit.errors import UserError
 from dmlkit.files.source import require_addable, require_gallery, require_queries, require_run
 
 if TYPE_CHECKING:
@@ -275,6 +276,11 @@ def check(
     device: ModelDevice = "auto",
 ) -> None:
     """Test whether new images are like those that calibrated the gallery."""
+    from dmlkit.embedding.gallery.files import IDENTIFICATION
+
+    if not (gallery / IDENTIFICATION).exists():
+        raise UserError(f"{gallery}: this gallery is not calibrated; run dmlkit calibrate {gallery} first")
+
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json

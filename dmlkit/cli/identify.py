@@ -148,7 +148,7 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
     """Print the most doubtful answers, and counts and notes on all."""
     from itertools import islice
 
-    from dmlkit.cli.console import counted, percent, print_table, say
+    from dmlkit.cli.console import counted, percent, print_table, say, say_prose
     from dmlkit.embedding.gallery.images import UNKNOWN
 
     doubtful = found.most_doubtful_first()
@@ -181,9 +181,9 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
     if count > MOST_SHOWN:
         say(console, "-o FILE and --html FILE write all")
     if found.note:
-        say(console, f"note: {found.note}")
+        say_prose(console, f"note: {found.note}")
     if found.neighbors.reranked is None and any(answer.probability is None for answer in found.answers):
-        say(console, "note: no probabilities; at least 2 labels and 10 images whose label others have are needed")
+        say_prose(console, "note: no probabilities; at least 2 labels and 10 images whose label others have are needed")
     if skipped := found.neighbors.skipped:
         say(console, f"{counted(len(skipped), 'image', 'images')} could not be read: {skipped[0]}")
 

@@ -56,7 +56,7 @@ def inspect(
 
     from rich.console import Console
 
-    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.console import counted, say, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.training.inspection.findings import inspect as look_at
     from dmlkit.training.inspection.page import write_inspection
@@ -69,7 +69,7 @@ def inspect(
     output.parent.mkdir(exist_ok=True)
     gone = write_inspection(found, output, f"Inspection of {source}", bar=bar)
     for note in found.notes:
-        say(console, f"note: {note}")
+        say_prose(console, f"note: {note}")
     if gone:
         say(console, f"note: {counted(gone, 'picture is', 'pictures are')} missing: image files were moved or deleted")
     say(console, f"wrote {output}, {output.stat().st_size / 1e6:.1f} MB: open it in a browser")

@@ -55,7 +55,7 @@ def start(
     from rich.console import Console
 
     from dmlkit.backbones.pretrained.timm_models import choose
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import say, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import resolve_device
     from dmlkit.errors import UserError
@@ -83,7 +83,7 @@ def start(
         written.write_text(starting_recipe(setting), encoding="utf-8")
     say(console, f"wrote {output}: {recipe.training.epochs} epochs")
     say(console, f"{backbone.title}, {'all weights trained' if gpu else 'frozen, with a trained head'}")
-    say(console, estimated)
+    say_prose(console, estimated)
     say(console, f"next: dmlkit train {output} -o runs/{output.stem}")
     say(console, f"then: dmlkit final runs/{output.stem}, to train on every class")
 

@@ -80,6 +80,11 @@ def verify(
     names = images or []
     check_given(names, pairs, root)
 
+    from dmlkit.run_folder.folder import RunFolder
+
+    if not RunFolder(run).threshold_path.exists():
+        raise UserError(f"{run}: no threshold; choose one with dmlkit calibrate {run}")
+
     from rich.console import Console
 
     from dmlkit.cli.console import say, say_json
