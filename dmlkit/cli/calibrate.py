@@ -150,7 +150,7 @@ def print_identification(found: "Identification", gallery: Path, console: "Conso
             rates = ["none" if rate is None else f"{rate:.3f}" for rate in (one.fpir, one.fnir)]
             sizes.append([f"{one.labels:,}", *rates])
         sizes[-1][0] += " (extrapolated)"
-        print_table(sizes, console, "the same threshold in a gallery of fewer or more labels")
+        print_table(sizes, console, "same threshold, other gallery sizes")
         say(console, "smaller galleries are random parts of this one; the last row continues the trend")
         if None in (found.sizes[-1].fpir, found.sizes[-1].fnir):
             say(console, "a rate is not extrapolated if a measured one is 0 or 1")

@@ -207,6 +207,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "inspect": (
         ("run -o new.html", "split device overrides=dataset.seed=3"),
+        ("run", ""),
         ("run/embeddings/test -o new.html", ""),
         ("x.npy -o new.html", "labels=y.npy manifold"),
     ),
