@@ -5,14 +5,15 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import wraps
 from io import TextIOWrapper
 from threading import Timer
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperArgument, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from dmlkit import __version__
 from dmlkit.cli import (
@@ -79,6 +80,27 @@ def value_name(parameter: Any, **_: Any) -> str | None:
 
 for kind in (TyperArgument, TyperOption):
     setattr(kind, "display_type_rich", value_name)  # noqa: B010 (of Typer 0.24 and later)
+
+
+def refuse_repeated(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """Return ``TyperCommand.parse_args`` with an error for an option that takes one value and is given twice.
+
+    Typer keeps the last value without a message.
+    """
+
+    @wraps(parse)
+    def parse_args(command: Any, ctx: Any, args: list[str]) -> list[str]:
+        given: list[Any] = command.make_parser(ctx).parse_args(list(args))[2]  # parameters, in the order of the words
+        for one in given:
+            if isinstance(one, TyperOption) and not one.multiple and not one.is_flag and given.count(one) > 1:
+                name = max(one.opts, key=len)
+                raise UserError(f"{name}: given {given.count(one)} times, but takes one value; give it once")
+        return parse(command, ctx, args)
+
+    return parse_args
+
+
+TyperCommand.parse_args = refuse_repeated(TyperCommand.parse_args)
 
 
 @contextmanager

@@ -130,14 +130,14 @@ def calibrate(
 
 def print_identification(found: "Identification", gallery: Path, console: "Console") -> None:
     """Print the rates of identification, the reliability of its probabilities, and rates in other sizes."""
-    from dmlkit.cli.console import print_table, say
+    from dmlkit.cli.console import print_table, say, say_prose
 
     rows = [["rate", "of images of", "labels", "images", "value", "95 % interval"]]
     for name, whose, rate in (("FPIR", "absent labels", found.fpir), ("FNIR", "labels in it", found.fnir)):
         interval = "none" if rate.interval is None else "{:.3f} to {:.3f}".format(*rate.interval)
         rows.append([name, whose, f"{rate.labels:,}", f"{rate.images:,}", f"{rate.rate:.3f}", interval])
     print_table(rows, console, str(gallery))
-    say(
+    say_prose(
         console,
         "FPIR: share with a label; FNIR: share without its own label; intervals: for as many other labels",
     )
@@ -150,11 +150,12 @@ def print_identification(found: "Identification", gallery: Path, console: "Conso
             rates = ["none" if rate is None else f"{rate:.3f}" for rate in (one.fpir, one.fnir)]
             sizes.append([f"{one.labels:,}", *rates])
         sizes[-1][0] += " (extrapolated)"
-        print_table(sizes, console, "other sizes, same threshold")
+        print_table(sizes, console, "same threshold, other gallery sizes")
+        say(console, "smaller galleries are random parts of this one; the last row continues the trend")
         if None in (found.sizes[-1].fpir, found.sizes[-1].fnir):
             say(console, "a rate is not extrapolated if a measured one is 0 or 1")
     if found.is_optimistic:
-        say(
+        say_prose(
             console,
             "note: these rates are optimistic: they are of labels that the model was trained on, which separate "
             "better than others; add other labels to the gallery, or name strangers with --strangers FOLDER",
@@ -186,7 +187,7 @@ def _calibrate_run(
     """Choose the threshold for pairs of a run, store it, and print its rates."""
     from rich.console import Console
 
-    from dmlkit.cli.console import print_table, say, say_json
+    from dmlkit.cli.console import print_table, say, say_json, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.calibration import calibrate_run
@@ -214,19 +215,19 @@ def _calibrate_run(
     say(console, f"threshold: {found.similarity} >= {found.threshold:.6g} counts as the same class")
     classes = f"{found.validation.classes:,}"
     if found.far_interval is None:
-        say(
+        say_prose(
             console,
             f"no interval for the FAR on other classes: it needs at least {LEAST_CLASSES} validation classes, got "
             f"{classes}; train with a larger dataset.validation_fraction",
         )
     else:
         low, high = found.far_interval
-        say(
+        say_prose(
             console,
             f"expected FAR on {classes} other classes: {low:.2g} to {high:.2g} (95 %, bootstrap over classes)",
         )
         if found.test and not low <= found.test.far <= high:
-            say(console, f"note: the FAR on the test classes is {found.test.far:.2g}, outside this interval")
+            say_prose(console, f"note: the FAR on the test classes is {found.test.far:.2g}, outside this interval")
     if reliability is not None:
         say_reliability(reliability, console)
     print_values(by_value, console, ["far", "frr"])

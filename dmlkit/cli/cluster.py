@@ -9,13 +9,17 @@ from dmlkit.cli.options import (
     USE,
     ArrayLabels,
     ArrayManifold,
+    Html,
     RunDevice,
     RunSplit,
     SetDataset,
     SourcePath,
+    Writes,
     examples,
     with_common_options,
 )
+from dmlkit.errors import UserError
+from dmlkit.files.outputs import CLUSTER_COLUMNS, check_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,11 +64,10 @@ def cluster(
     ] = None,
     csv: Annotated[
         Path | None,
+        Writes(check_table, CLUSTER_COLUMNS),
         typer.Option(metavar="FILE", help="Write all images with their clusters to this CSV file.", show_default=False),
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with pictures.", show_default=False)
-    ] = None,
+    html: Html = None,
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
@@ -72,22 +75,20 @@ def cluster(
     manifold: ArrayManifold = None,
 ) -> None:
     """Cluster images by their embeddings."""
+    if clusters is None and threshold is None and method != "hdbscan":
+        raise UserError(
+            "cluster: expected --clusters COUNT or --threshold SIMILARITY; --method hdbscan needs neither of them"
+        )
+
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import bars, image_progress
     from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.groups.clusters import CLUSTER_COLUMNS
     from dmlkit.embedding.groups.clusters import cluster as find_clusters
     from dmlkit.embedding.points import in_memory
-    from dmlkit.embedding.questions.page import check_page
     from dmlkit.embedding.sources import open_points
-    from dmlkit.files.outputs import check_table
 
-    if csv is not None:
-        check_table(csv, CLUSTER_COLUMNS, option="--csv")
-    if html is not None:
-        check_page(html, option="--html")
     console = Console()
     points = open_points(
         source,

@@ -1,7 +1,9 @@
 """Printing in a terminal. Text from outside is escaped, so that the terminal and rich do not interpret it."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 import typer
@@ -16,6 +18,7 @@ TableRows = Sequence[Sequence[str | list[str]]]
 UNBOUNDED = 10_000  # characters; wider than any cell
 WORD = 12  # characters; the minimum width of a column of text
 PADDING = 3  # characters of a column besides its text: two spaces and a border
+COMMAND = re.compile(r"dmlkit \w+( \S+)?( \S+)?")
 TEXT_COLUMNS = (
     *("run", "checkpoint", "evaluation", "split", "metric", "definition", "class", "taken for"),
     *("variant", "statement", "verdict", "a", "b", "known", "seeds"),
@@ -27,6 +30,20 @@ def say(console: Console, text: str, *, style: str | None = None) -> None:
     """Print a line of text; a terminal wraps it between words, but not a command, which may be copied as one line."""
     is_one_line = not console.is_terminal or "dmlkit " in text
     console.print(Text(printable(text), style=style or ""), soft_wrap=is_one_line)
+
+
+def say_prose(console: Console, text: str) -> None:
+    """Print a sentence, also in a file as lines of the terminal's width, without breaking a name or a short command.
+
+    Example:
+        >>> say_prose(Console(width=40), "the gallery is not calibrated; run dmlkit calibrate gal first")
+        the gallery is not calibrated; run
+          dmlkit calibrate gal first
+    """
+    kept = COMMAND.sub(lambda found: found[0].replace(" ", "\0"), printable(text))
+    lines = wrap(kept, console.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    for line in lines:
+        console.print(Text(line.replace("\0", " ")), soft_wrap=True)
 
 
 def print_table(rows: TableRows, console: Console, title: str | None = None) -> None:

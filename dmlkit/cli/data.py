@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, RecipePath, Set, checked, examples, plain_device, with_common_options
+from dmlkit.cli.options import TRAIN, RecipePath, Set, Writes, checked, examples, plain_device, with_common_options
 from dmlkit.errors import UserError
-from dmlkit.files.source import EXPECTED_DATA, require_path, require_run
+from dmlkit.files.outputs import check_folder
+from dmlkit.files.source import EXPECTED_DATA, require_dataset, require_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,7 +122,7 @@ def check_target(target: Path, dataset: str | None, overrides: list[str] | None)
     if target.suffix in (".yaml", ".yml"):
         check_recipe(target, overrides or [])
     elif dataset is None:  # a missing folder of a benchmark gets the advice where to download it
-        require_path(target, EXPECTED_DATA)
+        require_dataset(target, EXPECTED_DATA)
 
 
 def print_findings(findings: "Findings", title: str, console: "Console") -> None:
@@ -150,7 +151,9 @@ def print_findings(findings: "Findings", title: str, console: "Console") -> None
 def cache(
     recipe: RecipePath,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write.", show_default=False)
+        Path,
+        Writes(check_folder),
+        typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write.", show_default=False),
     ],
     overrides: Set = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the cache in the folder.")] = False,
@@ -186,7 +189,9 @@ def cache(
 def shards(
     target: Target,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write.", show_default=False)
+        Path,
+        Writes(check_folder, "manifest.json", "shards that dmlkit wrote"),
+        typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write.", show_default=False),
     ],
     images_per_shard: Annotated[
         int, typer.Option(min=1, metavar="COUNT", help="Number of images per tar file.")

@@ -9,15 +9,18 @@ import typer
 from dmlkit.cli.options import (
     USE,
     ArrayManifold,
+    Html,
     RunDevice,
     RunSplit,
     SetDataset,
     SourcePath,
+    Writes,
     checked,
     examples,
     with_common_options,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import GROUP_COLUMNS, MATCH_COLUMNS, check_table
 from dmlkit.files.source import require_source
 
 if TYPE_CHECKING:
@@ -60,11 +63,10 @@ def duplicates(
     ] = None,
     csv: Annotated[
         Path | None,
+        Writes(check_table, GROUP_COLUMNS, MATCH_COLUMNS),
         typer.Option(metavar="FILE", help="Write all groups or pairs to this CSV file.", show_default=False),
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with pictures.", show_default=False)
-    ] = None,
+    html: Html = None,
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
@@ -79,16 +81,10 @@ def duplicates(
     from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.groups.duplicates import GROUP_COLUMNS, MATCH_COLUMNS, duplicate_groups, matches
+    from dmlkit.embedding.groups.duplicates import duplicate_groups, matches
     from dmlkit.embedding.points import in_memory
-    from dmlkit.embedding.questions.page import check_page
     from dmlkit.embedding.sources import open_points
-    from dmlkit.files.outputs import check_table
 
-    if csv is not None:
-        check_table(csv, GROUP_COLUMNS if other is None else MATCH_COLUMNS, option="--csv")
-    if html is not None:
-        check_page(html, option="--html")
     for option, path in (("--csv", csv), ("--html", html)):
         if threshold is None and path is not None:
             raise UserError(
@@ -125,7 +121,7 @@ def duplicates(
 
 def print_groups(found: "DuplicateGroups", console: "Console") -> None:
     """Print the largest groups, and notes on all."""
-    from dmlkit.cli.console import counted, print_table, say
+    from dmlkit.cli.console import counted, print_table, say, say_prose
 
     collection, least = found.collection, found.least()
     rows = [["images", "min similarity", "labels", "path"]]
@@ -147,7 +143,7 @@ def print_groups(found: "DuplicateGroups", console: "Console") -> None:
         say(console, f"note: {counted(found.mixed, 'group has', 'groups have')} several labels")
     if found.loose:
         pairs = counted(found.loose, "more pair reaches", "more pairs reach")
-        say(console, f"note: {pairs} the threshold across groups; groups are merged only if all their pairs do")
+        say_prose(console, f"note: {pairs} the threshold across groups; groups are merged only if all their pairs do")
 
 
 def print_skipped(points: "PointsInMemory", console: "Console") -> None:
@@ -160,21 +156,21 @@ def print_skipped(points: "PointsInMemory", console: "Console") -> None:
 
 def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", console: "Console") -> None:
     """Print the most similar pairs, and a threshold that they suggest."""
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import say, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.groups.duplicates import most_similar_pairs
 
     found, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars(console))
     print_pairs(found, console, "most similar pairs")
     if proposal is None:
-        say(
+        say_prose(
             console,
             "no threshold is proposed: half of the images or more are equally similar to their nearest neighbor",
         )
     else:
         say(console, f"proposal: --threshold {proposal.threshold:.6g}; {proposal.images} of {len(one)} images reach it")
         gap = f"{proposal.below:.6g} to {proposal.above:.6g}"
-        say(
+        say_prose(
             console,
             f"it is the middle of the largest gap ({gap}) in the upper half of the similarities of images to their "
             "nearest neighbor; check the pairs above",

@@ -15,11 +15,13 @@ from dmlkit.cli.options import (
     RunPath,
     SetDataset,
     SplitName,
+    Writes,
     boxes_of,
     checked,
     examples,
     with_common_options,
 )
+from dmlkit.files.outputs import check_new_embeddings
 from dmlkit.files.source import require_images
 
 app = typer.Typer()
@@ -63,6 +65,7 @@ def embed(
     box_confidence: BoxConfidence = None,
     output: Annotated[
         Path | None,
+        Writes(check_new_embeddings),
         typer.Option(
             "--output",
             "-o",
@@ -102,6 +105,11 @@ def embed(
     """
     from functools import partial
 
+    from dmlkit.run_folder.folder import RunFolder
+
+    if images is not None and output is None and dims is None:
+        check_new_embeddings(RunFolder(run).embeddings_of_images(images))
+
     from rich.console import Console
 
     from dmlkit.cli.console import say
@@ -110,7 +118,6 @@ def embed(
     from dmlkit.distributed.stopping import STOPPED
     from dmlkit.embedding.run import embed as embed_images
     from dmlkit.embedding.run import output_of
-    from dmlkit.run_folder.folder import RunFolder
 
     console = Console(quiet=not is_first_rank())
     try:

@@ -1,6 +1,7 @@
 """``dmlkit eval``: evaluate a run, an embeddings folder, or arrays."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
@@ -9,21 +10,34 @@ import typer
 from dmlkit.cli.evaluation_report import Shown
 from dmlkit.cli.options import (
     TRAIN,
+    ArrayLabels,
+    ArrayManifold,
     Checkpoint,
     ColumnTable,
     Json,
     Set,
     SplitName,
     WithLocal,
+    Writes,
     checked,
     examples,
-    existing,
     plain_device,
     rerank_of,
     with_common_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import EXPECTED, LOCAL, NAMES, check_options, kind_of, require_path, require_source
+from dmlkit.files.outputs import check_class_table
+from dmlkit.files.source import (
+    EXPECTED,
+    LOCAL,
+    NAMES,
+    check_options,
+    kind_of,
+    require_array,
+    require_dataset,
+    require_path,
+    require_source,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,26 +77,30 @@ def evaluate(
     ] = False,
     embeddings: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Another way to name an .npy file (N, D) as SOURCE."),
-    ] = None,
-    labels: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="For an .npy file: .npy file of its N labels, integers or strings."),
-    ] = None,
-    gallery: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=".npy file of vectors to search in. Default: SOURCE itself.")
-    ] = None,
-    gallery_labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=".npy file of the labels of --gallery; required with it.")
-    ] = None,
-    manifold: Annotated[
-        Literal["sphere", "euclidean"] | None,
         typer.Option(
-            metavar="NAME",
-            help="For .npy files: sphere (compare by cosine) or euclidean (by distance). Default: sphere.",
-            show_default=False,
+            metavar="FILE",
+            help="Another way to name an .npy file (N, D) as SOURCE.",
+            callback=checked(require_array),
         ),
     ] = None,
+    labels: ArrayLabels = None,
+    gallery: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=".npy file of vectors to search in. Default: SOURCE itself.",
+            callback=checked(require_array),
+        ),
+    ] = None,
+    gallery_labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=".npy file of the labels of --gallery; required with it.",
+            callback=checked(require_array),
+        ),
+    ] = None,
+    manifold: ArrayManifold = None,
     metric: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,7 +117,9 @@ def evaluate(
         ),
     ] = "expected",
     per_class: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a CSV file with one row per class, worst first.")
+        Path | None,
+        Writes(check_class_table),
+        typer.Option(metavar="FILE", help="Write a CSV file with one row per class, worst first."),
     ] = None,
     by: Annotated[
         str | None,
@@ -167,7 +187,7 @@ def evaluate(
         typer.Option(
             metavar="FOLDER",
             help="Evaluate a run on this folder of images, with one subfolder per class.",
-            callback=existing("a folder with one subfolder per class"),
+            callback=checked(partial(require_dataset, expected="a folder with one subfolder per class")),
         ),
     ] = None,
     overrides: Set = None,
@@ -276,7 +296,7 @@ def tell_run(
 ) -> None:
     """Evaluate a run, and print the gain from training and the path of its report."""
     from dmlkit.cli.compare import gain_of
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import say, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.fusion import choose_fusion
@@ -304,7 +324,7 @@ def tell_run(
         return
     compared = result_of(source, run)
     if gain := gain_of(compared) or compared.missing:
-        say(shown.console, gain)
+        say_prose(shown.console, gain)
     say(shown.console, f"written to {run.path}")
 
 

@@ -47,7 +47,7 @@ class Shown:
             title: title of the table.
             run: run of evaluated embeddings, whose table has the column ``by``.
         """
-        from dmlkit.cli.console import print_table, say, say_json
+        from dmlkit.cli.console import print_table, say, say_json, say_prose
         from dmlkit.evaluation.report import with_stored_forms
         from dmlkit.evaluation.tables import metric_rows
 
@@ -65,23 +65,23 @@ class Shown:
         print_table(metric_rows(report, evaluation.scores.definitions), console, title)
         for score in report.worst_classes[:3]:
             name, figure = list(score.metrics.items())[-1]
-            say(console, f"worst class: {score.name}, {name} {figure:.4f} over {score.queries} queries")
+            say_prose(console, f"worst class: {score.name}, {name} {figure:.4f} over {score.queries} queries")
         for pair in report.confusions[:3]:
             share = f"{pair.queries} of its queries ({pair.share:.0%})"
-            say(console, f"confused: {pair.name} taken for {pair.taken_for} in {share}")
+            say_prose(console, f"confused: {pair.name} taken for {pair.taken_for} in {share}")
         print_alternative(report, console)
         print_forms(report, console)
         print_evidence(report.evidence, console)
         print_values(report.by, console)
         for note in report.notes:
-            say(console, f"note: {note}")
+            say_prose(console, f"note: {note}")
         if report.skipped:
             say(console, f"{len(report.skipped)} images could not be read and were skipped")
 
 
 def print_alternative(report: "Report", console: "Console") -> None:
     """Print the metrics with --rerank, --tta or --with, and their differences from the plain ones."""
-    from dmlkit.cli.console import fusion_line, print_table, say
+    from dmlkit.cli.console import fusion_line, print_table, say_prose
 
     found, plain = report.alternative, report.metrics
     if found is None:
@@ -99,7 +99,9 @@ def print_alternative(report: "Report", console: "Console") -> None:
     print_table(rows, console, "; ".join(parts))
     if found.rerank:
         others = " and at the other queries" if found.rerank == "k_reciprocal" else ""
-        say(console, f"note: re-ranking looks at the gallery as a whole{others}; not for images that come one by one")
+        say_prose(
+            console, f"note: re-ranking looks at the gallery as a whole{others}; not for images that come one by one"
+        )
 
 
 def print_forms(report: "Report", console: "Console") -> None:
@@ -148,7 +150,7 @@ def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequenc
         console: the terminal.
         metrics: names of the metrics. Default: the last one.
     """
-    from dmlkit.cli.console import print_table, say
+    from dmlkit.cli.console import print_table, say, say_prose
 
     if found is None:
         return
@@ -164,6 +166,6 @@ def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequenc
     if len(found.values) > VALUES_SHOWN:
         say(console, f"{len(found.values) - VALUES_SHOWN} more values: --json")
     if found.without:
-        say(console, f"note: {found.without} queries have no {found.column} and count in none of these figures")
+        say_prose(console, f"note: {found.without} queries have no {found.column} and count in none of these figures")
     if any(figures.difference_interval is None for one in found.values for figures in one.metrics.values()):
         say(console, "note: where a value or all others have fewer than 5 classes, there is no interval and p is 1")

@@ -35,9 +35,13 @@ def final(
 
     No class is left to test this model on: report the results of RUN for it.
     """
-    from dmlkit.cli.train import train_and_print
-    from dmlkit.training.final import final_place, final_recipe
+    from dmlkit.run_folder.folder import RunFolder, final_place
 
     output = final_place(run, output)
+    RunFolder(output).check_startable(resume=resume, overwrite=overwrite)
+
+    from dmlkit.cli.train import train_and_print
+    from dmlkit.training.final import final_recipe
+
     recipe, basis = final_recipe(run, overrides or [])
     train_and_print(recipe, output, device, resume=resume, overwrite=overwrite, basis=basis)

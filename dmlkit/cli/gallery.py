@@ -1,7 +1,7 @@
 """``dmlkit gallery``: labeled embeddings to which images are added and from which they are removed."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,11 +16,13 @@ from dmlkit.cli.options import (
     ModelDevice,
     RunPath,
     WithRun,
+    Writes,
     boxes_of,
     checked,
     examples,
     with_common_options,
 )
+from dmlkit.errors import UserError
 from dmlkit.files.source import require_addable, require_gallery, require_queries, require_run
 
 if TYPE_CHECKING:
@@ -60,12 +62,21 @@ NOT_PRINTED = ("contents", "files", "stamps", "state")  # of a gallery's manifes
 MOST_SHOWN = 5  # images of each kind that were not added
 
 
+def check_new(path: Path, **given: Any) -> None:
+    """Check that a gallery may be created in a folder, see `check_new_gallery`; what it imports is not for --help."""
+    from dmlkit.embedding.gallery.files import check_new_gallery
+
+    check_new_gallery(path, **given)
+
+
 @app.command(epilog=examples("dmlkit gallery create runs/demo photos/ -o galleries/birds"))
 @with_common_options
 def create(
     run: RunPath,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write.", show_default=False)
+        Path,
+        Writes(check_new),
+        typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write.", show_default=False),
     ],
     images: Annotated[
         Path | None,
@@ -265,6 +276,11 @@ def check(
     device: ModelDevice = "auto",
 ) -> None:
     """Test whether new images are like those that calibrated the gallery."""
+    from dmlkit.embedding.gallery.files import IDENTIFICATION
+
+    if not (gallery / IDENTIFICATION).exists():
+        raise UserError(f"{gallery}: this gallery is not calibrated; run dmlkit calibrate {gallery} first")
+
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json
@@ -299,7 +315,7 @@ def history(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> N
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say_json
-    from dmlkit.embedding.gallery.folder import history as versions_of
+    from dmlkit.embedding.gallery.table import history as versions_of
 
     versions = versions_of(gallery)
     if json:

@@ -1,7 +1,7 @@
 """``dmlkit identify``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,12 +12,14 @@ from dmlkit.cli.options import (
     BoxConfidence,
     BoxMargin,
     BoxSource,
+    Html,
     ModelDevice,
     QueryPath,
     QueryRun,
     RerankMethod,
     SourcePath,
     WithRun,
+    Writes,
     boxes_of,
     examples,
     rerank_of,
@@ -31,6 +33,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
+
+
+def check_answers(path: Path, **given: Any) -> None:
+    """Check that answers may be written to a file, see `check_answers_file`; what it imports is not for --help."""
+    from dmlkit.embedding.questions.answers_file import check_answers_file
+
+    check_answers_file(path, **given)
 
 
 @app.command(
@@ -47,6 +56,7 @@ def identify(
     images: QueryPath,
     output: Annotated[
         Path | None,
+        Writes(check_answers),
         typer.Option(
             "--output",
             "-o",
@@ -86,9 +96,7 @@ def identify(
         ),
     ] = None,
     rerank: RerankMethod = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with pictures.", show_default=False)
-    ] = None,
+    html: Html = None,
     box_source: BoxSource = None,
     box_margin: BoxMargin = None,
     box_confidence: BoxConfidence = None,
@@ -107,15 +115,10 @@ def identify(
     from dmlkit.cli.console import fusion_line, say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.questions.identify import LabelRule, check_answers_file
+    from dmlkit.embedding.questions.identify import LabelRule
     from dmlkit.embedding.questions.identify import identify as identify_images
-    from dmlkit.embedding.questions.page import check_page
     from dmlkit.evaluation.fusion import fusion_of
 
-    if output is not None:
-        check_answers_file(output, option="--output")
-    if html is not None:
-        check_page(html, option="--html")
     console = Console()
     fusion = fusion_of(source, second, device=device, bar=bars(console))
     found = identify_images(
@@ -145,7 +148,7 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
     """Print the most doubtful answers, and counts and notes on all."""
     from itertools import islice
 
-    from dmlkit.cli.console import counted, percent, print_table, say
+    from dmlkit.cli.console import counted, percent, print_table, say, say_prose
     from dmlkit.embedding.gallery.images import UNKNOWN
 
     doubtful = found.most_doubtful_first()
@@ -178,9 +181,9 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
     if count > MOST_SHOWN:
         say(console, "-o FILE and --html FILE write all")
     if found.note:
-        say(console, f"note: {found.note}")
+        say_prose(console, f"note: {found.note}")
     if found.neighbors.reranked is None and any(answer.probability is None for answer in found.answers):
-        say(console, "note: no probabilities; at least 2 labels and 10 images whose label others have are needed")
+        say_prose(console, "note: no probabilities; at least 2 labels and 10 images whose label others have are needed")
     if skipped := found.neighbors.skipped:
         say(console, f"{counted(len(skipped), 'image', 'images')} could not be read: {skipped[0]}")
 

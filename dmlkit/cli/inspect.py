@@ -13,20 +13,34 @@ from dmlkit.cli.options import (
     RunSplit,
     SetDataset,
     SourcePath,
+    Writes,
     examples,
     with_common_options,
 )
+from dmlkit.files.outputs import check_output, check_page, is_our_page
+from dmlkit.files.source import kind_of
 
 app = typer.Typer()
+PAGE = "inspection.html"
 
 
-@app.command(rich_help_panel=LOOK, epilog=examples("dmlkit inspect runs/demo -o report.html"))
+@app.command(
+    rich_help_panel=LOOK, epilog=examples("dmlkit inspect runs/demo", "dmlkit inspect embeddings/photos -o report.html")
+)
 @with_common_options
 def inspect(
     source: SourcePath,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="HTML page to write.", show_default=False)
-    ],
+        Path | None,
+        Writes(check_page),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="HTML page to write. Default: inspection.html in plots/ of a run, otherwise in the current folder.",
+            show_default=False,
+        ),
+    ] = None,
     split: RunSplit = None,
     overrides: SetDataset = None,
     device: RunDevice = None,
@@ -34,23 +48,28 @@ def inspect(
     manifold: ArrayManifold = None,
 ) -> None:
     """Write one HTML page of what the model gets wrong: worst queries, confused classes, suspected wrong labels."""
+    from dmlkit.run_folder.folder import RunFolder
+
+    if output is None:
+        output = (RunFolder(source).plots if kind_of(source) == "run" else Path()) / PAGE
+        check_output(output, is_our_page)
+
     from rich.console import Console
 
-    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.console import counted, say, say_prose
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.questions.page import check_page
     from dmlkit.training.inspection.findings import inspect as look_at
     from dmlkit.training.inspection.page import write_inspection
 
-    check_page(output, option="--output")
     console = Console()
     bar = bars(console)
     found = look_at(
         source, split=split, overrides=overrides or [], device=device, labels=labels, manifold=manifold, bar=bar
     )
+    output.parent.mkdir(exist_ok=True)
     gone = write_inspection(found, output, f"Inspection of {source}", bar=bar)
     for note in found.notes:
-        say(console, f"note: {note}")
+        say_prose(console, f"note: {note}")
     if gone:
         say(console, f"note: {counted(gone, 'picture is', 'pictures are')} missing: image files were moved or deleted")
     say(console, f"wrote {output}, {output.stat().st_size / 1e6:.1f} MB: open it in a browser")

@@ -1,6 +1,6 @@
 """Options that several commands share, declared once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import check_page
 from dmlkit.files.source import (
+    require_array,
     require_partner,
     require_path,
     require_queries,
     require_run,
     require_second_run,
     require_source,
+    require_table,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +42,34 @@ def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
         return value
 
     return callback
+
+
+class Writes:
+    """Mark of an option whose path a command writes; `with_common_options` checks it before torch is imported.
+
+    Args:
+        check: raises an error unless a path may be written; it gets ``args``, the paths that the command reads as
+            ``sources``, and the name of the option.
+    """
+
+    def __init__(self, check: Callable[..., object], *args: Any) -> None:
+        self.check, self.args = check, args
+
+
+def check_written(command: Callable[..., None], values: Mapping[str, Any]) -> None:
+    """Check the paths that a command writes, as its options are marked by `Writes`.
+
+    Args:
+        values: the values of all parameters by name.
+    """
+    kinds = {name: getattr(kind, "__metadata__", ()) for name, kind in command.__annotations__.items()}
+    marks = {name: one for name, data in kinds.items() for one in data if isinstance(one, Writes)}
+    read = [value for name, value in values.items() if name not in marks]
+    paths = [path for value in read for path in (value if isinstance(value, list) else [value])]
+    sources = [path for path in paths if isinstance(path, Path)]
+    for name, mark in marks.items():
+        if values[name] is not None:
+            mark.check(values[name], *mark.args, sources=sources, option=f"--{name.replace('_', '-')}")
 
 
 def plain_device(device: str) -> None:
@@ -116,7 +147,13 @@ ArrayManifold = Annotated[
 ]
 ArrayLabels = Annotated[
     Path | None,
-    typer.Option("--labels", metavar="FILE", help="For an .npy file: .npy file of its N labels.", show_default=False),
+    typer.Option(
+        "--labels",
+        metavar="FILE",
+        help="For an .npy file: .npy file of its N labels, integers or text.",
+        callback=checked(require_array),
+        show_default=False,
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
@@ -167,10 +204,14 @@ Plugins = Annotated[
 
 
 def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --plugin and --debug to a command that reads neither: a callback loads plug-ins, `main` looks for --debug."""
+    """Add --plugin and --debug to a command that reads neither, and check what it writes by `check_written`.
+
+    A callback loads plug-ins, and `main` looks for --debug.
+    """
 
     @wraps(command)
     def run(*, plugins: object, debug: object, **options: Any) -> None:
+        check_written(command, options)
         command(**options)
 
     own, added = signature(command), {"plugins": (Plugins, None), "debug": (Debug, False)}
@@ -238,7 +279,7 @@ ColumnTable = Annotated[
         "--table",
         metavar="FILE",
         help="Table with the columns path and --by. Default: the table that the run was trained on.",
-        callback=existing("a table (.csv or .parquet)"),
+        callback=checked(require_table),
         show_default=False,
     ),
 ]
@@ -262,6 +303,11 @@ WithLocal = Annotated[
         callback=checked(require_partner),
         show_default=False,
     ),
+]
+Html = Annotated[
+    Path | None,
+    Writes(check_page),
+    typer.Option("--html", metavar="FILE", help="Write an HTML page with pictures.", show_default=False),
 ]
 RerankMethod = Annotated[
     str | None,

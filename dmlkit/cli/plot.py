@@ -12,12 +12,14 @@ from dmlkit.cli.options import (
     Device,
     SetDataset,
     SplitName,
+    Writes,
     checked,
     each,
     examples,
     with_common_options,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.pictures import check_picture
 from dmlkit.files.source import is_study, require_run
 
 if TYPE_CHECKING:
@@ -108,6 +110,7 @@ Metric = Annotated[
 ]
 Output = Annotated[
     Path | None,
+    Writes(check_picture),
     typer.Option(
         "--output",
         "-o",
@@ -319,16 +322,14 @@ def check_target(output: Path | None, runs: "Sequence[Path]") -> None:
     """Check an output before anything is computed.
 
     Raises:
-        UserError: its extension is not one of a picture, or it is in a folder whose images a run reads as its dataset.
+        UserError: it is in a folder whose images a run reads as its dataset.
     """
-    from dmlkit.datasets.files.image import EXTENSIONS
     from dmlkit.files.outputs import check_outside_data
-    from dmlkit.files.pictures import check_picture
+    from dmlkit.files.source import EXTENSIONS
     from dmlkit.run_folder.folder import RunFolder
 
     if output is None:
         return
-    check_picture(output)
     if output.suffix.lower() in EXTENSIONS:
         check_outside_data(output, [RunFolder(run).recipe().dataset.data_root for run in runs])
 

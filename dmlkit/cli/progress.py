@@ -104,8 +104,9 @@ class TrainingProgress:
             self.has_waited = self.has_waited or row.waiting >= WAITING
             return
         line = f"epoch {row.epoch}/{self.epochs}  loss {row.loss:.4f}  {row.images_per_second:,.0f} images/s"
-        line += f" ({waiting})" if row.waiting >= WAITING else ""
         say(self.console, f"{line}  validation {format_metrics(row.validation)}" if row.validation else line)
+        if row.waiting >= WAITING:
+            say(self.console, f"  ({waiting})")
 
     @contextmanager
     def images(self, what: str, total: int) -> Generator[Advance]:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import RESEARCH, Device, Json, RecipePath, Set, examples, with_common_options
+from dmlkit.cli.options import RESEARCH, Device, Json, RecipePath, Set, Writes, examples, with_common_options
+from dmlkit.files.outputs import check_folder
 
 if TYPE_CHECKING:
     from dmlkit.study.record import ProtocolName
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 Output = Annotated[
     Path,
+    Writes(check_folder),
     typer.Option(
         "--output", "-o", metavar="FOLDER", help="Folder to write; finished runs in it are kept.", show_default=False
     ),

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, ModelDevice, QueryPath, QueryRun, SourcePath, examples, with_common_options
+from dmlkit.cli.options import USE, ModelDevice, QueryPath, QueryRun, SourcePath, Writes, examples, with_common_options
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import kind_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def review(
     images: QueryPath,
     output: Annotated[
         Path,
+        Writes(check_folder, "review.json", "a review"),
         typer.Option(
             "--output", "-o", metavar="FOLDER", help="Folder of the review; a new one begins.", show_default=False
         ),

@@ -11,6 +11,7 @@ from dmlkit.cli.options import (
     BoxConfidence,
     BoxMargin,
     BoxSource,
+    Html,
     Json,
     ModelDevice,
     QueryPath,
@@ -18,11 +19,14 @@ from dmlkit.cli.options import (
     RerankMethod,
     SourcePath,
     WithRun,
+    Writes,
     boxes_of,
     examples,
     rerank_of,
     with_common_options,
 )
+from dmlkit.files.outputs import NEIGHBOR_COLUMNS, check_table
+from dmlkit.files.source import kind_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,34 +60,29 @@ def search(
     run: QueryRun = None,
     second: WithRun = None,
     csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all neighbors to this CSV file.", show_default=False)
+        Path | None,
+        Writes(check_table, NEIGHBOR_COLUMNS),
+        typer.Option(metavar="FILE", help="Write all neighbors to this CSV file.", show_default=False),
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an HTML page with pictures.", show_default=False)
-    ] = None,
+    html: Html = None,
     manifold: ArrayManifold = None,
     json: Json = False,
     device: ModelDevice = "auto",
 ) -> None:
     """Find the nearest neighbors of images in a gallery, a run or other embeddings.
 
-    The search is exact, unless the gallery has an index.
+    In a run, the images of its test split are searched; to search others, run dmlkit embed first. The search is exact,
+    unless the gallery has an index.
     """
     from rich.console import Console
 
     from dmlkit.cli.console import fusion_line, say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.questions.answers import NEIGHBOR_COLUMNS, write_neighbors
-    from dmlkit.embedding.questions.page import check_page
+    from dmlkit.embedding.questions.answers import write_neighbors
     from dmlkit.embedding.questions.search import search as search_images
     from dmlkit.evaluation.fusion import fusion_of
-    from dmlkit.files.outputs import check_table
 
-    if csv is not None:
-        check_table(csv, NEIGHBOR_COLUMNS, option="--csv")
-    if html is not None:
-        check_page(html, option="--html")
     console = Console(stderr=json)
     fusion = fusion_of(source, second, device=device, bar=bars(console))
     answers = search_images(
@@ -112,10 +111,13 @@ def search(
 
 
 def print_notes(answers: "Answers", k: int, source: Path, console: "Console") -> None:
-    """Print how the neighbors were found, and what could not be."""
+    """Print what was searched, how the neighbors were found, and what could not be."""
     from dmlkit.cli.console import counted, say
     from dmlkit.embedding.questions.reranked import NOTE
 
+    if kind_of(source) == "run":
+        images = counted(len(answers.searched), "image", "images")
+        say(console, f"searched: {images} of the {answers.searched.source}; dmlkit embed adds others")
     if answers.reranked is not None:
         say(console, f"note: {NOTE}")
     if answers.index is not None:

@@ -1,14 +1,13 @@
 """``dmlkit start``: a first recipe for your photos."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dmlkit.cli.options import TRAIN, Debug, Device, checked, examples
-from dmlkit.files.source import require_path
+from dmlkit.files.source import require_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +28,7 @@ def start(
         typer.Argument(
             metavar="ROOT|TABLE",
             help="Folder with one subfolder per class, or table of images and labels.",
-            callback=checked(partial(require_path, expected="a folder with one subfolder per class, or a table")),
+            callback=checked(require_dataset),
             show_default=False,
         ),
     ],
@@ -47,22 +46,24 @@ def start(
     debug: Debug = False,
 ) -> None:
     """Inspect your photos and write a first recipe for them, with a comment on each choice."""
+    from dmlkit.files.outputs import check_file
+    from dmlkit.recipe.start import Photos, is_starting_recipe, starting_recipe
+
+    output = output or Path(f"{photos.resolve().stem}.yaml")
+    check_file(output, is_starting_recipe, sources=[photos], option="--output")
+
     from rich.console import Console
 
     from dmlkit.backbones.pretrained.timm_models import choose
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import say, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import resolve_device
     from dmlkit.errors import UserError
     from dmlkit.files.atomic import atomic_write
-    from dmlkit.files.outputs import check_output
     from dmlkit.loading.survey import dataset_at, survey
     from dmlkit.recipe.file import parse_recipe
-    from dmlkit.recipe.start import Photos, is_starting_recipe, starting_recipe
     from dmlkit.training.estimate import estimate_training
 
-    output = output or Path(f"{photos.resolve().stem}.yaml")
-    check_output(output, is_starting_recipe, sources=[photos])
     console, config = Console(), dataset_at(photos)
     found = survey(config, bars(console))
     print_survey(found, str(photos), console)
@@ -82,7 +83,7 @@ def start(
         written.write_text(starting_recipe(setting), encoding="utf-8")
     say(console, f"wrote {output}: {recipe.training.epochs} epochs")
     say(console, f"{backbone.title}, {'all weights trained' if gpu else 'frozen, with a trained head'}")
-    say(console, estimated)
+    say_prose(console, estimated)
     say(console, f"next: dmlkit train {output} -o runs/{output.stem}")
     say(console, f"then: dmlkit final runs/{output.stem}, to train on every class")
 
@@ -91,8 +92,13 @@ def print_survey(found: "Survey", title: str, console: "Console") -> None:
     """Print one row per split, the sizes of classes and images, what is not trained on, and what is not used."""
     from dmlkit.cli.console import counted, print_table, say
 
+    images, classes = {**found.images}, {**found.classes}
+    if "validation" in found.held_out and not found.names_validation:  # cut from the training classes
+        images |= {"train": found.trained, "validation": found.images["train"] - found.trained}
+        held_out = len(found.held_out["validation"])
+        classes |= {"train": found.classes["train"] - held_out, "validation": held_out}
     rows = [["split", "images", "classes"]]
-    rows += [[split, f"{count:,}", f"{found.classes[split]:,}"] for split, count in found.images.items() if count]
+    rows += [[split, f"{count:,}", f"{classes[split]:,}"] for split, count in images.items() if count]
     print_table(rows, console, title)
     smallest, median, largest = found.per_class
     say(console, f"images per training class: {smallest} to {largest}, median {median:g}")

@@ -1,5 +1,6 @@
 """``dmlkit study`` and ``dmlkit report``."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,12 +13,14 @@ from dmlkit.cli.options import (
     DryRun,
     Plugins,
     Set,
+    Writes,
     checked,
     each,
     examples,
     with_common_options,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import check_folder, check_output
 from dmlkit.files.source import require_study, require_study_file
 
 if TYPE_CHECKING:
@@ -85,6 +88,9 @@ def study(
 
     If it is interrupted, the same command resumes.
     """
+    output = output or Path("runs") / "study" / study.stem
+    check_folder(output, option="--output")
+
     import shlex
     from math import inf
 
@@ -98,7 +104,7 @@ def study(
     from dmlkit.study.duration import parse_duration
     from dmlkit.study.runs.run_study import BudgetUsedError, run_study
 
-    console, output = Console(), output or Path("runs") / "study" / study.stem
+    console = Console()
     seconds = inf if budget is None else parse_duration(budget, "--budget")
     read = read_study(study, overrides or [])
     if dry_run:
@@ -197,6 +203,20 @@ def describe(study: "Study", output: Path, console: "Console") -> None:
     say(console, "dry run: nothing was trained or written")
 
 
+def check_report(path: Path, *, sources: Iterable[Path] = (), option: str) -> None:
+    """Raise an error unless a report may be written; what is in an existing file is checked with the studies.
+
+    Raises:
+        UserError: its name does not end in .md or .tex, or it is a folder, or was not written by dmlkit.
+    """
+    if path.suffix not in (".md", ".tex"):
+        raise UserError(
+            f"{option} {path}: expected a name that ends in .md, for a page with plots in a folder of its name, or in "
+            ".tex, for LaTeX tables"
+        )
+    check_output(path, lambda file: b"Written by: dmlkit report" in file.read_bytes(), sources=sources, option=option)
+
+
 @app.command(
     rich_help_panel=RESEARCH,
     epilog=examples(
@@ -217,6 +237,7 @@ def report(
     ],
     output: Annotated[
         Path,
+        Writes(check_report),
         typer.Option(
             "--output",
             "-o",

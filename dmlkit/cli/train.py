@@ -51,8 +51,8 @@ def train(
 
     check_recipe(recipe, overrides or [])
     folder = output or Path("runs") / recipe.stem
-    if not (resume or overwrite or dry_run):
-        RunFolder(folder).check_free()  # before torch is imported
+    if not dry_run:
+        RunFolder(folder).check_startable(resume=resume, overwrite=overwrite)
 
     from rich.console import Console
 
@@ -79,7 +79,7 @@ def train_and_print(
     """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`."""
     from rich.console import Console
 
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import say, say_prose
     from dmlkit.cli.progress import format_metrics, training_progress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
@@ -105,11 +105,11 @@ def train_and_print(
             say(console, f"{name} (epoch {checkpoint.epoch})  test {format_metrics(checkpoint.test)}")
     if not summary.last.test:
         figures = f"; {summary.basis.line()}" if summary.basis else ""
-        say(console, f"trained on every class, so it has no test metrics of its own{figures}")
+        say_prose(console, f"trained on every class, so it has no test metrics of its own{figures}")
     if summary.untouched and summary.chosen.test:
         figure = summary.chosen.test[recipe.training.select_by]
         say(console, f"pretrained baseline  test {format_metrics(summary.untouched.test)}")
-        say(console, summary_gain(figure, summary.untouched, recipe.training.select_by))
+        say_prose(console, summary_gain(figure, summary.untouched, recipe.training.select_by))
     if cost := cost_of(summary):
         say(console, cost)
     if summary.skipped_images:

@@ -5,8 +5,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Json, ModelDevice, RunPath, WithRun, examples, with_common_options
+from dmlkit.cli.options import (
+    USE,
+    Checkpoint,
+    Json,
+    ModelDevice,
+    RunPath,
+    WithRun,
+    Writes,
+    examples,
+    existing,
+    with_common_options,
+)
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import PAIR_COLUMNS, check_table
 from dmlkit.files.source import require_image, require_path
 
 if TYPE_CHECKING:
@@ -42,6 +54,7 @@ def verify(
         typer.Option(
             metavar="FOLDER",
             help="Folder of the paths in --pairs. Default: the folder of that file.",
+            callback=existing("the folder of the images"),
             show_default=False,
         ),
     ] = None,
@@ -54,7 +67,9 @@ def verify(
         ),
     ] = 0.5,
     csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write all pairs to this CSV file.", show_default=False)
+        Path | None,
+        Writes(check_table, PAIR_COLUMNS),
+        typer.Option("--csv", metavar="FILE", help="Write all pairs to this CSV file.", show_default=False),
     ] = None,
     checkpoint: Checkpoint = None,
     second: WithRun = None,
@@ -65,20 +80,20 @@ def verify(
     names = images or []
     check_given(names, pairs, root)
 
+    from dmlkit.run_folder.folder import RunFolder
+
+    if not RunFolder(run).threshold_path.exists():
+        raise UserError(f"{run}: no threshold; choose one with dmlkit calibrate {run}")
+
     from rich.console import Console
 
     from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.fusion import fusion_of
-    from dmlkit.evaluation.verification import COLUMNS, ImagePair, read_pairs
+    from dmlkit.evaluation.verification import ImagePair, read_pairs
     from dmlkit.evaluation.verification import verify as verify_pairs
-    from dmlkit.files.outputs import check_table
 
-    if csv is not None:
-        check_table(csv, COLUMNS, sources=[*names, *([pairs] if pairs else [])], option="--csv")
-        if not csv.parent.is_dir():
-            raise UserError(f"--csv {csv}: the folder {csv.parent} does not exist; create it first")
     wanted = read_pairs(pairs, root) if pairs else [ImagePair(str(names[0]), str(names[1]))]
     fabric = start_ranks(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import LOOK, Checkpoint, Device, Json, RunPath, checked, examples, with_common_options
+from dmlkit.cli.options import LOOK, Checkpoint, Device, Json, RunPath, Writes, checked, examples, with_common_options
+from dmlkit.files.pictures import check_picture
 from dmlkit.files.source import require_image
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def why(
     ],
     output: Annotated[
         Path | None,
+        Writes(check_picture),
         typer.Option("--output", "-o", metavar="FILE", help="Picture to draw: .png, .svg or .pdf.", show_default=False),
     ] = None,
     top: Annotated[
@@ -45,10 +47,7 @@ def why(
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.embedding.questions.why import explain
     from dmlkit.evaluation.plots.why import plot_explanation
-    from dmlkit.files.pictures import check_picture
 
-    if output is not None:
-        check_picture(output)
     console = Console(stderr=json)
     found, images = explain(run, a, b, checkpoint=checkpoint, fabric=start_ranks(device))
     if output is not None:

@@ -8,10 +8,10 @@ from typing import Literal
 from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.image import EXTENSIONS
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
 from dmlkit.errors import OptionError, UserError
+from dmlkit.files.source import EXTENSIONS, NO_CLASSES
 
 
 class FolderConfig(DatasetConfig, frozen=True):
@@ -101,9 +101,7 @@ def class_listing(
         more = f" ({len(rows.faults) - 1} more folders are wrong)" if len(rows.faults) > 1 else ""
         raise OptionError("dataset.levels", f"{rows.faults[0]}{more}")
     if not classes:
-        raise OptionError(
-            "dataset.root", f"{root}: no class folders; expected at least one for training and one for testing"
-        )
+        raise OptionError("dataset.root", f"{root}: {NO_CLASSES}")
     labels: dict[str, int] = {}
     few = 0
     for folder, split in classes:

@@ -127,10 +127,11 @@ class TableRows:
         if len(suspects) == 0:
             return names
         safe = [inside(self.root, names[row].as_py()) for row in suspects.tolist()]
-        for row, name in zip(suspects.tolist(), safe, strict=True):
-            if name is None:
-                self.faults.append(leaves_root(self._where(row), names[row].as_py(), self.root))
-                self.keep[row] = False
+        outside = [row for row, name in zip(suspects.tolist(), safe, strict=True) if name is None]
+        if outside:  # often all rows, by the same mistake: a line for the first one
+            more = f"; so do {len(outside) - 1} more rows" if len(outside) > 1 else ""
+            self.faults.append(leaves_root(self._where(outside[0]), names[outside[0]].as_py(), self.root) + more)
+            self.keep[outside] = False
         mask = np.zeros(len(names), dtype=bool)
         mask[suspects] = True
         return compute.replace_with_mask(names, pa.array(mask), pa.array(safe, pa.string()))

@@ -28,7 +28,8 @@ from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import read_array
 from dmlkit.files.document import Document, differences
-from dmlkit.loading.cache import sha256, stamp
+from dmlkit.loading.cache import sha256
+from dmlkit.loading.file_hash import are_same_files, hash_files
 from dmlkit.loading.inputs import Draw, Inputs, Item, TransformedImages
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.model import EmbeddingModel, backbone_alone
@@ -135,8 +136,8 @@ class FeatureDescription(Document, frozen=True, strict=True):
     """``features.json``: what cached features depend on, written before the first one is computed."""
 
     kind: ClassVar[str] = "description of cached features"
-    version: ClassVar[int] = 3  # 1 knew neither software nor device, 2 no engine
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: ()}
+    version: ClassVar[int] = 4  # 1 knew neither software nor device, 2 no engine, 3 no contents
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: ()}
 
     weights: str
     """Hash of the backbone's weights."""
@@ -151,7 +152,9 @@ class FeatureDescription(Document, frozen=True, strict=True):
     names: str
     """Hash of their names."""
     files: str
-    """Hash of the sizes and modification times of their files."""
+    """Hash of the sizes and modification times of their files, see `hash_files`."""
+    contents: str | None = None
+    """Hash of the contents of their files; null until the features are complete."""
     engine: str = "torch"
     """What computed them, see `NoTuningConfig`."""
     software: dict[str, str] | None = None
@@ -209,7 +212,7 @@ def cached_features(
     trained, engine = frozen_backbone(recipe, model, fabric.device), _engine(recipe, split)
     description, is_whole = _description(dataset, trained, engine, views), False
     if fabric.is_global_zero:
-        description, is_whole = _begin(folder, description)
+        description, is_whole = _begin(folder, description, dataset)
     if not fabric.broadcast(is_whole):
         job = FeatureJob(
             Views(dataset, views) if views else dataset,
@@ -231,7 +234,9 @@ def cached_features(
         while not job.parts.is_finished():  # a barrier would give up after 30 minutes, which others may need
             sleep(0.5)
         if fabric.is_global_zero:
-            whole = description.model_copy(update={"sha256": sha256(folder / FEATURES)})
+            known = description.files == hash_files(dataset)  # none of them has changed in the meantime
+            update = {"contents": hash_files(dataset, contents=True) if known else None}
+            whole = description.model_copy(update={**update, "sha256": sha256(folder / FEATURES)})
             whole.write(folder / DESCRIPTION)
     vectors = VectorFile(folder)
     expected = (len(dataset) * max(views, 1), model.backbone.num_features)
@@ -288,7 +293,7 @@ def stored_features(
             stored = FeatureDescription.read(folder / DESCRIPTION)
             alone = frozen_backbone(trained.recipe, trained.model, trained.device)
             ours = _description(dataset, alone, "torch", 0).model_copy(update={"sha256": stored.sha256})
-            is_same = stored == ours and sha256(folder / FEATURES) == stored.sha256
+            is_same = stored == _with_files_of(stored, ours, dataset) and sha256(folder / FEATURES) == stored.sha256
     return CachedFeatures(dataset, VectorFile(folder)) if fabric.broadcast(is_same) else None
 
 
@@ -304,10 +309,9 @@ def is_complete(folder: Path) -> bool:
 
 def _description(dataset: Dataset, trained: TrainedModel, engine: str, views: int) -> FeatureDescription:
     recipe = trained.recipe
-    names, files = hashlib.sha256(), hashlib.sha256()
+    names = hashlib.sha256()
     for index in range(len(dataset)):
         names.update(dataset.key(index).encode() + b"\0")
-        files.update(f"{stamp(dataset.paths[index])}\0".encode())
     options = recipe.dataset.model_dump(mode="json")
     if recipe.dataset.split == "reality_check":
         del options["fold"]
@@ -318,14 +322,21 @@ def _description(dataset: Dataset, trained: TrainedModel, engine: str, views: in
         dataset=options,
         images=len(dataset),
         names=names.hexdigest(),
-        files=files.hexdigest(),
+        files=hash_files(dataset) or "",
         engine=engine,
         software=software_of(recipe),
         device=trained.device.type,
     )
 
 
-def _begin(folder: Path, description: FeatureDescription) -> tuple[FeatureDescription, bool]:
+def _with_files_of(stored: FeatureDescription, description: FeatureDescription, dataset: Dataset) -> FeatureDescription:
+    """Return a description with the hashes of the files of a stored one, if the files have the same contents."""
+    if not are_same_files(dataset, stored.files, stored.contents):
+        return description
+    return description.model_copy(update={"files": stored.files, "contents": stored.contents})
+
+
+def _begin(folder: Path, description: FeatureDescription, dataset: Dataset) -> tuple[FeatureDescription, bool]:
     """Record what features depend on before the first one is computed, or compare it with the record.
 
     Returns:
@@ -344,6 +355,7 @@ def _begin(folder: Path, description: FeatureDescription) -> tuple[FeatureDescri
         description.write(path)
         return description, False
     started = FeatureDescription.read(path)
+    description = _with_files_of(started, description, dataset)
     changes = list(differences("", _shown(started), _shown(description)))
     if changes:
         raise UserError(
@@ -364,7 +376,7 @@ def _begin(folder: Path, description: FeatureDescription) -> tuple[FeatureDescri
 def _shown(description: FeatureDescription) -> dict[str, Any]:
     """Return what the features of a training depend on, for a message, with hashes cut to 8 characters."""
     hashes = {key: f"hash {getattr(description, key)[:8]}" for key in ("weights", "names", "files")}
-    return {**description.plain(), **hashes, "sha256": None, "software": None, "device": None}
+    return {**description.plain(), **hashes, "contents": None, "sha256": None, "software": None, "device": None}
 
 
 def software_of(recipe: Recipe) -> dict[str, str]:

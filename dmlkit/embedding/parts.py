@@ -16,14 +16,13 @@ from torch import Tensor
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, is_partial, json_text, write_text
 from dmlkit.files.document import differences
+from dmlkit.files.outputs import COMPLETE_PARTS, check_no_embeddings
 from dmlkit.files.regular import check_regular
 from dmlkit.loading.inputs import Draw
 
 BATCH_IMAGES = 128
 PART_IMAGES = 64 * BATCH_IMAGES  # at most: 17 MB at 512 dimensions, and what a kill can cost
 PARTS = 64  # at least, where there are batches for so many: short lists keep 8 GPUs evenly busy too
-COMPLETE = "part-*.safetensors"
-FILES = ("embeddings.npy", "items.parquet")  # written before the manifest
 
 
 class Part(NamedTuple):
@@ -80,12 +79,7 @@ class PartFolder:
         """
         if self.is_finished():
             self.leave()
-            raise UserError(
-                f"{self.output}: this folder already holds embeddings; choose another --output or remove it"
-            )
-        taken = [path for path in (*map(self.output.joinpath, FILES), *self.path.glob(COMPLETE)) if path.exists()]
-        if taken and not self.job_path.exists():
-            raise UserError(f"{taken[0]}: dmlkit embed did not write this file; choose another --output or remove it")
+        check_no_embeddings(self.output)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self.job_path.exists():
@@ -176,13 +170,13 @@ class PartFolder:
 
     def leave(self) -> None:
         """Remove what nobody resumes: the parts of finished embeddings, or a job without a complete part."""
-        if not self.job_path.exists() or not (self.is_finished() or not any(self.path.glob(COMPLETE))):
+        if not self.job_path.exists() or not (self.is_finished() or not any(self.output.glob(COMPLETE_PARTS))):
             return
         self.discard()
 
     def discard(self) -> None:
         """Remove the job and its parts."""
-        for path in (*self.path.glob(COMPLETE), *filter(is_partial, self.path.glob(".*"))):
+        for path in (*self.output.glob(COMPLETE_PARTS), *filter(is_partial, self.path.glob(".*"))):
             path.unlink(missing_ok=True)
         self.job_path.unlink(missing_ok=True)  # last: without it the folder may be somebody else's
         with suppress(OSError):

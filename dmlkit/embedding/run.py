@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes
@@ -132,13 +132,8 @@ def _short(trained: TrainedModel, dims: int, engine: Engine) -> TrainedModel:
 def output_of(
     run: RunFolder, images: Path | None, split: Split | None, checkpoint: CheckpointName, dims: int | None = None
 ) -> Path:
-    """Return the folder of a run into which images, or a split, are embedded by default.
-
-    Images in a folder with the name of a split do not get the folder of the split, nor do shortened embeddings.
-    """
-    name = "" if images is None else images.resolve().name
-    place = run.embeddings / (f"{name}-images" if name in get_args(Split) else name)
-    place = run.embeddings_of(str(split), checkpoint) if images is None else place
+    """Return the folder of a run into which images, or a split, are embedded by default; another if shortened."""
+    place = run.embeddings_of(str(split), checkpoint) if images is None else run.embeddings_of_images(images)
     return place if dims is None else place.with_name(f"{place.name}-{dims}")
 
 

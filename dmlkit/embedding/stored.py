@@ -22,13 +22,14 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.in_memory import Embeddings, Known, embed_images, fused
 from dmlkit.embedding.job import EmbedJob
 from dmlkit.embedding.manifest import Description, Manifest, SplitRecord
-from dmlkit.embedding.parts import FILES, PART_IMAGES, Part
+from dmlkit.embedding.parts import PART_IMAGES, Part
 from dmlkit.embedding.points import all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.files.document import differences
 from dmlkit.files.lock import sole_writer
+from dmlkit.files.outputs import EMBEDDING_FILES
 from dmlkit.loading.cache import stamp
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.model import head_alone
@@ -213,7 +214,7 @@ class StoredSplit:
 
     def clear(self) -> None:
         """Remove the embeddings, if they can be removed."""
-        for name in ("manifest.json", *FILES):
+        for name in ("manifest.json", *EMBEDDING_FILES):
             with suppress(OSError):
                 (self.job.output / name).unlink(missing_ok=True)
 

@@ -91,7 +91,10 @@ def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
                 )
     except UserError as error:
         missing = f"{error}; the pretrained baseline is left out here, and train --resume computes it again"
-    if untouched and untouched.report.images != run.report.images:
+    if untouched and not run.report.has_files_of(untouched.report):
+        missing = f"{path}: photos have changed since it was trained, so its pretrained baseline is left out"
+        untouched = None
+    elif untouched and untouched.report.images != run.report.images:
         missing = f"{path}: its images have changed since training, so its pretrained baseline is left out"
         untouched = None
     notes += [missing] if missing else []

@@ -13,12 +13,14 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.manifest import Fusion
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, table_of
 from dmlkit.evaluation.result import CLASS, Evaluation, Rescoring, confusions
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
+from dmlkit.loading.file_hash import hash_files
 from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Stored
 from dmlkit.metrics.ranking.rerank import METHODS, Rerank
 from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note, holm, paired_differences
@@ -145,7 +147,9 @@ class Report(Document, frozen=True):
     """Result of ``dmlkit eval``."""
 
     kind: ClassVar[str] = "report of an evaluation"
-    version: ClassVar[int] = 3  # 1 had no question; 2 had intervals over queries, and no classes of the queries
+    # 1 had no question; 2 had intervals over queries, and no classes of the queries; 3 had no files
+    version: ClassVar[int] = 4
+    older: ClassVar[dict[int, tuple[str, ...]]] = {3: ()}
 
     source: str
     """Evaluated run, folder of embeddings, or array."""
@@ -172,6 +176,10 @@ class Report(Document, frozen=True):
     """How items with the same score were counted."""
     images: str
     """Hash of the queries: two models can be compared per query if their hashes are equal."""
+    files: str | None = None
+    """For a run, a hash of the sizes and times of the images' files; null for images in memory."""
+    contents: str | None = None
+    """Hash of the contents of these files: of the pretrained baseline, and of images that have other times than it."""
     epoch: int | None = None
     """For a run, the number of finished epochs of the checkpoint."""
     question: Question | None = None
@@ -230,6 +238,23 @@ class Report(Document, frozen=True):
             epoch=epoch,
             question=question,
         )
+
+    def with_files(self, dataset: Dataset, known: str | None = None) -> "Report":
+        """Return the report with the hashes of the images' files.
+
+        Args:
+            dataset: the images.
+            known: hash of the sizes and times of files; if they have others, their contents are read too.
+        """
+        files = hash_files(dataset)
+        contents = None if known in (None, files) else hash_files(dataset, contents=True)
+        return self.model_copy(update={"files": files, "contents": contents})
+
+    def has_files_of(self, other: "Report") -> bool:
+        """Return whether two reports are on the same files, by their times or contents; unknown ones count as same."""
+        if None in (self.files, other.files) or self.files == other.files:
+            return True
+        return self.contents is not None and self.contents == other.contents
 
     def with_column(
         self, evaluation: Evaluation, column: str, table: Path | None = None, run: Path | None = None

@@ -184,6 +184,8 @@ def evaluate_scope(
     if scope.dataset_root is None and recipe.dataset.split == "all":
         report = report.model_copy(update={"notes": (*report.notes, TRAINED_ON)})
     if fabric.is_global_zero:
+        baseline = run.untouched / f"{split}.json"
+        report = report.with_files(dataset, Report.read(baseline).files if Report.is_at(baseline) else None)
         store(report, evaluation, target)
     per_query = dict(evaluation.scores.per_query)
     classes = evaluation.labels

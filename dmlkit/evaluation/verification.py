@@ -24,7 +24,7 @@ from dmlkit.evaluation.calibration import choose_threshold
 from dmlkit.evaluation.pair_probability import check_prior, probability_at
 from dmlkit.files.document import Document
 from dmlkit.files.escape import excerpt
-from dmlkit.files.outputs import write_table
+from dmlkit.files.outputs import PAIR_COLUMNS, write_table
 from dmlkit.files.regular import read_text
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.reliability import Share
@@ -114,9 +114,6 @@ def _image(folder: Path, name: str, number: str) -> str:
     return str(folder / name / f"{name}_{int(number):04d}.jpg")
 
 
-COLUMNS = ("a", "b", "score", "threshold", "verdict", "known", "probability")
-
-
 class JudgedPair(BaseModel, frozen=True, extra="forbid"):
     """Two images and the verdict on them."""
 
@@ -182,7 +179,7 @@ class Verification(Document, frozen=True):
             known = "" if pair.known is None else answer(pair.known)
             score, probability = ("" if value is None else value for value in (pair.score, pair.probability))
             rows.append((pair.a, pair.b, score, self.threshold, pair.verdict, known, probability))
-        write_table(path, COLUMNS, rows)
+        write_table(path, PAIR_COLUMNS, rows)
 
 
 def answer(same: bool) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.gallery.manifest import lancedb
+from dmlkit.embedding.gallery.table import lancedb
 from dmlkit.export.store import Destination, rows_of, store_manifest
 
 MARK = b"dmlkit"  # key of the manifest in the schema's metadata

@@ -13,12 +13,29 @@ HEAD_BYTES = 4096
 GALLERY_MARK, RUN_MARKS = "gallery.json", ("recipe.yaml", "environment.json")  # files that identify a folder
 PLACES_OF_RUN = (("embeddings",), ("evaluations",), ("exports",), ("plots",))
 """Folders of a run into which commands may write."""
+EMBEDDING_FILES = ("embeddings.npy", "items.parquet")  # written before the manifest
+EMBEDDING_JOB, COMPLETE_PARTS = "parts/job.json", "parts/part-*.safetensors"  # of a computation that may be resumed
 PICTURES = {
     ".png": ("Software", b"Software\0dmlkit"),
     ".svg": ("Creator", b"<dc:title>dmlkit</dc:title>"),
     ".pdf": ("Creator", b"/Creator (dmlkit)"),
 }
 """By suffix, the metadata key that names the program that drew a picture, and the bytes of it in the file."""
+PAGE_MARK = '<meta name="generator" content="dmlkit">'
+BOX = ("x1", "y1", "x2", "y2")
+NEAREST = 3  # images listed per answer
+ANSWER_COLUMNS = (
+    *("path", "label", "guess", "probability", "score", "margin", "known", "images", *BOX),
+    *(f"{name}_{rank}" for rank in range(1, NEAREST + 1) for name in ("nearest", "label", "similarity")),
+)
+NEIGHBOR_COLUMNS = ("query", "rank", "similarity", "id", "label", "path", *BOX)
+"""The last ones are the box of the query, blank for a full image."""
+GROUP_COLUMNS = ("group", "path", "label", "least_similarity")
+MATCH_COLUMNS = ("path", "label", "other_path", "other_label", "similarity")
+CLUSTER_COLUMNS = ("cluster", "path", "label", "is_medoid")
+PAIR_COLUMNS = ("a", "b", "score", "threshold", "verdict", "known", "probability")
+CLASS_COLUMNS = b"class,queries"  # and metrics
+"""Columns of the CSV tables of identify, search, duplicates, cluster, verify and eval, by which they are recognized."""
 
 
 def check_output(
@@ -89,6 +106,11 @@ def head_of(path: Path) -> bytes:
         return file.read(HEAD_BYTES)
 
 
+def is_our_page(path: Path) -> bool:
+    """Return whether dmlkit wrote a page."""
+    return PAGE_MARK.encode() in head_of(path)
+
+
 def is_our_picture(path: Path) -> bool:
     """Return whether dmlkit drew a picture; see `picture_metadata`."""
     suffix = path.suffix.lower()
@@ -132,11 +154,90 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[obje
         writer.writerows([spreadsheet(str(cell)) for cell in row] for row in rows)
 
 
-def check_table(path: Path, columns: Sequence[str], *, sources: Iterable[Path] = (), option: str) -> None:
-    """Raise an error unless a CSV table of these columns may be written; see `check_output`.
+def check_file(path: Path, is_ours: Callable[[Path], bool], *, sources: Iterable[Path] = (), option: str) -> None:
+    """Raise an error unless a file may be written into a folder that exists; see `check_output`.
+
+    Raises:
+        UserError: see `check_output`; or there is no such folder.
+    """
+    check_output(path, is_ours, sources=sources, option=option)
+    if not path.parent.is_dir():
+        raise UserError(f"{option} {path}: the folder {path.parent} does not exist; create it first")
+
+
+def check_table(path: Path, *tables: Sequence[str], sources: Iterable[Path] = (), option: str) -> None:
+    """Raise an error unless a CSV table may be written, with the columns of one of ``tables``; see `check_file`.
 
     Raises:
         UserError: the file exists and is something else.
     """
-    header = ",".join(columns).encode()
-    check_output(path, lambda file: head_of(file).splitlines()[:1] == [header], sources=sources, option=option)
+    headers = [[",".join(columns).encode()] for columns in tables]
+    check_file(path, lambda file: head_of(file).splitlines()[:1] in headers, sources=sources, option=option)
+
+
+def check_class_table(path: Path, *, sources: Iterable[Path] = (), option: str) -> None:
+    """Raise an error unless a CSV table with a row per class may be written; its metrics are checked with the source.
+
+    Raises:
+        UserError: the file exists and is something else.
+    """
+    check_file(path, lambda file: head_of(file).startswith(CLASS_COLUMNS), sources=sources, option=option)
+
+
+def check_page(path: Path, *, sources: Iterable[Path] = (), option: str) -> None:
+    """Raise an error unless an HTML page may be written; see `check_file`.
+
+    Raises:
+        UserError: the file exists and is something else.
+    """
+    check_file(path, is_our_page, sources=sources, option=option)
+
+
+def check_folder(
+    path: Path, mark: str | None = None, what: str = "", *, sources: Iterable[Path] = (), option: str
+) -> None:
+    """Raise an error unless a folder may be written.
+
+    Args:
+        mark: name of a file of what dmlkit writes there; a folder without it must be new or empty. None: any folder.
+        what: what has this file, e.g. "a review".
+        sources: paths that the command reads; the folder must not be inside a folder of images among them.
+
+    Raises:
+        UserError: it is a file, has other files, or is inside a folder of data, a gallery or a run.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{option} {path}: this is a file; expected the name of a folder")
+    check_place(path, [source for source in sources if is_plain_folder(source)], option=option)
+    if mark is None or not path.is_dir() or (path / mark).exists():
+        return
+    if names := sorted(one.name for one in path.iterdir() if not one.name.startswith(".")):
+        raise UserError(f"{option} {path}: has {names[0]} but not {what}; choose another {option}")
+
+
+def check_new_embeddings(path: Path, *, sources: Iterable[Path] = (), option: str = "--output") -> None:
+    """Raise an error unless embeddings may be written to a folder, or their computation resumed.
+
+    Raises:
+        UserError: see `check_folder` and `check_no_embeddings`.
+    """
+    check_folder(path, sources=sources, option=option)
+    check_no_embeddings(path)
+
+
+def check_no_embeddings(path: Path) -> None:
+    """Raise an error for a folder with embeddings, or with files of their names that no computation left there.
+
+    Raises:
+        UserError: the folder has such files.
+    """
+    if (path / "manifest.json").exists():
+        raise UserError(f"{path}: this folder already holds embeddings; choose another --output or remove it")
+    taken = [name for name in (*map(path.joinpath, EMBEDDING_FILES), *path.glob(COMPLETE_PARTS)) if name.exists()]
+    if taken and not (path / EMBEDDING_JOB).exists():
+        raise UserError(f"{taken[0]}: dmlkit embed did not write this file; choose another --output or remove it")
+
+
+def is_plain_folder(path: Path) -> bool:
+    """Return whether a path is a folder that dmlkit did not write, such as one of images."""
+    return path.is_dir() and not any((path / name).exists() for name in (*RUN_MARKS, GALLERY_MARK, "manifest.json"))

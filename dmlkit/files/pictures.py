@@ -1,7 +1,7 @@
 """Pictures: one size and style, readable in a column of a paper, written atomically, and short names for their text."""
 
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#00
 DASHES = ("-", "--", "-.", ":")
 
 
-def check_picture(path: Path) -> None:
-    """Check that a picture may be written.
+def check_picture(path: Path, *, sources: Iterable[Path] = (), option: str = "--output") -> None:
+    """Check that a picture may be written; see `check_output`.
 
     Raises:
         UserError: the suffix is unknown, or the file exists and dmlkit did not write it.
@@ -42,7 +42,7 @@ def check_picture(path: Path) -> None:
     if path.suffix.lower() not in PICTURES:
         *others, last = PICTURES
         raise UserError(f"{path}: expected a file name that ends in {', '.join(others)} or {last}")
-    check_output(path, is_our_picture)
+    check_output(path, is_our_picture, sources=sources, option=option)
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 It imports no torch, so that the command line refuses a wrong path at once.
 """
 
-from collections.abc import Mapping, Sequence
+import csv
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
@@ -24,6 +26,10 @@ NAMES: dict[Kind, str] = {
 }
 MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
 LOCAL = "local"  # instead of a second run: the patches of the first one
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
+SHARD = ".tar"
+TABLE_COLUMNS = ["path", "label"]
+NO_CLASSES = "no class folders; expected at least one for training and one for testing"
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
 ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
@@ -115,9 +121,12 @@ def require_queries(path: Path) -> Kind:
     """Return what a path is: images to search with, or whatever `require_source` returns.
 
     Raises:
-        UserError: nothing is there.
+        UserError: nothing is there, or see `require_some_images`.
     """
-    return kind_of(path, f"an image, a folder of images, {EXPECTED}")
+    kind = kind_of(path, f"an image, a folder of images, {EXPECTED}")
+    if kind == "images":
+        require_some_images(path)
+    return kind
 
 
 def require_path(path: Path, expected: str) -> None:
@@ -137,23 +146,104 @@ def require_path(path: Path, expected: str) -> None:
     raise UserError(f"{path}: no such file or folder; {hint}")
 
 
-def require_images(path: Path) -> None:
-    """Check that there are images to embed, or a path of a file of vectors.
+def require_array(path: Path) -> None:
+    """Check that an array exists.
 
     Raises:
         UserError: nothing is there.
     """
-    if not path.suffix:
-        require_path(path, "an image, a folder of images, or a table")
+    require_path(path, "a NumPy array (.npy)")
+
+
+def require_images(path: Path) -> None:
+    """Check that there are images to embed, or a path of a file of vectors.
+
+    Raises:
+        UserError: nothing is there, or see `require_some_images`.
+    """
+    if not path.suffix or path.exists():
+        require_addable(path)
 
 
 def require_addable(path: Path) -> None:
     """Check that there are images to add to a gallery.
 
     Raises:
-        UserError: nothing is there.
+        UserError: nothing is there, or see `require_some_images`.
     """
     require_path(path, "an image, a folder of images, or a table")
+    if kind_of(path) == "images":
+        require_some_images(path)
+
+
+def require_some_images(path: Path) -> None:
+    """Check that a folder has images, or that a CSV table has a column of their paths.
+
+    Raises:
+        UserError: there are none.
+    """
+    if path.is_dir():
+        names = (Path(name) for _, _, names in os.walk(path, followlinks=True) for name in names)
+        if not any(name.suffix.lower() in (*EXTENSIONS, SHARD) and not name.name.startswith(".") for name in names):
+            raise UserError(f"{path}: no images found in this folder or below it")
+    else:
+        require_table(path)
+
+
+def require_table(path: Path) -> None:
+    """Check that there is a table, with a column of paths if it is a CSV file.
+
+    Raises:
+        UserError: there is none.
+    """
+    require_path(path, "a table (.csv or .parquet)")
+    if columns := columns_of(path):
+        require_column(path, columns, "path")
+
+
+def require_dataset(path: Path, expected: str = "a folder with one subfolder per class, or a table") -> None:
+    """Check that there are class folders, shards, or a table with paths and labels.
+
+    Raises:
+        UserError: there are none, or nothing is there.
+    """
+    require_path(path, expected)
+    if path.is_dir():
+        names = (one for one in path.iterdir() if not one.name.startswith("."))
+        if not any(one.is_dir() or one.suffix == SHARD for one in names):
+            raise UserError(f"dataset.root: {path}: {NO_CLASSES}")
+    elif faults := list(missing_columns(columns_of(path) or TABLE_COLUMNS)):
+        raise UserError("\n".join(f"dataset.file: {path} {fault}" for fault in faults))
+
+
+def columns_of(file: Path) -> list[str]:
+    """Return the columns of a CSV table, in its first line; none if it is no such table, or cannot be read."""
+    if file.suffix.lower() != ".csv" or not file.is_file():
+        return []
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            return next(csv.reader(lines), [])
+    except (OSError, UnicodeDecodeError, csv.Error):  # reported by the reader of the table
+        return []
+
+
+def require_column(file: Path, columns: Sequence[str], name: str) -> None:
+    """Check that a table has a column once.
+
+    Raises:
+        UserError: it does not; the message has the most similar column.
+    """
+    if columns.count(name) != 1:
+        near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(name, columns, n=1))
+        fault = "twice" if name in columns else f"not at all{near}; its columns: {', '.join(columns)}"
+        raise UserError(f"{file}: expected the column {name!r} once, got it {fault}")
+
+
+def missing_columns(columns: Sequence[str]) -> Iterator[str]:
+    """Yield an error for each column that a table of a dataset must have and does not have."""
+    for name in TABLE_COLUMNS:
+        if name not in columns:
+            yield f"has no column {name!r}; it has {', '.join(columns)}; rename the one with the {name}s"
 
 
 def require_image(path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.image import EXTENSIONS
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import samples_named
@@ -22,6 +21,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, is_partial
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.outputs import check_place, writing
+from dmlkit.files.source import EXTENSIONS
 from dmlkit.loading.cache import stamp
 
 

@@ -4,11 +4,15 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dmlkit.backbones.pretrained.timm_models import Pretrained
-from dmlkit.datasets.base import DatasetConfig
 from dmlkit.errors import UserError
+
+if TYPE_CHECKING:
+    from dmlkit.backbones.pretrained.timm_models import Pretrained
+    from dmlkit.datasets.base import DatasetConfig
 
 LEAST_VALIDATION = 10  # classes; with fewer the choice of a checkpoint is mostly chance
 LEAST_TRAINING = 4  # training classes of which some are held out: with 3, one would be left to train on
@@ -26,12 +30,12 @@ FEWEST_EPOCHS, MOST_EPOCHS = 20, 200
 class Photos:
     """The facts that determine a first recipe."""
 
-    dataset: DatasetConfig
+    dataset: "DatasetConfig"
     images: int  # in the training split
     classes: int  # in the training split
     trained: int  # images without those of classes held out for validation
     names_validation: bool  # whether the dataset has its own validation classes
-    backbone: Pretrained
+    backbone: "Pretrained"
     at_hand: bool  # whether its weights are on this machine
     gpu: bool
     engine: str = "torch"  # the fastest for features of training images
@@ -40,9 +44,10 @@ class Photos:
 
 def starting_recipe(setting: Photos) -> str:
     """Return the text of a recipe: YAML with comments, and a checksum in the first line."""
+    photos = f"{setting.trained:,} photos of {trained_classes(setting):,} classes"
     text = "\n".join(
         [
-            f"# A first recipe for {setting.images:,} training photos of {setting.classes:,} classes, {MARK}",
+            f"# A first recipe that trains on {photos}, {MARK}",
             *_dataset(setting),
             *_backbone(setting),
             "embedding_dim: 512",
@@ -104,6 +109,17 @@ def plan_steps(images: int, trained: int) -> tuple[int, int, int]:
     return batch, steps, min(MOST_EPOCHS, max(FEWEST_EPOCHS, -(-STEPS // steps)))
 
 
+def held_out_classes(setting: Photos) -> int:
+    """Return the number of training classes that are held out for validation."""
+    fraction = 0.0 if setting.names_validation else validation_fraction(setting.classes)
+    return max(2, ceil(setting.classes * fraction)) if fraction else 0
+
+
+def trained_classes(setting: Photos) -> int:
+    """Return the number of classes that are trained on."""
+    return setting.classes - held_out_classes(setting)
+
+
 def _dataset(setting: Photos) -> list[str]:
     dataset = setting.dataset
     place = {key: getattr(dataset, key) for key in ("root", "file") if getattr(dataset, key, None) is not None}
@@ -116,10 +132,9 @@ def _dataset(setting: Photos) -> list[str]:
             "checkpoint is used"
         )
     elif not setting.names_validation:
-        held_out = max(2, -(-setting.classes * fraction // 1))
         lines.append(
-            f"  validation_fraction: {fraction}   # {held_out:.0f} training classes choose the best checkpoint; "
-            "test classes are never used to choose anything"
+            f"  validation_fraction: {fraction}   # {held_out_classes(setting)} training classes choose the best "
+            "checkpoint; test classes are never used to choose anything"
         )
     return lines
 

@@ -16,6 +16,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial, write_text
 from dmlkit.files.document import differences
 from dmlkit.files.lock import LOCK, sole_writer
+from dmlkit.files.outputs import check_place
 from dmlkit.files.source import require_run
 from dmlkit.recipe.plugin import changed_plugins, open_plugins
 from dmlkit.run_folder.documents import Basis, Environment, EpochRow
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 CheckpointName = Literal["last", "best"]
 FREE = ("loggers", "workers")  # keys of training that change no weight and no metric
+SPLITS = ("train", "validation", "test", "all")
 WEIGHT_KEYS = ("seed", "backbone", "head", "embedding_dim", "manifold", "loss", "regularizers", "sampler", "optimizer")
 """Recipe keys that a run and its checkpoint must share; the dataset may have moved."""
 
@@ -71,6 +73,11 @@ class RunFolder:
         """Return the path of a checkpoint."""
         return self.checkpoints / f"{name}.pt"
 
+    def embeddings_of_images(self, images: Path) -> Path:
+        """Return the folder of the embeddings of other images; one with the name of a split does not get its folder."""
+        name = images.resolve().name
+        return self.embeddings / (f"{name}-images" if name in SPLITS else name)
+
     def embeddings_of(self, split: str, checkpoint: CheckpointName) -> Path:
         """Return the folder of the embeddings of a split; the last checkpoint has its own if there is a best one."""
         is_other = checkpoint == "last" and self.checkpoint_path("best").exists()
@@ -91,10 +98,7 @@ class RunFolder:
         Raises:
             UserError: another training is running in this folder, or the folder is not a run.
         """
-        if self.path.exists() and not (self.holds_run() or self.is_being_replaced() or self._was_half_created()):
-            raise UserError(
-                f"{self.path}: exists and is not a dmlkit run{self._environment_error()}; choose another --output"
-            )
+        self._check_ours()
         with sole_writer(self.path, what="a training"):
             take_over(self.path)
             discard_new(self.path)
@@ -102,6 +106,24 @@ class RunFolder:
                 yield
             finally:
                 discard_new(self.path)
+
+    def check_startable(self, *, resume: bool, overwrite: bool) -> None:
+        """Check that a training may start or continue in the folder, as far as that is known without the recipe.
+
+        Raises:
+            UserError: the folder is not a run, has a run that is neither continued nor replaced, or is inside another
+                run or a gallery.
+        """
+        check_place(self.path, [], is_run=True)
+        self._check_ours()
+        if not (resume or overwrite):
+            self.check_free()
+
+    def _check_ours(self) -> None:
+        if self.path.exists() and not (self.holds_run() or self.is_being_replaced() or self._was_half_created()):
+            raise UserError(
+                f"{self.path}: exists and is not a dmlkit run{self._environment_error()}; choose another --output"
+            )
 
     def _environment_error(self) -> str:
         """Return the error in an environment.json next to a recipe: the folder may be a damaged run."""
@@ -290,6 +312,22 @@ def _without_free_keys(recipe: dict[str, Any]) -> dict[str, Any]:
     return {**recipe, "training": training}
 
 
+def final_place(path: Path, output: Path | None) -> Path:
+    """Return the folder of the final run of a run: by default its own with ``-final`` at the end.
+
+    Raises:
+        UserError: it is the folder of the run itself.
+
+    Example:
+        >>> final_place(Path("runs/mine"), None).as_posix()
+        'runs/mine-final'
+    """
+    place = output or path.parent / f"{path.name or path.resolve().name}-final"
+    if place.resolve() == path.resolve():
+        raise UserError(f"--output {place}: is the run to train again on every class; expected another folder")
+    return place
+
+
 NEW = ".new"  # subfolder of the old run with the new run, until that has a checkpoint
 MOVING = ".moving"  # subfolder with the new run after the old run was removed, until all files are moved
 
@@ -300,7 +338,7 @@ RUN_FILES = (
     *(f"untouched/{split}.{suffix}" for split in ("validation", "test") for suffix in ("npz", "json")),
     *(
         f"features/{split}/{name}"
-        for split in ("train", "validation", "test", "all")
+        for split in SPLITS
         for name in ("features.json", "embeddings.npy", "items.parquet", "manifest.json")
     ),
     *("features/*/parts/*.safetensors", "features/*/parts/job.json"),
@@ -308,7 +346,7 @@ RUN_FILES = (
 )
 RUN_FOLDERS = (
     "untouched",
-    *(f"features/{split}" for split in ("train", "validation", "test", "all")),
+    *(f"features/{split}" for split in SPLITS),
     "features",
     "checkpoints",
 )
@@ -330,6 +368,7 @@ DERIVED_FILES = (
         "plots/*.png",
         "plots/*.svg",
     ),
+    "plots/*.html",
     *(f"embeddings/*/{name}" for name in EMBEDDING_FILES),
 )
 

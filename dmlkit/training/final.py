@@ -40,19 +40,3 @@ def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Bas
     }
     selected_by = summary.selected_by or recipe.training.select_by
     return recipe.model_copy(update=changes), Basis(run=str(path), selected_by=selected_by, checkpoint=summary.chosen)
-
-
-def final_place(path: Path, output: Path | None) -> Path:
-    """Return the folder of the final run: by default that of the run with ``-final`` at its end.
-
-    Raises:
-        UserError: it is the folder of the run itself.
-
-    Example:
-        >>> final_place(Path("runs/mine"), None).as_posix()
-        'runs/mine-final'
-    """
-    place = output or path.parent / f"{path.name or path.resolve().name}-final"
-    if place.resolve() == path.resolve():
-        raise UserError(f"--output {place}: is the run to train again on every class; expected another folder")
-    return place

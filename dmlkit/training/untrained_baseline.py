@@ -11,6 +11,7 @@ from dmlkit.backbones.identity import IdentityConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.features import CachedFeatures
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Question, Report, store, stored_answer
@@ -18,6 +19,7 @@ from dmlkit.evaluation.result import Evaluation
 from dmlkit.evaluation.run import OWN_TEST, Scope, with_scope
 from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
 from dmlkit.loading.cache import images_of_split
+from dmlkit.loading.file_hash import are_same_files
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.file import read_recipe
@@ -48,7 +50,9 @@ def score_untouched(
             continue
         path, question = run.untouched / f"{split}.json", untouched_question(model, recipe, split)
         started = run.checkpoint_path("last").exists()
-        stored = fabric.broadcast(stored_figures(path, question, started=started) if fabric.is_global_zero else None)
+        images = dataset.dataset if isinstance(dataset, CachedFeatures) else dataset
+        is_first = fabric.is_global_zero
+        stored = fabric.broadcast(stored_figures(path, question, images, started=started) if is_first else None)
         if stored is None:
             with progress.images(f"pretrained baseline, {split}", len(dataset)) as advance:
                 report, evaluation = evaluate_untouched(
@@ -60,20 +64,24 @@ def score_untouched(
                     source=f"{run.path}, untouched",
                     bar=lambda what, total: nullcontext(advance) if what == EMBEDDING else no_bar(what, total),
                 )
-            if fabric.is_global_zero:
+            if is_first:
+                report = report.with_files(images, known="")  # the contents too: other commands compare them
                 store(report, evaluation, path)
             stored = Figures(report, evaluation.scores.per_query, evaluation.labels)
         found[split] = stored
     return found
 
 
-def stored_figures(path: Path, question: Question, *, started: bool = False) -> Figures | None:
-    """Read the stored figures for the same question; a run that has started keeps those of its initial weights."""
+def stored_figures(path: Path, question: Question, dataset: Dataset, *, started: bool = False) -> Figures | None:
+    """Read the stored figures for the same question and images; a run that has started keeps its initial weights."""
     try:
         if started and path.exists():
             asked = Report.read(path).question
             question = question.model_copy(update={"weights": asked.weights if asked else question.weights})
-        return stored_answer(path, question)
+        found = stored_answer(path, question)
+        if found and not are_same_files(dataset, found.report.files, found.report.contents):
+            raise UserError(f"{path}: photos have changed since")
+        return found
     except UserError as error:
         logging.getLogger("dmlkit").warning(f"{error}; scored again")
         return None

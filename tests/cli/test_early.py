@@ -3,12 +3,17 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
+from dmlkit.cli.app import app
+from dmlkit.cli.options import Writes
+from dmlkit.run_folder.documents import Environment
 from tests.conftest import Result
 
 Cli = Callable[..., Result]
@@ -68,11 +73,125 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "wrong.yaml").write_text("dataset: {name: glyphs}\nloss: {name: triplet, margn: 0.2}\n")
     (tmp_path / "broken.yaml").write_text("dataset:\n\tname: glyphs\n")
     (tmp_path / "stopped" / "creating.json").write_text("")
+    for name in ("kept.csv", "kept.html", "kept.json", "kept.png", "photos/wren/1.jpg", "other/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("image,label\n")
+    for name in ("embedded", "trained", "gallery"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "embedded" / "manifest.json").write_text("{}")
+    (tmp_path / "trained" / "recipe.yaml").write_text("")
+    here = Environment(
+        python="3", platform="x", packages={"torch": "2"}, gpu=None, threads=1, command=("dmlkit", "train")
+    )
+    here.write(tmp_path / "trained" / "environment.json")
+    (tmp_path / "gallery" / "gallery.json").write_text("{}")
     (tmp_path / "study" / "study.json").write_text("")
     return tmp_path
 
 
+NOT_OURS = "this file exists already and was not written by this command; remove it, or choose another"
+NO_PATHS = "kept.csv: expected the column 'path' once, got it not at all; its columns: image, label"
+NO_CLASSES = "no class folders; expected at least one for training and one for testing"
+INSIDE = "this is inside photos, where every file is read as data; choose a path outside that folder"
+FOREIGN = "exists and is not a dmlkit run; choose another --output"
+USED = (
+    "trained: this folder already holds a run; continue it with --resume, replace it with --overwrite, or choose "
+    "another --output"
+)
+WRITTEN = [  # what is in the way of a path that a command writes
+    ("train glyphs/triplet -o trained", USED),
+    ("train glyphs/triplet -o other", f"other: {FOREIGN}"),
+    ("train glyphs/triplet -o kept.csv", f"kept.csv: {FOREIGN}"),
+    ("final run -o trained", USED),
+    ("final run -o other", f"other: {FOREIGN}"),
+    ("final run -o run", "--output run: is the run to train again on every class; expected another folder"),
+    (
+        "train glyphs/triplet -o gallery/x",
+        "--output gallery/x: this is inside a gallery ({place}/gallery); choose a path outside it",
+    ),
+    (
+        "embed run photos -o embedded",
+        "embedded: this folder already holds embeddings; choose another --output or remove it",
+    ),
+    ("embed run photos -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
+    ("embed run photos -o photos/x", f"--output photos/x: {INSIDE}"),
+    (
+        "gallery create run photos -o gallery",
+        "gallery: is a gallery already; add to it with dmlkit gallery add, or choose another --output",
+    ),
+    ("gallery create run photos -o other", "other: is not empty and no gallery; choose another --output"),
+    ("gallery create run photos -o photos/x", f"--output photos/x: {INSIDE}"),
+    ("identify gallery photos -o kept.csv", f"--output kept.csv: {NOT_OURS} --output"),
+    ("identify gallery photos -o kept.json", f"--output kept.json: {NOT_OURS} --output"),
+    ("identify gallery photos -o x.txt", "--output x.txt: expected a name that ends in .csv or .json"),
+    ("identify gallery photos --html kept.html", f"--html kept.html: {NOT_OURS} --html"),
+    ("search x.npy x.npy --csv kept.csv", f"--csv kept.csv: {NOT_OURS} --csv"),
+    ("search x.npy x.npy --csv empty", "--csv empty: this is a folder; expected the name of a file"),
+    ("search x.npy x.npy --csv no/x.csv", "--csv no/x.csv: the folder no does not exist; create it first"),
+    ("search x.npy x.npy --html x.npy", "--html x.npy: this command reads this file; choose another --html"),
+    ("verify run x.npy x.npy --csv kept.csv", f"--csv kept.csv: {NOT_OURS} --csv"),
+    ("duplicates x.npy --threshold 0.9 --csv kept.csv", f"--csv kept.csv: {NOT_OURS} --csv"),
+    ("duplicates x.npy --threshold 0.9 --html kept.html", f"--html kept.html: {NOT_OURS} --html"),
+    ("cluster x.npy --csv kept.csv", f"--csv kept.csv: {NOT_OURS} --csv"),
+    ("cluster x.npy --html kept.html", f"--html kept.html: {NOT_OURS} --html"),
+    ("eval x.npy --labels x.npy --per-class kept.csv", f"--per-class kept.csv: {NOT_OURS} --per-class"),
+    ("inspect x.npy -o kept.html", f"--output kept.html: {NOT_OURS} --output"),
+    ("why run x.npy x.npy -o kept.png", f"--output kept.png: {NOT_OURS} --output"),
+    ("why run x.npy x.npy -o x.txt", "x.txt: expected a file name that ends in .png, .svg or .pdf"),
+    ("plot pca run -o kept.png", f"--output kept.png: {NOT_OURS} --output"),
+    ("start photos -o kept.html", f"--output kept.html: {NOT_OURS} --output"),
+    ("review x.npy photos -o other", "--output other: has notes.txt but not a review; choose another --output"),
+    (
+        "data shards photos -o other",
+        "--output other: has notes.txt but not shards that dmlkit wrote; choose another --output",
+    ),
+    ("data cache glyphs/triplet -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
+    (
+        "protocol official glyphs/triplet -o kept.csv",
+        "--output kept.csv: this is a file; expected the name of a folder",
+    ),
+    ("study wrong.yaml -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
+    (
+        "report study -o x.txt",
+        "--output x.txt: expected a name that ends in .md, for a page with plots in a folder of its name, or in .tex, "
+        "for LaTeX tables",
+    ),
+]
+READ = [  # what is missing inside a path that a command reads
+    ("identify gallery empty", "empty: no images found in this folder or below it"),
+    ("identify gallery kept.csv", NO_PATHS),
+    ("embed run empty", "empty: no images found in this folder or below it"),
+    ("embed run kept.csv", NO_PATHS),
+    ("search x.npy empty", "empty: no images found in this folder or below it"),
+    ("gallery create run empty -o new", "empty: no images found in this folder or below it"),
+    ("gallery add gallery kept.csv", NO_PATHS),
+    ("gallery check gallery empty", "empty: no images found in this folder or below it"),
+    ("review x.npy empty -o new", "empty: no images found in this folder or below it"),
+    ("calibrate gallery --strangers empty", "empty: no images found in this folder or below it"),
+    ("eval run --dataset-root empty", f"dataset.root: empty: {NO_CLASSES}"),
+    ("eval run --by camera --table kept.csv", NO_PATHS),
+    ("start empty", f"dataset.root: empty: {NO_CLASSES}"),
+    (
+        "start kept.csv",
+        "dataset.file: kept.csv has no column 'path'; it has image, label; rename the one with the paths",
+    ),
+    ("data check empty", f"dataset.root: empty: {NO_CLASSES}"),
+    ("eval x.npy --labels no.npy", "no.npy: no such file or folder; expected a NumPy array (.npy)"),
+    ("cluster x.npy --labels no.npy", "no.npy: no such file or folder; expected a NumPy array (.npy)"),
+    ("verify run --pairs kept.csv --root no", "no: no such file or folder; expected the folder of the images"),
+]
+REPEATED = [
+    ("eval run --with run --with run", "--with: given 2 times, but takes one value; give it once"),
+    ("plot pca run -o a.png --output b.png", "--output: given 2 times, but takes one value; give it once"),
+    (
+        "cluster x.npy",
+        "cluster: expected --clusters COUNT or --threshold SIMILARITY; --method hdbscan needs neither of them",
+    ),
+]
 MISTAKES = [
+    *REPEATED,
+    *WRITTEN,
+    *READ,
     ("eval none", f"none: {NO_SOURCE}"),
     ("eval half", f"half: {NO_RUN}"),
     ("embed none x", f"none: {NO_RUN}"),
@@ -172,8 +291,38 @@ def results(place: Path, catalogue: str) -> dict[str, Result]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "message"), MISTAKES)
-def test_a_mistake_is_refused_without_torch(results: dict[str, Result], words: str, message: str):
-    assert (results[words].code, results[words].err) == (2, f"error: {message}\n")
+def test_a_mistake_is_refused_without_torch(results: dict[str, Result], place: Path, words: str, message: str):
+    assert (results[words].code, results[words].err) == (2, f"error: {message.replace('{place}', str(place))}\n")
+
+
+def test_each_option_of_a_path_is_checked_early():
+    """A path that a command reads has a callback, one that it writes a mark; the others are checked in its body."""
+    commands = dict(leaves(get_command(app), ()))
+    later = {"train recipe", "check recipe", "data cache recipe", "protocol official recipe", "eval source"}
+    later |= {"protocol reality_check recipe", "data check target", "data shards target", "compare runs"}
+    later |= {"export source", "export output", "verify images", "verify pairs"}  # by checks of `dmlkit.files.source`
+    later |= {"start output", "study output", "train output", "final output"}  # whose default depends on others
+    later |= {"copy file", "list root", "gallery remove path", "serve images", "serve review"}  # no torch, or typer's
+    unchecked: set[str] = set()
+    for name, command in commands.items():
+        marked = {
+            key
+            for key, kind in (command.callback.__annotations__ if command.callback else {}).items()
+            if any(isinstance(one, Writes) for one in getattr(kind, "__metadata__", ()))
+        }
+        for one in command.params:
+            is_path = any(word in str(one.metavar) for word in ("FILE", "FOLDER", "PATH", "RUN", "SOURCE", "IMAGE"))
+            if is_path and not one.callback and one.name not in marked:
+                unchecked.add(f"{name} {one.name}")
+    assert unchecked <= later, unchecked - later
+
+
+def leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield each command with its words."""
+    if not hasattr(command, "commands"):
+        yield " ".join(words), command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from leaves(below, (*words, name))
 
 
 @pytest.mark.parametrize("words", ["embed none --help", "gallery info none --help", "plot epochs none --help"])

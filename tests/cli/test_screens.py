@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 
@@ -241,3 +242,40 @@ def test_a_terminal_wraps_between_words_and_a_file_keeps_the_line():
     command = f"next: dmlkit serve {'x' * 60} --review june --allow-writes"
     say(Console(file=(copied := StringIO()), width=80, force_terminal=True, color_system=None), command)
     assert copied.getvalue() == command + "\n"
+
+
+SCREENS = [
+    "start photos -o recipe.yaml",
+    "train recipe.yaml -o run",
+    "eval run",
+    "inspect run",
+    "calibrate run --far 0.5",
+    "gallery create run photos -o gallery",
+    "calibrate gallery --fpir 0.5",
+    "identify gallery photos",
+    "search run photos/00_a-kind-of-crow-with-a-long-name/0.png",
+    "duplicates run",
+    "cluster run --clusters 3",
+]
+
+
+@pytest.mark.slow
+def test_the_screens_of_the_first_hour_fit_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[..., Result]
+):
+    """No line is longer, and each name of a class, which has no space, is whole on one line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"{number:02}_a-kind-of-crow-with-a-long-name" for number in range(20)]
+    for number, name in enumerate(names):
+        for image in range(4):
+            trees.photo(Path("photos") / name / f"{image}.png", 10 * number + image)
+    quick = ["backbone.tuning.feature_views=0", "transform={name: plain, size: 32}", "training.epochs=2"]
+    for words in SCREENS:
+        more = [part for change in [*quick, "training.workers=0"] for part in ("--set", change)]
+        result = dmlkit(*words.split(), "--device", "cpu", *(more if words.startswith("train") else []))
+        assert result.code == 0, (words, result.err)
+        lines = result.out.splitlines()
+        assert [line for line in lines if len(line.rstrip()) > 80] == [], words
+        broken = [line for line in lines if "_a-kind" in line and not any(name in line for name in names)]
+        assert broken == [], words

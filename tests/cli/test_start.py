@@ -41,13 +41,13 @@ def birds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_an_untouched_recipe_is_written_again_also_where_the_photos_have_changed(dmlkit, birds: Path):
     assert dmlkit("start", birds, "--device", "cpu").code == 0
     first = Path("birds.yaml").read_text()
-    assert read_recipe(Path("birds.yaml")).dataset.name == "folder" and "6 training photos of 2 classes" in first
+    assert read_recipe(Path("birds.yaml")).dataset.name == "folder" and "trains on 6 photos of 2 classes" in first
     assert dmlkit("start", birds, "--device", "cpu").code == 0
     assert Path("birds.yaml").read_text() == first
     for label in range(4):
         trees.photo(birds / f"class_{label}" / "more.png", 20 + label)
     assert dmlkit("start", birds, "--device", "cpu").code == 0
-    assert "8 training photos of 2 classes" in Path("birds.yaml").read_text()
+    assert "trains on 8 photos of 2 classes" in Path("birds.yaml").read_text()
 
 
 def test_an_edited_recipe_is_refused_and_stays(dmlkit, birds: Path):
@@ -101,6 +101,27 @@ def test_fewer_than_four_classes_are_refused_before_a_recipe_is_written(
     result = dmlkit("start", "photos")
     assert result.code == 2 and result.err.count("\n") == 1 and not Path("photos.yaml").exists()
     assert f"photos: has {count} classes, 1 to train on, {count - 1} to test on; expected at least 2" in result.err
+
+
+def test_the_classes_that_validate_are_not_counted_as_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
+):
+    """Of 20 classes the first half is for training, of which 3 validate: 7 are trained on, with 3 photos each."""
+    monkeypatch.chdir(tmp_path)
+    classes_at(Path("photos"), [f"class_{number:02}" for number in range(20)])
+    result = dmlkit("start", "photos", "--device", "cpu")
+    rows = [line.strip("│ ").replace(" ", "").split("│") for line in result.out.splitlines() if line.startswith("│")]
+    assert rows == [["train", "21", "7"], ["validation", "9", "3"], ["test", "30", "10"]]
+    assert "trains on 21 photos of 7 classes" in Path("photos.yaml").read_text()
+
+
+def test_absolute_paths_of_a_table_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"/elsewhere/{number}.jpg,class{number % 4}" for number in range(12)]
+    Path("photos.csv").write_text("\n".join(["path,label", *rows]))
+    result = dmlkit("start", "photos.csv")
+    assert result.code == 2 and result.err.count("\n") == 1, result.err
+    assert "photos.csv:2: path '/elsewhere/0.jpg' leads out" in result.err and "so do 11 more rows" in result.err
 
 
 def test_the_screen_names_what_is_left_out_within_80_columns(

@@ -11,7 +11,8 @@ from PIL import Image, ImageOps
 
 from dmlkit.datasets.files import image
 from dmlkit.datasets.files.dataset import BadImageError, Box
-from dmlkit.datasets.files.image import EXTENSIONS, frames, read_image
+from dmlkit.datasets.files.image import frames, read_image
+from dmlkit.files.source import EXTENSIONS
 
 
 @pytest.fixture(params=["torchcodec", "Pillow"])

@@ -53,9 +53,8 @@ def own(family: type) -> int:
 def counts() -> dict[str, set[int]]:
     found = studies()
     claims = {name: one for name, one in found.items() if one.paper is None}
-    reduced = {name: one for name, one in claims.items() if name != "photos_full_claims"}  # those of the README
-    models = [{name: one.cost.models for name, one in some.items()} for some in (found, claims, reduced)]
-    total, of_claims, of_reduced = (sum(some.values()) for some in models)
+    models = [{name: one.cost.models for name, one in some.items()} for some in (found, claims)]
+    total, of_claims = (sum(some.values()) for some in models)
     compared = re.search(
         r"^\| variant \| separated map@r.*?\n\n", (ROOT / "docs/results.md").read_text("utf-8"), re.S | re.M
     )
@@ -71,12 +70,11 @@ def counts() -> dict[str, set[int]]:
         "studies": {len(found), len(claims), len(found) - len(claims)},
         "models": {
             of_claims,
-            of_reduced,
             total - of_claims,
             *models[0].values(),
             320,
         },  # 320: printed on docs/results.md
-        "statements": {sum(len(one.verdicts) for one in some.values()) // 2 for some in (claims, reduced)},
+        "statements": {sum(len(one.verdicts) for one in claims.values()) // 2},
     }
 
 
@@ -102,7 +100,7 @@ def test_the_number_of_losses_and_metrics_in_the_comparison_of_libraries():
 
 
 def test_the_readme_counts_the_verdicts_of_the_claims():
-    claims = {name: one for name, one in studies().items() if one.paper is None and name != "photos_full_claims"}
+    claims = {name: one for name, one in studies().items() if one.paper is None}
     row = next(line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if "claim by claim" in line)
     found = re.search(r"by R@1 (\d.*); by MAP@R (\d.*?disagree on (\d+))", row)
     assert found and int(found[3]) == len(disagreement_rows(claims)) - 1

@@ -87,7 +87,7 @@ def parameters_of(path: tuple[str, ...]) -> list[Parameter]:
     """The parameters of a command."""
     hints, found = get_type_hints(COMMANDS[path], include_extras=True), list[Parameter]()
     for name, parameter in inspect.signature(COMMANDS[path]).parameters.items():
-        kind, said = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name], None)
+        kind, *_, said = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name], None)
         declared = (getattr(said, "default", None), *(getattr(said, "param_decls", None) or ()))
         words = tuple(word for word in declared if isinstance(word, str) and word.startswith("-"))
         words = () if isinstance(said, ArgumentInfo) else words or (f"--{name.replace('_', '-')}",)
@@ -210,6 +210,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "inspect": (
         ("run -o new.html", "split device overrides=dataset.seed=3"),
+        ("run", ""),
         ("run/embeddings/test -o new.html", ""),
         ("x.npy -o new.html", "labels=y.npy manifold"),
     ),

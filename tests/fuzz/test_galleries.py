@@ -21,9 +21,10 @@ from hypothesis.stateful import (
 )
 
 from dmlkit.embedding.gallery.change import add_images, compact_gallery, remove_images, restore_version
-from dmlkit.embedding.gallery.folder import GalleryFolder, history
+from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN, LabelledImage
 from dmlkit.embedding.gallery.index import index_gallery
+from dmlkit.embedding.gallery.table import history
 from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.search import search
 from dmlkit.errors import UserError

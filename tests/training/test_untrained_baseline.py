@@ -22,11 +22,13 @@ from dmlkit.training.progress import Silent
 from dmlkit.training.summary import plot_curves, seconds_per_epoch
 from dmlkit.training.train import train
 from tests.conftest import TINY_RECIPE
+from tests.datasets import trees
 from tests.metrics import naive
 from tests.processes import command_line, start_ranks
 
 MODEL = "test_resnet"
 CPU = ("--device", "cpu", "--set", "training.workers=0")
+SCORED = "pretrained baseline, test: 9 images"
 NAMES = {"recall@1": ("recall", 1), "recall@2": ("recall", 2), "map@r": ("map@r", 0)}
 
 
@@ -218,6 +220,39 @@ def test_figures_of_other_images_are_left_out(dmlkit, recipe: Path, tmp_path: Pa
     assert "its images have changed since training" in shown and "after training" not in shown
 
 
+@pytest.mark.parametrize("engine", ["features", "live"])
+def test_figures_of_photos_that_changed_are_left_out_and_scored_again(
+    engine: str, dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: Path
+):
+    """Photos copied without their times have the same contents; one replaced under its name has not."""
+    monkeypatch.chdir(tmp_path)
+    for label in range(6):
+        for index in range(3):
+            trees.photo(Path("photos") / f"{label}" / f"{index}.png", 100 * label + index)
+    changes = ["dataset={name: folder, root: photos, validation_fraction: 0}", "sampler={name: random, batch_size: 8}"]
+    changes += ["transform={name: plain, size: 16}", "training.epochs=1", "training.workers=0"]
+    changes += ["backbone.tuning={name: none}"] if engine == "features" else []
+    words = ["train", recipe, "-o", "run", *CPU, *(word for change in changes for word in ("--set", change))]
+    assert dmlkit(*words).code == 0
+    seen = dmlkit("eval", "run", "--device", "cpu").out
+    assert "after training" in seen
+    for path in Path("photos").rglob("*.png"):
+        os.utime(path, ns=(1, 1))
+    again = dmlkit("eval", "run", "--device", "cpu")
+    assert next(line for line in again.out.splitlines() if "after training" in line) in seen
+    resumed = dmlkit(*words, "--resume")
+    assert resumed.code == 0 and SCORED not in resumed.out, resumed.out
+    trees.photo(Path("photos/4/1.png"), 999)
+    changed = dmlkit("eval", "run", "--device", "cpu").out
+    assert "photos have changed since it was trained" in changed and "after training" not in changed
+    resumed = dmlkit(*words, "--resume")
+    if engine == "live":
+        assert resumed.code == 0 and SCORED in resumed.out, resumed.err
+        assert "after training" in dmlkit("eval", "run", "--device", "cpu").out
+    else:  # the features of the frozen backbone are refused first
+        assert resumed.code == 2 and "contains features with other settings (files: was hash " in resumed.err
+
+
 def test_a_new_run_replaces_the_figures_of_an_old_one(dmlkit, recipe: Path, tiny_recipe: Path, tmp_path: Path):
     run = tmp_path / "run"
     assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
@@ -261,7 +296,7 @@ def test_mistakes_of_untrained_are_one_line(dmlkit, recipe: Path, weights: Path,
     cases: list[tuple[tuple[object, ...], str]] = [
         ((recipe, "--checkpoint", "best"), "--checkpoint does not apply to --untrained"),
         ((recipe, "--manifold", "sphere"), "--manifold does not apply to --untrained"),
-        (("--embeddings", "x.npy", "--labels", "y.npy"), "--embeddings does not apply to --untrained"),
+        (("--embeddings", recipe, "--labels", recipe), "--embeddings does not apply to --untrained"),
         ((), "needs a RECIPE or a RUN"),
         ((tmp_path / "none.yaml",), "none.yaml: no such file"),
         ((tmp_path / "cut.yaml",), "cut.yaml:1"),

@@ -9,11 +9,12 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from dmlkit.datasets.files.dataset import BadImageError, Box
-from dmlkit.datasets.files.image import EXTENSIONS, decoding, upright_size
+from dmlkit.datasets.files.image import decoding, upright_size
 from dmlkit.datasets.files.paths import inside, leaves_root, raise_faults
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import read_text
+from dmlkit.files.source import EXTENSIONS
 
 ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are written with few digits
 ANIMAL = "animal"  # the category of MegaDetector that is used, instead of persons and vehicles

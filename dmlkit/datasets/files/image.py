@@ -18,7 +18,6 @@ from dmlkit.datasets.files.samples import SIDE, ImageSamples
 from dmlkit.datasets.files.tar import content_in_shard
 from dmlkit.files.regular import check_regular
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 """Formats that Pillow may open; it would otherwise pass a PostScript file named .png to Ghostscript."""
 MAX_PIXELS = 80_000_000  # just below the 89 M at which Pillow warns of a decompression bomb

@@ -10,12 +10,12 @@ from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
-from dmlkit.datasets.files.image import EXTENSIONS
 from dmlkit.datasets.files.paths import readable_name
 from dmlkit.datasets.files.tar import BOX, TEXTS, arrow_table, plain_name
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import check_regular
+from dmlkit.files.source import EXTENSIONS
 
 LABELS = ("cls", "json")
 MAX_LABEL_BYTES = 1_000_000  # size of a .cls or .json; captions and boxes of an image take a few thousand bytes

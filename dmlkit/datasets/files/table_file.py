@@ -1,13 +1,14 @@
 """Reader of table files, with OML's names of columns."""
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import check_regular
+from dmlkit.files.source import missing_columns, require_column
 
 SYNONYMS = {
     "is_query": "query",
@@ -20,7 +21,6 @@ SYNONYMS = {
     "y_2": "y2",
 }
 """dmlkit's names of the columns of OML's tables."""
-BOX = ("x1", "y1", "x2", "y2")
 SIZED_BOX = ("x", "y", "width", "height")
 """Columns of a box by its left, its top and its size, used if all four are there."""
 LABEL = "label"
@@ -58,10 +58,7 @@ def read_images_table(file: Path, label: str | None) -> Any:
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
     for name in needed:
-        if columns.count(name) != 1:
-            near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(name, columns, n=1))
-            fault = "twice" if name in columns else f"not at all{near}; its columns: {', '.join(columns)}"
-            raise UserError(f"{file}: expected the column {name!r} once, got it {fault}")
+        require_column(file, columns, name)
     labels = table[label] if label else pa.array([""] * len(table))
     kept = [place for place, name in enumerate(columns) if SYNONYMS.get(name, name) in ("path", *BOX, *SIZED_BOX)]
     return known_columns(table.select(kept).append_column(LABEL, labels), str(file))
@@ -97,11 +94,7 @@ def known_columns(table: Any, where: str) -> Any:
         raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
     table = _with_box_sides(table, where)
     columns: list[str] = table.column_names
-    faults = [
-        f"has no column {name!r}; it has {', '.join(columns)}; rename the one with the {name}s"
-        for name in TEXTS[:2]
-        if name not in columns
-    ]
+    faults = list(missing_columns(columns))
     faults += [f"has column {name!r} twice" for name in (*TEXTS, *BOX) if columns.count(name) > 1]
     for together in (("query", "gallery"), BOX):
         given = [name for name in together if name in columns]

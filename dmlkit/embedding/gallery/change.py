@@ -17,29 +17,26 @@ from dmlkit.embedding.gallery.files import (
     TABLE,
     TABLE_FOLDER,
     check_files,
-    holds_gallery,
+    check_new_gallery,
     recorded_files,
 )
-from dmlkit.embedding.gallery.folder import GalleryFolder, is_any, open_table, present
+from dmlkit.embedding.gallery.folder import GalleryFolder, is_any, present
 from dmlkit.embedding.gallery.images import LabelledImage, images_of
 from dmlkit.embedding.gallery.incoming import Incoming, remove_interrupted
 from dmlkit.embedding.gallery.manifest import (
-    INCOMING,
     GalleryManifest,
     check_content,
     check_threshold,
     content_of,
     kept_state,
-    lancedb,
     read_gallery_manifest,
-    reading,
 )
+from dmlkit.embedding.gallery.table import lancedb, open_table, reading
 from dmlkit.embedding.points import load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import is_partial
-from dmlkit.files.lock import LOCK, sole_writer
+from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place, writing
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
@@ -229,7 +226,7 @@ def create_gallery(
         if images is None and given is not None:
             raise UserError(f"{option}: applies only to IMAGES; give images, or remove it")
     check_threshold(threshold)
-    _check_new(output)
+    check_new_gallery(output)
     check_place(output, [images, RunFolder(run).recipe().dataset.data_root])
     database = lancedb()
     incoming = Incoming.of([] if images is None else images_of(images, label, boxes))
@@ -248,7 +245,7 @@ def create_gallery(
         threshold_is_own=is_own,
     )
     with sole_writer(output, what="the creation of a gallery"):
-        _check_new(output)
+        check_new_gallery(output)
         _discard(output)  # of a creation that was stopped
         with writing(output):
             manifest.write(output / CREATING)
@@ -267,22 +264,6 @@ def create_gallery(
         remove_interrupted(output)  # of other images
     incoming.added = len(incoming.new)
     return incoming
-
-
-def _check_new(output: Path) -> None:
-    """Raise an error unless a folder is empty or has only the rest of an interrupted creation."""
-    if holds_gallery(output):
-        raise UserError(
-            f"{output}: is a gallery already; add to it with dmlkit gallery add, or choose another --output"
-        )
-    if not output.exists():
-        return
-    if not output.is_dir():
-        raise UserError(f"--output {output}: is a file; expected the name of a folder")
-    names = {entry.name for entry in output.iterdir() if not is_partial(entry)} - {LOCK}
-    names = {name for name in names if not name.startswith(INCOMING)}
-    if names and (CREATING not in names or names - {CREATING, TABLE_FOLDER}):
-        raise UserError(f"{output}: is not empty and no gallery; choose another --output")
 
 
 def _discard(output: Path) -> None:

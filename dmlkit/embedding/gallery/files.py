@@ -1,5 +1,6 @@
 """Files of a gallery, their checksums, and what its manifest says without the model: read without torch or LanceDB."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 from uuid import UUID
@@ -7,11 +8,15 @@ from uuid import UUID
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from dmlkit.errors import UserError
+from dmlkit.files.atomic import is_partial
 from dmlkit.files.document import Document
+from dmlkit.files.lock import LOCK
+from dmlkit.files.outputs import check_folder
 from dmlkit.files.regular import file_checksum
 
 MANIFEST, CREATING, IDENTIFICATION, TABLE = "gallery.json", "creating.json", "identification.json", "images"
 TABLE_FOLDER = f"{TABLE}.lance"
+INCOMING = "incoming-"  # start of the name of a folder with the embeddings of images that are not yet added
 IndexKind = Literal["ivf_pq", "ivf_hnsw_sq"]
 
 
@@ -43,9 +48,35 @@ class FileStamp(NamedTuple):
         return cls(found.st_size, found.st_mtime_ns)
 
 
+class Content(NamedTuple):
+    """Contents of a version of a gallery when it was written."""
+
+    images: int
+    checksum: int  # the sum of the checksums of all rows: their order may change
+
+
 def holds_gallery(path: Path) -> bool:
     """Return whether a folder is a gallery."""
     return (path / MANIFEST).exists()
+
+
+def check_new_gallery(output: Path, *, sources: Iterable[Path] = (), option: str = "--output") -> None:
+    """Raise an error unless a folder is new or empty, or has only the rest of an interrupted creation.
+
+    Raises:
+        UserError: it is a gallery or has other files, or see `check_folder`.
+    """
+    if holds_gallery(output):
+        raise UserError(
+            f"{output}: is a gallery already; add to it with dmlkit gallery add, or choose another --output"
+        )
+    check_folder(output, sources=sources, option=option)
+    if not output.exists():
+        return
+    names = {entry.name for entry in output.iterdir() if not is_partial(entry)} - {LOCK}
+    names = {name for name in names if not name.startswith(INCOMING)}
+    if names and (CREATING not in names or names - {CREATING, TABLE_FOLDER}):
+        raise UserError(f"{output}: is not empty and no gallery; choose another --output")
 
 
 class GalleryState(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -92,6 +123,7 @@ class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
     thumbnails: bool
     threshold: FiniteFloat | None
     approximate: ApproximateIndex | None = None
+    contents: dict[int, Content] = Field(default_factory=dict[int, Content])
     files: dict[str, int] = Field(default_factory=dict[str, int])
     stamps: dict[str, FileStamp] = Field(default_factory=dict[str, FileStamp])
     state: GalleryState | None = None

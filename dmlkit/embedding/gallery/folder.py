@@ -9,19 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.gallery.files import TABLE, ApproximateIndex, GalleryState, check_files, way_back
+from dmlkit.embedding.gallery.files import ApproximateIndex, GalleryState, check_files, way_back
 from dmlkit.embedding.gallery.manifest import (
     BLOCK,
     CHECKED,
     CHECKSUM,
-    GalleryVersion,
     check_content,
     check_rows,
-    lancedb,
     read_gallery_manifest,
-    reading,
     state_of,
 )
+from dmlkit.embedding.gallery.table import open_table, reading
 from dmlkit.embedding.points import PointItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
@@ -29,7 +27,6 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.check_points import check_points
 
 IDS = 1000  # looked up at once
-FROM_BACKUP = "restore the files of this folder from a backup, or create it again"
 
 
 class GalleryFolder:
@@ -190,35 +187,6 @@ class GalleryFolder:
 
     def _with_checksums(self, columns: Sequence[str]) -> list[str]:
         return [*columns, CHECKSUM] if self.has_checksums else list(columns)
-
-
-def history(path: Path) -> list[GalleryVersion]:
-    """Return all versions of a gallery that can be restored, the oldest first.
-
-    Raises:
-        UserError: there is no gallery, or it cannot be opened.
-    """
-    manifest = read_gallery_manifest(path)
-    check_files(path, manifest, all_versions=True)
-    table = open_table(path)
-    with reading(path, advice=FROM_BACKUP):
-        found = [
-            GalleryVersion(one["version"], one["timestamp"], int(one["metadata"]["total_rows"]))
-            for one in table.list_versions()
-        ]
-    contents = manifest.contents
-    return [one._replace(images=contents[one.number].images) if one.number in contents else one for one in found]
-
-
-def open_table(path: Path) -> Any:
-    """Open the table of a gallery at its newest version.
-
-    Raises:
-        UserError: the gallery is damaged.
-    """
-    database = lancedb()
-    with reading(path, advice=FROM_BACKUP):
-        return database.connect(path).open_table(TABLE)
 
 
 def is_any(column: str, values: list[str]) -> str:

@@ -15,8 +15,9 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.gallery.files import INCOMING
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
-from dmlkit.embedding.gallery.manifest import CHECKED, CHECKSUM, INCOMING, GalleryManifest, row_checksums
+from dmlkit.embedding.gallery.manifest import CHECKED, CHECKSUM, GalleryManifest, row_checksums
 from dmlkit.embedding.in_memory import UNSOUND
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.parts import BATCH_IMAGES, PartFolder

@@ -16,7 +16,8 @@ from torch import Tensor
 from dmlkit.embedding.gallery.change import changing, record_content
 from dmlkit.embedding.gallery.files import MANIFEST, ApproximateIndex, IndexKind
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.manifest import GalleryManifest, read_gallery_manifest, reading
+from dmlkit.embedding.gallery.manifest import GalleryManifest, read_gallery_manifest
+from dmlkit.embedding.gallery.table import reading
 from dmlkit.embedding.search import CACHED_ELEMENTS, MARGIN, Neighbors, StoredGallery
 from dmlkit.errors import UserError
 

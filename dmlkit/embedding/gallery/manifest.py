@@ -1,12 +1,10 @@
 """Manifest of a gallery, its versions, and the checksums of its rows."""
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 from zlib import crc32
 
 import numpy as np
@@ -15,25 +13,19 @@ from pydantic import Field, FiniteFloat
 from dmlkit.embedding.gallery.files import (
     MANIFEST,
     ApproximateIndex,
+    Content,
     FileStamp,
     GalleryState,
     GallerySummary,
     way_back,
 )
+from dmlkit.embedding.gallery.table import reading
 from dmlkit.embedding.manifest import Description
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.files.source import require_gallery
 
-INCOMING = "incoming-"  # start of the name of a folder with the embeddings of images that are not yet added
 MOST_LABELS = 10_000  # in the recorded state: reading a million from gallery.json would slow down every command
-
-
-class Content(NamedTuple):
-    """Contents of a version of a gallery when it was written."""
-
-    images: int
-    checksum: int  # the sum of the checksums of all rows: their order may change
 
 
 class GalleryManifest(Description, frozen=True, strict=True):
@@ -64,14 +56,6 @@ class GalleryManifest(Description, frozen=True, strict=True):
     """Contents of the newest version; null if they are not known, or have more than `MOST_LABELS` labels."""
 
 
-class GalleryVersion(NamedTuple):
-    """State of a gallery that can be restored."""
-
-    number: int
-    time: datetime
-    images: int
-
-
 def read_gallery_manifest(path: Path) -> GalleryManifest:
     """Return the manifest of a gallery.
 
@@ -92,56 +76,10 @@ def check_threshold(threshold: float | None) -> None:
         raise UserError(f"--threshold {threshold}: expected a similarity, which is a finite number")
 
 
-def lancedb() -> Any:
-    """Return the package ``lancedb``, which stores galleries and exported tables.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    import os
-    import warnings
-
-    os.environ.setdefault("LANCEDB_LOG", "error")  # it warns of its own defaults
-    # loader processes are forked after it is imported; they decode images and never call it
-    warnings.filterwarnings("ignore", message="lancedb fork support")
-    try:
-        import lancedb as package
-    except ImportError:
-        raise UserError("this needs LanceDB; install it with: pip install 'dmlkit[gallery]'") from None
-    return package
-
-
 CHECKED = ("id", "label", "path", "thumbnail", "point", "vector")
 """Columns that have a checksum, in the order of the checksums."""
 CHECKSUM = "checksum"
-FAULTS = (OSError, RuntimeError, ValueError, LookupError, ArithmeticError)
-"""Exceptions of LanceDB and Arrow for damaged files."""
 BLOCK = 65_536  # rows whose checksums are added at once
-
-
-@contextmanager
-def reading(path: Path, doing: str = "read", advice: str | None = None) -> Generator[None]:
-    """Turn any exception of LanceDB into one error that names the gallery.
-
-    A panic of its Rust code may be a BaseException that is not an Exception. The line that Rust prints about it stays,
-    since suppressing it would redirect stderr for all threads of the process.
-
-    Args:
-        path: the gallery.
-        doing: verb for what the block does with it.
-        advice: what to do about the error. Default: restore its files or an earlier version.
-
-    Raises:
-        UserError: the block fails.
-    """
-    try:
-        yield
-    except BaseException as error:
-        is_panic = type(error).__name__ in ("PanicException", "RustPanic")
-        if not is_panic and (isinstance(error, UserError) or not isinstance(error, FAULTS)):
-            raise
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise UserError(f"{path}: cannot {doing} this gallery: {reason}; {advice or way_back(path)}") from error
 
 
 def column_checksums(column: Any) -> Values:

@@ -17,14 +17,13 @@ from dmlkit.embedding.near_pairs import complete_groups, near_pairs
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions.page import Shelf
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import write_table
+from dmlkit.files.outputs import CLUSTER_COLUMNS, write_table
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 from dmlkit.metrics.clustering import NmiConfig
 from dmlkit.metrics.kmeans import kmeans_plus_plus, squarable
 
 Method = Literal["kmeans", "agglomerative", "hdbscan"]
-CLUSTER_COLUMNS = ("cluster", "path", "label", "is_medoid")
 NEIGHBORS = 15  # of the graph
 SMALLEST = 5  # images of a cluster of HDBSCAN, as scikit-learn has it
 NOISE = -1

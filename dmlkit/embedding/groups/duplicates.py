@@ -21,12 +21,10 @@ from dmlkit.embedding.search import Gallery, Neighbors
 from dmlkit.embedding.sources import check_same_model, embedded_points
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import write_table
+from dmlkit.files.outputs import GROUP_COLUMNS, MATCH_COLUMNS, write_table
 from dmlkit.loading.check import Finding, Findings
 from dmlkit.run_folder.folder import RunFolder
 
-GROUP_COLUMNS = ("group", "path", "label", "least_similarity")
-MATCH_COLUMNS = ("path", "label", "other_path", "other_label", "similarity")
 MOST_PICTURES = 24  # of a row of a page
 
 

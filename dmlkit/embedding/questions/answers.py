@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Box
-from dmlkit.datasets.files.table_file import BOX
 from dmlkit.embedding.gallery.files import ApproximateIndex
 from dmlkit.embedding.points import PointItem, PointSet
 from dmlkit.embedding.questions.reranked import RerankedGallery
-from dmlkit.files.outputs import write_table
+from dmlkit.files.outputs import NEIGHBOR_COLUMNS, write_table
 
 
 class Neighbor(NamedTuple):
@@ -89,10 +88,6 @@ class Answers:
             ],
             "skipped": list(self.skipped),
         }
-
-
-NEIGHBOR_COLUMNS = ("query", "rank", "similarity", "id", "label", "path", *BOX)
-"""Columns of the table of neighbors; the last ones are the box of the query, blank for a full image."""
 
 
 def write_neighbors(answers: Answers, path: Path) -> None:

@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pydantic import BaseModel
 
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.datasets.files.table_file import BOX
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
@@ -19,6 +17,7 @@ from dmlkit.embedding.gallery.manifest import check_threshold
 from dmlkit.embedding.points import PointSet, PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers, Neighbor
+from dmlkit.embedding.questions.answers_file import Accuracy, AnswersFile
 from dmlkit.embedding.questions.calibration import acceptance_of, group_probability, labeled_decider
 from dmlkit.embedding.questions.decisions import Decision, Rule
 from dmlkit.embedding.questions.grouped import decide_groups, group_rows, neighbors_of_groups
@@ -27,18 +26,12 @@ from dmlkit.embedding.questions.reranked import NOTE, RerankedGallery
 from dmlkit.embedding.questions.search import QUERY_ROWS, nearest, open_searched
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
-from dmlkit.files.document import Document
-from dmlkit.files.outputs import check_output, check_table, write_table, writing
+from dmlkit.files.outputs import ANSWER_COLUMNS, BOX, NEAREST, write_table, writing
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
-NEAREST = 3  # images listed per answer
 MOST_EXACT = 8  # images of a group, up to which its probability is fitted to groups of exactly so many
-ANSWER_COLUMNS = (
-    *("path", "label", "guess", "probability", "score", "margin", "known", "images", *BOX),
-    *(f"{name}_{rank}" for rank in range(1, NEAREST + 1) for name in ("nearest", "label", "similarity")),
-)
 
 
 class Answer(NamedTuple):
@@ -56,39 +49,6 @@ class Answer(NamedTuple):
     def is_right(self) -> bool | None:
         """Whether the label is the correct one; None if that is not known."""
         return None if self.known is None else self.label == self.known
-
-
-class Accuracy(BaseModel, frozen=True, extra="forbid"):
-    """Counts of the images whose correct label is known."""
-
-    images: int
-    right: int
-    """Images with the correct label."""
-    unknown: int
-    """Images without a label, because their score is below the threshold."""
-    guessed: int
-    """Images whose guess is correct, also below the threshold."""
-
-
-class AnswersFile(Document, frozen=True):
-    """JSON file that ``dmlkit identify`` writes."""
-
-    kind: ClassVar[str] = "file of answers of dmlkit identify"
-    version: ClassVar[int] = 2  # 1 had no boxes
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
-
-    similarity: str
-    threshold: float | None
-    """Score below which an image is unknown."""
-    least_probability: float | None
-    """Probability below which an image is unknown, in a calibrated gallery."""
-    accuracy: Accuracy | None
-    """Counts over images whose correct label is known; null if there are none."""
-    images: tuple[dict[str, str | float | list[float] | list[dict[str, str | float | int | None]] | None], ...]
-    """Path, box, label, guess, probability, score, margin, known, number of images and nearest images of each answer.
-    A box is x1, y1, x2, y2 in pixels, without its margin; null for a full image or a group."""
-    skipped: tuple[str, ...]
-    """One message per image that could not be read."""
 
 
 @dataclass(frozen=True)
@@ -158,21 +118,6 @@ class Identified:
         )
         with writing(path):
             document.write(path)
-
-
-def check_answers_file(path: Path, *, option: str) -> None:
-    """Raise an error unless answers may be written to a file.
-
-    Raises:
-        UserError: it does not end in .csv or .json, or exists and is something else.
-    """
-    match path.suffix.lower():
-        case ".csv":
-            check_table(path, ANSWER_COLUMNS, option=option)
-        case ".json":
-            check_output(path, AnswersFile.is_at, option=option)
-        case _:
-            raise UserError(f"{option} {path}: expected a name that ends in .csv or .json")
 
 
 @dataclass(frozen=True)

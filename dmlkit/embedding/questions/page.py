@@ -17,10 +17,9 @@ from dmlkit.datasets.files.image import read_image, thumbnail
 from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import html
-from dmlkit.files.outputs import check_output, head_of, writing
+from dmlkit.files.outputs import PAGE_MARK, writing
 
 MOST = 200  # queries of a page: with 10 neighbors each 2 200 pictures, about 10 MB
-GENERATOR = '<meta name="generator" content="dmlkit">'
 STYLE = """
 :root { color-scheme: light dark; font: 15px/1.4 system-ui, sans-serif; }
 body { margin: 0 auto; padding: 1rem; max-width: 75rem; }
@@ -151,21 +150,12 @@ def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[S
     return page.gone
 
 
-def check_page(path: Path, *, option: str) -> None:
-    """Raise an error unless a page may be written.
-
-    Raises:
-        UserError: the file exists and is something else.
-    """
-    check_output(path, lambda file: GENERATOR.encode() in head_of(file), option=option)
-
-
 def _head(title: str, style: str, script: str) -> str:
     scripts = f"script-src {_hash_of(script)}; " if script else ""
     policy = f"default-src 'none'; {scripts}img-src data:; style-src {_hash_of(style)}"
     policy += "; base-uri 'none'; form-action 'none'"
     return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{GENERATOR}\n'
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{PAGE_MARK}\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<h1>{html(title)}</h1>\n"

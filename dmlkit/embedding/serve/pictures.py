@@ -14,10 +14,11 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 from dmlkit.datasets.files.dataset import BadImageError
-from dmlkit.datasets.files.image import EXTENSIONS, decode_image, decoding
+from dmlkit.datasets.files.image import decode_image, decoding
 from dmlkit.embedding.serve.limits import RefusedError
 from dmlkit.embedding.serve.service import Pixels
 from dmlkit.files.escape import excerpt, printable
+from dmlkit.files.source import EXTENSIONS
 
 MOST_IMAGES = 64  # of one request
 MOST_BYTES = 64_000_000  # of one request's body

@@ -20,8 +20,9 @@ from dmlkit.embedding.embedder import Embedder
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.change import add_images, remove_images, restore_version
 from dmlkit.embedding.gallery.files import IDENTIFICATION
-from dmlkit.embedding.gallery.folder import GalleryFolder, history
+from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import LabelledImage
+from dmlkit.embedding.gallery.table import history
 from dmlkit.embedding.points import PointItem, PointSet, PointsInMemory, in_memory, load_same_model
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.identify import Identifier

@@ -51,11 +51,6 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
         UserError: a folder is not a finished study, two folders have the same name, no statement is of the paper, or
             dmlkit did not write the output.
     """
-    if output.suffix not in (".md", ".tex"):
-        raise UserError(
-            f"--output {output}: expected a name that ends in .md, for a page with plots in a folder of its name, or "
-            "in .tex, for LaTeX tables"
-        )
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         raise UserError(f"report: two studies have the same name: {', '.join(names)}")

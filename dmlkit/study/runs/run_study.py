@@ -308,12 +308,12 @@ def untrained_figures(recipe: Recipe, folder: Path, fabric: Fabric) -> Metrics:
     model = untrained_model(recipe, dataset)
     question = untouched_question(model, recipe, "test")
     path = folder / f"{question.key()}.json"
-    stored = fabric.broadcast(stored_figures(path, question) if fabric.is_global_zero else None)
+    stored = fabric.broadcast(stored_figures(path, question, dataset) if fabric.is_global_zero else None)
     if stored is not None:
         return stored.report.metrics
     report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source="untrained")
     if fabric.is_global_zero:
-        store(report, evaluation, path)
+        store(report.with_files(dataset), evaluation, path)
     return report.metrics
 
 

@@ -15,9 +15,10 @@ from pyarrow import parquet
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images, restore_version
-from dmlkit.embedding.gallery.folder import GalleryFolder, history
+from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import index_gallery
 from dmlkit.embedding.gallery.manifest import GalleryManifest
+from dmlkit.embedding.gallery.table import history
 from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.search import search
 from dmlkit.errors import UserError

@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.questions.page import MOST, Picture, Shelf, check_page, write_page
+from dmlkit.embedding.questions.page import MOST, Picture, Shelf, write_page
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import check_page
 from dmlkit.manifolds import Poincare
 from tests.conftest import ON_THE_BALL, Result
 from tests.datasets import trees
