@@ -118,10 +118,11 @@ def evaluate(
         ),
     ] = None,
     tta: Annotated[
-        Literal["flip"] | None,
+        Literal["flip", "scales"] | None,
         typer.Option(
             metavar="WHAT",
-            help="Run: compare with test-time augmentation; flip: the mean of each image and its mirror image.",
+            help="Run: compare with the mean of each image and copies of it; flip: its mirror image, scales: images of "
+            "0.71 and 1.41 times the side.",
             show_default=False,
         ),
     ] = None,
@@ -193,7 +194,7 @@ def evaluate(
         check_output(per_class, is_class_table, sources=read, option="--per-class")
     method = rerank_of(rerank)
     forms = forms_of(dims, precision) if dims is not None or precision is not None else []
-    shown = Shown(json, per_class, by, table, method, tta == "flip", forms=forms)
+    shown = Shown(json, per_class, by, table, method, tta, forms=forms)
     wanted: Wanted = {"metrics": metric or [], "ties": ties, "bar": bars(shown.console)}
     if embeddings and labels:
         pair = (gallery, gallery_labels) if gallery and gallery_labels else None
@@ -273,7 +274,7 @@ def tell_run(
         is_local = second == Path(LOCAL)
         fusion = choose_local(source, **options) if is_local else choose_fusion(source, second, **options)
         shown = replace(shown, fusion=fusion)
-    others = ScoredAgain(shown.rerank, shown.flip, shown.fusion)
+    others = ScoredAgain(shown.rerank, shown.copies, shown.fusion)
     progress = bars(shown.console)
     run = evaluate_scope(source, fabric, scope, checkpoint=checkpoint, scored_again=others, bar=progress)
     if not fabric.is_global_zero:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dmlkit.embedding.manifest import Fusion
+    from dmlkit.evaluation.augmented import Copies
     from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.evaluation.report import Report
     from dmlkit.metrics.ranking.codec import Stored
@@ -27,7 +28,7 @@ class Shown:
     by: str | None = None
     table: Path | None = None
     rerank: "Rerank | None" = None
-    flip: bool = False
+    copies: "Copies | None" = None
     fusion: "Fusion | None" = None
     forms: "Sequence[Stored]" = ()
 
@@ -52,7 +53,7 @@ class Shown:
 
         if self.by is not None:
             report = report.with_column(evaluation, self.by, self.table, run)
-        report = report.with_alternative(evaluation, self.rerank, flip=self.flip, fusion=self.fusion)
+        report = report.with_alternative(evaluation, self.rerank, copies=self.copies, fusion=self.fusion)
         report = with_stored_forms(report, evaluation, self.forms)
         if self.per_class is not None:
             evaluation.save_classes(self.per_class)
@@ -80,6 +81,7 @@ class Shown:
 def print_alternative(report: "Report", console: "Console") -> None:
     """Print the metrics with --rerank, --tta or --with, and their differences from the plain ones."""
     from dmlkit.cli.console import fusion_line, print_table, say
+    from dmlkit.evaluation.augmented import WORDS
 
     found, plain = report.alternative, report.metrics
     if found is None:
@@ -91,7 +93,7 @@ def print_alternative(report: "Report", console: "Console") -> None:
         cells = [f"{plain[name]:.4f}", f"{found.metrics[name]:.4f}", f"{change['difference']:+.4f}  {ends}"]
         rows.append([name, *cells, f"{change['p_value']:.4f}", f"{change['corrected']:.4f}"])
     options = ", ".join(f"{name} {value:g}" for name, value in found.options.items())
-    parts = ["mean of each image and its mirror image"] if found.flip else []
+    parts = [WORDS[found.tta]] if found.tta else []
     parts += [fusion_line(found.fusion.model_dump())] if found.fusion else []
     parts += [f"re-ranked by {found.rerank}: {options}"] if found.rerank else []
     print_table(rows, console, "; ".join(parts))

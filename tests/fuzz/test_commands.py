@@ -164,7 +164,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run --split train", "overrides=dataset.seed=3"),
     ),
     "eval": (
-        ("run", "split checkpoint device metric ties per_class json rerank=k_reciprocal,expansion tta=flip"),
+        ("run", "split checkpoint device metric ties per_class json rerank=k_reciprocal,expansion tta=flip,scales"),
         ("run --dims 8,4", "metric=recall@1,map@r precision=fp16,int8,binary json"),
         ("run", "split checkpoint metric overrides=transform.size=20"),
         ("run --dataset-root photos", "checkpoint metric ties json"),
