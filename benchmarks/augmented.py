@@ -1,48 +1,64 @@
 """Test-time augmentation: retrieval by means of images and their copies, compared with images alone.
 
 - `flip` is the mean of each image and its mirror image, `scales` that of each image and of copies of it with 0.71 and
-  1.41 times the side. Both are of test classes, which the model was not trained on.
+  1.41 times the side. Both are of test classes, which chose nothing.
 - `difference` is from the images alone, paired, with its 95 % interval over classes and its p-value.
 - `x images` is how many times as many pixels are embedded.
 
-Run: python benchmarks/augmented.py RUN... The runs were trained by dmlkit train: recipes/start/full_lite0.yaml with
-transform.size=160, transform.resize=182 and one epoch on photos with one folder per product, and glyphs/proxy_anchor.
+The photos are embedded by EfficientNet-Lite0 with ImageNet weights at 160 pixels, without training; at most 20 photos
+of each test class are drawn. The glyphs are embedded by a run of glyphs/proxy_anchor.
+
+Run: python benchmarks/augmented.py PHOTOS RUN. PHOTOS is a folder with one subfolder per product.
 """
 
 import sys
 from pathlib import Path
 from typing import get_args
 
+import torch
+from local import untrained
+from local_identification import drawn
 from report import write_report
 
-from dmlkit.evaluation.augmented import Copies
-from dmlkit.evaluation.run import evaluate_run
+from dmlkit.distributed.launch import start_ranks
+from dmlkit.embedding.in_memory import embed_dataset
+from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.evaluation.augmented import Copies, embed_with_copies
+from dmlkit.loading.cache import images_of_split
+from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.metrics.statistics import paired_differences
+from dmlkit.run_folder.folder import RunFolder
 
-METRICS = ("recall@1", "map@r")
+DRAWN = 20
 COST = {"flip": "2", "scales": "3.5"}
 
 
-def measure(run: Path) -> list[list[str]]:
-    """Evaluate a run with each kind of copies."""
-    rows: list[list[str]] = []
+def measure(name: str, trained: TrainedModel, most: int | None) -> list[list[str]]:
+    """Compare the metrics of the test classes with those of the means."""
+    fabric, images = start_ranks("cpu"), images_of_split(trained.recipe.dataset, "test")
+    rows = None if most is None else drawn(images.labels, most).sort().values.tolist()
+    own = embed_dataset(fabric, trained.model, images, trained.recipe.transform, indices=rows, workers=0)
+    alone = score_retrieval(own.points, own.labels, manifold=trained.manifold, metrics=["recall@1", "map@r"])
+    found: list[list[str]] = []
     for copies in get_args(Copies):
-        found = evaluate_run(run, copies=copies, metrics=METRICS).evaluation
-        assert found is not None and found.alternative is not None
-        changes = paired_differences(found.scores.per_query, found.alternative.per_query, found.labels)
-        for name, change in changes.items():
-            values = f"{found.scores.values[name]:.4f}", f"{found.alternative.values[name]:.4f}"
+        means = embed_with_copies(fabric, trained, images, own, copies)
+        changed = score_retrieval(means.points, own.labels, manifold=trained.manifold, metrics=["recall@1", "map@r"])
+        changes = paired_differences(alone.per_query, changed.per_query, own.labels[alone.queries])
+        for metric, change in changes.items():
+            values = f"{alone.values[metric]:.4f}", f"{changed.values[metric]:.4f}"
             ends = f"{change.low:+.4f} .. {change.high:+.4f}"
-            row = [run.name, copies, COST[copies], name, *values, f"{change.difference:+.4f}", ends]
-            rows.append([*row, f"{change.p_value:.4f}"])
-    return rows
+            row = [name, f"{len(own.labels):,}", copies, COST[copies], metric, *values, f"{change.difference:+.4f}"]
+            found.append([*row, ends, f"{change.p_value:.4f}"])
+    return found
 
 
-def main() -> None:
-    rows = [row for name in sys.argv[1:] for row in measure(Path(name))]
-    header = ["run", "copies", "x images", "metric", "alone", "mean", "difference", "95 % interval", "p"]
+def main(photos: str, run: str) -> None:
+    torch.set_num_threads(1)
+    rows = measure("photos", untrained(photos)[2], DRAWN)
+    rows += measure("glyphs", load_model(RunFolder(Path(run)), start_ranks("cpu")), None)
+    header = ["of", "images", "copies", "x images", "metric", "alone", "mean", "difference", "95 % interval", "p"]
     write_report("augmented", __doc__, header, rows)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
