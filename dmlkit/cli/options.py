@@ -10,6 +10,7 @@ import typer
 
 from dmlkit.errors import UserError
 from dmlkit.files.source import (
+    partner_path,
     require_partner,
     require_path,
     require_queries,
@@ -252,13 +253,33 @@ WithRun = Annotated[
         show_default=False,
     ),
 ]
+MovedRun = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="The gallery's run, if the run has moved.",
+        callback=checked(require_run),
+        show_default=False,
+    ),
+]
+MovedSecondRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--with",
+        metavar="RUN",
+        help="The gallery's second run, if it has moved.",
+        callback=checked(require_second_run),
+        show_default=False,
+    ),
+]
 WithLocal = Annotated[
     Path | None,
     typer.Option(
         "--with",
         metavar="RUN|local",
         help="Add the similarity of a second run of the same dataset, or, with local, that of the patches of the 100 "
-        "nearest images; weighted by validation classes.",
+        "nearest images; weighted by validation classes. A run in a folder named local is ./local.",
+        parser=partner_path,
         callback=checked(require_partner),
         show_default=False,
     ),

@@ -176,6 +176,17 @@ def require_partner(path: Path) -> None:
         require_run(path)
 
 
+def partner_path(text: str) -> Path:
+    """Read the path of a second run, or ``local``; ``./local`` is the run in a folder of this name.
+
+    Example:
+        >>> partner_path("local") == Path("local"), partner_path("./local") == Path.cwd() / "local"
+        (True, True)
+    """
+    path = Path(text)
+    return path if text == LOCAL or path != Path(LOCAL) else path.absolute()
+
+
 def require_second_run(path: Path) -> None:
     """Check that a path is a run, and not ``local``.
 

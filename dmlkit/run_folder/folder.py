@@ -275,6 +275,27 @@ class RunFolder:
         write_text(self.metrics_path, "".join(row.json_line() for row in rows))
 
 
+def find_run(recorded: Path, near: Path) -> Path | None:
+    """Return where a run is that was recorded with its absolute path: there, or moved together with another folder.
+
+    A folder above ``near`` may hold the run by the same end of its path, e.g. runs/two; the longest end is taken. The
+    fingerprint of its weights says whether this is the recorded run.
+
+    Args:
+        recorded: path of the run, at the time of recording.
+        near: folder that was recorded with it, where it is now.
+
+    Example:
+        >>> find_run(Path("/old/runs/two"), Path("/new/runs/one")) is None  # neither /old/runs/two nor /new/runs/two
+        True
+    """
+    if recorded.is_dir():
+        return recorded
+    ends = [Path(*recorded.parts[start:]) for start in range(1, len(recorded.parts))]
+    places = (above / end for end in ends for above in near.resolve().parents)
+    return next((place for place in places if RunFolder(place).holds_run()), None)
+
+
 def _without_free_keys(recipe: dict[str, Any]) -> dict[str, Any]:
     training = {key: value for key, value in recipe["training"].items() if key not in FREE}
     return {**recipe, "training": training}

@@ -120,7 +120,7 @@ TUNED = ("--set", "dataset.classes=24", "--set", "dataset.validation_fraction=0.
 FORMS: dict[str, tuple[Form, ...]] = {
     "calibrate": (
         ("tuned --far 0.3", "far checkpoint json device overrides=dataset.seed=3"),
-        ("large --fpir 0.3", "strangers=photos near=0.9,0.999 json device"),
+        ("large --fpir 0.3", "strangers=photos near=0.9,0.999 json device run"),
     ),
     "check": (("base.yaml", "overrides"), ("study/runs/small/seed-0/recipe.yaml", "overrides")),
     "cluster": (

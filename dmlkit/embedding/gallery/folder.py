@@ -27,6 +27,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.check_points import check_points
+from dmlkit.run_folder.folder import find_run
 
 IDS = 1000  # looked up at once
 FROM_BACKUP = "restore the files of this folder from a backup, or create it again"
@@ -56,8 +57,8 @@ class GalleryFolder:
 
     @property
     def run(self) -> Path | None:
-        """Run whose model embeds, if it still exists."""
-        return Path(self.manifest.run) if Path(self.manifest.run).is_dir() else None
+        """Run whose model embeds, if it still exists or moved together with the gallery."""
+        return find_run(Path(self.manifest.run), self.path)
 
     @property
     def source(self) -> str:
