@@ -23,7 +23,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import EXPECTED, LOCAL, NAMES, check_options, kind_of, require_source
+from dmlkit.files.source import EXPECTED, LOCAL, NAMES, PARTNERS, check_options, kind_of, require_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -267,12 +267,15 @@ def tell_run(
     from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.fusion import choose_fusion
     from dmlkit.evaluation.local import choose_local
+    from dmlkit.evaluation.place import choose_place
     from dmlkit.evaluation.run import ScoredAgain, evaluate_scope
 
     if second is not None:
         options: Any = {"checkpoint": checkpoint, "fabric": fabric, "bar": bars(shown.console)}
-        is_local = second == Path(LOCAL)
-        fusion = choose_local(source, **options) if is_local else choose_fusion(source, second, **options)
+        if second in PARTNERS:
+            fusion = (choose_local if second == Path(LOCAL) else choose_place)(source, **options)
+        else:
+            fusion = choose_fusion(source, second, **options)
         shown = replace(shown, fusion=fusion)
     others = ScoredAgain(shown.rerank, shown.copies, shown.fusion)
     progress = bars(shown.console)
@@ -347,8 +350,8 @@ def refuse_changes(kind: str, changes: dict[str, Any], overrides: list[str] | No
         refuse("a gallery; one of two runs is evaluated with both", {"--with": changes["--with"]})
     if changes["--with"]:
         refuse("--with", {"--tta": changes["--tta"], "--set": overrides})
-    if changes["--with"] == Path(LOCAL):
-        refuse(f"--with {LOCAL}", {"--rerank": changes["--rerank"]})
+    if changes["--with"] in PARTNERS:
+        refuse(f"--with {changes['--with']}", {"--rerank": changes["--rerank"]})
 
 
 def refuse_untrained(source: Path | None, given: list[str], options: dict[str, Any]) -> None:

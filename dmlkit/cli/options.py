@@ -276,9 +276,10 @@ WithLocal = Annotated[
     Path | None,
     typer.Option(
         "--with",
-        metavar="RUN|local",
+        metavar="RUN|local|place",
         help="Add the similarity of a second run of the same dataset, or, with local, that of the patches of the 100 "
-        "nearest images; weighted by validation classes. A run in a folder named local is ./local.",
+        "nearest images, or, with place, that of the columns latitude, longitude and time; weighted by validation "
+        "classes. A run in a folder named local or place is ./local or ./place.",
         parser=partner_path,
         callback=checked(require_partner),
         show_default=False,

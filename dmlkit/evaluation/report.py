@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SerializeAsAny
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
@@ -92,8 +92,8 @@ class Alternative(BaseModel, frozen=True, extra="forbid"):
 
     tta: Copies | None
     """Copies of which the mean with each image was taken."""
-    fusion: Fusion | None = None
-    """Second run, whose similarity is added."""
+    fusion: SerializeAsAny[Fusion] | None = None
+    """Second run, whose similarity is added; or local scores, or place and time."""
     rerank: str | None
     """Method of re-ranking."""
     options: dict[str, float]

@@ -22,6 +22,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import Copies, check_copies, embed_with_copies
 from dmlkit.evaluation.evaluate import SecondScoring, score_split
 from dmlkit.evaluation.local import local_scores
+from dmlkit.evaluation.place import PlaceFusion, place_scores
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.files.source import LOCAL
@@ -73,7 +74,7 @@ class ScoredAgain:
     copies: Copies | None = None
     """Evaluate the mean of each image and copies of it, see `embed_with_copies`."""
     fusion: Fusion | None = None
-    """Second model, or local scores."""
+    """Second model, local scores, or place and time."""
 
 
 ONCE = ScoredAgain()
@@ -213,11 +214,13 @@ def _with_fusion(
     found: Embeddings,
     bar: Bar,
 ) -> dict[str, Any]:
-    """Embed with two models, or prepare local scores of the images found.
+    """Embed with two models, or prepare local scores, or place and time, of the images found.
 
     Raises:
         UserError: one of the images can no longer be read.
     """
+    if isinstance(fusion, PlaceFusion):
+        return {"local": place_scores(fusion, trained, dataset, found)}
     if fusion.run == LOCAL:
         return {"local": local_scores(fusion, trained, fabric, dataset, found, bar)}
     both = fuse(trained, fusion, fabric)

@@ -24,6 +24,8 @@ NAMES: dict[Kind, str] = {
 }
 MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
 LOCAL = "local"  # instead of a second run: the patches of the first one
+PLACE = "place"  # instead of a second run: where and when the images were taken
+PARTNERS = (Path(LOCAL), Path(PLACE))
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
 ModelFormat = Literal["safetensors", "onnx", "torch-export"]
@@ -167,34 +169,35 @@ def require_image(path: Path) -> None:
 
 
 def require_partner(path: Path) -> None:
-    """Check that a path is ``local`` or a run.
+    """Check that a path is ``local``, ``place`` or a run.
 
     Raises:
         UserError: see `require_run`.
     """
-    if path != Path(LOCAL):
+    if path not in PARTNERS:
         require_run(path)
 
 
 def partner_path(text: str) -> Path:
-    """Read the path of a second run, or ``local``; ``./local`` is the run in a folder of this name.
+    """Read the path of a second run, or ``local`` or ``place``; ``./local`` is the run in a folder of this name.
 
     Example:
         >>> partner_path("local") == Path("local"), partner_path("./local") == Path.cwd() / "local"
         (True, True)
     """
     path = Path(text)
-    return path if text == LOCAL or path != Path(LOCAL) else path.absolute()
+    return path.absolute() if path in PARTNERS and text != str(path) else path
 
 
 def require_second_run(path: Path) -> None:
-    """Check that a path is a run, and not ``local``.
+    """Check that a path is a run, and not ``local`` or ``place``.
 
     Raises:
         UserError: see `require_run`.
     """
-    if path == Path(LOCAL) and not path.exists():
-        raise UserError(f"--with {LOCAL}: only eval compares patches; expected a second run")
+    if path in PARTNERS and not path.exists():
+        what = "compares patches" if path == Path(LOCAL) else "compares places and times"
+        raise UserError(f"--with {path}: only eval {what}; expected a second run")
     require_run(path)
 
 
