@@ -10,7 +10,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -21,8 +20,6 @@ from report import write_report
 
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.metrics.kmeans import kmeans
-from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, Rerank
-from dmlkit.metrics.scoring import score_retrieval
 
 EVERYTHING = [
     "recall@1", "recall@2", "recall@4", "recall@8", "cmc@10", "precision@1", "precision@10",
@@ -180,34 +177,10 @@ def clustering(count: int, classes: int, iterations: int, runs: int) -> list[lis
     return [row(what, f"{who}, {seeds[who]}", quick[who], None, f"inertia {inertia[who]:.0f}") for who in quick]
 
 
-def reranking(count: int, classes: int, runs: int = 1) -> list[list[str]]:
-    points, labels = embeddings(count, classes, noise=3.0)
-
-    def score(rerank: Rerank | None) -> object:
-        return score_retrieval(points, labels, rerank=rerank)
-
-    methods: dict[str, Rerank | None] = {"plain": None, "k_reciprocal": KReciprocal(), "expansion": Expansion()}
-    quick = timed({name: partial(score, method) for name, method in methods.items()}, runs)
-    grown = {name: peak_memory(partial(score, method)) for name, method in methods.items()}
-    what = f"{count:,} x 512; {classes:,} classes".replace(",", " ")
-    return [
-        row(
-            what,
-            f"dmlkit, R@1 R-Precision MAP@R, {name}",
-            quick[name],
-            None,
-            f"{quick[name] / quick['plain']:.2f} of plain, {grown[name]:.2f} GB above the embeddings",
-        )
-        for name in methods
-    ]
-
-
 PARTS: dict[str, Callable[[], list[list[str]]]] = {
     "small": search_of_6000,
     "tenth": tenth_of_products,
     "products": search_of_products,
-    "rerank-tenth": lambda: reranking(10_000, 2000),
-    "rerank": lambda: reranking(*SOP),
     "kmeans-tenth": lambda: clustering(6050, 1131, 20, 5),
     "kmeans": lambda: clustering(*SOP, 20, 1),
 }

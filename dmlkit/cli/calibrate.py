@@ -12,6 +12,8 @@ from dmlkit.cli.options import (
     ColumnTable,
     Json,
     ModelDevice,
+    MovedRun,
+    MovedSecondRun,
     SetDataset,
     checked,
     examples,
@@ -85,6 +87,8 @@ def calibrate(
     table: ColumnTable = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
+    run: MovedRun = None,
+    second: MovedSecondRun = None,
     json: Json = False,
     device: ModelDevice = "auto",
 ) -> None:
@@ -96,6 +100,9 @@ def calibrate(
     kind = kind_of(source)
     options = {"--far": far, "--checkpoint": checkpoint, "--set": overrides}
     check_options(source, kind, {**options, "--fpir": fpir, "--strangers": strangers, "--near": near})
+    for option, moved in (("--run", run), ("--with", second)):
+        if moved is not None and kind == "run":
+            raise UserError(f"calibrate: {option} {moved}: names a run of a gallery, but {source} is a run; remove it")
     if table is not None and by is None:
         raise UserError(f"calibrate: --table {table}: needs --by COLUMN, the column to read")
     column = (by, table) if by is not None else None
@@ -109,14 +116,14 @@ def calibrate(
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.questions.calibration import calibrate_gallery
+    from dmlkit.evaluation.fusion import fusion_of
     from dmlkit.evaluation.plots.reliability import plot_reliability
     from dmlkit.evaluation.rates_by_value import identification_rates_by_value
 
     console = Console(stderr=json)
     rate = 0.01 if fpir is None else fpir
-    found = calibrate_gallery(
-        source, fpir=rate, strangers=strangers, near=near, model=ModelChoice(device=device), bar=bars(console)
-    )
+    model = ModelChoice(run, fusion=fusion_of(source, second), device=device)
+    found = calibrate_gallery(source, fpir=rate, strangers=strangers, near=near, model=model, bar=bars(console))
     by_value = None if column is None else identification_rates_by_value(source, found, *column)
     title, share = "Guesses of identify", "share of the guesses that is right"
     plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
-from dmlkit.cli.evaluation_report import Shown
+from dmlkit.cli.evaluation_report import Shown, tell_run, tell_untrained
 from dmlkit.cli.options import (
     TRAIN,
     ArrayLabels,
@@ -29,8 +29,8 @@ from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_class_table
 from dmlkit.files.source import (
     EXPECTED,
-    LOCAL,
     NAMES,
+    PARTNERS,
     check_options,
     kind_of,
     require_array,
@@ -42,11 +42,8 @@ from dmlkit.files.source import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dmlkit.distributed.launch import Ranks
     from dmlkit.embedding.progress_bar import Bar
-    from dmlkit.evaluation.run import Scope
     from dmlkit.metrics.ranking.codec import Stored
-    from dmlkit.run_folder.folder import CheckpointName
 
 app = typer.Typer()
 
@@ -140,10 +137,11 @@ def evaluate(
         ),
     ] = None,
     tta: Annotated[
-        Literal["flip"] | None,
+        Literal["flip", "scales"] | None,
         typer.Option(
             metavar="WHAT",
-            help="Run: compare with test-time augmentation; flip: the mean of each image and its mirror image.",
+            help="Run: compare with the mean of each image and copies of it; flip: its mirror image, scales: images of "
+            "0.71 and 1.41 times the side.",
             show_default=False,
         ),
     ] = None,
@@ -228,7 +226,7 @@ def evaluate(
         check_output(per_class, is_class_table, sources=read, option="--per-class")
     method = rerank_of(rerank)
     forms = forms_of(dims, precision) if dims is not None or precision is not None else []
-    shown = Shown(json, per_class, by, table, method, tta == "flip", forms=forms)
+    shown = Shown(json, per_class, by, table, method, tta, forms=forms)
     wanted: Wanted = {"metrics": metric or [], "ties": ties, "bar": bars(shown.console)}
     if embeddings and labels:
         pair = (gallery, gallery_labels) if gallery and gallery_labels else None
@@ -273,59 +271,6 @@ def forms_of(dims: str | None, precision: str | None) -> "Sequence[Stored]":
         return parse_stored(dims, precision)
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-def tell_untrained(source: Path, fabric: "Ranks", shown: Shown, scope: "Scope") -> None:
-    """Evaluate the backbone of a recipe or of a run with its initial weights."""
-    from dmlkit.cli.progress import bars
-    from dmlkit.training.untrained_baseline import describe_backbone, evaluate_untrained
-
-    report, evaluation, recipe = evaluate_untrained(source, fabric, scope, bars(shown.console))
-    if fabric.is_global_zero:
-        title = f"{report.split} split of {recipe.dataset.name}, {describe_backbone(recipe)}"
-        shown.tell(report, evaluation, title=title)
-
-
-def tell_run(
-    source: Path,
-    fabric: "Ranks",
-    shown: Shown,
-    scope: "Scope",
-    checkpoint: "CheckpointName | None",
-    second: Path | None,
-) -> None:
-    """Evaluate a run, and print the gain from training and the path of its report."""
-    from dmlkit.cli.compare import gain_of
-    from dmlkit.cli.console import say, say_prose
-    from dmlkit.cli.progress import bars
-    from dmlkit.evaluation.compare import result_of
-    from dmlkit.evaluation.fusion import choose_fusion
-    from dmlkit.evaluation.local import choose_local
-    from dmlkit.evaluation.run import ScoredAgain, evaluate_scope
-
-    if second is not None:
-        options: Any = {"checkpoint": checkpoint, "fabric": fabric, "bar": bars(shown.console)}
-        is_local = second == Path(LOCAL)
-        fusion = choose_local(source, **options) if is_local else choose_fusion(source, second, **options)
-        shown = replace(shown, fusion=fusion)
-    others = ScoredAgain(shown.rerank, shown.flip, shown.fusion)
-    progress = bars(shown.console)
-    run = evaluate_scope(source, fabric, scope, checkpoint=checkpoint, scored_again=others, bar=progress)
-    if not fabric.is_global_zero:
-        return
-    if shown.evidence is not None:
-        from dmlkit.evaluation.evidence import run_evidence
-
-        found = run_evidence(source, run, shown.evidence, fabric=fabric, bar=progress)
-        run = replace(run, report=run.report.model_copy(update={"evidence": found}))
-    title = f"{run.report.split} split of {run.dataset}, {run.checkpoint} checkpoint, epoch {run.report.epoch}"
-    shown.tell(run.report, run.evaluation, title=title)
-    if shown.as_json:
-        return
-    compared = result_of(source, run)
-    if gain := gain_of(compared) or compared.missing:
-        say_prose(shown.console, gain)
-    say(shown.console, f"written to {run.path}")
 
 
 def evaluated_kind(
@@ -386,8 +331,8 @@ def refuse_changes(kind: str, changes: dict[str, Any], overrides: list[str] | No
         refuse("a gallery; one of two runs is evaluated with both", {"--with": changes["--with"]})
     if changes["--with"]:
         refuse("--with", {"--tta": changes["--tta"], "--set": overrides})
-    if changes["--with"] == Path(LOCAL):
-        refuse(f"--with {LOCAL}", {"--rerank": changes["--rerank"]})
+    if changes["--with"] in PARTNERS:
+        refuse(f"--with {changes['--with']}", {"--rerank": changes["--rerank"]})
 
 
 def refuse_untrained(source: Path | None, given: list[str], options: dict[str, Any]) -> None:

@@ -1,19 +1,25 @@
-"""Output of an evaluation: a table in the terminal or JSON, and a table of classes in a file."""
+"""Evaluation of a run, and its output: a table in the terminal or JSON, and a table of classes in a file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from dmlkit.files.source import LOCAL, PARTNERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
+    from dmlkit.distributed.launch import Ranks
     from dmlkit.embedding.manifest import Fusion
+    from dmlkit.evaluation.augmented import Copies
     from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.evaluation.report import Evidence, Report
+    from dmlkit.evaluation.run import Scope
     from dmlkit.metrics.ranking.codec import Stored
     from dmlkit.metrics.ranking.rerank import Rerank
+    from dmlkit.run_folder.folder import CheckpointName
 
 VALUES_SHOWN = 20
 
@@ -27,7 +33,7 @@ class Shown:
     by: str | None = None
     table: Path | None = None
     rerank: "Rerank | None" = None
-    flip: bool = False
+    copies: "Copies | None" = None
     fusion: "Fusion | None" = None
     forms: "Sequence[Stored]" = ()
     evidence: str | None = None
@@ -53,7 +59,7 @@ class Shown:
 
         if self.by is not None:
             report = report.with_column(evaluation, self.by, self.table, run)
-        report = report.with_alternative(evaluation, self.rerank, flip=self.flip, fusion=self.fusion)
+        report = report.with_alternative(evaluation, self.rerank, copies=self.copies, fusion=self.fusion)
         report = with_stored_forms(report, evaluation, self.forms)
         if self.per_class is not None:
             evaluation.save_classes(self.per_class)
@@ -82,6 +88,7 @@ class Shown:
 def print_alternative(report: "Report", console: "Console") -> None:
     """Print the metrics with --rerank, --tta or --with, and their differences from the plain ones."""
     from dmlkit.cli.console import fusion_line, print_table, say_prose
+    from dmlkit.evaluation.augmented import WORDS
 
     found, plain = report.alternative, report.metrics
     if found is None:
@@ -93,7 +100,7 @@ def print_alternative(report: "Report", console: "Console") -> None:
         cells = [f"{plain[name]:.4f}", f"{found.metrics[name]:.4f}", f"{change['difference']:+.4f}  {ends}"]
         rows.append([name, *cells, f"{change['p_value']:.4f}", f"{change['corrected']:.4f}"])
     options = ", ".join(f"{name} {value:g}" for name, value in found.options.items())
-    parts = ["mean of each image and its mirror image"] if found.flip else []
+    parts = [WORDS[found.tta]] if found.tta else []
     parts += [fusion_line(found.fusion.model_dump())] if found.fusion else []
     parts += [f"re-ranked by {found.rerank}: {options}"] if found.rerank else []
     print_table(rows, console, "; ".join(parts))
@@ -169,3 +176,59 @@ def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequenc
         say_prose(console, f"note: {found.without} queries have no {found.column} and count in none of these figures")
     if any(figures.difference_interval is None for one in found.values for figures in one.metrics.values()):
         say(console, "note: where a value or all others have fewer than 5 classes, there is no interval and p is 1")
+
+
+def tell_untrained(source: Path, fabric: "Ranks", shown: Shown, scope: "Scope") -> None:
+    """Evaluate the backbone of a recipe or of a run with its initial weights."""
+    from dmlkit.cli.progress import bars
+    from dmlkit.training.untrained_baseline import describe_backbone, evaluate_untrained
+
+    report, evaluation, recipe = evaluate_untrained(source, fabric, scope, bars(shown.console))
+    if fabric.is_global_zero:
+        title = f"{report.split} split of {recipe.dataset.name}, {describe_backbone(recipe)}"
+        shown.tell(report, evaluation, title=title)
+
+
+def tell_run(
+    source: Path,
+    fabric: "Ranks",
+    shown: Shown,
+    scope: "Scope",
+    checkpoint: "CheckpointName | None",
+    second: Path | None,
+) -> None:
+    """Evaluate a run, and print the gain from training and the path of its report."""
+    from dmlkit.cli.compare import gain_of
+    from dmlkit.cli.console import say, say_prose
+    from dmlkit.cli.progress import bars
+    from dmlkit.evaluation.compare import result_of
+    from dmlkit.evaluation.fusion import choose_fusion
+    from dmlkit.evaluation.local import choose_local
+    from dmlkit.evaluation.place import choose_place
+    from dmlkit.evaluation.run import ScoredAgain, evaluate_scope
+
+    if second is not None:
+        options: Any = {"checkpoint": checkpoint, "fabric": fabric, "bar": bars(shown.console)}
+        if second in PARTNERS:
+            fusion = (choose_local if second == Path(LOCAL) else choose_place)(source, **options)
+        else:
+            fusion = choose_fusion(source, second, **options)
+        shown = replace(shown, fusion=fusion)
+    others = ScoredAgain(shown.rerank, shown.copies, shown.fusion)
+    progress = bars(shown.console)
+    run = evaluate_scope(source, fabric, scope, checkpoint=checkpoint, scored_again=others, bar=progress)
+    if not fabric.is_global_zero:
+        return
+    if shown.evidence is not None:
+        from dmlkit.evaluation.evidence import run_evidence
+
+        found = run_evidence(source, run, shown.evidence, fabric=fabric, bar=progress)
+        run = replace(run, report=run.report.model_copy(update={"evidence": found}))
+    title = f"{run.report.split} split of {run.dataset}, {run.checkpoint} checkpoint, epoch {run.report.epoch}"
+    shown.tell(run.report, run.evaluation, title=title)
+    if shown.as_json:
+        return
+    compared = result_of(source, run)
+    if gain := gain_of(compared) or compared.missing:
+        say_prose(shown.console, gain)
+    say(shown.console, f"written to {run.path}")

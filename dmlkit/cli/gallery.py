@@ -14,6 +14,8 @@ from dmlkit.cli.options import (
     Debug,
     Json,
     ModelDevice,
+    MovedRun,
+    MovedSecondRun,
     RunPath,
     WithRun,
     Writes,
@@ -23,7 +25,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_addable, require_gallery, require_queries, require_run
+from dmlkit.files.source import require_addable, require_gallery, require_queries
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,15 +49,6 @@ Label = Annotated[
     str | None,
     typer.Option(
         metavar="LABEL", help="Label of all images, instead of the names of their folders.", show_default=False
-    ),
-]
-MovedRun = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="RUN",
-        help="The gallery's run, if the run has moved.",
-        callback=checked(require_run),
-        show_default=False,
     ),
 ]
 NOT_PRINTED = ("contents", "files", "stamps", "state")  # of a gallery's manifest: checksums, and what is printed anyway
@@ -143,6 +136,7 @@ def add(
     box_margin: BoxMargin = None,
     box_confidence: BoxConfidence = None,
     run: MovedRun = None,
+    second: MovedSecondRun = None,
     device: ModelDevice = "auto",
 ) -> None:
     """Add images; those that are already in the gallery are reported and skipped."""
@@ -151,6 +145,7 @@ def add(
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.gallery.change import add_images
+    from dmlkit.evaluation.fusion import fusion_of
 
     console = Console()
     incoming = add_images(
@@ -158,7 +153,7 @@ def add(
         images,
         label=label,
         boxes=boxes_of(box_source, box_margin, box_confidence),
-        model=ModelChoice(run, device=device),
+        model=ModelChoice(run, fusion=fusion_of(gallery, second), device=device),
         bar=bars(console),
     )
     print_incoming(incoming, gallery, console)
@@ -272,6 +267,7 @@ def check(
         typer.Argument(metavar="IMAGES", help="New images of the gallery's labels.", callback=checked(require_queries)),
     ],
     run: MovedRun = None,
+    second: MovedSecondRun = None,
     json: Json = False,
     device: ModelDevice = "auto",
 ) -> None:
@@ -287,9 +283,11 @@ def check(
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.questions.check import check_queries
+    from dmlkit.evaluation.fusion import fusion_of
 
     console = Console(stderr=json)
-    found = check_queries(gallery, images, model=ModelChoice(run, device=device), bar=bars(console))
+    model = ModelChoice(run, fusion=fusion_of(gallery, second), device=device)
+    found = check_queries(gallery, images, model=model, bar=bars(console))
     if json:
         say_json(found.stamped())
         return

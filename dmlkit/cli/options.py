@@ -11,6 +11,7 @@ import typer
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_page
 from dmlkit.files.source import (
+    partner_path,
     require_array,
     require_partner,
     require_path,
@@ -293,13 +294,34 @@ WithRun = Annotated[
         show_default=False,
     ),
 ]
+MovedRun = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="The gallery's run, if the run has moved.",
+        callback=checked(require_run),
+        show_default=False,
+    ),
+]
+MovedSecondRun = Annotated[
+    Path | None,
+    typer.Option(
+        "--with",
+        metavar="RUN",
+        help="The gallery's second run, if it has moved.",
+        callback=checked(require_second_run),
+        show_default=False,
+    ),
+]
 WithLocal = Annotated[
     Path | None,
     typer.Option(
         "--with",
-        metavar="RUN|local",
+        metavar="RUN|local|place",
         help="Add the similarity of a second run of the same dataset, or, with local, that of the patches of the 100 "
-        "nearest images; weighted by validation classes.",
+        "nearest images, or, with place, that of the columns latitude, longitude and time; weighted by validation "
+        "classes. A run in a folder named local or place is ./local or ./place.",
+        parser=partner_path,
         callback=checked(require_partner),
         show_default=False,
     ),

@@ -64,7 +64,9 @@ def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:
     """
     path = Path(fusion.run)
     if not path.is_dir():
-        raise UserError(f"{path}: the second run of this fusion is missing; name it with --with RUN")
+        raise UserError(
+            f"{path}: the second run of this gallery is missing; name it with --with RUN, or put it next to the first"
+        )
     second = load_model(RunFolder(path), fabric, fusion.checkpoint)
     check_fusible(first, second, path)
     if second.fingerprint != fusion.fingerprint:

@@ -14,7 +14,7 @@ from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.datasets.files.samples import samples_named
-from dmlkit.datasets.files.table_file import LABEL, read_images_table
+from dmlkit.datasets.files.table_file import LABEL, column_names, read_images_table
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError
 from dmlkit.loading.cache import images_of_split
@@ -78,6 +78,19 @@ def dataset_of(
     return recipe.dataset.unlabeled(images)
 
 
+def lacks_labels(source: Path) -> bool:
+    """Return whether images are those of a table without a column of labels, as queries may be.
+
+    Raises:
+        UserError: the table cannot be read.
+    """
+    return _is_table(source) and LABEL not in column_names(source)
+
+
+def _is_table(source: Path) -> bool:
+    return source.suffix.lower() in TABLES and not source.is_dir()
+
+
 def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = None) -> Dataset:
     """Return the images of a file, a folder, shards or a table, with their labels: the one rule for all commands.
 
@@ -97,7 +110,7 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
 
     if boxes is not None:
         return _boxed(source, labels, boxes)
-    if source.suffix.lower() in TABLES and not source.is_dir():
+    if _is_table(source):
         column = None if labels == NONE else labels or LABEL
         rows = TableRows(read_images_table(source, column), source, source.parent)
         return _listed(rows.listing(), has_labels=column is not None)
@@ -115,7 +128,6 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
 def _boxed(source: Path, labels: str | None, boxes: Boxes) -> Dataset:
     """Return the boxes of images as samples."""
     boxes.check()
-    is_table = source.suffix.lower() in TABLES and not source.is_dir()
     if boxes.source is None:
         dataset = images_at(source, labels)
         if dataset.boxes is None:
@@ -123,7 +135,7 @@ def _boxed(source: Path, labels: str | None, boxes: Boxes) -> Dataset:
                 f"--box-margin, --box-confidence: {source} has no boxes; name them with --boxes, or give a table with "
                 "the columns x1, y1, x2, y2"
             )
-    elif is_table:
+    elif _is_table(source):
         raise UserError(f"--boxes {boxes.source}: {source} is a table; give its folder of images, or put boxes into it")
     elif labels not in (None, FOLDER, NONE):
         raise UserError(f"--labels {labels}: {source} is no table and has no columns; use {FOLDER} or {NONE}")

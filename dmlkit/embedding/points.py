@@ -21,7 +21,7 @@ from dmlkit.embedding.manifest import Description, check_same_description
 from dmlkit.embedding.trained import TrainedModel, describe, shortened
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold
-from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.folder import RunFolder, find_run
 
 BLOCK = 65_536  # rows in memory at once: 128 MB at 512 dimensions
 
@@ -240,7 +240,11 @@ def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> Tr
         )
     if run is None:
         raise UserError(f"{searched.source}: the run that made it is unknown or has moved; name the run with --run RUN")
-    same = ModelChoice(checkpoint=manifest.model.checkpoint, fusion=model.fusion or manifest.fusion)
+    fusion = model.fusion
+    if fusion is None and manifest.fusion is not None:
+        second = find_run(Path(manifest.fusion.run), run)
+        fusion = manifest.fusion.model_copy(update={} if second is None else {"run": str(second)})
+    same = ModelChoice(checkpoint=manifest.model.checkpoint, fusion=fusion)
     trained = same.load(RunFolder(run), fabric)
     if manifest.features < trained.recipe.embedding_dim and not trained.fusion and not trained.computation:
         with suppress(UserError):  # of `dmlkit embed --dims`, unless it is another model, which is reported below

@@ -13,7 +13,7 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.images import dataset_of
+from dmlkit.embedding.images import NONE, dataset_of, lacks_labels
 from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.manifest import check_same_description
 from dmlkit.embedding.points import PointSet, PointsInMemory, load_same_model
@@ -109,7 +109,8 @@ def open_queries(
         return found
     fabric = model.start()
     trained = load_same_model(searched, model, fabric)
-    dataset = dataset_of(queries, "test", trained.recipe, boxes=boxes)
+    labels = NONE if lacks_labels(queries) else None
+    dataset = dataset_of(queries, "test", trained.recipe, labels, boxes)
     return embedded_points(trained, fabric, dataset, str(queries), bar)
 
 

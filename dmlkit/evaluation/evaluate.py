@@ -20,6 +20,7 @@ from dmlkit.metrics.base import MetricConfig, Points
 from dmlkit.metrics.ranking.codec import Codec, Rescore
 from dmlkit.metrics.ranking.labels import Labels
 from dmlkit.metrics.ranking.local import LocalScores
+from dmlkit.metrics.ranking.place import PlaceScores
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import Scores, score_retrieval
@@ -34,12 +35,13 @@ class SecondScoring:
     Args:
         rerank: method by which the queries are ranked once more.
         points: other points of the same images, instead of their embeddings.
-        local: returns local scores for the rows (N,) bool of the queries and of the gallery; replaces the other two.
+        local: returns local scores, or evidence of place and time, for the rows (N,) bool of the queries and of the
+            gallery; replaces the other two.
     """
 
     rerank: Rerank | None = None
     points: Points | None = None
-    local: Callable[[Tensor, Tensor], LocalScores] | None = None
+    local: Callable[[Tensor, Tensor], LocalScores | PlaceScores] | None = None
 
 
 PLAIN = SecondScoring()  # no other way

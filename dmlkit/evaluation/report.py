@@ -9,13 +9,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SerializeAsAny
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.manifest import Fusion
 from dmlkit.errors import UserError
+from dmlkit.evaluation.augmented import Copies
 from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, table_of
 from dmlkit.evaluation.result import CLASS, Evaluation, Rescoring, confusions
 from dmlkit.files.arrays import read_arrays
@@ -91,9 +92,10 @@ class Alternative(BaseModel, frozen=True, extra="forbid"):
     Re-ranking looks at the gallery as a whole, and with k_reciprocal at the other queries.
     """
 
-    flip: bool
-    fusion: Fusion | None = None
-    """Second run, whose similarity is added."""
+    tta: Copies | None
+    """Copies of which the mean with each image was taken."""
+    fusion: SerializeAsAny[Fusion] | None = None
+    """Second run, whose similarity is added; or local scores, or place and time."""
     rerank: str | None
     """Method of re-ranking."""
     options: dict[str, float]
@@ -280,7 +282,7 @@ class Report(Document, frozen=True):
         return self.model_copy(update={"by": found})
 
     def with_alternative(
-        self, evaluation: Evaluation, rerank: Rerank | None, *, flip: bool, fusion: Fusion | None = None
+        self, evaluation: Evaluation, rerank: Rerank | None, *, copies: Copies | None, fusion: Fusion | None = None
     ) -> "Report":
         """Return the report with the metrics of the alternative, if the evaluation has one."""
         scores = evaluation.alternative
@@ -289,7 +291,7 @@ class Report(Document, frozen=True):
         changes = paired_differences(evaluation.scores.per_query, scores.per_query, evaluation.labels)
         corrected = holm([change.p_value for change in changes.values()])
         found = Alternative(
-            flip=flip,
+            tta=copies,
             fusion=fusion,
             rerank=next((name for name, method in METHODS.items() if isinstance(rerank, method)), None),
             options={} if rerank is None else rerank._asdict(),

@@ -1,4 +1,4 @@
-"""Evaluation of a run on its own test classes or on other images, also with their mirror images."""
+"""Evaluation of a run on its own test classes or on other images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,19 +8,21 @@ from typing import Any
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.files.dataset import Dataset, PickedSamples
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.fusion import fuse
-from dmlkit.embedding.in_memory import Embeddings, embed_dataset
+from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.manifest import Fusion
-from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
+from dmlkit.evaluation.augmented import Copies, check_copies, embed_with_copies
 from dmlkit.evaluation.evaluate import SecondScoring, score_split
 from dmlkit.evaluation.local import local_scores
+from dmlkit.evaluation.place import PlaceFusion, place_scores
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
 from dmlkit.files.source import LOCAL
@@ -29,7 +31,6 @@ from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import metric_configs
-from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
@@ -70,10 +71,10 @@ class ScoredAgain:
 
     rerank: Rerank | None = None
     """Rank the queries once more."""
-    flip: bool = False
-    """Evaluate the mean of each image and its mirror image."""
+    copies: Copies | None = None
+    """Evaluate the mean of each image and copies of it, see `embed_with_copies`."""
     fusion: Fusion | None = None
-    """Second model, or local scores."""
+    """Second model, local scores, or place and time."""
 
 
 ONCE = ScoredAgain()
@@ -165,6 +166,7 @@ def evaluate_scope(
     except UserError as error:
         note = f"{error}; evaluated again"
     dataset = images_of_split(recipe.dataset, split)
+    check_copies(dataset, recipe, scored_again.copies)
     own_model, trained = trained, replace(trained, recipe=recipe, recorded=weights)
 
     def embedded(trained: TrainedModel) -> Embeddings:
@@ -173,9 +175,9 @@ def evaluate_scope(
         return embed_files(trained, fabric, dataset, f"the {split} split", bar)
 
     found, second = embedded(trained), SecondScoring(scored_again.rerank)
-    if scored_again.flip:
-        mirrored = with_mirror_images(fabric, trained.model, dataset, recipe, found, bar)
-        second = replace(second, points=Points(mirrored.points, mirrored.labels, trained.manifold))
+    if scored_again.copies is not None:
+        means = embed_with_copies(fabric, trained, dataset, found, scored_again.copies, bar)
+        second = replace(second, points=Points(means.points, means.labels, trained.manifold))
     if scored_again.fusion is not None:
         second = replace(second, **_with_fusion(scored_again.fusion, trained, fabric, dataset, embedded, found, bar))
     evaluation = score_split(fabric, trained, found, dataset, split=split, bar=bar, ties=scope.ties, second=second)
@@ -214,11 +216,13 @@ def _with_fusion(
     found: Embeddings,
     bar: Bar,
 ) -> dict[str, Any]:
-    """Embed with two models, or prepare local scores of the images found.
+    """Embed with two models, or prepare local scores, or place and time, of the images found.
 
     Raises:
         UserError: one of the images can no longer be read.
     """
+    if isinstance(fusion, PlaceFusion):
+        return {"local": place_scores(fusion, trained, dataset, found)}
     if fusion.run == LOCAL:
         return {"local": local_scores(fusion, trained, fabric, dataset, found, bar)}
     both = fuse(trained, fusion, fabric)
@@ -271,43 +275,3 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
         folder = FolderConfig(root=str(scope.dataset_root), on_bad_image=own.on_bad_image, levels=own.levels)
         recipe = recipe.model_copy(update={"dataset": folder})
     return recipe
-
-
-class MirroredImages(PickedSamples):
-    """Mirror images of some samples of a dataset: left and right are exchanged."""
-
-    def __init__(self, dataset: Dataset, rows: Tensor) -> None:
-        super().__init__(dataset, rows, dataset.labels[rows])
-        self.resizing = dataset.resizing
-
-    def sample(self, index: int) -> Tensor:
-        return super().sample(index).flip(-1)
-
-
-def with_mirror_images(
-    fabric: Ranks, model: EmbeddingModel, dataset: Dataset, recipe: Recipe, own: Embeddings, bar: Bar = no_bar
-) -> Embeddings:
-    """Embed the mirror image of each image as well, and return the means.
-
-    The mean is taken of features, see `Manifold.to_features`; on the sphere it has the direction of the sum.
-
-    Args:
-        fabric, model, dataset, recipe: see `dmlkit.evaluation.evaluate.evaluate`.
-        own: embeddings of the images.
-        bar: shows the progress.
-
-    Raises:
-        UserError: the samples are no images, or one can no longer be read.
-    """
-    if not dataset.kind.has_pixels:
-        raise UserError("--tta flip: applies to images, but the samples of this run have no pixels; remove this option")
-    mirrored = MirroredImages(dataset, own.indices)
-    with bar(EMBEDDING, len(mirrored)) as advance:
-        found = embed_dataset(
-            fabric, model, mirrored, recipe.transform, workers=recipe.training.workers, advance=advance
-        )
-    if found.faults:
-        raise UserError(f"--tta flip: an image can no longer be read: {found.faults[0]}")
-    manifold, device = model.manifold, fabric.device
-    both = [manifold.to_features(points.to(device)) for points in (own.points, found.points)]
-    return own._replace(points=manifold.from_features((both[0] + both[1]) / 2).cpu())

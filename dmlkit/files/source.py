@@ -30,6 +30,8 @@ EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff
 SHARD = ".tar"
 TABLE_COLUMNS = ["path", "label"]
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
+PLACE = "place"  # instead of a second run: where and when the images were taken
+PARTNERS = (Path(LOCAL), Path(PLACE))
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
 ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
@@ -258,23 +260,35 @@ def require_image(path: Path) -> None:
 
 
 def require_partner(path: Path) -> None:
-    """Check that a path is ``local`` or a run.
+    """Check that a path is ``local``, ``place`` or a run.
 
     Raises:
         UserError: see `require_run`.
     """
-    if path != Path(LOCAL):
+    if path not in PARTNERS:
         require_run(path)
 
 
+def partner_path(text: str) -> Path:
+    """Read the path of a second run, or ``local`` or ``place``; ``./local`` is the run in a folder of this name.
+
+    Example:
+        >>> partner_path("local") == Path("local"), partner_path("./local") == Path.cwd() / "local"
+        (True, True)
+    """
+    path = Path(text)
+    return path.absolute() if path in PARTNERS and text != str(path) else path
+
+
 def require_second_run(path: Path) -> None:
-    """Check that a path is a run, and not ``local``.
+    """Check that a path is a run, and not ``local`` or ``place``.
 
     Raises:
         UserError: see `require_run`.
     """
-    if path == Path(LOCAL) and not path.exists():
-        raise UserError(f"--with {LOCAL}: only eval compares patches; expected a second run")
+    if path in PARTNERS and not path.exists():
+        what = "compares patches" if path == Path(LOCAL) else "compares places and times"
+        raise UserError(f"--with {path}: only eval {what}; expected a second run")
     require_run(path)
 
 

@@ -18,6 +18,7 @@ from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
 from dmlkit.metrics.ranking.codec import Rescore
 from dmlkit.metrics.ranking.labels import Array, Labeling, Labels, as_keys
 from dmlkit.metrics.ranking.local import LocalScores
+from dmlkit.metrics.ranking.place import PlaceScores
 from dmlkit.metrics.ranking.rankings import (
     Ties,
     as_embeddings,
@@ -138,14 +139,15 @@ def score_retrieval(
     group: Any = None,
     advance: Callable[[int], None] = lambda _: None,
     rerank: Rerank | None = None,
-    rescore: Rescore | LocalScores | None = None,
+    rescore: Rescore | LocalScores | PlaceScores | None = None,
 ) -> Scores:
     """Compute `retrieval_metrics` with the values and nearest neighbor of each query, and notes instead of warnings.
 
     Args:
         advance: receives how many more queries are ranked; the other arguments are those of `retrieval_metrics`.
         rerank: method of re-ranking, on the CPU; metrics that do not search are those of the points given.
-        rescore: full points or local scores, by which the candidates of each query are ordered again, on the CPU.
+        rescore: full points or local scores, by which the candidates of each query are ordered again, or evidence of
+            place and time, on the CPU.
 
     Raises:
         ValueError: see `retrieval_metrics`.

@@ -1,7 +1,4 @@
-"""The folder of a run: its files, the checks before a run is continued, and the replacement of an old run.
-
-A new run in the folder of an old one is written to `NEW`. When it has its first checkpoint, `take_over` removes the
-files of the old run and moves the new ones into their place. Each step can be interrupted and resumed.
+"""The folder of a run: its files, and the checks before a run is continued.
 
 Only what reads recipes or checkpoints imports torch, which takes seconds: the progress of runs is read without it.
 """
@@ -19,14 +16,14 @@ from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.outputs import check_place
 from dmlkit.files.source import require_run
 from dmlkit.recipe.plugin import changed_plugins, open_plugins
-from dmlkit.run_folder.documents import Basis, Environment, EpochRow
+from dmlkit.run_folder.documents import SPLITS, Basis, Environment, EpochRow
+from dmlkit.run_folder.replacement import MOVING, NEW, discard_new, take_over
 
 if TYPE_CHECKING:
     from dmlkit.recipe.schema import Recipe
 
 CheckpointName = Literal["last", "best"]
 FREE = ("loggers", "workers")  # keys of training that change no weight and no metric
-SPLITS = ("train", "validation", "test", "all")
 WEIGHT_KEYS = ("seed", "backbone", "head", "embedding_dim", "manifold", "loss", "regularizers", "sampler", "optimizer")
 """Recipe keys that a run and its checkpoint must share; the dataset may have moved."""
 
@@ -307,6 +304,27 @@ class RunFolder:
         write_text(self.metrics_path, "".join(row.json_line() for row in rows))
 
 
+def find_run(recorded: Path, near: Path) -> Path | None:
+    """Return where a run is that was recorded with its absolute path: there, or moved together with another folder.
+
+    A folder above ``near`` may hold the run by the same end of its path, e.g. runs/two; the longest end is taken. The
+    fingerprint of its weights says whether this is the recorded run.
+
+    Args:
+        recorded: path of the run, at the time of recording.
+        near: folder that was recorded with it, where it is now.
+
+    Example:
+        >>> find_run(Path("/old/runs/two"), Path("/new/runs/one")) is None  # neither /old/runs/two nor /new/runs/two
+        True
+    """
+    if recorded.is_dir():
+        return recorded
+    ends = [Path(*recorded.parts[start:]) for start in range(1, len(recorded.parts))]
+    places = (above / end for end in ends for above in near.resolve().parents)
+    return next((place for place in places if RunFolder(place).holds_run()), None)
+
+
 def _without_free_keys(recipe: dict[str, Any]) -> dict[str, Any]:
     training = {key: value for key, value in recipe["training"].items() if key not in FREE}
     return {**recipe, "training": training}
@@ -326,88 +344,3 @@ def final_place(path: Path, output: Path | None) -> Path:
     if place.resolve() == path.resolve():
         raise UserError(f"--output {place}: is the run to train again on every class; expected another folder")
     return place
-
-
-NEW = ".new"  # subfolder of the old run with the new run, until that has a checkpoint
-MOVING = ".moving"  # subfolder with the new run after the old run was removed, until all files are moved
-
-RUN_FILES = (
-    *("recipe.yaml", "environment.json", "classes.json", "basis.json", "metrics.jsonl", "summary.json", "curves.png"),
-    "alignment.json",
-    "test_classes.json",
-    *(f"untouched/{split}.{suffix}" for split in ("validation", "test") for suffix in ("npz", "json")),
-    *(
-        f"features/{split}/{name}"
-        for split in SPLITS
-        for name in ("features.json", "embeddings.npy", "items.parquet", "manifest.json")
-    ),
-    *("features/*/parts/*.safetensors", "features/*/parts/job.json"),
-    *("checkpoints/best.pt", "checkpoints/last.pt"),
-)
-RUN_FOLDERS = (
-    "untouched",
-    *(f"features/{split}" for split in SPLITS),
-    "features",
-    "checkpoints",
-)
-# Files that other commands write into a run by default, all of them computed with the run's weights.
-EMBEDDING_FILES = (
-    *("embeddings.npy", "items.parquet", "embeddings.parquet", "embeddings.npz", "index.faiss", "index.items.parquet"),
-    *("index.manifest.json", "manifest.json", "parts/*.safetensors", "parts/job.json", "tensorboard/tensors.bytes"),
-    *("tensorboard/metadata.tsv", "tensorboard/projector_config.pbtxt", LOCK),
-    f".*.{32 * '[0-9a-f]'}.partial",  # of a killed command, see `atomic_write`
-)
-DERIVED_FILES = (
-    *("loggers.json", "tensorboard/events.out.tfevents.*"),
-    *(
-        "threshold.json",
-        "evaluations/*.json",
-        "evaluations/*.npz",
-        "exports/model.*",
-        "exports/hub/*",
-        "plots/*.png",
-        "plots/*.svg",
-    ),
-    "plots/*.html",
-    *(f"embeddings/*/{name}" for name in EMBEDDING_FILES),
-)
-
-
-def take_over(folder: Path) -> None:
-    """Replace the old run by a new one that has a checkpoint; continue a replacement that was interrupted."""
-    new, moving = folder / NEW, folder / MOVING
-    if not moving.exists():
-        if not (new / "checkpoints" / "last.pt").exists():
-            return
-        remove_files(folder, (*RUN_FILES, *DERIVED_FILES))
-        new.rename(moving)
-    for name in RUN_FILES:  # last.pt is moved last: until then the run cannot be mistaken for a complete one
-        if (moving / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (moving / name).replace(folder / name)
-    remove_emptied(moving, [moving / name for name in RUN_FOLDERS])
-
-
-def discard_new(folder: Path) -> None:
-    """Remove a new run that has no checkpoint."""
-    if (folder / NEW).exists():
-        remove_files(folder / NEW, RUN_FILES)
-        remove_emptied(folder / NEW, [folder / NEW / name for name in RUN_FOLDERS])
-
-
-def remove_files(folder: Path, patterns: tuple[str, ...]) -> None:
-    """Remove files, and the folders below that become empty; a folder with other files is kept."""
-    files = {file for pattern in patterns for file in folder.glob(pattern)}
-    for file in files:
-        file.unlink()
-    below = {parent for file in files for parent in file.parents if parent.is_relative_to(folder) and parent != folder}
-    for parent in sorted(below, reverse=True):
-        if not any(parent.iterdir()):
-            parent.rmdir()
-
-
-def remove_emptied(folder: Path, below: list[Path]) -> None:
-    """Remove a folder and given folders in it if they are empty."""
-    for empty in (*below, folder):
-        if empty.is_dir() and not any(empty.iterdir()):
-            empty.rmdir()

@@ -143,6 +143,51 @@ def test_a_gallery_of_two_runs_sums_their_cosines(two: Path, tmp_path: Path, dml
 
 
 @pytest.mark.slow
+def test_a_gallery_whose_second_run_has_moved(two: Path, tmp_path: Path, dmlkit: Cli):
+    """Moved together with gallery and first run it is found; moved alone it is asked for."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for name in ("one", "two"):
+        shutil.copytree(two / name, old / "runs" / name)
+    photos, device = two / "photos", ("--device", "cpu")
+    made = dmlkit(
+        *("gallery", "create", old / "runs" / "one", photos, "-o", old / "galleries" / "g"),
+        *("--with", old / "runs" / "two", *device),
+    )
+    assert made.code == 0, made.err
+    old.rename(new)
+    gallery = new / "galleries" / "g"
+    add, calibrate = ("gallery", "add", gallery, photos), ("calibrate", gallery, "--fpir", "0.4")
+    check = ("gallery", "check", gallery, photos)
+    for words in (add, calibrate, check, ("identify", gallery, photos), ("search", gallery, photos)):
+        result = dmlkit(*words, *device)
+        assert "of this gallery is missing" not in result.err and "--run RUN" not in result.err, result.err
+        assert result.code == 0 or "images can be compared" in result.err, (words, result)
+    moved = (new / "runs" / "two").rename(tmp_path / "elsewhere")
+    photo, more = next(photos.rglob("*.png")), tmp_path / "more"
+    (more / photo.parent.name).mkdir(parents=True)
+    (more / photo.parent.name / "0.png").write_bytes(photo.read_bytes() + b" ")  # another image, with the same pixels
+    message = "the second run of this gallery is missing; name it with --with RUN, or put it next to the first"
+    for words in ((*add[:3], more), (*calibrate, "--strangers", more), (*check[:3], more), ("identify", gallery, more)):
+        alone = dmlkit(*words, *device)
+        assert alone.code == 2 and message in alone.err and len(alone.err.strip().splitlines()) == 1, (words, alone)
+        named = dmlkit(*words, "--with", moved, *device)
+        assert "is missing" not in named.err, (words, named)
+        wrong = dmlkit(*words, "--with", two / "of_others", *device)
+        assert wrong.code == 2, (words, wrong)
+    for option in ("--run", "--with"):
+        refused = dmlkit("calibrate", two / "one", option, two / "two", *device)
+        assert refused.code == 2 and f"calibrate: {option} {two / 'two'}: names a run of a gallery" in refused.err
+
+
+@pytest.mark.slow
+def test_a_second_run_named_local(two: Path, tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(two / "two", tmp_path / "local")
+    monkeypatch.chdir(tmp_path)
+    found = json.loads(dmlkit("eval", two / "one", "--with", "./local", "--device", "cpu", "--json").out)
+    assert found["alternative"]["fusion"]["run"] == str(tmp_path / "local")
+
+
+@pytest.mark.slow
 def test_eval_search_and_verify_with_a_second_run(two: Path, tmp_path: Path, dmlkit: Cli):
     from dmlkit.metrics import retrieval_metrics
 

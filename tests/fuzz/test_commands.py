@@ -121,7 +121,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "align": (("gallery tuned photos", "output=new checkpoint json device"),),
     "calibrate": (
         ("tuned --far 0.3", "far checkpoint json device overrides=dataset.seed=3"),
-        ("large --fpir 0.3", "strangers=photos near=0.9,0.999 json device"),
+        ("large --fpir 0.3", "strangers=photos near=0.9,0.999 json device run"),
     ),
     "check": (("base.yaml", "overrides"), ("study/runs/small/seed-0/recipe.yaml", "overrides")),
     "cluster": (
@@ -165,7 +165,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run --split train", "overrides=dataset.seed=3"),
     ),
     "eval": (
-        ("run", "split checkpoint device metric ties per_class json rerank=k_reciprocal,expansion tta=flip"),
+        ("run", "split checkpoint device metric ties per_class json rerank=k_reciprocal,expansion tta=flip,scales"),
         ("run --metric map@r", "evidence=center split json"),
         ("run --dims 8,4", "metric=recall@1,map@r precision=fp16,int8,binary json"),
         ("run", "split checkpoint metric overrides=transform.size=20"),

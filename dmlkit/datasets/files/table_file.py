@@ -53,15 +53,28 @@ def read_images_table(file: Path, label: str | None) -> Any:
 
     needed = ["path", *([label] if label else [])]
     table = _read(file, "; expected a table of images", *needed)
-    try:
-        columns: list[str] = table.column_names
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
+    columns = _names(table, file)
     for name in needed:
         require_column(file, columns, name)
     labels = table[label] if label else pa.array([""] * len(table))
     kept = [place for place, name in enumerate(columns) if SYNONYMS.get(name, name) in ("path", *BOX, *SIZED_BOX)]
     return known_columns(table.select(kept).append_column(LABEL, labels), str(file))
+
+
+def column_names(file: Path) -> list[str]:
+    """Return the names of the columns of a table of images.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    return _names(_read(file, "; expected a table of images"), file)
+
+
+def _names(table: Any, file: Path) -> list[str]:
+    try:
+        return table.column_names
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
 
 
 def _read(file: Path, advice: str, *texts: str) -> Any:

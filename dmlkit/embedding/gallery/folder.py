@@ -25,6 +25,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.check_points import check_points
+from dmlkit.run_folder.folder import find_run
 
 IDS = 1000  # looked up at once
 
@@ -53,8 +54,8 @@ class GalleryFolder:
 
     @property
     def run(self) -> Path | None:
-        """Run whose model embeds, if it still exists."""
-        return Path(self.manifest.run) if Path(self.manifest.run).is_dir() else None
+        """Run whose model embeds, if it still exists or moved together with the gallery."""
+        return find_run(Path(self.manifest.run), self.path)
 
     @property
     def source(self) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dmlkit.embedding.points import PointSet
 from dmlkit.embedding.questions.search import searcher_of
-from dmlkit.embedding.search import Gallery, PointSearch
+from dmlkit.embedding.search import Gallery, Neighbors, PointSearch
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 
 Rule = Literal["nearest", "vote", "mean"]
@@ -95,7 +95,14 @@ class Decider:
             *images.shape, self.searched.manifold.point_dim
         )
 
-    def decide(self, points: Tensor, own: np.ndarray | None = None, *, absent: bool = False) -> list[Decision]:
+    @property
+    def length(self) -> int:
+        """Number of neighbors among which a decision is looked for at first."""
+        return min(max(FIRST, self.voters + 1), len(self.codes))
+
+    def decide(
+        self, points: Tensor, own: np.ndarray | None = None, *, absent: bool = False, near: Neighbors | None = None
+    ) -> list[Decision]:
         """Decide on points (Q, D), or on Q groups of n points, (Q, n, D).
 
         The score of a label for a group is the mean over its points (the sum rule of Kittler et al. 1998), not counting
@@ -106,21 +113,24 @@ class Decider:
             own: (Q,) rows of the points if they are labeled ones; their groups are left out of their own decisions.
                 Fastest in the order of their labels.
             absent: leave out the whole labels of ``own``, of which at least one other must remain.
+            near: the `length` nearest images of each point, if they were searched before. Default: search.
         """
         if points.ndim == 3:
             return self._on_groups(points, own, absent)
         if self.rule == "mean":
             return list(self._by_means(points, own, absent))
-        return self._by_pictures(points, own, absent)
+        return self._by_pictures(points, own, absent, near)
 
-    def _by_pictures(self, points: Tensor, own: np.ndarray | None, absent: bool) -> list[Decision]:
+    def _by_pictures(
+        self, points: Tensor, own: np.ndarray | None, absent: bool, near: Neighbors | None
+    ) -> list[Decision]:
         """Search among more and more neighbors, until there is one with another label."""
         found: dict[int, Decision] = {}
         remaining, size = list(range(len(points))), len(self.codes)
-        length = min(max(FIRST, self.voters + 1), size)
+        length = self.length
         units, single = self.codes if absent else self.groups, len(self.sizes) - absent == 1
         while remaining:
-            near = self.searcher.search(points[remaining], length)
+            near = near or self.searcher.search(points[remaining], length)
             for query, similarities, rows in zip(remaining, near.similarities, near.indices.numpy(), strict=True):
                 kept = np.ones(len(rows), bool) if own is None else units[rows] != units[own[query]]
                 codes = self.codes[rows[kept]]
@@ -128,7 +138,7 @@ class Decider:
                     scores = (similarities[torch.from_numpy(kept)] + 0.0).tolist()
                     found[query] = _vote(codes.tolist(), scores, self.voters)
             remaining = [query for query in remaining if query not in found]
-            length = min(2 * length, size)
+            near, length = None, min(2 * length, size)
         return [found[query] for query in range(len(points))]
 
     def _by_means(self, points: Tensor, own: np.ndarray | None, absent: bool) -> Iterator[Decision]:

@@ -24,6 +24,7 @@ from dmlkit.embedding.questions.grouped import decide_groups, group_rows, neighb
 from dmlkit.embedding.questions.probability import Sigmoid, estimate_probability
 from dmlkit.embedding.questions.reranked import NOTE, RerankedGallery
 from dmlkit.embedding.questions.search import QUERY_ROWS, nearest, open_searched
+from dmlkit.embedding.search import Neighbors
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import ANSWER_COLUMNS, BOX, NEAREST, write_table, writing
@@ -242,10 +243,12 @@ class Identifier:
             known: (N,) the correct label of each point, None where it is not known.
             groups: rows of the points of each group, by its name.
         """
-        near = nearest(self.searched, asked, NEAREST, reranked=self.reranked)
+        searches = groups is None and self.decider.rule != "mean"
+        near = nearest(self.searched, asked, self.decider.length if searches else NEAREST, reranked=self.reranked)
         if groups is None:
-            decisions = [one for block in asked.blocks(QUERY_ROWS) for one in self.decider.decide(block)]
+            decisions = list(self._decisions(asked, near if searches else None))
             sizes, right = [1] * len(decisions), known
+            near = replace(near, similarities=near.similarities[:, :NEAREST], rows=near.rows[:, :NEAREST])
         else:
             sizes = [len(rows) for rows in groups.values()]
             right = [next((label for row in rows if (label := known[row])), None) for rows in groups.values()]
@@ -254,6 +257,15 @@ class Identifier:
         answers = [self._answer(*one) for one in zip(decisions, sizes, right, strict=True)]
         unit = ("image", "images") if groups is None else ("group", "groups")
         return Identified(answers, near, self.threshold, self.least_probability, self.note, unit)
+
+    def _decisions(self, asked: PointSet, near: Answers | None) -> Iterator[Decision]:
+        """Decide on each point, among its nearest images ``near`` if the rule compares images."""
+        start = 0
+        for block in asked.blocks(QUERY_ROWS):
+            rows = slice(start, start + len(block))
+            found = None if near is None else Neighbors(near.similarities[rows], near.rows[rows])
+            yield from self.decider.decide(block, near=found)
+            start = rows.stop
 
     def _answer(self, decision: Decision, size: int, right: str | None) -> Answer:
         code, score, margin = decision

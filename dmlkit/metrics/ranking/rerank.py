@@ -355,8 +355,12 @@ def _weighted(manifold: Manifold, points: Tensor, pool: Tensor, own: Tensor, lar
 
 def _relative(similarity: Tensor, largest: Tensor, smallest: Tensor) -> Tensor:
     """Return distances in units of the largest; 0 where all are equal."""
-    spread = (largest - smallest).clamp(min=torch.finfo(similarity.dtype).tiny)
-    return ((largest - similarity) / spread).clamp(0, 1)
+    return ((largest - similarity) / _spread(largest, smallest)).clamp(0, 1)
+
+
+def _spread(largest: Tensor, smallest: Tensor) -> Tensor:
+    """Return by how much similarities differ at most; the smallest positive number where all are equal."""
+    return (largest - smallest).clamp(min=torch.finfo(largest.dtype).tiny)
 
 
 def _selection(rows: Tensor, size: int) -> Any:
@@ -381,15 +385,26 @@ class _Targets:
         self.columns, self.sums = sets.tocsc(), sets.sum(1)
 
     def scores(self, similarity: Tensor, sets: Any, largest: Tensor, smallest: Tensor, weight: float) -> Tensor:
-        """Return minus the final distances (n, N) of queries, from their similarities and weights (n, P)."""
-        found = _relative(similarity, largest[:, None], smallest[:, None]).mul_(-weight).sub_(1 - weight)
-        sums = sets.sum(1)
-        for row, values in enumerate(found.numpy()):
+        """Return minus the final distances (n, N) of queries, from their similarities and weights (n, P).
+
+        The similarities are overwritten, row by row: a row of 60 000 stays in the cache, where the passes over it take
+        a tenth of the time of passes over a block of rows.
+        """
+        import numpy as np
+
+        slopes = weight / _spread(largest, smallest)
+        columns = (similarity.numpy(), largest.tolist(), slopes.tolist(), sets.sum(1).tolist())
+        for row, (values, most, slope, total) in enumerate(zip(*columns, strict=True)):
+            values -= most
+            values *= slope
+            np.clip(values, -weight, 0, out=values)
+            values -= 1 - weight
             own = slice(sets.indptr[row], sets.indptr[row + 1])
             shared = self._shared(sets.indices[own], sets.data[own])
-            near = shared.nonzero()[0]
-            values[near] += (1 - weight) * shared[near] / (sums[row] + self.sums[near] - shared[near])
-        return found
+            near = (shared > 0).nonzero()[0]  # five times as fast as of the numbers themselves
+            both = shared[near]
+            values[near] += (1 - weight) * both / (total + self.sums[near] - both)
+        return similarity
 
     def _shared(self, columns: Any, weights: Any) -> Any:
         """Compute the sum of the minima of weights on columns and of those of each image, (N,)."""

@@ -276,3 +276,24 @@ def test_a_box_is_drawn(tmp_path: Path):
     assert is_blue[:18].all() and is_blue[:, :38].all() and is_blue[30:50, 50:90].all()
     assert not is_blue[20, 40:100].any() and not is_blue[20:60, 40].any() and not is_blue[59, 40:100].any()
     assert (shown[20:60, 40, 0] > 150).all()  # yellow
+
+
+def test_a_table_of_queries_needs_no_labels(place: Path, tmp_path: Path, dmlkit: Cli):
+    """With and without the column of labels, answers are the same, but only known labels can be right."""
+    table = place / "asked.csv"
+    words = ("identify", place / "gallery", table, "-o", tmp_path / "answers.json", "--device", "cpu")
+    found: list[Any] = []
+    for header, cells in (("path,camera", ",3"), ("path,label,camera", ",finch,3")):
+        lines = [f"asked/{name}.jpg{cells}" for name in ("0", "known")]
+        table.write_text("\n".join([header, *lines]) + "\n")
+        result = dmlkit(*words)
+        assert result.code == 0, result.err
+        found.append(json.loads((tmp_path / "answers.json").read_text()))
+    without, with_labels = found
+    assert without["accuracy"] is None and with_labels["accuracy"]["images"] == 2
+    assert [one | {"known": None} for one in with_labels["images"]] == without["images"]
+    grouped = dmlkit(*words[:3], "--by-group", "camera", "--device", "cpu")
+    assert grouped.code == 0 and "1 group" in grouped.out, grouped
+    table.write_text("file,camera\na.jpg,3\n")
+    refused = dmlkit(*words)
+    assert refused.code == 2 and "expected the column 'path' once, got it not at all" in refused.err

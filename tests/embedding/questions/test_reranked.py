@@ -4,13 +4,16 @@ import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from dmlkit.embedding.points import PointsInMemory
+from dmlkit.embedding.questions.identify import Identifier, LabelRule
 from dmlkit.embedding.questions.reranked import RerankedGallery
+from dmlkit.embedding.search import Neighbors, PointSearch, StoredGallery
 from dmlkit.errors import UserError
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, ReciprocalGallery
@@ -113,3 +116,33 @@ def test_a_gallery_too_small():
     points = PointsInMemory("two", Sphere(2), torch.eye(2), ["a", "b"], ["a", "b"])
     with pytest.raises(UserError, match="n: expected 1 to 1"):
         RerankedGallery(points, Expansion())
+
+
+@pytest.mark.parametrize("rerank", [None, KReciprocal(6, 2, 0.3)])
+def test_identify_searches_once(rerank: KReciprocal | None, monkeypatch: pytest.MonkeyPatch):
+    """Each of 40 queries is compared with the labeled points once, and the answers are those of two searches."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.nn.functional.normalize(torch.randn(104, 6, generator=generator), dim=1)
+    names = [f"{row}.jpg" for row in range(104)]
+    labels = [str(row % 8) for row in range(64)]
+    searched = PointsInMemory("labeled", Sphere(6), points[:64], names[:64], labels)
+    asked = PointsInMemory("asked", Sphere(6), points[64:], names[64:], [None] * 40)
+    identifier = Identifier(searched, LabelRule(rerank=rerank, threshold=0.0))
+    identifier.sigmoids = {1: None}  # whose fit searches for labeled points
+    expected = identifier.decider.decide(asked.points)
+    counted: list[int] = []
+    searchers = [type(identifier.decider.searcher), StoredGallery]
+    for searcher in set(searchers):
+        original = searcher.search
+
+        def search(self: PointSearch, queries: torch.Tensor, k: int, original: Any = original) -> Neighbors:
+            counted.append(len(queries))
+            return original(self, queries, k)
+
+        monkeypatch.setattr(searcher, "search", search)
+    found = identifier.answers(asked, [None] * 40)
+    assert sum(counted) == 40
+    assert [(one.guess, one.score, one.margin) for one in found.answers] == [
+        (identifier.names[code], score, margin) for code, score, margin in expected
+    ]
+    assert found.neighbors.similarities.shape == (40, 3)

@@ -1,0 +1,223 @@
+"""Place and time of the images of a run, and the weight of their evidence, chosen on validation classes."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from datetime import UTC, datetime
+from math import inf, isfinite, nan
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import PositiveFloat
+from torch import Tensor
+
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.table_file import column_names
+from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.embedding.manifest import Fusion
+from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.questions.probability import fit_sigmoid
+from dmlkit.embedding.stored import split_embeddings
+from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.errors import UserError
+from dmlkit.evaluation.by_value import read_column, table_of
+from dmlkit.evaluation.fusion import PairOfModels
+from dmlkit.evaluation.pair_probability import sampled_pairs
+from dmlkit.files.source import PLACE
+from dmlkit.loading.cache import images_of_split
+from dmlkit.manifolds.base import Manifold
+from dmlkit.metrics.ranking.place import PlaceScores, Range, Sightings, kilometers
+from dmlkit.metrics.reliability import balanced
+from dmlkit.metrics.scoring import score_retrieval
+from dmlkit.recipe.file import plain
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+
+LIMITS = {"latitude": 90, "longitude": 180}
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the typical distance and time of two sightings of one class, which are tried
+SECONDS = 86_400
+LEAST_KM = 1e-3
+
+
+class PlaceFusion(Fusion, frozen=True, extra="forbid", strict=True):
+    """Weight of the evidence of place and time, see `Range`."""
+
+    kilometers: PositiveFloat
+    """Home range r."""
+    spread: PositiveFloat
+    """Spread R of different individuals, in km."""
+    days: PositiveFloat | None
+    """Decay tau; null for none."""
+
+    @property
+    def range(self) -> Range:
+        """Home range and decay."""
+        return Range(self.kilometers, self.spread, inf if self.days is None else self.days)
+
+
+def choose_place(
+    run: Path, *, checkpoint: CheckpointName | None = None, fabric: Ranks, bar: Bar = no_bar
+) -> PlaceFusion:
+    """Choose home range, decay and weight of the evidence of place and time on validation classes.
+
+    Range and decay are those of a grid around the typical distance and time of two images of one class with which a
+    logistic regression on similarity and evidence has the highest likelihood; the weight is then chosen as by
+    `choose_fusion`.
+
+    Args:
+        run: the run, whose dataset is a table with the columns ``latitude``, ``longitude`` and, optionally, ``time``.
+        checkpoint: its checkpoint. Default: best, otherwise last.
+        fabric: device.
+        bar: shows each step.
+
+    Raises:
+        UserError: the run has no validation classes, or see `sightings_of`.
+    """
+    folder = RunFolder(run)
+    folder.check_unseen("validation")
+    trained = load_model(folder, fabric, checkpoint)
+    dataset = images_of_split(trained.recipe.dataset, "validation")
+    sightings_of(trained, dataset, [0])  # before anything is embedded
+    found = split_embeddings(folder, trained, fabric, dataset, "validation", bar=bar)
+    sightings = sightings_of(trained, dataset, found.indices.tolist())
+    with torch.no_grad():
+        pair = PairWithPlace(found, deepcopy(trained.manifold).cpu(), sightings)
+        weights, share, alone, together = pair.choice()
+    return PlaceFusion(
+        run=PLACE,
+        checkpoint=trained.checkpoint,
+        fingerprint=trained.fingerprint,
+        share=share,
+        weights=weights,
+        alone=alone,
+        together=together,
+        kilometers=pair.range.kilometers,
+        spread=pair.range.spread,
+        days=pair.range.days if isfinite(pair.range.days) else None,
+    )
+
+
+class PairWithPlace(PairOfModels):
+    """Similarities and evidence of place and time of pairs of images.
+
+    Args:
+        found: the images.
+        manifold: their geometry.
+        sightings: where and when they were taken.
+    """
+
+    def __init__(self, found: Embeddings, manifold: Manifold, sightings: Sightings) -> None:
+        self.points, self.labels, self.manifolds, self.sightings = [found.points], found.labels, [manifold], sightings
+        first, second = (torch.from_numpy(rows) for rows in sampled_pairs(found.labels.numpy()))
+        self.classes = found.labels.numpy()[np.stack([first.numpy(), second.numpy()], axis=1)]
+        similarity = [
+            manifold.paired_similarity(found.points[one].double(), found.points[other].double())
+            for one, other in zip(first.split(2**16), second.split(2**16), strict=True)
+        ]
+        scores, sides = torch.cat(similarity).numpy(), (sightings.chosen(first), sightings.chosen(second))
+        self.range = fit_range(scores, self.classes[:, 0] == self.classes[:, 1], sides)
+        self.scores = [scores, self.range.evidence(*sides).numpy()]
+
+    def map_at_r(self, share: float, asked: Tensor) -> Tensor:
+        """Return the map@r of those of the images asked (N,) bool that have others of their class."""
+        points, rows = self.points[0], torch.arange(len(self.labels))
+        scores = score_retrieval(
+            *(points[asked], self.labels[asked], points, self.labels),
+            manifold=self.manifolds[0],
+            metrics=["map@r"],
+            ids=rows[asked],
+            gallery_ids=rows,
+            rescore=PlaceScores(self.sightings.chosen(asked), self.sightings, self.range, share),
+        )
+        return scores.per_query["map@r"]
+
+
+def fit_range(similarity: np.ndarray, same: np.ndarray, sides: tuple[Sightings, Sightings]) -> Range:
+    """Return the home range and decay with which similarity and evidence tell pairs of images apart best.
+
+    Args:
+        similarity: (P,) float64, of the images of each pair.
+        same: (P,) bool, whether they are of one class.
+        sides: the sightings of both images (P).
+    """
+    squares = kilometers(sides[0].places, sides[1].places).square().numpy()
+    days = (sides[0].days - sides[1].days).abs().numpy()
+    known = np.isfinite(squares) & np.isfinite(days)
+    if not (known & same).any() or not (known & ~same).any():
+        return Range(1.0, 1.0, inf)
+    # the mean of d^2 is 2 r^2 if both coordinates of the difference are normal with deviation r
+    typical, spread = (max(float(np.sqrt(squares[known & part].mean() / 2)), LEAST_KM) for part in (same, ~same))
+    usual = float(days[known & same].mean())
+    decays = [inf, *(factor * usual for factor in FACTORS)] if usual > 0 else [inf]
+    balance = balanced(np.ones(len(same)), same)
+    best, found = inf, Range(typical, max(typical, spread), inf)
+    for kilometer in (factor * typical for factor in FACTORS):
+        for decay in decays:
+            one = Range(kilometer, max(kilometer, spread), decay)
+            evidence = one.evidence(*sides).numpy()
+            said = fit_sigmoid(similarity, evidence, same, balance).of(similarity, evidence).clip(1e-12, 1 - 1e-12)
+            loss = -float(balance @ np.where(same, np.log(said), np.log1p(-said)))
+            if loss < best:
+                best, found = loss, one
+    return found
+
+
+def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]) -> Sightings:
+    """Return where and when images of a dataset were taken, from the table of the run.
+
+    Raises:
+        UserError: the dataset is no table or lacks the columns, or a cell is out of range.
+    """
+    images = [dataset.key(index) for index in indices]
+    try:
+        file, root = table_of("latitude", plain(trained.recipe)["dataset"])
+    except UserError:
+        raise UserError(
+            f"--with {PLACE}: the dataset is {trained.recipe.dataset.name}, which has no columns; train on a table "
+            "with the columns path, label, latitude, longitude and time"
+        ) from None
+    degrees: list[Tensor] = []
+    for column, limit in LIMITS.items():
+        cells = zip(images, read_column(images, file, root, column), strict=True)
+        degrees.append(torch.tensor([_degrees(cell, column, limit, f"{file}: {one}") for one, cell in cells]).double())
+    days = torch.zeros(len(images), dtype=torch.float64)
+    if "time" in column_names(file):
+        cells = zip(images, read_column(images, file, root, "time"), strict=True)
+        days = torch.tensor([_days(cell, f"{file}: {one}") for one, cell in cells], dtype=torch.float64)
+    return Sightings.at(degrees[0], degrees[1], days)
+
+
+def place_scores(
+    fusion: PlaceFusion, trained: TrainedModel, dataset: Dataset, found: Embeddings
+) -> Callable[[Tensor, Tensor], PlaceScores]:
+    """Return a function of the rows (N,) bool of queries and gallery, which gives the evidence on them."""
+    sightings = sightings_of(trained, dataset, found.indices.tolist())
+    return lambda query, gallery: PlaceScores(
+        sightings.chosen(query), sightings.chosen(gallery), fusion.range, fusion.share
+    )
+
+
+def _degrees(cell: str | None, column: str, limit: int, where: str) -> float:
+    """Return degrees; nan for an empty cell."""
+    if cell is None:
+        return nan
+    try:
+        value = float(cell)
+    except ValueError:
+        value = nan
+    if not -limit <= value <= limit:
+        raise UserError(f"{where}: {column}: got {cell[:50]!r}, expected degrees from {-limit} to {limit}")
+    return value
+
+
+def _days(cell: str | None, where: str) -> float:
+    """Return days since 1970; nan for an empty cell."""
+    if cell is None:
+        return nan
+    try:
+        time = datetime.fromisoformat(cell.strip())
+    except ValueError:
+        raise UserError(
+            f"{where}: time: got {cell[:50]!r}, expected a date or a time such as 2026-05-31 or 2026-05-31T14:30"
+        ) from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() / SECONDS

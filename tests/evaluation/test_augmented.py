@@ -1,0 +1,104 @@
+"""Test-time augmentation against points computed image by image."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import interpolate
+
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import start_ranks
+from dmlkit.embedding.in_memory import embed_dataset
+from dmlkit.embedding.trained import TrainedModel
+from dmlkit.errors import UserError
+from dmlkit.evaluation.augmented import Copies, embed_with_copies, scaled_transform
+from dmlkit.evaluation.evaluate import SecondScoring, score_split
+from dmlkit.loading.cache import images_of_split
+from dmlkit.metrics.base import Points
+from dmlkit.metrics.scoring import score_retrieval
+from dmlkit.model import build_model
+from dmlkit.recipe.file import parse_recipe
+from tests.conftest import TINY_RECIPE, Result
+
+
+def resized(pixels: torch.Tensor, side: int) -> torch.Tensor:
+    """Resize images (N, 3, H, W) uint8 in float, rounded to whole numbers."""
+    found = interpolate(pixels.float(), (side, side), mode="bilinear", antialias=True, align_corners=False)
+    return found.round().clamp(0, 255).to(torch.uint8)
+
+
+@pytest.mark.parametrize(("copies", "manifold"), [("flip", "sphere"), ("flip", "poincare"), ("scales", "sphere")])
+def test_the_mean_of_an_image_and_its_copies(copies: Copies, manifold: str):
+    recipe = parse_recipe(TINY_RECIPE + f"manifold: {{name: {manifold}}}\n", "recipe.yaml")
+    recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"workers": 0})})
+    torch.manual_seed(0)
+    model, dataset = build_model(recipe).eval(), images_of_split(recipe.dataset, "test")
+    ranks, trained = start_ranks("cpu"), TrainedModel.of(recipe, model)
+    own = embed_dataset(ranks, model, dataset, recipe.transform, workers=0)
+    means = embed_with_copies(ranks, trained, dataset, own, copies)
+    changed = SecondScoring(points=Points(means.points, means.labels, model.manifold))
+    found = score_split(ranks, trained, own, dataset, split="test", second=changed)
+    pixels = torch.stack([dataset.sample(row) for row in range(len(dataset))])
+    side = pixels.shape[-1]
+    assert recipe.transform is not None and recipe.transform.size == side
+    others = (
+        [pixels.flip(3)] if copies == "flip" else [resized(pixels, round(side * s)) for s in (0.7071068, 1.4142136)]
+    )
+    with torch.no_grad():
+        features = [model.manifold.to_features(model(images)) for images in (pixels, *others)]
+        points = model.manifold.from_features(torch.stack(features).mean(0))
+    assert (means.points - points).abs().max() < (1e-4 if copies == "flip" else 0.02)  # resized in whole numbers
+    expected = score_retrieval(means.points, dataset.labels, manifold=model.manifold, metrics=recipe.metrics)
+    assert found.alternative is not None
+    assert found.alternative.values == pytest.approx(expected.values)
+    assert found.alternative.values != found.scores.values
+
+
+@pytest.mark.parametrize("transform", ["{name: imagenet}", "{name: hyp_vit, size: 160, resize: 182}"])
+def test_a_scaled_transform_shows_the_same_part_of_an_image(transform: str):
+    """A white square in the middle of an image takes the same share of all sizes."""
+    text = "dataset: {name: folder, root: x}\nbackbone: {name: small_cnn}\nloss: {name: triplet}\n"
+    recipe = parse_recipe(f"{text}transform: {transform}\n", "recipe.yaml")
+    assert recipe.transform is not None
+    image = torch.zeros(3, 400, 500, dtype=torch.uint8)
+    image[:, 100:300, 150:350] = 255
+    shares = []
+    for changed in (recipe.transform, scaled_transform(recipe, 0.5**0.5), scaled_transform(recipe, 2**0.5)):
+        assert changed is not None and changed.mean == recipe.transform.mean
+        found = changed.evaluation()(image)
+        assert found.shape == (3, changed.size, changed.size)
+        shares.append(float(found.float().mean()) / 255)
+    assert shares[0] == pytest.approx(
+        (200 / (400 * recipe.transform.size / recipe.transform.resizing.side)) ** 2, abs=0.01
+    )
+    assert shares == pytest.approx([shares[0]] * 3, abs=0.01)
+
+
+def test_what_takes_no_other_sizes():
+    text = "dataset: {name: folder, root: x}\nloss: {name: triplet}\ntransform: {name: imagenet}\n"
+    vit = parse_recipe(f"{text}backbone: {{name: vit}}\n", "recipe.yaml")
+    message = "^--tta scales: needs images of 158 x 158 pixels too, but backbone: vit needs transform.size 224, got 158"
+    with pytest.raises(UserError, match=message):
+        scaled_transform(vit, 0.5**0.5)
+    small = parse_recipe(TINY_RECIPE, "recipe.yaml", ["transform.size=9"])
+    with pytest.raises(UserError, match=r"^--tta scales: needs images of 6 x 6 pixels too, but transform.size: got 6"):
+        scaled_transform(small, 0.5**0.5)
+    recipe = parse_recipe(TINY_RECIPE, "recipe.yaml")
+    model, dataset = build_model(recipe).eval(), images_of_split(recipe.dataset, "test")
+    ranks, trained = start_ranks("cpu"), TrainedModel.of(recipe, model)
+    own = embed_dataset(ranks, model, dataset, recipe.transform, indices=range(4), workers=0)
+    cached: Dataset = dataset
+    cached.resizing = "a shorter side of 32 pixels, bilinear"
+    with pytest.raises(
+        UserError, match=r"^--tta scales: needs images in other sizes, but the cache has images resized"
+    ):
+        embed_with_copies(ranks, trained, cached, own, "scales")
+
+
+def test_where_it_does_not_apply(tmp_path: Path, dmlkit: Callable[..., Result]):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(TINY_RECIPE)
+    for copies in ("flip", "scales"):
+        wrong = dmlkit("eval", recipe, "--untrained", "--tta", copies)
+        assert wrong.code == 2 and "--tta does not apply to --untrained" in wrong.err

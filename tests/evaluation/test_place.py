@@ -1,0 +1,179 @@
+"""`dmlkit eval --with place` on simulated sightings, whose home range is known."""
+
+import json
+from collections.abc import Callable
+from math import inf, isfinite
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.evaluation.place import PairWithPlace, fit_range
+from dmlkit.files.source import partner_path
+from dmlkit.manifolds import Sphere
+from dmlkit.metrics.ranking.place import Range, Sightings
+from tests.conftest import TINY_RECIPE, Result
+from tests.datasets import trees
+from tests.metrics.test_place import naive_evidence
+
+Cli = Callable[..., Result]
+KM = 1 / 111.195  # degrees of latitude
+
+
+def simulated(
+    animals: int, images: int, seed: int, moves: float = 0.0, side: float = 30
+) -> tuple[np.ndarray, np.ndarray]:
+    """Latitude, longitude and days of sightings near the equator, within about 1 km of homes in a square of a side.
+
+    Homes move by ``moves`` km per square root of a day in each direction.
+    """
+    generator = np.random.default_rng(seed)
+    labels, days = np.arange(animals).repeat(images), generator.uniform(0, 400, animals * images)
+    homes = generator.uniform(0, side, (animals, 2))[labels]
+    walk = moves * generator.normal(size=(animals, 401, 2)).cumsum(axis=1)[labels, days.astype(int)]
+    places = homes + walk + generator.normal(size=homes.shape)
+    return np.column_stack([places * KM, days]), labels
+
+
+def sightings(rows: np.ndarray) -> Sightings:
+    return Sightings.at(*(torch.from_numpy(column.copy()) for column in rows.T))
+
+
+def pairs_of(
+    rows: np.ndarray, labels: np.ndarray, seed: int
+) -> tuple[np.ndarray, np.ndarray, tuple[Sightings, Sightings]]:
+    """Similarities, which say something, of all pairs, and whether they are of one animal."""
+    first, second = np.triu_indices(len(rows), 1)
+    same = labels[first] == labels[second]
+    similarity = np.random.default_rng(seed).normal(same * 1.0, 1.0)
+    return similarity, same, (sightings(rows[first]), sightings(rows[second]))
+
+
+@pytest.mark.parametrize("moves", [0.0, 0.3])
+def test_the_range_has_the_highest_likelihood_of_the_grid(moves: float):
+    """Against scikit-learn's logistic regression; homes that move give a decay, and others none."""
+    rows, labels = simulated(12, 8, 1, moves, side=6)
+    similarity, same, sides = pairs_of(rows, labels, 2)
+    found = fit_range(similarity, same, sides)
+    weights = np.where(same, 0.5 / same.mean(), 0.5 / (~same).mean())
+
+    def loss(span: Range) -> float:
+        features = np.stack([similarity, span.evidence(*sides).numpy()], axis=1)
+        said = (
+            LogisticRegression(C=1e9, max_iter=1000).fit(features, same, sample_weight=weights).predict_proba(features)
+        )
+        return -float(weights @ np.log(said[np.arange(len(same)), same.astype(int)]))
+
+    scaled = [found._replace(kilometers=found.kilometers * factor) for factor in (0.5, 2.0)]
+    others = [found._replace(days=found.days * 4 if isfinite(found.days) else 100.0)]
+    assert all(loss(found) <= loss(other) * 1.005 for other in (*scaled, *others))
+    if moves == 0:  # the difference of two sightings has a deviation of 2^0.5 km
+        assert found.days == inf and found.kilometers == pytest.approx(2**0.5, rel=0.2)
+    else:
+        assert isfinite(found.days) and found.spread > found.kilometers > 2**0.5
+
+
+def test_pairs_without_a_place_say_nothing():
+    rows, labels = simulated(5, 4, 3)
+    rows[:, 0] = np.nan
+    similarity, same, sides = pairs_of(rows, labels, 4)
+    span = fit_range(similarity, same, sides)
+    assert span == Range(1.0, 1.0, inf) and not span.evidence(*sides).any()
+
+
+def test_the_weight_is_chosen_by_classes_that_did_not_fit_it():
+    """Points of noise, and places that tell the animals apart: the evidence gets the weight, and raises map@r."""
+    rows, labels = simulated(12, 6, 5)
+    noise = torch.nn.functional.normalize(torch.randn(72, 4, generator=torch.Generator().manual_seed(0)), dim=1)
+    found = Embeddings(noise, torch.from_numpy(labels), torch.arange(72), [])
+    _, share, alone, together = PairWithPlace(found, Sphere(4), sightings(rows)).choice()
+    assert share > 0.5 and alone is not None and together is not None and together > alone + 0.3
+    elsewhere = sightings(np.random.default_rng(0).permutation(rows))  # of other images: they say nothing
+    assert PairWithPlace(found, Sphere(4), elsewhere).choice()[3] == pytest.approx(alone, abs=0.05)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a table of 12 animals with places and times."""
+    from dmlkit.training.train import train
+
+    folder = tmp_path_factory.mktemp("place")
+    rows, labels = simulated(12, 6, 7)
+    lines = ["path,label,latitude,longitude,time"]
+    for row, (latitude, longitude, days) in enumerate(rows):
+        trees.photo(folder / "photos" / f"{row}.jpg", row, (16, 16))
+        time = np.datetime64("2026-01-01T00:00:00") + np.timedelta64(round(days * 86_400), "s")
+        lines.append(f"{row}.jpg,animal{labels[row]:02},{latitude:.9f},{longitude:.9f},{time}")
+    lines[-1] = f"71.jpg,animal11,,,{time}"  # a place that is not known
+    (folder / "photos" / "table.csv").write_text("\n".join(lines) + "\n")
+    first, _, rest = TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0").partition("dataset:")
+    dataset = f"dataset: {{name: table, file: {folder}/photos/table.csv, validation_fraction: 0.5}}\n"
+    (folder / "recipe.yaml").write_text(first + dataset + rest.partition("\n")[2])
+    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_eval_adds_the_evidence_to_the_similarity(run: Path, dmlkit: Cli):
+    """Against a loop over pairs of test images, with the range and the weight that are reported."""
+    from dmlkit.embedding.folder import EmbeddingFolder
+    from dmlkit.metrics.scoring import metrics_from_hits
+
+    words = ("eval", run, "--with", "place", "--metric", "map@r", "--device", "cpu")
+    found = json.loads(dmlkit(*words, "--json").out)
+    fusion = found["alternative"]["fusion"]
+    assert fusion["run"] == "place" and 0 < fusion["share"] <= 1
+    span = Range(fusion["kilometers"], fusion["spread"], fusion["days"] or inf)
+    folder = EmbeddingFolder(run / "embeddings" / "test")
+    places = [int(Path(path).stem) for path in folder.items["path"].to_pylist()]
+    rows = simulated(12, 6, 7)[0][places]
+    rows[np.array(places) == 71, :2] = np.nan
+    points = np.load(run / "embeddings" / "test" / "embeddings.npy").astype(float)
+    evidence = np.array([[naive_evidence(one, other, span) for other in rows] for one in rows])
+    scores = (1 - fusion["share"]) * points @ points.T + fusion["share"] * evidence
+    np.fill_diagonal(scores, -inf)
+    labels = np.array(folder.items["label"].to_pylist())
+    order = np.argsort(-scores, axis=1)[:, : len(rows) - 1]
+    expected = metrics_from_hits(labels[order] == labels[:, None], np.full(len(rows), 5), ["map@r"])
+    assert found["alternative"]["metrics"] == pytest.approx(expected, abs=0.01)  # a tiny network has ties
+    assert found["alternative"]["metrics"]["map@r"] > found["metrics"]["map@r"] + 0.2
+    shown = dmlkit(*words).out
+    assert "of place and time: home range" in shown
+
+
+@pytest.mark.slow
+def test_mistakes(run: Path, tmp_path: Path, trained_run: Path, dmlkit: Cli):
+    table = run.parent / "photos" / "table.csv"
+    text = table.read_text()
+    words = ("eval", run, "--with", "place", "--device", "cpu")
+    lines = [line.split(",") for line in text.splitlines()]
+    for column, cell, message in (
+        (2, "95", "latitude: got '95', expected degrees from -90 to 90"),
+        (2, "north", "latitude: got 'north', expected degrees"),
+        (3, "-181", "longitude: got '-181', expected degrees from -180 to 180"),
+        (3, "nan", "longitude: got 'nan', expected degrees"),
+        (4, "5 May", "time: got '5 May', expected a date or a time such as 2026-05-31"),
+    ):
+        changed = [lines[0], *([*line[:column], cell, *line[column + 1 :]] for line in lines[1:])]
+        table.write_text("\n".join(",".join(line) for line in changed) + "\n")
+        wrong = dmlkit(*words)
+        assert wrong.code == 2 and message in wrong.err and f"{table}: " in wrong.err, (message, wrong)
+        assert len(wrong.err.strip().splitlines()) == 1
+    table.write_text(text.replace("latitude", "lattitude", 1))
+    wrong = dmlkit(*words)
+    assert wrong.code == 2 and "did you mean 'lattitude'?" in wrong.err, wrong
+    table.write_text(text)
+    for more, message in (
+        (("--rerank", "expansion"), "--rerank does not apply to --with place"),
+        (("--tta", "scales"), "--tta does not apply to --with"),
+    ):
+        wrong = dmlkit(*words, *more)
+        assert wrong.code == 2 and message in wrong.err, wrong.err
+    glyphs = dmlkit("eval", trained_run, "--with", "place", "--device", "cpu")
+    assert glyphs.code == 2 and "--with place: the dataset is glyphs, which has no columns" in glyphs.err
+    searched = dmlkit("search", run, run.parent / "photos" / "0.jpg", "--with", "place", "--device", "cpu")
+    assert searched.code == 2 and "--with place: only eval compares places and times" in searched.err
+    assert partner_path("./place") == Path.cwd() / "place" and partner_path("place") == Path("place")
