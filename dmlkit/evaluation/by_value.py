@@ -9,7 +9,6 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from dmlkit.datasets.files.table_file import BOX, LABEL, read_images_table, text_column
-from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, part_comparison
 
@@ -176,6 +175,5 @@ def table_of(column: str, dataset: Mapping[str, object] | None) -> tuple[Path, P
     if dataset is None or dataset["name"] != "table":
         what = "no run is known" if dataset is None else f"the dataset is {dataset['name']}, which has no columns"
         raise UserError(f"--by {column}: {what}; name a table with the columns path and {column} with --table FILE")
-    config = TableConfig.model_validate(dataset)
-    file = Path(config.file)
-    return file, Path(config.root) if config.root else file.parent
+    file, root = Path(str(dataset["file"])), dataset["root"]
+    return file, Path(str(root)) if root else file.parent
