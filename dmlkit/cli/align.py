@@ -57,6 +57,10 @@ def align(
 
     Writes a run with the map in its head. Half of the images fit the map, a quarter chooses it, a quarter measures it.
     """
+    from dmlkit.run_folder.folder import aligned_place
+
+    output = aligned_place(run, output)
+
     from rich.console import Console
 
     from dmlkit.cli.console import say, say_json

@@ -13,11 +13,13 @@ from dmlkit.cli.options import (
     QueryRun,
     SourcePath,
     SplitName,
+    Writes,
     checked,
     examples,
     with_common_options,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.outputs import check_selection
 from dmlkit.files.source import check_options, kind_of, require_queries
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ def select(
     ] = 200,
     output: Annotated[
         Path | None,
+        Writes(check_selection),
         typer.Option("--output", "-o", metavar="FILE", help="Write them to this CSV table.", show_default=False),
     ] = None,
     rule: Annotated[
@@ -104,7 +107,6 @@ def select(
     from dmlkit.embedding.points import in_memory
     from dmlkit.embedding.questions.search import open_searched
     from dmlkit.embedding.review.learning_curve import measure as measure_selection
-    from dmlkit.embedding.review.select import check_selection_file
     from dmlkit.embedding.review.select import select as select_images
     from dmlkit.embedding.sources import open_queries
 
@@ -114,8 +116,6 @@ def select(
         raise UserError(f"--run {run}: embeds IMAGES, which are missing; name them, or remove this option")
     kind = kind_of(source)
     check_options(source, kind, {"--split": split})
-    if output is not None:
-        check_selection_file(output)
     console, model = Console(), ModelChoice(run, device=device)
     if kind == "run" and split is None and not measure:
         split = "all"

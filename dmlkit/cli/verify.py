@@ -82,7 +82,8 @@ def verify(
 
     from dmlkit.run_folder.folder import RunFolder
 
-    if not RunFolder(run).threshold_path.exists():
+    folder = RunFolder(run)
+    if not folder.threshold_path.exists() and not folder.basis_path.exists():  # a final run has no classes to choose it
         raise UserError(f"{run}: no threshold; choose one with dmlkit calibrate {run}")
 
     from rich.console import Console

@@ -31,7 +31,7 @@ from dmlkit.manifolds.sphere import Sphere
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Alignment, TrainingClasses
-from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.folder import CheckpointName, RunFolder, aligned_place
 
 FLAT = ("sphere", "euclidean")
 
@@ -72,9 +72,7 @@ def align(
         raise UserError(
             f"{older}: is {NAMES[kind]}; expected a folder of embeddings or a gallery, with paths of images"
         )
-    output = output or run.parent / f"{run.name or run.resolve().name}-aligned"
-    if output.exists():
-        raise UserError(f"{output}: exists already; choose another --output")
+    output = aligned_place(run, output)
     fabric, folder = start_ranks(device), RunFolder(run)
     trained, found = load_model(folder, fabric, checkpoint), open_points(older)
     check_place(output, [images, trained.recipe.dataset.data_root], is_run=True)

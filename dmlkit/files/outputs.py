@@ -34,8 +34,9 @@ GROUP_COLUMNS = ("group", "path", "label", "least_similarity")
 MATCH_COLUMNS = ("path", "label", "other_path", "other_label", "similarity")
 CLUSTER_COLUMNS = ("cluster", "path", "label", "is_medoid")
 PAIR_COLUMNS = ("a", "b", "score", "threshold", "verdict", "known", "probability")
+SELECTION_COLUMNS = ("path", "label", "guess", "similarity", "margin", "score")
 CLASS_COLUMNS = b"class,queries"  # and metrics
-"""Columns of the CSV tables of identify, search, duplicates, cluster, verify and eval, by which they are recognized."""
+"""Columns of the CSV tables of identify, search, duplicates, cluster, verify, select and eval: their marks."""
 
 
 def check_output(
@@ -182,6 +183,25 @@ def check_class_table(path: Path, *, sources: Iterable[Path] = (), option: str) 
         UserError: the file exists and is something else.
     """
     check_file(path, lambda file: head_of(file).startswith(CLASS_COLUMNS), sources=sources, option=option)
+
+
+def check_selection(path: Path, *, sources: Iterable[Path] = (), option: str) -> None:
+    """Raise an error unless the table of ``dmlkit select`` may be written.
+
+    Raises:
+        UserError: the file exists and is something else, or has labels that somebody wrote.
+    """
+    check_file(path, _is_unlabeled_selection, sources=sources, option=option)
+
+
+def _is_unlabeled_selection(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            table = csv.DictReader(file, strict=True)
+            is_ours = tuple(table.fieldnames or ()) == SELECTION_COLUMNS
+            return is_ours and not any((row["label"] or "").strip() for row in table)
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return False
 
 
 def check_page(path: Path, *, sources: Iterable[Path] = (), option: str) -> None:

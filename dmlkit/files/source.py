@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
 
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError, UserError
 from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
 
 CREATING_MARK, STUDY_MARK = "creating.json", "study.json"
@@ -213,9 +213,9 @@ def require_dataset(path: Path, expected: str = "a folder with one subfolder per
     if path.is_dir():
         names = (one for one in path.iterdir() if not one.name.startswith("."))
         if not any(one.is_dir() or one.suffix == SHARD for one in names):
-            raise UserError(f"dataset.root: {path}: {NO_CLASSES}")
+            raise OptionError("dataset.root", f"{path}: {NO_CLASSES}")
     elif faults := list(missing_columns(columns_of(path) or TABLE_COLUMNS)):
-        raise UserError("\n".join(f"dataset.file: {path} {fault}" for fault in faults))
+        raise UserError("\n".join(str(OptionError("dataset.file", f"{path} {fault}")) for fault in faults))
 
 
 def columns_of(file: Path) -> list[str]:

@@ -80,7 +80,8 @@ class Matryoshka(Loss, name="matryoshka"):
         width = self.manifold.dim
         if not self.manifold.has_prefixes:
             raise ValueError(
-                "Matryoshka: the first coordinates of a product are those of one factor; use another space"
+                f"Matryoshka: expected a manifold of one factor, got {type(self.manifold).__name__}, whose first "
+                "coordinates are those of its first factor"
             )
         dims = self.dims or tuple(_halved(width))
         if dims[0] != width:

@@ -330,6 +330,18 @@ def _without_free_keys(recipe: dict[str, Any]) -> dict[str, Any]:
     return {**recipe, "training": training}
 
 
+def aligned_place(path: Path, output: Path | None) -> Path:
+    """Return the folder of an aligned copy of a run: by default its own with ``-aligned`` at the end.
+
+    Raises:
+        UserError: it exists already.
+    """
+    place = output or path.parent / f"{path.name or path.resolve().name}-aligned"
+    if place.exists():
+        raise UserError(f"{place}: exists already; choose another --output")
+    return place
+
+
 def final_place(path: Path, output: Path | None) -> Path:
     """Return the folder of the final run of a run: by default its own with ``-final`` at the end.
 

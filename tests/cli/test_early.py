@@ -300,6 +300,7 @@ def test_each_option_of_a_path_is_checked_early():
     commands = dict(leaves(get_command(app), ()))
     later = {"train recipe", "check recipe", "data cache recipe", "protocol official recipe", "eval source"}
     later |= {"protocol reality_check recipe", "data check target", "data shards target", "compare runs"}
+    later |= {"eval evidence", "align output"}  # in the body: a path or a word, and a default that depends on the run
     later |= {"export source", "export output", "verify images", "verify pairs"}  # by checks of `dmlkit.files.source`
     later |= {"start output", "study output", "train output", "final output"}  # whose default depends on others
     later |= {"copy file", "list root", "gallery remove path", "serve images", "serve review"}  # no torch, or typer's

@@ -177,7 +177,7 @@ def test_a_strangers_folder_is_refused_and_its_files_survive(dmlkit, recipe, tmp
     assert result.err.splitlines() == [told]
     assert all_files(out) == {file: b"mine"}
     result = dmlkit("protocol", name, recipe, "-o", out / file, "--repeats", "1", "--device", "cpu")
-    assert result.code == 2 and f"{out / file}: already exists" in result.err and all_files(out) == {file: b"mine"}
+    assert result.code == 2 and f"{out / file}: this is a file" in result.err and all_files(out) == {file: b"mine"}
 
 
 def test_a_strangers_files_beside_the_runs_survive(dmlkit, recipe, tmp_path):

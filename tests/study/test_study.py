@@ -867,6 +867,7 @@ MINIATURE += ("transform={name: plain, size: 16}", "backbone={name: small_cnn, w
 def test_every_study_begins_with_its_claim_and_all_its_recipes_assemble(dmlkit, path: Path, tmp_path: Path):
     assert path.read_text().startswith("claim: ")
     folds = ["dataset.split=reality_check"] if "\nrotate_folds: true" in path.read_text() else []
+    folds += ["dataset.levels=[script, letter, character]"] if "\n  dataset.levels: " in path.read_text() else []
     sets = [part for key in [*MINIATURE, *folds] for part in ("--set", key)]
     result = dmlkit("study", path, "-o", tmp_path / "out", "--dry-run", *sets)
     assert result.code == 0, result.err

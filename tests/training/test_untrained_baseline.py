@@ -364,16 +364,21 @@ def test_the_line_says_whether_training_paid(interval, tuned: float, ends: str):
     )
 
 
+def sentences(text: str) -> list[str]:
+    """Lines of a screen; those that continue another are indented."""
+    return text.replace("\n  ", " ").splitlines()
+
+
 def test_train_eval_and_compare_state_the_same_gain(dmlkit, recipe: Path, tmp_path: Path):
     """The line of `train` comes from summary.json, those of `eval` and `compare` from stored reports."""
     runs = [tmp_path / name for name in ("first", "second")]
     trained = [dmlkit("train", recipe, "-o", run, *CPU, "--set", f"seed={seed}").out for seed, run in enumerate(runs)]
-    lines = [next(line for line in out.splitlines() if " before: " in line) for out in trained]
-    compared = dmlkit("compare", *runs, "--markdown", "--device", "cpu").err
+    lines = [next(line for line in sentences(out) if " before: " in line) for out in trained]
+    compared = sentences(dmlkit("compare", *runs, "--markdown", "--device", "cpu").err)
     classes = json.loads((runs[0] / "untouched" / "test.json").read_text())["classes"]
     for run, line in zip(runs, lines, strict=True):
-        assert line in dmlkit("eval", run, "--device", "cpu").out.splitlines()
-        assert f"{run.name}: {line}" in compared.splitlines()
+        assert line in sentences(dmlkit("eval", run, "--device", "cpu").out)
+        assert f"{run.name}: {line}" in compared
         assert "detectable" not in line or f"with {classes} classes" in line
         assert summary_of(run).untouched.classes == classes  # pyright: ignore[reportOptionalMemberAccess]
     validation = dmlkit("eval", runs[0], "--split", "validation", "--device", "cpu").out

@@ -1,6 +1,5 @@
 """Which images to label next: those that resemble many unlabeled images and no labeled one."""
 
-import csv
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +15,10 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.decisions import BLOCK_ROWS, Decider, Decision
 from dmlkit.embedding.sources import check_same_model
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_output, write_table
+from dmlkit.files.outputs import SELECTION_COLUMNS, write_table
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 
-COLUMNS = ("path", "label", "guess", "similarity", "margin", "score")
 Rule = Literal["coverage", "k_center"]
 COVERED = 4096  # unlabeled images, drawn at random from more, whose distances to the labeled ones are to shrink
 TRIED = 64  # candidates whose gain is computed at once: 1 MB of similarities
@@ -61,7 +59,7 @@ class ChosenImages:
         for place, row in enumerate(map(int, self.rows)):
             numbers = [_number(column[place]) for column in (self.similarities, self.margins, self.scores)]
             rows.append([place_of(self.images.paths[row]), "", self.guesses[place] or "", *numbers])
-        write_table(path, COLUMNS, rows)
+        write_table(path, SELECTION_COLUMNS, rows)
 
 
 def place_of(path: str) -> str:
@@ -71,24 +69,6 @@ def place_of(path: str) -> str:
 
 def _number(value: Tensor) -> str:
     return f"{float(value):.9g}" if bool(value.isfinite()) else ""
-
-
-def check_selection_file(path: Path) -> None:
-    """Check that a table may be written: it does not exist, or it is a selection without any label.
-
-    Raises:
-        UserError: the file exists and is something else, or has labels that somebody wrote.
-    """
-    check_output(path, _is_unlabeled_selection)
-
-
-def _is_unlabeled_selection(path: Path) -> bool:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            table = csv.DictReader(file, strict=True)
-            return tuple(table.fieldnames or ()) == COLUMNS and not any((row["label"] or "").strip() for row in table)
-    except (OSError, UnicodeDecodeError, csv.Error):
-        return False
 
 
 def select(

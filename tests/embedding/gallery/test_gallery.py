@@ -242,7 +242,7 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
         refused(
             dmlkit("gallery", "create", place / "run", photos, "-o", gallery, "--label", label), "not a valid label"
         )
-    refused(dmlkit("gallery", "create", place / "run", photos, "-o", photos), "is not empty and no gallery")
+    refused(dmlkit("gallery", "create", place / "run", photos, "-o", photos), "where every file is read as data")
     refused(dmlkit("gallery", "create", place / "run", photos, "-o", tmp_path / "bad.jpg"), "is a file")
     refused(
         dmlkit("gallery", "create", place / "run", "-o", gallery, "--threshold", "inf"), "--threshold inf: expected"

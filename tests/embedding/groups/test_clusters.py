@@ -162,7 +162,7 @@ def test_without_labels_nothing_is_said_of_purity(dmlkit: Cli, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "--method agglomerative: expected --clusters K or --threshold T"),
+        ([], "cluster: expected --clusters COUNT or --threshold SIMILARITY"),
         (["--clusters", 2, "--threshold", 0.5], "got both --clusters and --threshold; use only one of them"),
         (["--threshold", 0.5, "--method", "kmeans"], "--method kmeans: expected --clusters K"),
         (["--clusters", 2, "--method", "hdbscan"], "determines the number of clusters itself"),

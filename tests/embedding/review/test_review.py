@@ -208,7 +208,7 @@ def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path)
     for words, message in (
         ((gallery, images, "-o", folder), "questions.csv:2: expected the columns path, label, answer"),
         ((gallery, images / "0.jpg", "-o", folder), "this is a review of"),
-        ((gallery, images, "-o", tmp_path / "full"), "has notes.txt but no review"),
+        ((gallery, images, "-o", tmp_path / "full"), "has notes.txt but not a review"),
         ((gallery, images, "-o", images / "review"), "where every file is read as data"),
     ):
         result = dmlkit("review", *words, "--device", "cpu")

@@ -161,7 +161,7 @@ def test_what_is_missing_is_told(dmlkit: Cli, tmp_path: Path, labels: list[str |
     [
         (["{e}", "-o", "{folder}"], "is a folder; expected the name of a file"),
         (["{e}", "-o", "{foreign}"], "was not written by this command"),
-        (["{e}", "-o", "{gone}/x.html"], "cannot write this file"),
+        (["{e}", "-o", "{gone}/x.html"], "does not exist; create it first"),
         (["{e}", "-o", "{new}", "--split", "test"], "applies to a run, but"),
         (["{e}", "-o", "{new}", "--set", "dataset.root=x"], "applies to a run, but"),
         (["{nan}", "-o", "{new}"], "its embedding has nan or inf"),
