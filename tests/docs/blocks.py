@@ -43,7 +43,8 @@ def run_blocks(blocks: Iterable[Block], dmlkit: Callable[..., Any], added: Calla
         else:
             for line in commands_of(body):
                 _, *arguments = shlex.split(line)
-                result = dmlkit(*arguments, *added(arguments))
+                more = added(arguments)  # may change them
+                result = dmlkit(*arguments, *more)
                 assert result.code == 0, f"{line}\n{result.out}{result.err}"
                 printed += result.out
     return printed

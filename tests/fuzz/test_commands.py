@@ -311,6 +311,8 @@ def working_lines(draw: Callable[..., Any]) -> list[str]:
         if draw(st.integers(0, 2)):
             continue
         parameter = declared[one]
+        if set(parameter.words) & set(words) and "list" not in str(parameter.kind):
+            continue  # an option of one value is refused the second time
         if parameter.words:
             words.append(draw(st.sampled_from(parameter.words)))
         if parameter.kind is not bool:
