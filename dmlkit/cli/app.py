@@ -6,7 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from io import TextIOWrapper
 from threading import Timer
@@ -165,7 +165,8 @@ def _run() -> None:
         if isinstance(error, UserError) and "dmlkit.recipe.schema" in sys.modules:
             from dmlkit.recipe.catalogue import keep_reference
 
-            keep_reference()
+            with suppress(KeyboardInterrupt):  # torchrun stops the rank that reports the end of another
+                keep_reference()
         raise SystemExit(USER_ERROR if is_user_error(error) else INTERNAL_ERROR) from None
 
 

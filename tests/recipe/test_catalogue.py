@@ -101,6 +101,20 @@ def test_a_mistake_leaves_a_catalogue_for_the_next_one(
     assert len(described) == 1 and catalogue.stored_reference() == described[0] and cold.exists()
 
 
+def test_a_stop_while_the_catalogue_is_kept_changes_nothing_that_was_said(
+    dmlkit: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """torchrun sends SIGTERM to the rank that reports the end of another one."""
+
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "wrong.yaml").write_text("dataset: {name: glyphs}\nloss: {name: triplet, margn: 0.2}\n")
+    monkeypatch.setattr(catalogue, "keep_reference", stopped)
+    said = dmlkit("check", tmp_path / "wrong.yaml")
+    assert said.code == 2 and said.err.startswith("error: ") and "Traceback" not in said.err
+
+
 def test_a_module_that_changes_comes_or_goes_changes_the_fingerprint(tmp_path: Path):
     (tmp_path / "losses").mkdir()
     module, other = tmp_path / "losses" / "a.py", tmp_path / "losses" / "b.py"
