@@ -5,9 +5,9 @@ request and wait for the answer, on the same processors as the server. The model
 one photo, decoding included. Requests and calls alternate; a search in a large gallery alternates with the same search
 in a small one. Memory is that of the server's process.
 
-Run: python benchmarks/serve.py PHOTOS [MINUTES]
+Run: python benchmarks/serve.py PHOTOS MINUTES
 
-MINUTES of requests by 4 clients measure growth and failures; the default is 30.
+4 clients send requests for MINUTES, by default 30, to measure growth and failures.
 """
 
 import statistics
