@@ -83,7 +83,7 @@ def visit(browser: Any, address: str, width: int) -> list[float]:
 
 
 def main() -> None:
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import sync_playwright  # pyright: ignore[reportMissingImports]
 
     run, folder = sys.argv[1], Path(sys.argv[2])
     dmlkit = [sys.executable, "-m", "dmlkit"]
