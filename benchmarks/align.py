@@ -1,4 +1,4 @@
-"""A newer model beside older embeddings: recall across models on photos, before and after a map into the older space.
+"""A newer model with older embeddings: recall across models on photos, before and after a map into the older space.
 
 Two pairs of models share EfficientNet-Lite0 with ImageNet weights at 160 pixels, frozen, on the photos of the Grocery
 Store data set. *untuned, tuned*: the older embeddings are its pooled features (1280), the newer model has a head (512)

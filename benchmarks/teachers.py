@@ -40,9 +40,8 @@ def trained(photos: str, folder: Path, name: str, *changes: str) -> Embeddings:
     run = RunFolder(folder / name)
     train(recipe, run.path, device="cpu")
     fabric, model = start_ranks("cpu"), load_model(run, start_ranks("cpu"))
-    for split in ("train", "test"):
-        found = split_embeddings(run, model, fabric, images_of_split(recipe.dataset, split), split)
-    return found  # pyright: ignore[reportPossiblyUnboundVariable]
+    split_embeddings(run, model, fabric, images_of_split(recipe.dataset, "train"), "train")
+    return split_embeddings(run, model, fabric, images_of_split(recipe.dataset, "test"), "test")
 
 
 def scores(found: Embeddings, among: Embeddings | None = None) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""``dmlkit align``: a new model beside older embeddings."""
+"""``dmlkit align``: a new model with older embeddings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,8 +68,8 @@ def align(
     from dmlkit.evaluation.align import align as align_run
 
     console = Console(stderr=json)
-    options = {"checkpoint": checkpoint, "device": device}
-    found, place = align_run(older, run, images, output, bar=bars(console), **options)  # pyright: ignore[reportArgumentType]
+    progress = bars(console)
+    found, place = align_run(older, run, images, output, checkpoint=checkpoint, device=device, bar=progress)
     if json:
         say_json(found.stamped())
     else:

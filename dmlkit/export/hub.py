@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import torch
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -151,7 +151,7 @@ def _compare(folder: Path, trained: TrainedModel) -> Parity:
 def figures_of(run: RunFolder, config: HubConfig) -> CardFigures | None:
     """Return the metrics of a model on test classes: of ``dmlkit eval``, with intervals, else of training."""
     stored = run.evaluations / f"test-{config.model.checkpoint}.json"
-    with suppress(OSError, ValueError, ValidationError):
+    with suppress(OSError, ValueError):
         found = CardFigures.model_validate(json.loads(stored.read_text(encoding="utf-8")))
         if found.question.get("weights") == config.model.fingerprint:
             return found

@@ -35,11 +35,11 @@ def are_same_files(dataset: Dataset, files: str | None, contents: str | None) ->
     """Return whether images have the recorded sizes and times, or else the recorded contents, which takes longer.
 
     Args:
-        dataset: the images.
+        dataset: the images; those in memory are always the same.
         files: recorded hash of the sizes and times; None, as of an older version, counts as the same.
         contents: recorded hash of the contents, if there is one.
     """
-    if files is None or hash_files(dataset) == files:
+    if files is None or hash_files(dataset) in (None, files):
         return True
     return contents is not None and hash_files(dataset, contents=True) == contents
 

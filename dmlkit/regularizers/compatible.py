@@ -1,4 +1,4 @@
-"""Backward-compatible training: new embeddings should be classified rightly by the class centers of an older run."""
+"""Backward-compatible training: new embeddings are classified by the class centers of an older run."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal

@@ -14,6 +14,7 @@ from PIL import Image
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.folder import FolderConfig
+from dmlkit.datasets.glyphs import GlyphsConfig
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding import parts
 from dmlkit.embedding.features import AugmentedViews, Views
@@ -21,6 +22,7 @@ from dmlkit.embedding.in_memory import embed_images
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import load_model
 from dmlkit.loading.cache import images_of_split
+from dmlkit.loading.file_hash import are_same_files
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.model import EmbeddingModel
 from dmlkit.run_folder.folder import RunFolder
@@ -255,3 +257,9 @@ def test_live_features_take_no_engine(photos: Path, dmlkit: Callable[..., Result
     live = ("--set", "backbone.tuning={name: none, features: live, engine: bf16}")
     result = dmlkit("train", "r.yaml", "-o", "live", *live)
     assert result.code == 2 and "engine need features: cached" in result.err
+
+
+def test_images_in_memory_have_no_files_that_could_have_changed():
+    """Before format 4 their names were hashed as if they were files."""
+    images = GlyphsConfig(classes=4, images_per_class=2).build("all")
+    assert are_same_files(images, "hash of an older version", None)

@@ -1,4 +1,4 @@
-"""A newer model beside older embeddings: SciPy's and scikit-learn's maps, naive loops, and turned copies of a run."""
+"""A newer model with older embeddings: SciPy's and scikit-learn's maps, naive loops, and turned copies of a run."""
 
 import json
 import shutil

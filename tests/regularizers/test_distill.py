@@ -137,10 +137,10 @@ def test_what_cannot_teach_is_refused_when_the_recipe_is_read(tmp_path):
     assert "no run here" in refusal({"name": "distill", "teacher": str(tmp_path)})
     (tmp_path / "environment.json").touch()
     (tmp_path / "recipe.yaml").write_text("embedding_dim: 4\nmanifold: {name: poincare}\n")
-    told = refusal({"name": "distill", "teacher": str(tmp_path)})
-    assert "has embeddings on poincare; expected sphere or euclidean" in told
+    message = refusal({"name": "distill", "teacher": str(tmp_path)})
+    assert "has embeddings on poincare; expected sphere or euclidean" in message
     (tmp_path / "recipe.yaml").write_text("embedding_dim: 4\nmanifold: {name: sphere}\n")
-    told = refusal({"name": "distill", "teacher": str(tmp_path), "kind": "similarity", "angle_weight": 1.0})
-    assert "angle_weight applies to kind relational" in told
-    told = refusal({"name": "distill", "teacher": str(tmp_path)}, manifold={"name": "lorentz"})
-    assert "distill needs manifold.name sphere or euclidean" in told
+    message = refusal({"name": "distill", "teacher": str(tmp_path), "kind": "similarity", "angle_weight": 1.0})
+    assert "angle_weight applies to kind relational" in message
+    message = refusal({"name": "distill", "teacher": str(tmp_path)}, manifold={"name": "lorentz"})
+    assert "distill needs manifold.name sphere or euclidean" in message
