@@ -145,11 +145,11 @@ for group in (  # in the order of the panels of --help
 def main() -> None:
     """Run the command line; print an error as one line and exit with 2 (user error) or 70 (internal error)."""
     prepare_environment()
-    with interruptible():
-        _run()
+    with interruptible() as came:
+        _run(came)
 
 
-def _run() -> None:
+def _run(came: list[int]) -> None:
     try:
         if sys.flags.optimize > 1:
             raise UserError("python -OO removes docstrings, which geoopt and dmlkit list need; use python or python -O")
@@ -158,6 +158,9 @@ def _run() -> None:
         say_stopped()
         raise SystemExit(STOPPED) from None
     except Exception as error:
+        if came:  # compiled code turns a KeyboardInterrupt into an error of its own, such as pydantic's SchemaError
+            say_stopped()
+            raise SystemExit(STOPPED) from None
         if "--debug" in sys.argv:
             raise
         for line in lines_of(message_of(error)):
@@ -171,28 +174,37 @@ def _run() -> None:
 
 
 @contextmanager
-def interruptible() -> Generator[None]:
+def interruptible() -> Generator[list[int]]:
     """Let Ctrl-C and SIGTERM end any command, and remove partial files; training has its own handlers.
+
+    Yields the signals that have come so far.
 
     A KeyboardInterrupt is lost where C calls Python and ignores its errors, such as a finalizer; then it is sent again.
     """
+    came: list[int] = []
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
+        yield came
         return
+
+    def interrupt(number: int, _: Any) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
 
     def again(lost: Any) -> None:
         if isinstance(lost.exc_value, KeyboardInterrupt):
-            Timer(RETRY, os.kill, (os.getpid(), signal.SIGINT)).start()
+            Timer(RETRY, os.kill, (os.getpid(), came[-1])).start()
         else:
             previous(lost)
 
     previous = sys.unraisablehook
     sys.unraisablehook = again
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell ignores it in the background
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)[: 1 + is_default]}
     try:
-        yield
+        yield came
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         sys.unraisablehook = previous
 
 

@@ -214,6 +214,23 @@ def test_ctrl_c_and_sigterm_end_any_command_in_a_line(
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
+def test_ctrl_c_that_compiled_code_turns_into_another_error_ends_a_command_in_a_line(
+    dmlkit: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "study.json").touch()
+
+    def status(_: Path):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        except KeyboardInterrupt as error:  # as pydantic did while it built a class
+            raise RuntimeError("Error building validator") from error
+
+    monkeypatch.setattr("dmlkit.study.status.status_of", status)
+    result = dmlkit("status", tmp_path)
+    assert (result.code, result.out, result.err) == (130, "", "stopped; run the same command again\n")
+
+
 def test_ctrl_c_that_a_finalizer_ignores_still_ends_a_command(
     dmlkit: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
