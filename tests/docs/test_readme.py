@@ -10,8 +10,6 @@ import pytest
 from typer.main import get_command
 
 from dmlkit.cli.app import app
-from dmlkit.recipe.file import read_recipe
-from dmlkit.recipe.shipped import find_recipes
 from tests.conftest import ROOT
 from tests.datasets import trees
 
@@ -26,10 +24,6 @@ def commands() -> list[tuple[str, str]]:
         for match in COMMAND.finditer(text):
             found.append((path.name, match[1].replace("\\\n", " ").split("  #")[0]))
     return found
-
-
-def listed_recipes() -> list[Path]:
-    return [header.path for headers in find_recipes(ROOT / "recipes").values() for header in headers]
 
 
 @pytest.mark.parametrize(("source", "command"), commands())
@@ -63,11 +57,6 @@ def test_the_example_of_commands_as_functions_runs(tmp_path: Path, monkeypatch: 
     figures, shape, answers = capsys.readouterr().out.splitlines()
     recall, low, high = map(float, re.findall(r"[\d.]+", figures))
     assert low <= recall <= high and shape == "(2, 2)" and answers == "{'photos/wren/1.jpg': 'wren'}"
-
-
-@pytest.mark.parametrize("path", listed_recipes(), ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_recipe_is_valid(path: Path):
-    read_recipe(path)
 
 
 def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -120,6 +120,9 @@ def test_restarts_and_seeds():
     assert kmeans(points, 30, seed=3, restarts=6).inertia <= one.inertia
 
 
+DRAWS = 1000
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
 def test_seeds_follow_the_squared_distances(scale):
     """The second and third seed of five points on a line, by chi-square against their exact probabilities; also where
@@ -133,12 +136,12 @@ def test_seeds_follow_the_squared_distances(scale):
             rest = np.minimum(squared[a], squared[b])
             exact[b] += second[b] / 5 * rest / rest.sum() if b != a else 0
     generator = torch.Generator().manual_seed(0)
-    draws = [kmeans_plus_plus(points, 3, generator)[1].tolist() for _ in range(2000)]
+    draws = [kmeans_plus_plus(points, 3, generator)[1].tolist() for _ in range(DRAWS)]
     counts = np.zeros((5, 5))
     for _, b, c in draws:
         counts[b, c] += 1
     cells = exact > 0
-    chi_square = ((counts[cells] - 2000 * exact[cells]) ** 2 / (2000 * exact[cells])).sum()
+    chi_square = ((counts[cells] - DRAWS * exact[cells]) ** 2 / (DRAWS * exact[cells])).sum()
     assert counts[~cells].sum() == 0
     assert chi_square < 45.3  # 99.9 % quantile for 20 cells
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,26 @@ import pytest
 import yaml
 
 from dmlkit.errors import UserError
-from dmlkit.recipe.describe import describe
+from dmlkit.recipe.describe import Reference, describe
 from dmlkit.recipe.early import NameCheck
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.recipe.overrides import read_tree
 from dmlkit.recipe.shipped import find_recipes, shipped_recipes
 from dmlkit.recipe.yaml_tree import parse_yaml
 
-REFERENCE = describe()
 PAPERS = [header.path for headers in find_recipes(shipped_recipes()).values() for header in headers]
 BASE = "dataset: {name: glyphs, size: 32}\nloss: {name: triplet}\n"
 
 
+@cache
+def reference() -> Reference:
+    """The reference as it is read from the cache."""
+    described = describe()
+    return described._replace(schema=json.loads(json.dumps(described.schema)))
+
+
 def early(text: str) -> list[str]:
-    reference = REFERENCE._replace(schema=json.loads(json.dumps(REFERENCE.schema)))  # as it is read from the cache
-    return NameCheck(parse_yaml(text, "r.yaml"), reference).faults()
+    return NameCheck(parse_yaml(text, "r.yaml"), reference()).faults()
 
 
 def complete(text: str) -> list[str]:
@@ -52,7 +58,7 @@ def mistakes(recipe: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", PAPERS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_recipe_of_dmlkit_has_no_faults(path: Path):
-    assert NameCheck(read_tree(path), REFERENCE).faults() == []
+    assert NameCheck(read_tree(path), reference()).faults() == []
     alone = path.read_text(encoding="utf-8").replace("extends: ", "# ")  # without its base it lacks keys
     assert early(alone) in ([], complete(alone))
 
@@ -132,5 +138,5 @@ def test_a_whole_recipe_is_checked_without_torch(tmp_path: Path, catalogue: str,
 def test_the_tree_stays(tmp_path: Path):
     tree = parse_yaml(RICH, "r.yaml")
     before = deepcopy(tree.data)
-    NameCheck(tree, REFERENCE).faults()
+    NameCheck(tree, reference()).faults()
     assert tree.data == before

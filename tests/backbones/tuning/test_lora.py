@@ -15,9 +15,7 @@ from tests.contracts.test_backbones import config
 
 VIT_S = {"model": "vit_small_patch16_224"}
 ADAPTED: dict[str, tuple[str, dict[str, Any], LoRAConfig, int]] = {
-    "timm ViT": ("timm", VIT_S, LoRAConfig(), 12 * 2),
     "timm ViT, all": ("timm", VIT_S, LoRAConfig(targets="all"), 1 + 12 * 4),  # patches, qkv, projection, MLP
-    "ViT": ("vit", {}, LoRAConfig(), 12 * 2),
     "ViT, all": ("vit", {}, LoRAConfig(targets="all"), 1 + 12 * 4),
     "ResNet-18": ("resnet18", {}, LoRAConfig(targets="all"), 20),
     "ConvNeXt-T": ("convnext", {}, LoRAConfig(targets="all"), 1 + 3 + 18 * 3),  # stem, halvings, three a block

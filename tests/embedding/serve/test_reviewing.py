@@ -1,7 +1,6 @@
 """A review on the page of ``dmlkit serve``: its addresses, several reviewers, and what must be refused."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -28,6 +27,7 @@ from dmlkit.errors import UserError
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import place  # noqa: F401  # pyright: ignore[reportUnusedImport] - a fixture
 from tests.embedding.stored import ON_CPU
+from tests.fuzz.conftest import FULL
 
 LOCAL = "http://127.0.0.1"
 
@@ -206,7 +206,7 @@ while asked := state.ask(1):
 def test_a_kill_loses_no_acknowledged_answer_and_doubles_none(tmp_path: Path):
     from dmlkit.embedding.review.proposals import ProposedLabel, Review
 
-    kills, seed = int(os.environ.get("KILLS", "10")), random.Random(0)
+    kills, seed = 100 if FULL else 4, random.Random(0)
     proposals = tuple(
         ProposedLabel(path=f"{row}.jpg", label="a", probability=0.9, id=f"{row}") for row in range(20_000)
     )
