@@ -292,7 +292,14 @@ def test_a_table_of_queries_needs_no_labels(place: Path, tmp_path: Path, dmlkit:
     without, with_labels = found
     assert without["accuracy"] is None and with_labels["accuracy"]["images"] == 2
     assert [one | {"known": None} for one in with_labels["images"]] == without["images"]
+    assert "did you mean" not in result.err
+    for name in ("Labels", "lable"):
+        table.write_text(f"path,table,{name}\nasked/0.jpg,1,finch\n")
+        warned = dmlkit(*words)
+        assert warned.code == 0 and f"no image has a known label; did you mean '{name}'?" in warned.err, warned
+    table.write_text("\n".join(["path,table,camera", "asked/0.jpg,1,3", "asked/known.jpg,1,3"]) + "\n")
     grouped = dmlkit(*words[:3], "--by-group", "camera", "--device", "cpu")
+    assert "did you mean" not in grouped.err
     assert grouped.code == 0 and "1 group" in grouped.out, grouped
     table.write_text("file,camera\na.jpg,3\n")
     refused = dmlkit(*words)
