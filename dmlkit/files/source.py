@@ -32,7 +32,12 @@ TABLE_COLUMNS = ["path", "label"]
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
 PLACE = "place"  # instead of a second run: where and when the images were taken
 SIFT = "sift"  # instead of a second run: keypoints
-PARTNERS = (Path(LOCAL), Path(SIFT), Path(PLACE))
+PARTNERS = {
+    Path(LOCAL): "eval compares patches",
+    Path(SIFT): "eval compares keypoints",
+    Path(PLACE): "eval, identify and search compare places and times",
+}
+"""What takes each of them."""
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
 ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
@@ -298,8 +303,7 @@ def require_second_run(path: Path) -> None:
         UserError: see `require_run`.
     """
     if path in PARTNERS and not path.exists():
-        what = "eval, identify and search compare places and times" if path == Path(PLACE) else "eval compares parts"
-        raise UserError(f"--with {path}: only {what}; expected a second run")
+        raise UserError(f"--with {path}: only {PARTNERS[path]}; expected a second run")
     require_run(path)
 
 
