@@ -104,8 +104,8 @@ def gallery_on_disk(folder: Path, count: int, dim: int) -> Path:
             lists = pa.FixedSizeListArray.from_arrays(pa.array(block.numpy().ravel()), dim)
             times = pa.array([0] * len(block), pa.timestamp("us", "UTC"))
             nothing = pa.nulls(len(block), pa.binary())
-            texts = pa.array(names)
-            columns = [texts, texts, texts, nothing, lists, lists]
+            texts, no_text = pa.array(names), pa.nulls(len(block), pa.string())
+            columns = [texts, texts, texts, nothing, lists, lists, no_text, no_text, no_text]
             yield pa.record_batch([*columns, times, row_checksums(columns)], schema=schema)
 
     lancedb.connect(path).open_table(TABLE).add(pa.RecordBatchReader.from_batches(schema, batches()))

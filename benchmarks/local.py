@@ -1,11 +1,19 @@
-"""Local scores on photos: metrics with matches of patches, and their time per query.
+"""Local scores on photos: metrics with matches of patches or of keypoints, and their time per query.
 
 The model is EfficientNet-Lite0 with ImageNet weights at 160 pixels, without training, on the photos of the Grocery
-Store data set: half of the classes are test classes, and a quarter of the others choose the weight. The patches are the
-10 x 10 cells of its last map of at least 64 cells; those of the 100 nearest images are matched. Differences are paired,
-with 95 % intervals over test classes. Time is that of the processor for the candidates and their matches.
+Store data set: half of the classes are test classes, and a quarter of the others choose the weight. The 100 nearest
+images of each query are matched.
 
-Run: python benchmarks/local.py PHOTOS. PHOTOS is a folder with one subfolder per product.
+- `patches` are the 10 x 10 cells of the last map of at least 64 cells, as for `dmlkit eval --with local`: the mean
+  cosine of mutual nearest neighbors.
+- `patches, verified`: of these only those that fit one affine map within 1.5 cells, found by RANSAC.
+- `SIFT` keypoints of the photos, at most 128, as for `--with sift`: the logarithm of the number of matches that fit one
+  affine map.
+
+Differences from the cosine alone are paired, with 95 % intervals over test classes. Validation is the map@r on
+validation classes, without and with the scores. Time is that of the processor for the candidates and their matches.
+
+Run: python benchmarks/local.py PHOTOS. PHOTOS is a folder with one subfolder per product. It needs OpenCV.
 """
 
 import sys
@@ -15,13 +23,16 @@ from time import process_time
 import torch
 from report import write_report
 
-from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.in_memory import embed_images
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.evaluation.local import PairOfScores, patches_of
+from dmlkit.evaluation.sift import keypoints_of, match_keypoints
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
-from dmlkit.metrics.ranking.local import score_candidates
+from dmlkit.metrics.ranking.affine import verify_affine
+from dmlkit.metrics.ranking.local import Match, patch_matches, score_candidates
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import backbone_alone, build_model
@@ -30,6 +41,7 @@ from dmlkit.recipe.schema import Recipe
 
 RECIPE = Path(__file__).parent.parent / "recipes/start/frozen_lite0.yaml"
 METRICS = ["recall@1", "map@r"]
+CELLS = 1.5  # within which a match of patches fits
 
 
 def untrained(photos: str) -> tuple[Recipe, Sphere, TrainedModel]:
@@ -41,35 +53,60 @@ def untrained(photos: str) -> tuple[Recipe, Sphere, TrainedModel]:
     return recipe, space, TrainedModel.of(recipe, backbone_alone(model, space).eval())
 
 
+def verified_patches(patches: torch.Tensor) -> Match:
+    """Return the scores of matches of patches that fit one affine map."""
+    side = round(patches.shape[1] ** 0.5)
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).float()
+
+    def scores(row: int, rows: torch.Tensor) -> torch.Tensor:
+        cosines = patches[rows].float() @ patches[row].float().T  # (K, cells of the image, cells of the query)
+        best, nearest = cosines.max(1)
+        mutual = (cosines.argmax(2).gather(1, nearest) == torch.arange(side**2)) & (best > 0)
+        return (best * verify_affine(places, places[nearest], mutual, CELLS).inliers).mean(1)
+
+    return scores
+
+
+def matches_of(trained: TrainedModel, fabric: Ranks, images: Dataset, found: Embeddings) -> dict[str, Match]:
+    """Return the local scores by name."""
+    patches, keypoints = patches_of(trained, fabric, images, found), keypoints_of(images, found)
+    return {
+        "patches": patch_matches(patches, patches),
+        "patches, verified": verified_patches(patches),
+        "SIFT": match_keypoints(keypoints, keypoints),
+    }
+
+
 @torch.no_grad()
 def main(photos: str) -> None:
-    """Choose the weight on validation classes, and measure on test classes."""
+    """Choose the weights on validation classes, and measure on test classes."""
     fabric, (recipe, space, trained) = start_ranks("cpu"), untrained(photos)
+    chosen: dict[str, tuple[float, list[str]]] = {}
     rows: list[list[str]] = []
-    share, weights = 0.0, ""
     for split in ("validation", "test"):
         images = images_of_split(recipe.dataset, split)
         found = embed_images(trained, fabric, images, split)
-        patches = patches_of(trained, fabric, images, found)
-        start = process_time()
-        local = score_candidates(space, (found.points, found.points), (patches, patches))
-        seconds = process_time() - start
-        if split == "validation":
-            weights, share, *known = PairOfScores(found, space, local).choice()
-            rows.append(["map@r on validation classes", *(f"{value or 0:.4f}" for value in known), "", ""])
-            continue
         plain = score_retrieval(found.points, found.labels, manifold=space, metrics=METRICS)
-        both = score_retrieval(
-            found.points, found.labels, manifold=space, metrics=METRICS, rescore=local._replace(share=share)
-        )
-        changes_of = paired_differences(plain.per_query, both.per_query, found.labels[plain.queries])
-        for name, change in changes_of.items():
-            ends = f"{change.low:+.4f} .. {change.high:+.4f}"
-            figures = [f"{scores.values[name]:.4f}" for scores in (plain, both)]
-            rows.append([name, *figures, f"{change.difference:+.4f}", ends])
-        time = f"{1e3 * seconds / len(found.points):.1f} ms"
-        rows += [["share of the matches", "", f"{share:.3f} ({weights})", "", ""], ["time per query", "", time, "", ""]]
-    header = ["test classes", "cosine", "with matches", "difference", "95 % interval"]
+        for name, match in matches_of(trained, fabric, images, found).items():
+            start = process_time()
+            local = score_candidates(space, (found.points, found.points), match)
+            time = f"{1e3 * (process_time() - start) / len(found.points):.0f} ms"
+            if split == "validation":
+                weights, share, alone, together = PairOfScores(found, space, local).choice()
+                known = [f"{share:.3f} ({weights})", f"{alone or 0:.4f} -> {together or 0:.4f}"]
+                chosen[name] = share, known
+                continue
+            share, known = chosen[name]
+            local = local._replace(share=share)
+            both = score_retrieval(found.points, found.labels, manifold=space, metrics=METRICS, rescore=local)
+            changes = paired_differences(plain.per_query, both.per_query, found.labels[plain.queries])
+            figures = [
+                f"{plain.values[one]:.4f} -> {both.values[one]:.4f} "
+                f"({change.difference:+.4f}, {change.low:+.4f} .. {change.high:+.4f})"
+                for one, change in changes.items()
+            ]
+            rows.append([name, *known, *figures, time])
+    header = ["local score", "share", "validation", *METRICS, "time per query"]
     write_report("local", __doc__, header, rows)
 
 

@@ -30,7 +30,7 @@ from dmlkit.embedding.questions.probability import Trials
 from dmlkit.embedding.questions.rates import best_fit, threshold_for
 from dmlkit.evaluation.local import PairOfScores, patches_of
 from dmlkit.loading.cache import images_of_split
-from dmlkit.metrics.ranking.local import CANDIDATES, match_patches, score_candidates
+from dmlkit.metrics.ranking.local import CANDIDATES, match_patches, patch_matches, score_candidates
 from dmlkit.metrics.statistics import paired_comparison
 
 DIVISIONS, ENROLLED, ASKED, FPIR = 60, 10, 15, 0.05
@@ -91,7 +91,7 @@ def main(photos: str) -> None:
             found = Embeddings(found.points[rows], found.labels[rows], found.indices[rows], [])
         own = patches_of(trained, fabric, images, found)
         if split == "validation":
-            local = score_candidates(space, (found.points, found.points), (own, own))
+            local = score_candidates(space, (found.points, found.points), patch_matches(own, own))
             share = PairOfScores(found, space, local).choice()[1]
             rows = drawn(found.labels, ASKED)
             found, own = Embeddings(found.points[rows], found.labels[rows], found.indices[rows], []), own[rows]

@@ -124,7 +124,8 @@ def fusion_line(fusion: Mapping[str, Any]) -> str:
     if fusion["alone"] is not None and fusion["together"] is not None:
         measured = f"; validation map@r {fusion['alone']:.4f} alone, {fusion['together']:.4f} together"
     weights = "mean of logits" if fusion["weights"] == "mean" else "logistic weights"
-    of = "matches of patches" if fusion["run"] == "local" else f"the similarity of {fusion['run']}"
+    local = {"local": "matches of patches", "sift": "matches of SIFT keypoints"}
+    of = local.get(fusion["run"], f"the similarity of {fusion['run']}")
     if fusion["run"] == "place":
         decay = "no decay" if fusion["days"] is None else f"decay in {fusion['days']:.3g} days"
         of = f"place and time: home range {fusion['kilometers']:.3g} km, {decay}"

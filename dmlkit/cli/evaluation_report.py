@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dmlkit.files.source import LOCAL, PARTNERS
+from dmlkit.files.source import PARTNERS, PLACE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,7 +210,8 @@ def tell_run(
     if second is not None:
         options: Any = {"checkpoint": checkpoint, "fabric": fabric, "bar": bars(shown.console)}
         if second in PARTNERS:
-            fusion = (choose_local if second == Path(LOCAL) else choose_place)(source, **options)
+            is_place = second == Path(PLACE)
+            fusion = choose_place(source, **options) if is_place else choose_local(source, kind=second.name, **options)
         else:
             fusion = choose_fusion(source, second, **options)
         shown = replace(shown, fusion=fusion)

@@ -18,7 +18,7 @@ from dmlkit.cli.options import (
     QueryRun,
     RerankMethod,
     SourcePath,
-    WithRun,
+    WithPlace,
     Writes,
     boxes_of,
     examples,
@@ -101,7 +101,7 @@ def identify(
     box_margin: BoxMargin = None,
     box_confidence: BoxConfidence = None,
     run: QueryRun = None,
-    second: WithRun = None,
+    second: WithPlace = None,
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
     device: ModelDevice = "auto",
@@ -118,13 +118,16 @@ def identify(
     from dmlkit.embedding.questions.identify import LabelRule
     from dmlkit.embedding.questions.identify import identify as identify_images
     from dmlkit.evaluation.fusion import fusion_of
+    from dmlkit.evaluation.place import place_of
 
     console = Console()
-    fusion = fusion_of(source, second, device=device, bar=bars(console))
+    place = place_of(source, second, run=run, device=device, bar=bars(console))
+    fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
     found = identify_images(
         source,
         images,
         rule=LabelRule(by, k, threshold, by_group, rerank_of(rerank)),
+        place=place,
         boxes=boxes_of(box_source, box_margin, box_confidence),
         model=ModelChoice(run, fusion=fusion, device=device),
         labels=labels,
@@ -132,8 +135,8 @@ def identify(
         bar=bars(console),
     )
     print_answers(found, images, console)
-    if fusion is not None:
-        say(console, fusion_line(fusion.model_dump()))
+    if (added := fusion or place) is not None:
+        say(console, fusion_line(added.model_dump()))
     size = len(found.neighbors.searched)
     if k is not None and k > size:
         say(console, f"note: -k {k} is reduced to {size}, the number of images in {source}")

@@ -15,6 +15,7 @@ from dmlkit.files.source import (
     require_array,
     require_partner,
     require_path,
+    require_placed_partner,
     require_queries,
     require_run,
     require_second_run,
@@ -294,6 +295,19 @@ WithRun = Annotated[
         show_default=False,
     ),
 ]
+WithPlace = Annotated[
+    Path | None,
+    typer.Option(
+        "--with",
+        metavar="RUN|place",
+        help="Add the similarity of a second run of the same dataset, or, with place, that of the columns latitude, "
+        "longitude and time of a gallery and a table of images; weighted by validation classes. A run in a folder "
+        "named place is ./place.",
+        parser=partner_path,
+        callback=checked(require_placed_partner),
+        show_default=False,
+    ),
+]
 MovedRun = Annotated[
     Path | None,
     typer.Option(
@@ -317,10 +331,10 @@ WithLocal = Annotated[
     Path | None,
     typer.Option(
         "--with",
-        metavar="RUN|local|place",
-        help="Add the similarity of a second run of the same dataset, or, with local, that of the patches of the 100 "
-        "nearest images, or, with place, that of the columns latitude, longitude and time; weighted by validation "
-        "classes. A run in a folder named local or place is ./local or ./place.",
+        metavar="RUN|local|sift|place",
+        help="Add the similarity of a second run of the same dataset, or, with local or sift, that of the patches or "
+        "keypoints of the 100 nearest images, or, with place, that of the columns latitude, longitude and time; "
+        "weighted by validation classes. A run in a folder of such a name is e.g. ./local.",
         parser=partner_path,
         callback=checked(require_partner),
         show_default=False,

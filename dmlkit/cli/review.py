@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, ModelDevice, QueryPath, QueryRun, SourcePath, Writes, examples, with_common_options
+from dmlkit.cli.options import (
+    USE,
+    ModelDevice,
+    QueryPath,
+    QueryRun,
+    SourcePath,
+    WithRun,
+    Writes,
+    examples,
+    with_common_options,
+)
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import kind_of
@@ -46,6 +56,7 @@ def review(
         bool, typer.Option("--add", help="Add the images with their labels to the gallery, as a new version.")
     ] = False,
     run: QueryRun = None,
+    second: WithRun = None,
     device: ModelDevice = "auto",
 ) -> None:
     """Check the labels that identify gives to images, and print how many of them may be wrong.
@@ -55,18 +66,22 @@ def review(
     """
     from rich.console import Console
 
-    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.console import counted, fusion_line, say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.review.table import LABELS
     from dmlkit.embedding.review.table import review as review_labels
+    from dmlkit.evaluation.fusion import fusion_of
 
     if add and kind_of(gallery) != "gallery":
         raise UserError(f"--add: applies to a gallery; {gallery} is something else; remove --add")
     console = Console()
-    model = ModelChoice(run, device=device)
+    fusion = fusion_of(gallery, second, device=device, bar=bars(console))
+    model = ModelChoice(run, fusion=fusion, device=device)
     found = review_labels(gallery, images, output, ask=ask, wrong=wrong, audit=audit, model=model, bar=bars(console))
     print_review(found, console)
+    if fusion is not None:
+        say(console, fusion_line(fusion.model_dump()))
     if add:
         from dmlkit.embedding.gallery.change import add_images
 

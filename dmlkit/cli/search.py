@@ -18,7 +18,7 @@ from dmlkit.cli.options import (
     QueryRun,
     RerankMethod,
     SourcePath,
-    WithRun,
+    WithPlace,
     Writes,
     boxes_of,
     examples,
@@ -58,7 +58,7 @@ def search(
     box_margin: BoxMargin = None,
     box_confidence: BoxConfidence = None,
     run: QueryRun = None,
-    second: WithRun = None,
+    second: WithPlace = None,
     csv: Annotated[
         Path | None,
         Writes(check_table, NEIGHBOR_COLUMNS),
@@ -82,9 +82,11 @@ def search(
     from dmlkit.embedding.questions.answers import write_neighbors
     from dmlkit.embedding.questions.search import search as search_images
     from dmlkit.evaluation.fusion import fusion_of
+    from dmlkit.evaluation.place import place_of
 
     console = Console(stderr=json)
-    fusion = fusion_of(source, second, device=device, bar=bars(console))
+    place = place_of(source, second, run=run, device=device, bar=bars(console))
+    fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
     answers = search_images(
         source,
         queries,
@@ -92,6 +94,7 @@ def search(
         exact=exact,
         rerank=rerank_of(rerank),
         manifold=manifold,
+        place=place,
         boxes=boxes_of(box_source, box_margin, box_confidence),
         model=ModelChoice(run, fusion=fusion, device=device),
         bar=bars(console),
@@ -100,8 +103,8 @@ def search(
         say_json(answers.plain())
     else:
         print_neighbors(answers, console)
-    if fusion is not None:
-        say(console, fusion_line(fusion.model_dump()))
+    if (added := fusion or place) is not None:
+        say(console, fusion_line(added.model_dump()))
     print_notes(answers, k, source, console)
     if csv is not None:
         write_neighbors(answers, csv)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, ModelDevice, QueryRun, SourcePath, examples, with_common_options
+from dmlkit.cli.options import USE, ModelDevice, QueryRun, SourcePath, WithRun, examples, with_common_options
 
 app = typer.Typer()
 
@@ -60,6 +60,7 @@ def serve(
         ),
     ] = None,
     run: QueryRun = None,
+    second: WithRun = None,
     device: ModelDevice = "auto",
 ) -> None:
     """Answer embed, search, identify and verify over HTTP, with a page for people.
@@ -69,8 +70,10 @@ def serve(
     """
     from rich.console import Console
 
-    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.console import counted, fusion_line, say
+    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.errors import UserError
+    from dmlkit.evaluation.fusion import fusion_of
 
     try:
         from dmlkit.embedding.serve.server import Access, run_server
@@ -80,6 +83,9 @@ def serve(
         raise UserError(f"this needs {error.name}; install it with: pip install 'dmlkit[serve]'") from None
 
     console = Console()
+    fusion = fusion_of(source, second, device=device)
+    if fusion is not None:
+        say(console, fusion_line(fusion.model_dump()))
 
     def started(address: str, count: int) -> None:
         what = counted(count, "image", "images")
@@ -90,7 +96,6 @@ def serve(
         Access(host, token, allow_writes, images),
         port=port,
         review=review,
-        run=run,
-        device=device,
+        model=ModelChoice(run, fusion=fusion, device=device),
         started=started,
     )

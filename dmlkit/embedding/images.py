@@ -1,6 +1,8 @@
 """Images to embed, with their labels: files, folders, shards, tables, vectors, or a split of a recipe's dataset."""
 
+import logging
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -81,10 +83,20 @@ def dataset_of(
 def lacks_labels(source: Path) -> bool:
     """Return whether images are those of a table without a column of labels, as queries may be.
 
+    A column with a similar name is reported.
+
     Raises:
         UserError: the table cannot be read.
     """
-    return _is_table(source) and LABEL not in column_names(source)
+    columns = column_names(source) if _is_table(source) else [LABEL]
+    if LABEL in columns:
+        return False
+    lower = {name.lower(): name for name in columns}
+    if near := get_close_matches(LABEL, lower, n=1, cutoff=0.7):
+        logging.getLogger("dmlkit").warning(
+            f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[near[0]]!r}?"
+        )
+    return True
 
 
 def _is_table(source: Path) -> bool:

@@ -78,7 +78,8 @@ class Fusion(BaseModel, frozen=True, extra="forbid", strict=True):
     """Second model of a fusion, whose similarity is (1 - share) * first + share * second."""
 
     run: str
-    """Run of the second model, at the time of creation; ``local`` for matches of patches by the first model."""
+    """Run of the second model, at the time of creation; ``local`` for matches of patches by the first model, ``sift``
+    for keypoints."""
     checkpoint: CheckpointName
     """Its checkpoint."""
     fingerprint: str

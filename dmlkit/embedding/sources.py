@@ -9,6 +9,7 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.video import VideoFrames, is_video
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
@@ -109,9 +110,21 @@ def open_queries(
         return found
     fabric = model.start()
     trained = load_same_model(searched, model, fabric)
-    labels = NONE if lacks_labels(queries) else None
-    dataset = dataset_of(queries, "test", trained.recipe, labels, boxes)
+    dataset = queries_dataset(queries, trained, boxes)
     return embedded_points(trained, fabric, dataset, str(queries), bar)
+
+
+def queries_dataset(queries: Path, trained: TrainedModel, boxes: Boxes | None = None) -> Dataset:
+    """Return the images, boxes or frames of a video to search with, for the model that embeds them.
+
+    Raises:
+        UserError: there are none, or boxes are given for a video.
+    """
+    if is_video(queries) and trained.samples.has_pixels:
+        if boxes is not None:
+            raise UserError(f"--boxes: applies to images, but {queries} is a video; remove this option")
+        return VideoFrames(queries)
+    return dataset_of(queries, "test", trained.recipe, NONE if lacks_labels(queries) else None, boxes)
 
 
 def embedded_points(

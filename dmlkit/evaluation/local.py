@@ -1,4 +1,4 @@
-"""Local scores of a run: matches of the patches of its own network, and their weight chosen on validation classes."""
+"""Local scores: matches of patches of a run's own network or of keypoints, and their weight on validation classes."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -18,10 +18,11 @@ from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.fusion import PairOfModels
-from dmlkit.files.source import LOCAL
+from dmlkit.evaluation.sift import keypoints_of, match_keypoints
+from dmlkit.files.source import LOCAL, SIFT
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
-from dmlkit.metrics.ranking.local import LocalScores, score_candidates
+from dmlkit.metrics.ranking.local import LocalScores, Match, patch_matches, score_candidates
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.pooling import Pooling
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -29,32 +30,41 @@ from dmlkit.run_folder.folder import CheckpointName, RunFolder
 LEAST_CELLS = 64  # of a map: on the 5 x 5 cells of the last map of Lite0 at 160 pixels, matches say little
 
 
-def choose_local(run: Path, *, checkpoint: CheckpointName | None = None, fabric: Ranks, bar: Bar = no_bar) -> Fusion:
-    """Choose the weight of the local scores of a run on its validation classes, as `choose_fusion` does.
+def choose_local(
+    run: Path,
+    *,
+    kind: str = LOCAL,
+    checkpoint: CheckpointName | None = None,
+    fabric: Ranks,
+    bar: Bar = no_bar,
+) -> Fusion:
+    """Choose the weight of local scores on the validation classes of a run, as `choose_fusion` does.
 
     The pairs are those of each validation image and its nearest candidates.
 
     Args:
         run: the run.
+        kind: `LOCAL` for patches of its network, `SIFT` for keypoints, which need no training.
         checkpoint: its checkpoint. Default: best, otherwise last.
         fabric: device.
         bar: shows each step.
 
     Raises:
-        UserError: the run has no validation classes, or see `patches_of`.
+        UserError: the run has no validation classes, or see `patches_of` and `keypoints_of`.
     """
     folder = RunFolder(run)
     folder.check_unseen("validation")
     trained = load_model(folder, fabric, checkpoint)
     dataset = images_of_split(trained.recipe.dataset, "validation")
     found = split_embeddings(folder, trained, fabric, dataset, "validation", bar=bar)
-    patches = patches_of(trained, fabric, dataset, found, bar)
-    space = deepcopy(trained.manifold).cpu()
-    with bar("matching patches", len(patches)) as advance, torch.no_grad():
-        local = score_candidates(space, (found.points, found.points), (patches, patches), advance)
+    matches = _matches_of(kind, trained, fabric, dataset, found, bar)
+    space, everything = deepcopy(trained.manifold).cpu(), torch.ones(len(found.points), dtype=torch.bool)
+    with bar("matching images", len(found.points)) as advance, torch.no_grad():
+        match = matches(everything, everything)
+        local = score_candidates(space, (found.points, found.points), match, advance)
         weights, share, alone, together = PairOfScores(found, space, local).choice()
     return Fusion(
-        run=LOCAL,
+        run=kind,
         checkpoint=trained.checkpoint,
         fingerprint=trained.fingerprint,
         share=share,
@@ -166,15 +176,28 @@ def local_scores(
         fusion: weight of the local scores.
         trained, fabric, dataset, found, bar: see `patches_of`.
     """
-    patches, points = patches_of(trained, fabric, dataset, found, bar), found.points
+    matches, points = _matches_of(fusion.run, trained, fabric, dataset, found, bar), found.points
     space = deepcopy(trained.manifold).cpu()
 
     def scored(query: Tensor, gallery: Tensor) -> LocalScores:
-        sides = (points[query], points[gallery]), (patches[query], patches[gallery])
-        with bar("matching patches", int(query.sum())) as advance, torch.no_grad():
-            return score_candidates(space, *sides, advance)._replace(share=fusion.share)
+        sides = points[query], points[gallery]
+        with bar("matching images", int(query.sum())) as advance, torch.no_grad():
+            return score_candidates(space, sides, matches(query, gallery), advance)._replace(share=fusion.share)
 
     return scored
+
+
+def _matches_of(
+    kind: str, trained: TrainedModel, fabric: Ranks, dataset: Dataset, found: Embeddings, bar: Bar
+) -> Callable[[Tensor, Tensor], Match]:
+    """Return a function of the rows (N,) bool of queries and gallery, which gives the scores of pairs of them."""
+    if kind == SIFT:
+        if fabric.world_size > 1:
+            raise UserError(f"--with {SIFT}: runs in one process, got {fabric.world_size}; start it without ranks")
+        keypoints = keypoints_of(dataset, found, bar)
+        return lambda query, gallery: match_keypoints(keypoints.chosen(query), keypoints.chosen(gallery))
+    patches = patches_of(trained, fabric, dataset, found, bar)
+    return lambda query, gallery: patch_matches(patches[query], patches[gallery])
 
 
 def _convolutions(module: nn.Module) -> int:

@@ -2,20 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from datetime import UTC, datetime
-from math import inf, isfinite, nan
+from math import inf, isfinite
 from pathlib import Path
 
 import numpy as np
 import torch
-from pydantic import PositiveFloat
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.sightings import LIMITS, days_of, degrees_of
 from dmlkit.datasets.files.table_file import column_names
-from dmlkit.distributed.launch import Ranks
+from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.manifest import Fusion
+from dmlkit.embedding.placed import PlaceFusion, check_placed
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.probability import fit_sigmoid
 from dmlkit.embedding.stored import split_embeddings
@@ -24,7 +24,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import read_column, table_of
 from dmlkit.evaluation.fusion import PairOfModels
 from dmlkit.evaluation.pair_probability import sampled_pairs
-from dmlkit.files.source import PLACE
+from dmlkit.files.source import NAMES, PLACE, kind_of
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.ranking.place import PlaceScores, Range, Sightings, kilometers
@@ -33,26 +33,8 @@ from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
-LIMITS = {"latitude": 90, "longitude": 180}
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the typical distance and time of two sightings of one class, which are tried
-SECONDS = 86_400
 LEAST_KM = 1e-3
-
-
-class PlaceFusion(Fusion, frozen=True, extra="forbid", strict=True):
-    """Weight of the evidence of place and time, see `Range`."""
-
-    kilometers: PositiveFloat
-    """Home range r."""
-    spread: PositiveFloat
-    """Spread R of different individuals, in km."""
-    days: PositiveFloat | None
-    """Decay tau; null for none."""
-
-    @property
-    def range(self) -> Range:
-        """Home range and decay."""
-        return Range(self.kilometers, self.spread, inf if self.days is None else self.days)
 
 
 def choose_place(
@@ -95,6 +77,36 @@ def choose_place(
         spread=pair.range.spread,
         days=pair.range.days if isfinite(pair.range.days) else None,
     )
+
+
+def place_of(
+    source: Path, other: Path | None, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
+) -> PlaceFusion | None:
+    """Return the weight of place and time that ``--with place`` asks for in a gallery; None for anything else.
+
+    Args:
+        source: the gallery.
+        other: the value of ``--with``.
+        run: run of the gallery. Default: the one that it was created with.
+        device, bar: see `choose_place`.
+
+    Raises:
+        UserError: the source is no gallery, its images have no places, its run is not known, or see `choose_place`.
+    """
+    if other != Path(PLACE):
+        return None
+    if kind_of(source) != "gallery":
+        raise UserError(
+            f"--with {PLACE}: applies to a gallery, but {source} is {NAMES[kind_of(source)]}; create a gallery from a "
+            "table with the columns path, label, latitude, longitude and time"
+        )
+    gallery = GalleryFolder(source)
+    check_placed(gallery)
+    home = run or gallery.run
+    if home is None:
+        raise UserError(f"{source}: the run that made it is unknown or has moved; name the run with --run RUN")
+    checkpoint = gallery.manifest.model.checkpoint
+    return choose_place(home, checkpoint=checkpoint, fabric=start_ranks(device.partition("+")[0]), bar=bar)
 
 
 class PairWithPlace(PairOfModels):
@@ -177,13 +189,13 @@ def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]
             "with the columns path, label, latitude, longitude and time"
         ) from None
     degrees: list[Tensor] = []
-    for column, limit in LIMITS.items():
+    for column in LIMITS:
         cells = zip(images, read_column(images, file, root, column), strict=True)
-        degrees.append(torch.tensor([_degrees(cell, column, limit, f"{file}: {one}") for one, cell in cells]).double())
+        degrees.append(torch.tensor([degrees_of(cell, column, f"{file}: {one}") for one, cell in cells]).double())
     days = torch.zeros(len(images), dtype=torch.float64)
     if "time" in column_names(file):
         cells = zip(images, read_column(images, file, root, "time"), strict=True)
-        days = torch.tensor([_days(cell, f"{file}: {one}") for one, cell in cells], dtype=torch.float64)
+        days = torch.tensor([days_of(cell, f"{file}: {one}") for one, cell in cells], dtype=torch.float64)
     return Sightings.at(degrees[0], degrees[1], days)
 
 
@@ -195,29 +207,3 @@ def place_scores(
     return lambda query, gallery: PlaceScores(
         sightings.chosen(query), sightings.chosen(gallery), fusion.range, fusion.share
     )
-
-
-def _degrees(cell: str | None, column: str, limit: int, where: str) -> float:
-    """Return degrees; nan for an empty cell."""
-    if cell is None:
-        return nan
-    try:
-        value = float(cell)
-    except ValueError:
-        value = nan
-    if not -limit <= value <= limit:
-        raise UserError(f"{where}: {column}: got {cell[:50]!r}, expected degrees from {-limit} to {limit}")
-    return value
-
-
-def _days(cell: str | None, where: str) -> float:
-    """Return days since 1970; nan for an empty cell."""
-    if cell is None:
-        return nan
-    try:
-        time = datetime.fromisoformat(cell.strip())
-    except ValueError:
-        raise UserError(
-            f"{where}: time: got {cell[:50]!r}, expected a date or a time such as 2026-05-31 or 2026-05-31T14:30"
-        ) from None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() / SECONDS

@@ -25,7 +25,7 @@ from dmlkit.evaluation.local import local_scores
 from dmlkit.evaluation.place import PlaceFusion, place_scores
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.evaluation.result import Evaluation
-from dmlkit.files.source import LOCAL
+from dmlkit.files.source import LOCAL, SIFT
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rankings import Ties
@@ -223,7 +223,7 @@ def _with_fusion(
     """
     if isinstance(fusion, PlaceFusion):
         return {"local": place_scores(fusion, trained, dataset, found)}
-    if fusion.run == LOCAL:
+    if fusion.run in (LOCAL, SIFT):
         return {"local": local_scores(fusion, trained, fabric, dataset, found, bar)}
     both = fuse(trained, fusion, fabric)
     second = embedded(both)

@@ -31,7 +31,13 @@ SHARD = ".tar"
 TABLE_COLUMNS = ["path", "label"]
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
 PLACE = "place"  # instead of a second run: where and when the images were taken
-PARTNERS = (Path(LOCAL), Path(PLACE))
+SIFT = "sift"  # instead of a second run: keypoints
+PARTNERS = {
+    Path(LOCAL): "eval compares patches",
+    Path(SIFT): "eval compares keypoints",
+    Path(PLACE): "eval, identify and search compare places and times",
+}
+"""What takes each of them."""
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
 ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
@@ -260,7 +266,7 @@ def require_image(path: Path) -> None:
 
 
 def require_partner(path: Path) -> None:
-    """Check that a path is ``local``, ``place`` or a run.
+    """Check that a path is ``local``, ``sift``, ``place`` or a run.
 
     Raises:
         UserError: see `require_run`.
@@ -270,7 +276,7 @@ def require_partner(path: Path) -> None:
 
 
 def partner_path(text: str) -> Path:
-    """Read the path of a second run, or ``local`` or ``place``; ``./local`` is the run in a folder of this name.
+    """Read the path of a second run, or one of `PARTNERS`; ``./local`` is the run in a folder of this name.
 
     Example:
         >>> partner_path("local") == Path("local"), partner_path("./local") == Path.cwd() / "local"
@@ -280,15 +286,24 @@ def partner_path(text: str) -> Path:
     return path.absolute() if path in PARTNERS and text != str(path) else path
 
 
+def require_placed_partner(path: Path) -> None:
+    """Check that a path is ``place`` or a run.
+
+    Raises:
+        UserError: see `require_second_run`.
+    """
+    if path != Path(PLACE):
+        require_second_run(path)
+
+
 def require_second_run(path: Path) -> None:
-    """Check that a path is a run, and not ``local`` or ``place``.
+    """Check that a path is a run, and not one of `PARTNERS`.
 
     Raises:
         UserError: see `require_run`.
     """
     if path in PARTNERS and not path.exists():
-        what = "compares patches" if path == Path(LOCAL) else "compares places and times"
-        raise UserError(f"--with {path}: only eval {what}; expected a second run")
+        raise UserError(f"--with {path}: only {PARTNERS[path]}; expected a second run")
     require_run(path)
 
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from dmlkit.embedding.fusion import join
+from dmlkit.datasets.files.image import read_image
+from dmlkit.embedding.fusion import ModelChoice, join
 from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.questions.identify import identify
 from dmlkit.evaluation.calibration import calibrate_run
-from dmlkit.evaluation.fusion import PairOfModels
+from dmlkit.evaluation.fusion import PairOfModels, fusion_of
 from dmlkit.manifolds import Euclidean, Lorentz, Sphere
 from tests.conftest import Result
 
@@ -140,6 +142,19 @@ def test_a_gallery_of_two_runs_sums_their_cosines(two: Path, tmp_path: Path, dml
     assert answers.code == 0 and "the best guess is correct for 12 of 12" in answers.out
     refused = dmlkit("identify", gallery, photos, "--with", two / "of_others", "--device", "cpu")
     assert refused.code == 2 and "fingerprint" in refused.err
+    from dmlkit.embedding.serve.service import Service
+
+    model = ModelChoice(fusion=fusion_of(gallery, moved), device="cpu")
+    serving = Service(gallery, model)
+    asked = sorted(photos.rglob("*.png"))[:4]
+    pixels = [read_image(path).permute(1, 2, 0).numpy() for path in asked]
+    served = serving.submit(pixels, serving.identify).result()
+    serving.close()
+    answered = {Path(path).name: answer for path, answer in identify(gallery, photos, model=model).labeled()}
+    assert [one["score"] for one in served] == pytest.approx([answered[path.name].score for path in asked], abs=1e-5)
+    assert [one["label"] for one in served] == [answered[path.name].label for path in asked]
+    refused = dmlkit("serve", gallery, "--with", two / "of_others", "--device", "cpu", "--port", "0")
+    assert refused.code == 2 and "fingerprint" in refused.err
 
 
 @pytest.mark.slow
@@ -167,11 +182,14 @@ def test_a_gallery_whose_second_run_has_moved(two: Path, tmp_path: Path, dmlkit:
     (more / photo.parent.name).mkdir(parents=True)
     (more / photo.parent.name / "0.png").write_bytes(photo.read_bytes() + b" ")  # another image, with the same pixels
     message = "the second run of this gallery is missing; name it with --with RUN, or put it next to the first"
-    for words in ((*add[:3], more), (*calibrate, "--strangers", more), (*check[:3], more), ("identify", gallery, more)):
+    review = ("review", gallery, more, "-o", tmp_path / "review")
+    others = ((*calibrate, "--strangers", more), (*check[:3], more), ("identify", gallery, more), review)
+    for words in ((*add[:3], more), *others):
         alone = dmlkit(*words, *device)
         assert alone.code == 2 and message in alone.err and len(alone.err.strip().splitlines()) == 1, (words, alone)
         named = dmlkit(*words, "--with", moved, *device)
         assert "is missing" not in named.err, (words, named)
+        shutil.rmtree(tmp_path / "review", ignore_errors=True)  # else the review is continued without a model
         wrong = dmlkit(*words, "--with", two / "of_others", *device)
         assert wrong.code == 2, (words, wrong)
     for option in ("--run", "--with"):

@@ -1,17 +1,23 @@
 """Local scores: matches of patches against loops over pairs of patches, and `dmlkit eval --with local`."""
 
 import json
+import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.metrics.ranking import local
-from dmlkit.metrics.ranking.local import match_patches, score_candidates
+from dmlkit.metrics.ranking.affine import verify_affine
+from dmlkit.metrics.ranking.local import match_patches, patch_matches, score_candidates
 from dmlkit.metrics.scoring import score_retrieval
 from tests.conftest import TINY_RECIPE, Result
 
@@ -46,7 +52,9 @@ def test_candidates_are_ordered_by_both_and_the_rest_stays(monkeypatch: pytest.M
     generator = torch.Generator().manual_seed(2)
     points, patches = torch.randn(20, 3, generator=generator, dtype=torch.float64), patches_of(20, 3)
     progress: list[int] = []
-    found = score_candidates(Euclidean(3), (points[:4], points), (patches[:4], patches.half()), progress.append)
+    found = score_candidates(
+        Euclidean(3), (points[:4], points), patch_matches(patches[:4], patches.half()), progress.append
+    )
     assert sum(progress) == 4
     scores = found._replace(share=0.3).rows(Euclidean(3), points[:4], points)(torch.tensor([1, 3]))
     for row, values in zip((1, 3), scores, strict=True):
@@ -66,11 +74,76 @@ def test_without_weight_the_metrics_stay():
     points = nn.functional.normalize(torch.randn(30, 4, generator=torch.Generator().manual_seed(4)), dim=1)
     labels, patches = torch.arange(30) % 5, patches_of(30, 5)
     plain = score_retrieval(points, labels, metrics=["recall@1", "map@r"])
-    found = score_candidates(Sphere(4), (points, points), (patches, patches))
+    found = score_candidates(Sphere(4), (points, points), patch_matches(patches, patches))
     assert score_retrieval(points, labels, metrics=["recall@1", "map@r"], rescore=found).values == plain.values
     patches[torch.arange(30)] = patches[labels]  # patches that tell the classes apart
-    found = score_candidates(Sphere(4), (points, points), (patches, patches))._replace(share=1.0)
+    found = score_candidates(Sphere(4), (points, points), patch_matches(patches, patches))._replace(share=1.0)
     assert score_retrieval(points, labels, metrics=["map@r"], rescore=found).values["map@r"] == 1
+
+
+def test_an_affine_map_is_recovered():
+    """Of half of the matches, which have small errors, against the known map; random matches fit none."""
+    generator = torch.Generator().manual_seed(0)
+    places = torch.rand(60, 2, generator=generator)
+    linear, moved = torch.tensor([[0.8, 0.5], [-0.6, 0.9]]), torch.tensor([0.2, -0.1])
+    noise = torch.rand(2, 60, 2, generator=generator)
+    items = torch.stack([places @ linear + moved + 0.004 * (noise[0] - 0.5), noise[1]])
+    items[0, 30:] = torch.rand(30, 2, generator=generator)
+    matched = torch.ones(2, 60, dtype=torch.bool)
+    matched[0, 0] = False
+    found = verify_affine(places, items, matched, 0.01)
+    assert found.inliers[0, 1:30].all() and not found.inliers[0, 0] and found.inliers[0, 30:].sum() <= 2
+    assert found.maps[0].numpy() == pytest.approx(torch.cat([linear, moved[None]]).numpy(), abs=0.005)
+    assert found.inliers[1].sum() <= 6
+    none = verify_affine(places, items, matched & (torch.arange(60) < 2), 0.01)
+    assert not none.inliers.any()
+    mirrored = verify_affine(places, (places * torch.tensor([-1.0, 1.0]))[None], matched[:1], 0.01)
+    assert mirrored.inliers.sum() <= 6
+
+
+class Photos(Dataset):
+    """Images in memory."""
+
+    def __init__(self, images: list[np.ndarray]) -> None:
+        super().__init__(torch.zeros(len(images), dtype=torch.int64), ["a"], [str(row) for row in range(len(images))])
+        self.images = images
+
+    def sample(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(self.images[index].copy()).permute(2, 0, 1)
+
+
+def blobs(seed: int) -> np.ndarray:
+    """A photo of noise of several sizes."""
+    generator = np.random.default_rng(seed)
+    image = np.zeros((240, 240, 3))
+    for side in (12, 30, 80):
+        noise = generator.integers(0, 255, (side, side, 3)).astype(np.uint8)
+        image += np.asarray(Image.fromarray(noise).resize((240, 240), Image.Resampling.BICUBIC)) / 3.0
+    return image.astype(np.uint8)
+
+
+def test_a_turned_and_cropped_photo_verifies_and_another_does_not():
+    """The map that the keypoints of both photos give is the one with which the copy was made."""
+    pytest.importorskip("cv2", reason="needs OpenCV (pip install 'dmlkit[sift]')")
+    from dmlkit.evaluation.sift import TOLERANCE, keypoints_of, match_keypoints, matches
+
+    photo, angle, scale = blobs(0), math.radians(30), 1.2  # the copy is 1.2 times as large, and shows the middle
+    back = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]) / scale
+    shift = np.array([120.0, 120.0]) - back @ [100.0, 100.0]
+    coefficients = (*back[0], shift[0], *back[1], shift[1])
+    copied = Image.fromarray(photo).transform(
+        (200, 200), Image.Transform.AFFINE, coefficients, Image.Resampling.BICUBIC
+    )
+    photos = Photos([photo, np.asarray(copied), blobs(1), np.full((60, 60, 3), 128, np.uint8)])
+    keypoints = keypoints_of(photos, Embeddings(torch.zeros(4, 1), photos.labels, torch.arange(4), []))
+    scores = match_keypoints(keypoints, keypoints)(1, torch.arange(4))
+    assert scores[1] > 0.99 and scores[0] > 0.6 and scores[2] < 0.35 and scores[3] == 0
+    place, matched = matches(keypoints.descriptors[1].float(), keypoints.descriptors[:1].float())
+    found = verify_affine(
+        keypoints.places[1], keypoints.places[:1].gather(1, place[..., None].expand(-1, -1, 2)), matched, TOLERANCE
+    )
+    expected = np.concatenate([back.T * 200 / 240, shift[None] / 240])  # places are by the longer side
+    assert found.inliers.sum() > 20 and found.maps[0].numpy() == pytest.approx(expected, abs=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +165,16 @@ def test_eval_with_local_scores(run: Path, dmlkit: Callable[..., Result]):
     difference = changed["differences"]["recall@1"]["difference"]
     assert difference == pytest.approx(changed["metrics"]["recall@1"] - found["metrics"]["recall@1"])
     assert "of matches of patches (" in dmlkit("eval", run, "--with", "local", "--metric", "recall@1").out
+
+
+def test_eval_with_keypoints(run: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    wrong = dmlkit("eval", run, "--with", "sift", "--metric", "recall@1")
+    assert wrong.code == 2 and "--with sift: this needs OpenCV; install it with: pip install" in wrong.err, wrong
+    monkeypatch.undo()
+    pytest.importorskip("cv2", reason="needs OpenCV (pip install 'dmlkit[sift]')")
+    found = dmlkit("eval", run, "--with", "sift", "--metric", "recall@1")
+    assert found.code == 0 and "of matches of SIFT keypoints (" in found.out, found
 
 
 @pytest.mark.parametrize(

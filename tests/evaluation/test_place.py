@@ -151,6 +151,113 @@ def test_eval_adds_the_evidence_to_the_similarity(run: Path, dmlkit: Cli):
     assert "of place and time: home range" in shown
 
 
+@pytest.fixture(scope="module")
+def asked(run: Path) -> tuple[Path, Path, np.ndarray]:
+    """A gallery of the first 4 sightings of each animal, a table of the others, and their rows."""
+    from dmlkit.embedding.fusion import ModelChoice
+    from dmlkit.embedding.gallery.change import create_gallery
+
+    photos = run.parent / "photos"
+    header, *lines = (photos / "table.csv").read_text().splitlines()
+    for name, wanted in (("known", (0, 1, 2, 3)), ("asked", (4, 5))):
+        kept = [line for row, line in enumerate(lines) if row % 6 in wanted]
+        (photos / f"{name}.csv").write_text("\n".join([header, *kept]) + "\n")
+    create_gallery(run, photos / "known.csv", run.parent / "gallery", model=ModelChoice(device="cpu"))
+    rows = simulated(12, 6, 7)[0]
+    rows[71, :2] = np.nan
+    return run.parent / "gallery", photos / "asked.csv", rows
+
+
+@pytest.mark.slow
+def test_a_gallery_answers_by_place_and_time(asked: tuple[Path, Path, np.ndarray], dmlkit: Cli, tmp_path: Path):
+    """Against a loop over queries and images, with the range and weight that `place_of` chooses."""
+    from dmlkit.embedding.gallery.folder import GalleryFolder
+    from dmlkit.evaluation.place import place_of
+
+    gallery, table, rows = asked
+    place = place_of(gallery, Path("place"), device="cpu")
+    assert place is not None and place.share > 0.1
+    found = json.loads(dmlkit("search", gallery, table, "--with", "place", "-k", 3, "--json", "--device", "cpu").out)
+    plain = json.loads(dmlkit("search", gallery, table, "-k", 48, "--json", "--device", "cpu").out)
+    assert found["similarity"] == "cosine_and_place"
+    for query, alone in zip(found["queries"], plain["queries"], strict=True):
+        seen = rows[int(Path(query["path"]).stem)]
+        expected = {
+            one["path"]: (1 - place.share) * one["similarity"]
+            + place.share * naive_evidence(seen, rows[int(Path(one["path"]).stem)], place.range)
+            for one in alone["neighbors"]
+        }
+        got = {one["path"]: one["similarity"] for one in query["neighbors"]}
+        assert got == pytest.approx({path: expected[path] for path in got}, abs=1e-4)
+        assert list(got.values()) == pytest.approx(sorted(expected.values(), reverse=True)[:3], abs=1e-4)
+    right = {}
+    for words in ((), ("--with", "place"), ("--with", "place", "--by-group", "label")):
+        told = dmlkit("identify", gallery, table, *words, "-o", tmp_path / "answers.json", "--device", "cpu")
+        assert told.code == 0, told
+        images = json.loads((tmp_path / "answers.json").read_text())["images"]
+        right[words] = sum(one["guess"] == one["known"] for one in images) / len(images)
+        assert all(0 <= one["probability"] <= 1 for one in images)
+    assert right["--with", "place"] > right[()] + 0.2 and len(images) == 12
+    assert right[words] >= right["--with", "place"]
+    assert "of place and time: home range" in told.out and "no image is unknown without a threshold" in told.out
+    assert GalleryFolder(gallery).sightings[0].time == table.with_name("known.csv").read_text().split()[1].split(",")[4]
+
+
+@pytest.mark.slow
+def test_a_calibrated_gallery_is_calibrated_for_places(
+    asked: tuple[Path, Path, np.ndarray], dmlkit: Cli, tmp_path: Path
+):
+    """A loop over the images without their labels gives about the requested share of them a label."""
+    from dmlkit.embedding.gallery.folder import GalleryFolder
+    from dmlkit.embedding.placed import place_gallery
+    from dmlkit.embedding.questions.calibration import acceptance_of, labeled_decider
+    from dmlkit.evaluation.place import place_of
+
+    gallery, table, _ = asked
+    place = place_of(gallery, Path("place"), device="cpu")
+    assert place is not None and dmlkit("calibrate", gallery, "--fpir", "0.2", "--device", "cpu").code == 0
+    placed = place_gallery(GalleryFolder(gallery), place)
+    names, decider = labeled_decider(placed)
+    accepted = acceptance_of(GalleryFolder(gallery), names, decider)
+    assert accepted is not None and "calibrated on labels of the gallery alone" in str(accepted.note)
+    scores, labels = placed.manifold.similarity(placed.points, placed.points).numpy(), np.array(placed.labels)
+    reached: list[bool] = []
+    for row, label in enumerate(labels):
+        best = sorted((scores[row, labels == other].max() for other in {*labels} - {label}), reverse=True)
+        reached.append(accepted.sigmoid.at(best[0] - best[1], best[0]) >= accepted.threshold)
+    assert 0.1 <= np.mean(reached) <= 0.3
+    told = dmlkit("identify", gallery, table, "--with", "place", "-o", tmp_path / "a.json", "--device", "cpu")
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert told.code == 0 and found["least_probability"] == pytest.approx(accepted.threshold)
+
+
+@pytest.mark.slow
+def test_mistakes_with_a_gallery(asked: tuple[Path, Path, np.ndarray], run: Path, tmp_path: Path, dmlkit: Cli):
+    gallery, table, _ = asked
+    photos, text = table.parent, table.read_text()
+    bad, nowhere, plain = photos / "bad.csv", photos / "nowhere.csv", photos / "plain.csv"
+    bad.write_text(text.replace(",animal00,", ",animal00,9", 1))
+    nowhere.write_text("path,latitude,longitude\n0.jpg,,\n")
+    plain.write_text("path,label,lattitude,longitude\n0.jpg,animal00,1,1\n")
+    empty = tmp_path / "plain"
+    assert dmlkit("gallery", "create", run, plain, "-o", empty, "--device", "cpu").code == 0
+    cases = (
+        (("search", gallery, photos / "0.jpg"), "0.jpg is no table and has no places; give a table with the columns"),
+        (("identify", gallery, bad), "latitude: got '9"),
+        (("search", gallery, nowhere), "nowhere.csv has latitude"),
+        (("search", gallery, plain), "did you mean 'lattitude'?"),
+        (("search", empty, table), "has a place; create a gallery from a table with the columns"),
+        (("search", run, table), "--with place: applies to a gallery, but"),
+        (("search", gallery, table, "--rerank", "expansion"), "--rerank: does not apply to --with place"),
+        (("identify", gallery, table, "--by", "mean"), "--by mean: does not apply to --with place"),
+    )
+    for words, message in cases:
+        wrong = dmlkit(*words, "--with", "place", "--device", "cpu")
+        assert wrong.code == 2 and message in wrong.err and len(wrong.err.strip().splitlines()) == 1, (words, wrong)
+    wrong = dmlkit("gallery", "add", gallery, bad, "--device", "cpu")
+    assert wrong.code == 2 and "latitude: got '9" in wrong.err and "version 1" in dmlkit("gallery", "info", gallery).out
+
+
 @pytest.mark.slow
 def test_mistakes(run: Path, tmp_path: Path, trained_run: Path, dmlkit: Cli):
     table = run.parent / "photos" / "table.csv"
@@ -181,6 +288,8 @@ def test_mistakes(run: Path, tmp_path: Path, trained_run: Path, dmlkit: Cli):
         assert wrong.code == 2 and message in wrong.err, wrong.err
     glyphs = dmlkit("eval", trained_run, "--with", "place", "--device", "cpu")
     assert glyphs.code == 2 and "--with place: the dataset is glyphs, which has no columns" in glyphs.err
-    searched = dmlkit("search", run, run.parent / "photos" / "0.jpg", "--with", "place", "--device", "cpu")
-    assert searched.code == 2 and "--with place: only eval compares places and times" in searched.err
+    verified = dmlkit(
+        "verify", run, run.parent / "photos" / "0.jpg", run.parent / "photos" / "1.jpg", "--with", "place"
+    )
+    assert verified.code == 2 and "--with place: only eval, identify and search compare places" in verified.err
     assert partner_path("./place") == Path.cwd() / "place" and partner_path("place") == Path("place")

@@ -103,10 +103,10 @@ class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
     """``gallery.json`` without the classes of its model: `GalleryManifest` checks what is only kept here."""
 
     kind: ClassVar[str] = "manifest of a gallery"
-    version: ClassVar[int] = 8
+    version: ClassVar[int] = 9
     # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone; 4 no threshold_is_own; 5 no
-    # state and no fusion; 6 no computation; 7 no aligned_to
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: (), 5: (), 6: (), 7: ()}
+    # state and no fusion; 6 no computation; 7 no aligned_to; 8 no places of images
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: (), 5: (), 6: (), 7: (), 8: ()}
 
     dim: PositiveInt
     """Number of coordinates of an embedding."""

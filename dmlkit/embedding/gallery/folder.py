@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dmlkit.datasets.files.sightings import UNKNOWN_SIGHTING, SightingCells
 from dmlkit.embedding.gallery.files import ApproximateIndex, GalleryState, check_files, way_back
 from dmlkit.embedding.gallery.manifest import (
     BLOCK,
@@ -131,6 +132,15 @@ class GalleryFolder:
         """Ids of all images, in their order."""
         return [name for batch in self._batches(["id"]) for name in batch.column("id").to_pylist()]
 
+    @property
+    def sightings(self) -> list[SightingCells]:
+        """Places and times of all images, in their order; all unknown in galleries of earlier versions."""
+        names = SightingCells._fields
+        if names[0] not in self.table.schema.names:
+            return [UNKNOWN_SIGHTING] * self.size
+        rows = (zip(*(batch.column(name).to_pylist() for name in names), strict=True) for batch in self._batches(names))
+        return [SightingCells(*row) for part in rows for row in part]
+
     def label_counts(self) -> Counter[str | None]:
         """Return the number of images of each label."""
         return Counter(self.labels)
@@ -141,13 +151,17 @@ class GalleryFolder:
         with reading(self.path):
             return state_of(self.table, self.manifest.approximate)
 
-    def check(self, columns: Sequence[str] = CHECKED) -> None:
-        """Read columns of all rows, and raise an error if they are not what was written; compare files for all columns.
+    def check(self, columns: Sequence[str] | None = None) -> None:
+        """Read columns of all rows, and raise an error if they are not what was written.
+
+        Args:
+            columns: the columns. Default: all with a checksum, and the files of the gallery.
 
         Raises:
             UserError: they cannot be read, or have other checksums.
         """
-        if columns == CHECKED:
+        if columns is None:
+            columns = [name for name in CHECKED if name in self.table.schema.names]
             check_files(self.path, self.manifest, self.version, trust_stamps=False)
         for _ in self._batches(columns):
             pass

@@ -13,9 +13,10 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Box, Dataset
 from dmlkit.datasets.files.image import decoding, read_image
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
+from dmlkit.datasets.files.sightings import UNKNOWN_SIGHTING, SightingCells, has_sightings, read_sightings
 from dmlkit.datasets.files.tar import file_content
 from dmlkit.datasets.shards import holds_shards
-from dmlkit.embedding.images import images_at
+from dmlkit.embedding.images import TABLES, images_at
 from dmlkit.errors import UserError
 
 UNKNOWN = "unknown"
@@ -30,6 +31,7 @@ class LabelledImage:
     path: str
     label: str | None
     box: Box | None = None
+    sighting: SightingCells = UNKNOWN_SIGHTING
 
     def id(self) -> str:
         """Return a hash of the contents of the file, and of the box.
@@ -74,7 +76,7 @@ def images_of(source: Path, label: str | None, boxes: Boxes | None = None) -> li
         boxes: see `images_at`.
 
     Raises:
-        UserError: there are none, or a label is empty, not UTF-8 or `UNKNOWN`.
+        UserError: there are none, a label is empty, not UTF-8 or `UNKNOWN`, or see `read_sightings`.
     """
     if source.is_dir() and holds_shards(source):
         raise UserError(
@@ -82,9 +84,11 @@ def images_of(source: Path, label: str | None, boxes: Boxes | None = None) -> li
         )
     images = images_at(source, boxes=boxes)
     names = images.label_names(images.labels) if label is None else [label] * len(images)
+    is_placed = source.suffix.lower() in TABLES and source.is_file() and has_sightings(source)
+    sightings = read_sightings(source) if is_placed else [UNKNOWN_SIGHTING] * len(images)
     found = [
-        LabelledImage(os.path.abspath(path), name, images.box(row))  # noqa: PTH100 - Path.resolve would follow links
-        for row, (path, name) in enumerate(zip(images.paths, names, strict=True))
+        LabelledImage(os.path.abspath(path), name, images.box(row), seen)  # noqa: PTH100 - links are not followed
+        for row, (path, name, seen) in enumerate(zip(images.paths, names, sightings, strict=True))
     ]
     check_images(found)
     return found

@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Container, Generator, Mapping
+from collections.abc import Container, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,10 +14,18 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import thumbnail
+from dmlkit.datasets.files.sightings import SightingCells
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.gallery.files import INCOMING
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
-from dmlkit.embedding.gallery.manifest import CHECKED, CHECKSUM, GalleryManifest, row_checksums
+from dmlkit.embedding.gallery.manifest import (
+    CHECKED,
+    CHECKSUM,
+    GalleryManifest,
+    checksum_field,
+    narrowed_checksums,
+    row_checksums,
+)
 from dmlkit.embedding.in_memory import UNSOUND
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.parts import BATCH_IMAGES, PartFolder
@@ -46,8 +54,9 @@ def schema_of(manifest: GalleryManifest) -> Any:
             pa.field("thumbnail", pa.binary()),
             pa.field("point", pa.list_(pa.float32(), manifest.dim), nullable=False),
             pa.field("vector", pa.list_(pa.float32(), lifted), nullable=False),
+            *(pa.field(name, pa.string()) for name in SightingCells._fields),
             pa.field("added", pa.timestamp("us", "UTC"), nullable=False),
-            pa.field(CHECKSUM, pa.list_(pa.uint32(), len(CHECKED)), nullable=False),
+            checksum_field(len(CHECKED)),
         ]
     )
 
@@ -91,17 +100,24 @@ class EmbeddedRows:
 
         Args:
             ids: ids of the rows.
-            schema: schema of a table from before rows had checksums. Default: all columns.
+            schema: schema of a table from before rows had checksums, or places. Default: all columns.
         """
         import pyarrow as pa
 
         self.file.seek(0)
         stored, names = pa.ipc.open_stream(self.file), (schema or self.schema).names
-        kept = (
-            batch.filter(pa.array([id in ids for id in batch.column("id").to_pylist()])).select(names)  # noqa: A001
-            for batch in stored
-        )
-        return pa.RecordBatchReader.from_batches(pa.schema([self.schema.field(name) for name in names]), kept)
+        width = 0 if CHECKSUM not in names else (schema or self.schema).field(CHECKSUM).type.list_size
+        fields = pa.schema([checksum_field(width) if name == CHECKSUM else self.schema.field(name) for name in names])
+
+        def kept() -> Iterator[Any]:
+            for batch in stored:
+                part = batch.filter(pa.array([id in ids for id in batch.column("id").to_pylist()]))  # noqa: A001
+                columns = {name: part.column(name) for name in names}
+                if width:
+                    columns[CHECKSUM] = narrowed_checksums(part.column(CHECKSUM), width)
+                yield pa.record_batch([columns[name] for name in names], schema=fields)
+
+        return pa.RecordBatchReader.from_batches(fields, kept())
 
     def _write(self, images: list[tuple[str, LabelledImage]], points: Tensor) -> None:
         import pyarrow as pa
@@ -117,6 +133,10 @@ class EmbeddedRows:
             pa.array([self._thumbnail(image) for _, image in images], pa.binary()),
             _lists(points),
             _lists(vectors),
+            *(
+                pa.array([getattr(image.sighting, name) for _, image in images], pa.string())
+                for name in SightingCells._fields
+            ),
         ]
         columns += [pa.array([now] * len(images), pa.timestamp("us", "UTC")), row_checksums(columns)]
         self.writer.write_batch(pa.record_batch(columns, schema=self.schema))

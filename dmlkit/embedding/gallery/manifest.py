@@ -10,6 +10,7 @@ from zlib import crc32
 import numpy as np
 from pydantic import Field, FiniteFloat
 
+from dmlkit.datasets.files.sightings import SightingCells
 from dmlkit.embedding.gallery.files import (
     MANIFEST,
     ApproximateIndex,
@@ -76,8 +77,8 @@ def check_threshold(threshold: float | None) -> None:
         raise UserError(f"--threshold {threshold}: expected a similarity, which is a finite number")
 
 
-CHECKED = ("id", "label", "path", "thumbnail", "point", "vector")
-"""Columns that have a checksum, in the order of the checksums."""
+CHECKED = ("id", "label", "path", "thumbnail", "point", "vector", *SightingCells._fields)
+"""Columns that have a checksum, in the order of the checksums; galleries up to format 8 have the first six."""
 CHECKSUM = "checksum"
 BLOCK = 65_536  # rows whose checksums are added at once
 
@@ -102,6 +103,21 @@ def row_checksums(columns: Iterable[Any]) -> Any:
 
     values = np.stack([column_checksums(column) for column in columns], axis=1)
     return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), len(CHECKED))
+
+
+def checksum_field(width: int) -> Any:
+    """Return the Arrow field of the checksums of so many columns."""
+    import pyarrow as pa
+
+    return pa.field(CHECKSUM, pa.list_(pa.uint32(), width), nullable=False)
+
+
+def narrowed_checksums(column: Any, width: int) -> Any:
+    """Return the checksums of the first columns, for a table that does not have the others."""
+    import pyarrow as pa
+
+    values = np.ascontiguousarray(_checksums(column)[:, :width])
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel(), pa.uint32()), width)
 
 
 def check_rows(path: Path, batch: Any, columns: Sequence[str], numbers: Sequence[int]) -> None:
@@ -195,4 +211,4 @@ def check_content(path: Path, manifest: GalleryManifest, table: Any, *, is_newes
 
 
 def _checksums(column: Any) -> Values:
-    return column.flatten().to_numpy().reshape(-1, len(CHECKED))
+    return column.flatten().to_numpy().reshape(-1, column.type.list_size)

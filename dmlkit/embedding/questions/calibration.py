@@ -47,7 +47,9 @@ from dmlkit.files.arrays import read_array
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.files.outputs import writing
+from dmlkit.files.source import PLACE
 from dmlkit.manifolds.numerics.check_points import check_points
+from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.reliability import Reliability, Share
 from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
@@ -167,40 +169,46 @@ def labeled_decider(
         advice = "remove them, and add them with --label" if is_gallery else "give every image a label"
         raise UserError(f"{searched.source}: {given.count(None)} of {len(given)} images have no label; {advice}")
     names, codes = np.unique(np.array(given, dtype=object), return_inverse=True)
-    groups = None
-    if near is not None:
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        pairs = near_pairs(searched.manifold, all_points(searched), None, near)
-        first, second = pairs.first.numpy(), pairs.second.numpy()
-        same = codes[first] == codes[second]
-        links = coo_array((np.ones(int(same.sum())), (first[same], second[same])), (len(codes), len(codes)))
-        groups = connected_components(links, directed=False)[1]
+    groups = None if near is None else near_groups(searched, codes, near)
     return [str(name) for name in names], Decider(searched, codes, rule, k, groups)
+
+
+def near_groups(searched: PointSet, codes: np.ndarray, near: float) -> np.ndarray:
+    """Return the group (N,) of each image: near-duplicates with the same code have the same one."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    pairs = near_pairs(searched.manifold, all_points(searched), None, near)
+    first, second = pairs.first.numpy(), pairs.second.numpy()
+    same = codes[first] == codes[second]
+    links = coo_array((np.ones(int(same.sum())), (first[same], second[same])), (len(codes), len(codes)))
+    return connected_components(links, directed=False)[1]
 
 
 def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider) -> Acceptance | None:
     """Return the acceptance of a calibrated gallery; None if it is not calibrated.
 
     If more than `STALE` of the images have changed, the gallery is calibrated again, with the same strangers. For
-    another rule than ``nearest``, the acceptance is computed but not kept.
+    another rule than ``nearest``, and with places, the acceptance is computed but not kept. The places of strangers are
+    not known, so that only images of the gallery count then.
 
     Raises:
-        UserError: the calibration is damaged.
+        UserError: the calibration is damaged, or with places there are too few images.
     """
     file = gallery.path / IDENTIFICATION
     if not file.exists():
         return None
     stored = Identification.read(file)
     changed = _changed(gallery, stored)
-    is_stale = changed > STALE * stored.images
-    if not is_stale and decider.rule == "nearest":
+    is_stale, is_placed = changed > STALE * stored.images, isinstance(decider.searched.manifold, PlacedSpace)
+    if not is_stale and decider.rule == "nearest" and not is_placed:
         return stored.acceptance
     if stored.near is not None:
-        decider = labeled_decider(gallery, decider.rule, decider.k, near=stored.near)[1]
-    others = Strangers(_stored_strangers(gallery, len(stored.strangers)), np.array(stored.strangers, np.int64))
+        decider = decider.grouped(near_groups(gallery, decider.codes, stored.near))
     advice = f"calibrate again with dmlkit calibrate {gallery.path}"
+    if is_placed:
+        return _with_places(gallery, names, decider, stored, advice)
+    others = _kept_strangers(gallery, stored, decider)
     try:
         if decider.rule != "nearest":
             trials, _ = _measured(gallery, names, decider, others, stored.requested, stored.trained_labels)
@@ -218,6 +226,36 @@ def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider
     return found.acceptance._replace(note=note)
 
 
+def _with_places(
+    gallery: GalleryFolder, names: Sequence[str], decider: Decider, stored: Identification, advice: str
+) -> Acceptance:
+    """Return the acceptance by similarity and places, on images of the gallery alone.
+
+    Raises:
+        UserError: there are too few images.
+    """
+    others = _kept_strangers(gallery, stored, decider)
+    try:
+        trials, is_optimistic = _measured(gallery, names, decider, others, stored.requested, stored.trained_labels)
+    except UserError as error:
+        raise UserError(f"--with {PLACE}: {error}; {advice}") from None
+    fit = best_fit(trials, stored.requested)
+    note = f"the probability for --with {PLACE} is calibrated on labels of the gallery alone"
+    note += ", which the model was trained on, so it is optimistic" if is_optimistic else ""
+    return Acceptance(fit.sigmoid, fit.threshold, note)
+
+
+def _kept_strangers(gallery: GalleryFolder, stored: Identification, decider: Decider) -> Strangers:
+    """Return the strangers of a calibration; none with places, which are not kept.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    if isinstance(decider.searched.manifold, PlacedSpace):
+        return Strangers(torch.empty(0, 0), np.empty(0, np.int64))
+    return Strangers(_stored_strangers(gallery, len(stored.strangers)), np.array(stored.strangers, np.int64))
+
+
 def group_probability(gallery: PointSet, names: Sequence[str], decider: Decider, size: int) -> Sigmoid | None:
     """Return the probability of guesses on groups of ``size`` images.
 
@@ -231,8 +269,8 @@ def group_probability(gallery: PointSet, names: Sequence[str], decider: Decider,
         return estimate_probability(decider, size)
     stored = Identification.read(gallery.path / IDENTIFICATION)
     if stored.near is not None:
-        decider = labeled_decider(gallery, decider.rule, decider.k, near=stored.near)[1]
-    others = Strangers(_stored_strangers(gallery, len(stored.strangers)), np.array(stored.strangers, np.int64))
+        decider = decider.grouped(near_groups(gallery, decider.codes, stored.near))
+    others = _kept_strangers(gallery, stored, decider)
     is_trained = np.isin(names, stored.trained_labels or ())
     found = Trials.all(
         trials_on(part, is_trained, others.together(size, seed))[0] for seed, part in tried_together(decider, size)

@@ -79,6 +79,12 @@ class Decider:
         found.groups, found.members, found.size = merged[self.groups], {int(rows[0]): rows for rows in chunks}, size
         return found
 
+    def grouped(self, groups: np.ndarray) -> "Decider":
+        """Return a decider that leaves other groups of images out together."""
+        found = copy(self)
+        found.groups = groups
+        return found
+
     @property
     def tried(self) -> np.ndarray:
         """Rows (N,) bool that are tried: all, or one per group of images."""

@@ -10,10 +10,13 @@ from typing import NamedTuple
 import torch
 
 from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.datasets.files.video import is_video
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.manifest import check_threshold
+from dmlkit.embedding.images import FOLDER
+from dmlkit.embedding.placed import PlaceFusion, place_gallery, place_queries
 from dmlkit.embedding.points import PointSet, PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers, Neighbor
@@ -23,11 +26,12 @@ from dmlkit.embedding.questions.decisions import Decision, Rule
 from dmlkit.embedding.questions.grouped import decide_groups, group_rows, neighbors_of_groups
 from dmlkit.embedding.questions.probability import Sigmoid, estimate_probability
 from dmlkit.embedding.questions.reranked import NOTE, RerankedGallery
-from dmlkit.embedding.questions.search import QUERY_ROWS, nearest, open_searched
+from dmlkit.embedding.questions.search import QUERY_ROWS, check_together, nearest, open_searched
 from dmlkit.embedding.search import Neighbors
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import ANSWER_COLUMNS, BOX, NEAREST, write_table, writing
+from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
@@ -164,6 +168,7 @@ def identify(
     images: Path,
     *,
     rule: LabelRule = NEAREST_IMAGE,
+    place: PlaceFusion | None = None,
     boxes: Boxes | None = None,
     model: ModelChoice = OWN_MODEL,
     labels: Path | None = None,
@@ -177,8 +182,9 @@ def identify(
 
     Args:
         source: a gallery, or other labeled points, see `open_points`.
-        images: what to identify, see `open_queries`.
+        images: what to identify, see `open_queries`. The frames of a video are a group.
         rule: how a label is decided.
+        place: weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_of`.
         boxes: boxes of the images, each of which gets an answer, see `images_at`.
         model: model that embeds images. Default: that of ``source``.
         labels, manifold: of an array, see `open_points`.
@@ -188,12 +194,19 @@ def identify(
         UserError: the source is empty or has an image without a label, or the queries come from another model,
             or a group has images of two known labels.
     """
+    if rule.by_group is None and is_video(images):
+        rule = replace(rule, by_group=FOLDER)
     rule.check()  # before anything is embedded
-    searched = open_searched(source, model, bar, labels=labels, manifold=manifold)
+    check_together(rule.rerank, place)
+    if rule.by == "mean" and place is not None:
+        raise UserError("--by mean: does not apply to --with place, since a mean has no place; use --by nearest")
+    opened = open_searched(source, model, bar, labels=labels, manifold=manifold)
+    searched = opened if place is None else place_gallery(opened, place)
     identifier = Identifier(searched, rule, bar)
-    asked = open_queries(images, searched, boxes=boxes, model=model, bar=bar)
+    asked = open_queries(images, opened, boxes=boxes, model=model, bar=bar)
     known = list(_known_labels(images, asked, identifier.names))
     groups = None if rule.by_group is None else group_rows(images, asked, rule.by_group, known)
+    asked = asked if place is None else place_queries(images, asked, place)
     return identifier.answers(asked, known, groups)
 
 
@@ -215,6 +228,7 @@ class Identifier:
         self.source = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
         self.names, self.decider = labeled_decider(searched, rule.by, rule.k)
         self.acceptance, self.reranked = None, None
+        is_placed = isinstance(searched.manifold, PlacedSpace)  # thresholds of similarities do not apply
         if rule.rerank is not None:
             self.decider.searcher = self.reranked = RerankedGallery(searched, rule.rerank, bar)
             self.note, self.least_probability, self.threshold = _reranked_note(threshold), None, threshold
@@ -222,11 +236,13 @@ class Identifier:
             return
         if isinstance(self.source, GalleryFolder):
             self.acceptance = acceptance_of(self.source, self.names, self.decider)
-            if threshold is None and self.source.manifest.threshold_is_own:
+            if threshold is None and self.source.manifest.threshold_is_own and not is_placed:
                 threshold = self.source.manifest.threshold
         self.note, self.least_probability = self.acceptance.note if self.acceptance else None, None
         if threshold is None and self.acceptance is not None:
             self.least_probability = self.acceptance.threshold
+        elif threshold is None and is_placed:
+            self.note = _advice(self.source, None)
         elif threshold is None:
             threshold = _pair_threshold(self.source)
             self.note = _advice(self.source, threshold)

@@ -9,7 +9,8 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import ApproximateGallery
-from dmlkit.embedding.points import PointSet, boxes_of
+from dmlkit.embedding.placed import PlacedGallery, PlaceFusion, place_gallery, place_queries
+from dmlkit.embedding.points import PointSet, PointsInMemory, boxes_of
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.reranked import RerankedGallery
@@ -17,6 +18,7 @@ from dmlkit.embedding.search import Neighbors, StoredGallery
 from dmlkit.embedding.sources import open_points, open_queries
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
+from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.ranking.rerank import Rerank
 
 QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
@@ -29,6 +31,7 @@ def search(
     k: int = 10,
     exact: bool = False,
     rerank: Rerank | None = None,
+    place: PlaceFusion | None = None,
     manifold: str | None = None,
     boxes: Boxes | None = None,
     model: ModelChoice = OWN_MODEL,
@@ -42,6 +45,7 @@ def search(
         k: neighbors per query; all points if there are fewer.
         exact: do not use the index of a gallery.
         rerank: rank the points once more for each query, exactly, see `RerankedGallery`.
+        place: weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_of`.
         manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`.
         model: model that embeds images. Default: that of ``source``.
@@ -53,8 +57,11 @@ def search(
     """
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbor")
+    check_together(rerank, place)
     searched = open_searched(source, model, bar, manifold=manifold)
     asked = open_queries(queries, searched, boxes=boxes, model=model, bar=bar)
+    if place is not None:
+        searched, asked = place_gallery(searched, place), place_queries(queries, asked, place)
     reranked = None if rerank is None else RerankedGallery(searched, rerank, bar)
     return nearest(searched, asked, k, exact=exact, reranked=reranked, bar=bar)
 
@@ -63,6 +70,16 @@ def open_searched(source: Path, model: ModelChoice, bar: Bar, **of_arrays: Any) 
     """Open what to search in, see `open_points`; the second model and the device apply to a run."""
     own = ModelChoice(fusion=model.fusion, device=model.device) if kind_of(source) == "run" else OWN_MODEL
     return open_points(source, model=own, bar=bar, **of_arrays)
+
+
+def check_together(rerank: Rerank | None, place: PlaceFusion | None) -> None:
+    """Raise an error for two changes of the similarity.
+
+    Raises:
+        UserError: both are given.
+    """
+    if rerank is not None and place is not None:
+        raise UserError("--rerank: does not apply to --with place; leave one out")
 
 
 def nearest(
@@ -90,8 +107,10 @@ def nearest(
     )
 
 
-def searcher_of(searched: PointSet, *, exact: bool = False) -> StoredGallery | ApproximateGallery:
-    """Return the search: through the index of a gallery that has one, unless it shall be exact."""
+def searcher_of(searched: PointSet, *, exact: bool = False) -> StoredGallery | ApproximateGallery | PlacedGallery:
+    """Return the search: through the index of a gallery that has one, unless it shall be exact or looks at places."""
+    if isinstance(searched, PointsInMemory) and isinstance(searched.manifold, PlacedSpace):
+        return PlacedGallery(searched.manifold, searched.points)
     if isinstance(searched, GalleryFolder) and not exact and (index := searched.approximate):
         return ApproximateGallery(searched, index)
     return StoredGallery(searched.manifold, searched)

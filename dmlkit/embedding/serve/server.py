@@ -7,6 +7,7 @@ from pathlib import Path
 
 import uvicorn
 
+from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.serve.app import make_app
 from dmlkit.embedding.serve.limits import Access, is_loopback
 from dmlkit.embedding.serve.service import Service
@@ -22,14 +23,13 @@ def run_server(
     *,
     port: int,
     review: Path | None,
-    run: Path | None,
-    device: str,
+    model: ModelChoice,
     started: Callable[[str, int], None],
 ) -> None:
     """Serve a source until the process gets SIGINT or SIGTERM; requests that are running are finished.
 
     Args:
-        source, run, device: see `Service`.
+        source, model: see `Service`.
         access, review: see `make_app`.
         port: port; 0 takes a free one.
         started: called with the address and the number of images when the server listens.
@@ -52,7 +52,7 @@ def run_server(
     except OSError as error:
         raise UserError(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
     with listening:
-        service = Service(source, run=run, device=device)
+        service = Service(source, model)
         app = make_app(service, access, review=review)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, server_header=False

@@ -115,22 +115,21 @@ class Service:
 
     Args:
         source: run, folder of embeddings or gallery.
-        run: run whose model embeds. Default: that of the source.
-        device: see `start_ranks`.
+        model: run and second model that embed, and device. Default: those of the source.
 
     Raises:
         UserError: the source is none of these, or its model is not known.
     """
 
-    def __init__(self, source: Path, *, run: Path | None = None, device: str = "auto") -> None:
-        self.kind, self.source, self.chosen = require_source(source), source, ModelChoice(run=run, device=device)
+    def __init__(self, source: Path, model: ModelChoice = OWN_MODEL) -> None:
+        self.kind, self.source, self.chosen = require_source(source), source, model
         if self.kind == "array":
             raise UserError(f"{source}: the model of an array is not known; expected a run, embeddings or a gallery")
         stamp, is_gallery = self._stamp(), self.kind == "gallery"
-        own = ModelChoice(device=device) if self.kind == "run" else OWN_MODEL
+        own = ModelChoice(fusion=model.fusion, device=model.device) if self.kind == "run" else OWN_MODEL
         opened = open_points(source, model=own, may_be_empty=is_gallery)
         fabric = self.chosen.start()
-        self.run = run or opened.run
+        self.run = model.run or opened.run
         self.embedder = Embedder(load_same_model(opened, self.chosen, fabric), fabric)
         samples = self.embedder.trained.samples
         if not samples.has_pixels:

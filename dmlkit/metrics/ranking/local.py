@@ -9,6 +9,8 @@ from torch import Tensor
 from dmlkit.manifolds.base import Manifold
 
 CANDIDATES = 100  # images per query whose patches are compared, as many as WildFusion compares at its budget of 100
+Match = Callable[[int, Tensor], Tensor]
+"""Function of a row of the queries and rows (K,) of the gallery, which returns their scores (K,)."""
 
 
 def match_patches(query: Tensor, items: Tensor) -> Tensor:
@@ -36,12 +38,12 @@ def match_patches(query: Tensor, items: Tensor) -> Tensor:
 
 
 class LocalScores(NamedTuple):
-    """Scores of the patches of the nearest candidates, which are ordered again by both similarities."""
+    """Local scores of the nearest candidates, which are ordered again by both similarities."""
 
     candidates: Tensor
     """(Q, K) rows of the gallery: the nearest ones."""
     scores: Tensor
-    """(Q, K) see `match_patches`."""
+    """(Q, K) from 0 to 1, e.g. of `match_patches`."""
     share: float
     """Weight of the scores, in [0, 1]; the similarity has the rest."""
 
@@ -64,25 +66,35 @@ class LocalScores(NamedTuple):
         return rows
 
 
+def patch_matches(queries: Tensor, gallery: Tensor) -> Match:
+    """Return the function of `score_candidates` for patches.
+
+    Args:
+        queries: (Q, P, C) unit vectors, in any precision.
+        gallery: (N, P, C).
+    """
+    return lambda row, rows: match_patches(queries[row].float(), gallery[rows].float())
+
+
 def score_candidates(
     manifold: Manifold,
     points: tuple[Tensor, Tensor],
-    patches: tuple[Tensor, Tensor],
+    match: Match,
     advance: Callable[[int], None] = lambda _: None,
 ) -> LocalScores:
-    """Match the patches of each query with those of its nearest images; the share is 0.
+    """Score each query and its nearest images; the share is 0.
 
     Args:
         manifold: geometry of the points.
         points: of the queries (Q, D) and of the gallery (N, D).
-        patches: unit vectors of the patches, (Q, P, C) and (N, P, C), in any precision.
+        match: scores of pairs, e.g. `patch_matches`.
         advance: receives how many more queries have been scored.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
         >>> patches = torch.eye(3)[:, None]
         >>> points = torch.zeros(1, 1), torch.arange(3.0)[:, None]
-        >>> found = score_candidates(Euclidean(1), points, (patches[:1], patches))
+        >>> found = score_candidates(Euclidean(1), points, patch_matches(patches[:1], patches))
         >>> found.candidates, found.scores
         (tensor([[0, 1, 2]]), tensor([[1., 0., 0.]]))
     """
@@ -91,6 +103,6 @@ def score_candidates(
     chosen, scores = torch.empty(len(queries), count, dtype=torch.int64), torch.empty(len(queries), count)
     for row, query in enumerate(queries):
         chosen[row] = manifold.similarity(query[None], gallery)[0].topk(count).indices
-        scores[row] = match_patches(patches[0][row].float(), patches[1][chosen[row]].float())
+        scores[row] = match(row, chosen[row])
         advance(1)
     return LocalScores(chosen, scores, 0.0)

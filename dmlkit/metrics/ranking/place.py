@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.base import Manifold, Side
 
 EARTH = 6371.0088  # mean radius in km
 SURE = 0.99  # probability that an individual is in its home range at the same time
@@ -52,9 +52,10 @@ class Range(NamedTuple):
     .. math:: \log \left( 1 - a + a \frac{R^2}{r^2} e^{-d^2 / (2 r^2) + d^2 / (2 R^2)} \right), \quad
               a = 0.99 e^{-t / \tau}.
 
-    The half-normal :math:`e^{-d^2 / (2 r^2)}` is the usual home range of spatial capture-recapture (Efford 2004, Oikos
-    106, 598-610). With time, or in 1 of 100 cases, an individual may be anywhere: the evidence decays to 0, and is at
-    least log 0.01. It is 0 where a place or time is not known.
+    The half-normal :math:`e^{-d^2 / (2 r^2)}` has the form of a detection function of spatial capture-recapture, in
+    which d is the distance of a trap from the center of a home range (Efford 2004, Oikos 106, 598-610; function 0 of
+    the R package secr). With time, or in 1 of 100 cases, an individual may be anywhere: the evidence decays to 0, and
+    is at least log 0.01. It is 0 where a place or time is not known.
     """
 
     kilometers: float
@@ -105,3 +106,74 @@ class PlaceScores(NamedTuple):
             return scores
 
         return rows
+
+
+WIDTH = 4  # coordinates of a sighting behind those of a point: three of the place, one of the time
+
+
+class PlacedSpace(Manifold):
+    """Geometry of points that are followed by their sightings, in float64: there is a similarity, and no distance.
+
+    The similarity is that of the points with the evidence of the sightings, in the shares of `PlaceScores`.
+
+    Args:
+        space: geometry of the points.
+        range: how far apart sightings are.
+        share: weight of the evidence, in [0, 1].
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> space = PlacedSpace(Sphere(2), Range(1.0, 10.0, days=float("inf")), 0.5)
+        >>> there = Sightings.at(*torch.zeros(2, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+        >>> points = space.placed(torch.tensor([[1.0, 0.0]]), there)
+        >>> space.similarity(points, points).round(decimals=3)  # 0.5 + 0.5 * log(0.01 + 0.99 * 100)
+        tensor([[2.7980]], dtype=torch.float64)
+    """
+
+    def __init__(self, space: Manifold, range: Range, share: float) -> None:  # noqa: A002
+        super().__init__(space.dim)
+        self.space, self.range, self.share = space, range, share
+        self.point_dim, self.similarity_name = space.point_dim + WIDTH, f"{space.similarity_name}_and_place"
+
+    def placed(self, points: Tensor, sightings: Sightings) -> Tensor:
+        """Return points (N, D) followed by their sightings, (N, D + 4) float64."""
+        return torch.cat([points.double(), sightings.places, sightings.days[:, None]], dim=1)
+
+    def similarity(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the similarities of points x (N, D + 4) and y (M, D + 4): (N, M)."""
+        (first, seen), (second, others) = self._split(x), self._split(y)
+        scores = (1 - self.share) * self.space.similarity(first, second)
+        for row in range(len(x)):  # one at a time: all at once would take three times the memory of the scores
+            scores[row] += self.share * self.range.evidence(seen.chosen(torch.tensor([row])), others)
+        return scores
+
+    def paired_similarity(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the similarities of points x (..., D + 4) and y (..., D + 4), broadcast: (...)."""
+        (first, seen), (second, others) = self._split(x), self._split(y)
+        evidence = self.range.evidence(seen, others)
+        return (1 - self.share) * self.space.paired_similarity(first, second) + self.share * evidence
+
+    def distance_off(self, points: Tensor) -> Tensor:
+        """Return how far the points are from their manifold."""
+        return self.space.distance_off(self._split(points)[0])
+
+    def from_features(self, features: Tensor) -> Tensor:
+        """Raise an error: features have no place."""
+        raise NotImplementedError("features have no place; see PlacedSpace.placed")
+
+    def distance(self, x: Tensor, y: Tensor) -> Tensor:
+        """Raise an error: there is no distance."""
+        raise NotImplementedError("points with a place have no distance")
+
+    paired_distance = distance
+
+    def product_vectors(self, points: Tensor) -> Tensor:
+        """Raise an error: the evidence is no inner product."""
+        raise NotImplementedError("the evidence of places is no inner product")
+
+    def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
+        """Raise an error: the evidence is no inner product."""
+        raise NotImplementedError("the evidence of places is no inner product")
+
+    def _split(self, points: Tensor) -> tuple[Tensor, Sightings]:
+        return points[..., :-WIDTH], Sightings(points[..., -WIDTH:-1], points[..., -1])

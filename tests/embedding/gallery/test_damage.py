@@ -242,17 +242,18 @@ def test_each_column_has_a_checksum(whole: Path, tmp_path: Path, dmlkit: Cli):
     import lancedb
 
     rows = lancedb.connect(whole / "gallery").open_table("images").to_arrow()
-    for column in ("id", "label", "path", "thumbnail", "point", "vector"):
+    for column in ("id", "label", "path", "thumbnail", "point", "vector", "time"):
         gallery = tmp_path / column
         shutil.copytree(whole / "gallery", gallery)
         values = rows[column].to_pylist()
-        values[4] = values[5] if column in ("point", "vector") else None if column == "label" else values[4][:-1]
+        texts = {"label": None, "time": "2026-05-31"}
+        values[4] = values[5] if column in ("point", "vector") else texts.get(column, (values[4] or "")[:-1])
         changed = rows.set_column(rows.schema.names.index(column), column, pa.array(values, rows[column].type))
         lancedb.connect(gallery).create_table("images", changed.cast(rows.schema), mode="overwrite")
         told = f"the {column} of 1 row(s) is not what was written, first of row 4; restore the files"
         refused(dmlkit("gallery", "info", gallery, "--verify"), f"{gallery}: this gallery is damaged: {told}")
-        if column == "vector":
-            continue  # an index alone is searched by it
+        if column in ("vector", "time"):
+            continue  # an index alone is searched by the one, and --with place by the other
         refused(dmlkit("search", gallery, whole / "asked_points", "-k", 12, "--html", tmp_path / "page.html"), told)
 
 
@@ -288,6 +289,32 @@ def test_info_verifies(whole: Path, tmp_path: Path, dmlkit: Cli):
     assert told.code == 0 and "verified: all rows match their checksums" in told.out
     assert json.loads(dmlkit("gallery", "info", whole / "gallery", "--verify", "--json").out)["verified"] is True
     assert "verified" not in dmlkit("gallery", "info", whole / "gallery").out
+
+
+def test_a_gallery_without_places_is_still_read(whole: Path, tmp_path: Path, dmlkit: Cli):
+    """As dmlkit wrote it up to format 8: without the columns and their checksums; images are added as before."""
+    import lancedb
+    import pyarrow as pa
+
+    gallery = tmp_path / "gallery"
+    shutil.copytree(whole / "gallery", gallery)
+    expected = answers(gallery, whole / "asked_points")["search"]()
+    rows = lancedb.connect(gallery).open_table("images").to_arrow().combine_chunks()
+    sums = rows["checksum"].combine_chunks().flatten().to_numpy().reshape(-1, 9)[:, :6]
+    narrow = pa.FixedSizeListArray.from_arrays(pa.array(sums.ravel().copy(), pa.uint32()), 6)
+    rows = rows.drop_columns(["latitude", "longitude", "time", "checksum"]).append_column("checksum", narrow)
+    lancedb.connect(gallery).drop_table("images")
+    lancedb.connect(gallery).create_table("images", rows)
+    data = json.loads((gallery / "gallery.json").read_text())
+    data |= {"format": 8, "files": {}, "stamps": {}, "state": None, "contents": {1: [len(rows), int(sums.sum())]}}
+    (gallery / "gallery.json").write_text(json.dumps(data))
+    assert answers(gallery, whole / "asked_points")["search"]() == expected
+    shutil.copy(whole / "asked" / "0.jpg", tmp_path)
+    (tmp_path / "new.csv").write_text("path,label,latitude,longitude\n0.jpg,wren,1,2\n")
+    assert add_images(gallery, tmp_path / "new.csv", model=ON_CPU).added == 1
+    assert dmlkit("gallery", "info", gallery, "--verify").code == 0
+    found = GalleryFolder(gallery)
+    assert len(found) == 11 and found.sightings == [(None, None, None)] * 11
 
 
 def test_a_gallery_without_checksums_is_still_read(place: Path, whole: Path, tmp_path: Path, dmlkit: Cli):

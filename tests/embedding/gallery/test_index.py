@@ -73,6 +73,7 @@ def as_rows(manifest: GalleryManifest, features: Tensor, start: int, labels: lis
     ids = [f"{start + row:032x}" for row in range(len(points))]
     labels = labels or [f"c{row % 40}" for row in range(len(points))]
     columns = [ids, labels, [f"/none/{one}.jpg" for one in ids], [None] * len(ids), points.tolist(), vectors.tolist()]
+    columns += [[None] * len(ids)] * 3  # no places
     schema = schema_of(manifest)
     arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=False)]
     arrays += [pa.array([datetime.now(UTC)] * len(ids), schema.field("added").type), row_checksums(arrays)]

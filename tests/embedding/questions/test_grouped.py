@@ -2,14 +2,18 @@
 
 import csv
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from dmlkit.datasets.files.video import VideoFrames
 from dmlkit.embedding.gallery.change import create_gallery
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions import decisions
@@ -18,6 +22,7 @@ from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.probability import estimate_probability
 from dmlkit.embedding.sources import open_points
+from dmlkit.errors import UserError
 from dmlkit.manifolds.sphere import Sphere
 from tests.conftest import Result
 from tests.datasets import trees
@@ -163,3 +168,66 @@ def test_groups_of_a_table(gallery: Path, dmlkit: Cli):
         assert result.code == 2 and message in " ".join(result.err.split()) and "Traceback" not in result.err
     result = dmlkit("identify", gallery / "birds", gallery / "asked", "--by-group", "track", "--device", "cpu")
     assert result.code == 2 and "is no table and has no columns; use folder" in " ".join(result.err.split())
+
+
+def write_video(path: Path, frames: list[np.ndarray], rate: int) -> None:
+    av: Any = pytest.importorskip("av", reason="needs PyAV (pip install 'dmlkit[video]')")
+    with av.open(str(path), "w") as video:
+        stream = video.add_stream("mpeg4", rate=rate)
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt = "yuv420p"
+        for frame in frames:
+            video.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        video.mux(stream.encode())
+
+
+def test_a_video_needs_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(UserError, match=r"frames of a video need PyAV; install it with: pip install 'dmlkit\[video\]'"):
+        VideoFrames(tmp_path / "a.mp4")
+
+
+def test_the_frames_of_a_video_are_a_group(place: Path, tmp_path: Path, dmlkit: Cli):  # noqa: F811
+    """Two frames per second, with the pixels that were written; one answer, like that of the frames as files."""
+    shades = np.linspace(0, 255, 30).astype(np.uint8)
+    frames = [np.full((32, 48, 3), shade, np.uint8) for shade in shades]
+    write_video(tmp_path / "a.mp4", frames, rate=10)
+    video = VideoFrames(tmp_path / "a.mp4")
+    assert video.times == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5])
+    for index in (0, 1, 5, 2, 3):  # also backward
+        found = video.sample(index)
+        assert found.shape == (3, 32, 48) and found.float().mean() == pytest.approx(shades[5 * index], abs=6)
+    create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
+    words = ("identify", tmp_path / "gallery", tmp_path / "a.mp4", "-o", tmp_path / "a.json", "--device", "cpu")
+    told = dmlkit(*words)
+    assert told.code == 0 and "1 group, " in told.out, told
+    (one,) = json.loads((tmp_path / "a.json").read_text())["images"]
+    (tmp_path / "files").mkdir()
+    for index in range(len(video)):
+        Image.fromarray(video.sample(index).permute(1, 2, 0).numpy()).save(tmp_path / "files" / f"{index}.png")
+    same = identify(tmp_path / "gallery", tmp_path / "files", rule=LabelRule(by_group="folder"), model=ON_CPU).answers[
+        0
+    ]
+    assert one["path"] == str(tmp_path / "a.mp4") and one["images"] == same.images == 6
+    assert (one["label"], one["score"]) == (same.label, pytest.approx(same.score, abs=1e-5))
+    near = dmlkit("search", tmp_path / "gallery", tmp_path / "a.mp4", "--device", "cpu", "--json")
+    assert [Path(query["path"]).name for query in json.loads(near.out)["queries"]][:2] == ["0.00", "0.50"]
+    (tmp_path / "empty.mp4").write_bytes(b"")
+    (tmp_path / "text.mkv").write_text("no video")
+    import av
+
+    with av.open(str(tmp_path / "sound.mp4"), "w") as sound:
+        stream: Any = sound.add_stream("aac", rate=8000)
+        frame: Any = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 8000
+        sound.mux(stream.encode(frame))
+        sound.mux(stream.encode())
+    for name, more, message in (
+        ("empty.mp4", (), "empty.mp4: cannot read this video: "),
+        ("text.mkv", (), "text.mkv: cannot read this video: "),
+        ("sound.mp4", (), "sound.mp4: this video has no frames"),
+        ("a.mp4", ("--boxes", tmp_path / "files"), "--boxes: applies to images, but"),
+        ("a.mp4", ("--by", "vote"), "--by-group folder: applies to --by nearest and --by mean, got --by vote"),
+    ):
+        wrong = dmlkit(*words[:2], tmp_path / name, *more, "--device", "cpu")
+        assert wrong.code == 2 and message in wrong.err and len(wrong.err.strip().splitlines()) == 1, wrong

@@ -278,7 +278,7 @@ def test_a_box_is_drawn(tmp_path: Path):
     assert (shown[20:60, 40, 0] > 150).all()  # yellow
 
 
-def test_a_table_of_queries_needs_no_labels(place: Path, tmp_path: Path, dmlkit: Cli):
+def test_a_table_of_queries_needs_no_labels(place: Path, tmp_path: Path, dmlkit: Cli, caplog: pytest.LogCaptureFixture):
     """With and without the column of labels, answers are the same, but only known labels can be right."""
     table = place / "asked.csv"
     words = ("identify", place / "gallery", table, "-o", tmp_path / "answers.json", "--device", "cpu")
@@ -292,7 +292,14 @@ def test_a_table_of_queries_needs_no_labels(place: Path, tmp_path: Path, dmlkit:
     without, with_labels = found
     assert without["accuracy"] is None and with_labels["accuracy"]["images"] == 2
     assert [one | {"known": None} for one in with_labels["images"]] == without["images"]
+    assert not caplog.text
+    for name in ("Labels", "lable"):
+        table.write_text(f"path,table,{name}\nasked/0.jpg,1,finch\n")
+        assert dmlkit(*words).code == 0 and f"no image has a known label; did you mean '{name}'?" in caplog.text
+        caplog.clear()
+    table.write_text("\n".join(["path,table,camera", "asked/0.jpg,1,3", "asked/known.jpg,1,3"]) + "\n")
     grouped = dmlkit(*words[:3], "--by-group", "camera", "--device", "cpu")
+    assert not caplog.text
     assert grouped.code == 0 and "1 group" in grouped.out, grouped
     table.write_text("file,camera\na.jpg,3\n")
     refused = dmlkit(*words)

@@ -47,7 +47,7 @@ def serve(folder: Path) -> Iterator[Callable[..., TestClient]]:
     opened = list[TestClient]()
 
     def start(**options: Any) -> TestClient:
-        service = Service(folder / "gallery", device="cpu")
+        service = Service(folder / "gallery", ON_CPU)
         app = make_app(service, Access(**{"allow_writes": True, **options}), review=folder / "review")
         opened.append(TestClient(app, LOCAL, raise_server_exceptions=False))
         return opened[-1].__enter__()
@@ -186,7 +186,7 @@ def test_what_a_review_refuses_has_a_status_and_a_message(
     assert reader.get("/v1/review", headers=secret).status_code == 200
     create_gallery(place / "run", None, folder / "other", model=ON_CPU)
     with pytest.raises(UserError, match="is a review of labels of"):
-        make_app(Service(folder / "other", device="cpu"), Access(), review=folder / "review")
+        make_app(Service(folder / "other", ON_CPU), Access(), review=folder / "review")
 
 
 ANSWERING = """

@@ -59,7 +59,7 @@ def gallery(place: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(gallery: Path, place: Path) -> Iterator[TestClient]:
-    service = Service(gallery, device="cpu")
+    service = Service(gallery, ON_CPU)
     app = make_app(service, Access(allow_writes=True, images=place / "asked"))
     with TestClient(app, LOCAL, raise_server_exceptions=False) as found:
         yield found
@@ -120,7 +120,7 @@ def test_the_same_images_as_files_as_base64_and_as_paths(client: TestClient, pla
 
 
 def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(gallery: Path, place: Path, monkeypatch):
-    service, sizes, started, release = Service(gallery, device="cpu"), list[int](), threading.Event(), threading.Event()
+    service, sizes, started, release = Service(gallery, ON_CPU), list[int](), threading.Event(), threading.Event()
     embed = service.embedder.embed
 
     def slow(images: Any) -> Any:
@@ -144,7 +144,7 @@ def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(ga
 
 def test_more_images_than_can_wait_are_refused_and_what_waits_is_answered(gallery: Path, monkeypatch):
     monkeypatch.setattr(serving, "MOST_WAITING", 2)
-    service, release = Service(gallery, device="cpu"), threading.Event()
+    service, release = Service(gallery, ON_CPU), threading.Event()
     image = np.zeros((8, 8, 3), np.uint8)
     waiting = service.submit([image, image], lambda points: release.wait(END) and len(points))
     with pytest.raises(serving.BusyError):
@@ -156,7 +156,7 @@ def test_more_images_than_can_wait_are_refused_and_what_waits_is_answered(galler
 
 
 def test_a_request_that_is_given_up_leaves_the_others_their_answers(gallery: Path):
-    service, started, release = Service(gallery, device="cpu"), threading.Event(), threading.Event()
+    service, started, release = Service(gallery, ON_CPU), threading.Event(), threading.Event()
     image = np.zeros((8, 8, 3), np.uint8)
     first = service.submit([image], lambda _: started.set() or release.wait(END))
     assert started.wait(END)
@@ -206,7 +206,7 @@ def test_a_gallery_that_is_removed_is_reported_and_found_again(client: TestClien
 
 
 def test_a_run_is_served_and_is_not_changed(place: Path):
-    with TestClient(make_app(Service(place / "run", device="cpu"), Access()), LOCAL) as client:
+    with TestClient(make_app(Service(place / "run", ON_CPU), Access()), LOCAL) as client:
         info = client.get("/v1/info").json()
         assert (info["kind"], info["version"], info["writes"]) == ("run", None, False)
         found = client.post("/v1/identify", files=sent(*asked(place)[:1])).json()["answers"]
@@ -259,7 +259,7 @@ def test_what_cannot_be_answered_has_a_status_and_a_message(
 
 
 def test_a_token_is_needed_but_for_the_page_and_the_health(gallery: Path):
-    with TestClient(make_app(Service(gallery, device="cpu"), Access(token="secret")), LOCAL) as client:
+    with TestClient(make_app(Service(gallery, ON_CPU), Access(token="secret")), LOCAL) as client:
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
             expected = 200 if headers.get("authorization") == "secret" else 401
             assert client.get("/v1/info", headers=headers).status_code == expected
