@@ -18,7 +18,7 @@ from dmlkit.cli.options import (
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_folder
-from dmlkit.files.source import kind_of
+from dmlkit.files.source import REVIEW_MARK, kind_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +41,7 @@ def review(
     images: QueryPath,
     output: Annotated[
         Path,
-        Writes(check_folder, "review.json", "a review"),
+        Writes(check_folder, REVIEW_MARK, "a review"),
         typer.Option(
             "--output", "-o", metavar="FOLDER", help="Folder of the review; a new one begins.", show_default=False
         ),

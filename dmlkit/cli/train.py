@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, examples, with_common_options
+from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, checked, examples, with_common_options
+from dmlkit.errors import UserError
+from dmlkit.files.source import require_review
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +23,9 @@ app = typer.Typer()
 @app.command(
     rich_help_panel=TRAIN,
     epilog=examples(
-        "dmlkit train glyphs/proxy_anchor", "dmlkit train recipe.yaml --set training.epochs=3 -o runs/short"
+        "dmlkit train glyphs/proxy_anchor",
+        "dmlkit train recipe.yaml --set training.epochs=3 -o runs/short",
+        "dmlkit train start/frozen_lite0 --from-review reviews/june -o runs/june",
     ),
 )
 @with_common_options
@@ -33,11 +37,21 @@ def train(
             "--output",
             "-o",
             metavar="FOLDER",
-            help="Run folder to write. Default: runs/ and the name of the recipe.",
+            help="Run folder to write. Default: runs/ and the name of the recipe, or of the review.",
             show_default=False,
         ),
     ] = None,
     overrides: Set = None,
+    from_review: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Train on the labels of this review and of its gallery, instead of the recipe's dataset, and compare "
+            "with the gallery's model on answers that are held out.",
+            callback=checked(require_review),
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run in the folder and everything computed with it.")
@@ -49,8 +63,10 @@ def train(
     from dmlkit.recipe.early import check_recipe
     from dmlkit.run_folder.folder import RunFolder
 
+    if from_review is not None and dry_run:
+        raise UserError(f"--dry-run: does not apply with --from-review {from_review}, whose table is written first")
     check_recipe(recipe, overrides or [])
-    folder = output or Path("runs") / recipe.stem
+    folder = output or Path("runs") / (from_review or recipe).stem
     if not dry_run:
         RunFolder(folder).check_startable(resume=resume, overwrite=overwrite)
 
@@ -59,12 +75,58 @@ def train(
     from dmlkit.distributed.launch import resolve_device
     from dmlkit.recipe.file import read_recipe
 
+    if from_review is not None:
+        overrides = [table_of_review(from_review, folder, Console(), resume=resume), *(overrides or [])]
     resolved = read_recipe(recipe, overrides or [])
     if dry_run:
         resolve_device(device)
         print_experiment(resolved, Console())
         return
     train_and_print(resolved, folder, device, resume=resume, overwrite=overwrite)
+    if from_review is not None:
+        print_comparison(from_review, folder, device)
+
+
+def table_of_review(review: Path, run: Path, console: "Console", *, resume: bool) -> str:
+    """Return the dataset of a run that is trained on a review, as an override; its table is written, unless it resumes.
+
+    A run that resumes keeps its table, also if there are more answers since.
+    """
+    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.progress import bars
+    from dmlkit.datasets.table import TableConfig
+    from dmlkit.embedding.review.retraining import override_of, write_training_table
+    from dmlkit.run_folder.folder import RunFolder
+
+    if resume and RunFolder(run).holds_run():
+        dataset = RunFolder(run).recipe().dataset
+        if not isinstance(dataset, TableConfig):
+            raise UserError(f"--from-review {review}: {run} was not trained on a table; leave out this option")
+        return override_of(Path(dataset.file), Path(dataset.root or "."))
+    table = write_training_table(review, run.name, bar=bars(console))
+    held_out = counted(table.held_out, "answer", "answers")
+    say(console, f"{counted(table.images, 'image', 'images')} to train on: {table.file}; {held_out} held out")
+    if table.left_out:
+        images = counted(table.left_out, "image", "images")
+        say(console, f"{images} of the gallery left out: the file is missing or has changed, or the image is a box")
+    return override_of(table.file, table.root)
+
+
+def print_comparison(review: Path, run: Path, device: str) -> None:
+    """Compare a run with the model of the review's gallery, and print whether it pays."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import say, say_prose
+    from dmlkit.cli.progress import bars
+    from dmlkit.distributed.launch import start_fabric
+    from dmlkit.embedding.review.retraining import compare_on_answers
+    from dmlkit.run_folder.folder import RunFolder
+
+    fabric, console = start_fabric(device), Console()
+    console.quiet = not fabric.is_global_zero
+    found = compare_on_answers(review, RunFolder(run), fabric, bar=bars(console))
+    say_prose(console, found.line(str(run)))
+    say(console, f"next: dmlkit gallery create {run} {RunFolder(run).recipe().dataset.model_dump()['file']} -o GALLERY")
 
 
 def train_and_print(

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from dmlkit.errors import OptionError, UserError
 from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
 
-CREATING_MARK, STUDY_MARK = "creating.json", "study.json"
+CREATING_MARK, STUDY_MARK, REVIEW_MARK = "creating.json", "study.json", "review.json"
 Kind = Literal["run", "embeddings", "gallery", "array", "images"]
 NAMES: dict[Kind, str] = {
     "run": "a run",
@@ -161,6 +161,19 @@ def require_array(path: Path) -> None:
         UserError: nothing is there.
     """
     require_path(path, "a NumPy array (.npy)")
+
+
+def require_review(path: Path) -> None:
+    """Check that there is a review.
+
+    Raises:
+        UserError: there is none.
+    """
+    require_path(path, "the folder of a review")
+    if not (path / REVIEW_MARK).is_file():
+        raise UserError(
+            f"{path}: no review here ({REVIEW_MARK} is missing); expected a folder that dmlkit review wrote"
+        )
 
 
 def require_images(path: Path) -> None:

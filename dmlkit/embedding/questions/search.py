@@ -1,5 +1,7 @@
 """Nearest neighbors of images or points: what ``dmlkit search`` does."""
 
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,14 @@ from dmlkit.embedding.points import PointSet, PointsInMemory, boxes_of
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.reranked import RerankedGallery
-from dmlkit.embedding.search import Neighbors, StoredGallery
+from dmlkit.embedding.search import Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
 from dmlkit.embedding.sources import open_points, open_queries
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
 from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.ranking.rerank import Rerank
 
+LEAST_HALF = 10_000  # points; fewer are searched in 2 ms
 QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
 
 
@@ -107,10 +110,28 @@ def nearest(
     )
 
 
-def searcher_of(searched: PointSet, *, exact: bool = False) -> StoredGallery | ApproximateGallery | PlacedGallery:
+@dataclass(frozen=True)
+class SearchedOften(PointsInMemory):
+    """Points in memory that keep what a search computes of all of them: vectors, or only their rounding bounds."""
+
+    @cached_property
+    def searcher(self) -> StoredGallery | Gallery:
+        """Search of these points."""
+        if not are_vectors(self.manifold, self.points):
+            return Gallery(self.manifold, self.points)
+        if len(self) >= LEAST_HALF and float(self.points.norm(dim=1).max()) < 1.001:
+            return HalfGallery(self.manifold, self, self.points)
+        return StoredGallery(self.manifold, self)
+
+
+def searcher_of(
+    searched: PointSet, *, exact: bool = False
+) -> StoredGallery | Gallery | ApproximateGallery | PlacedGallery:
     """Return the search: through the index of a gallery that has one, unless it shall be exact or looks at places."""
     if isinstance(searched, PointsInMemory) and isinstance(searched.manifold, PlacedSpace):
         return PlacedGallery(searched.manifold, searched.points)
+    if isinstance(searched, SearchedOften):
+        return searched.searcher
     if isinstance(searched, GalleryFolder) and not exact and (index := searched.approximate):
         return ApproximateGallery(searched, index)
     return StoredGallery(searched.manifold, searched)

@@ -23,9 +23,9 @@ from dmlkit.embedding.review.proposals import Review
 from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
+from dmlkit.files.source import REVIEW_MARK
 from dmlkit.metrics.audit import LabelAudit
 
-STATE = "review.json"
 MOST_REVIEWER = 100  # characters of a name
 
 
@@ -74,7 +74,7 @@ class ReviewFolder:
         Raises:
             UserError: the review was removed or replaced by another, or a file is damaged.
         """
-        path = self.folder / STATE
+        path = self.folder / REVIEW_MARK
         status = path.stat() if path.exists() else None
         stamp = status and (status.st_ino, status.st_mtime_ns)
         if stamp is None or stamp != self._stamp:
@@ -212,8 +212,8 @@ class ReviewFolder:
     def set_shares(self, wrong: float, audit: float) -> None:
         """Change the share of wrong labels to reach, and that of draws; the caller is the only writer."""
         if (self.review.wrong, self.review.audit) != (wrong, audit):
-            with writing(self.folder / STATE):
-                self.review.model_copy(update={"wrong": wrong, "audit": audit}).write(self.folder / STATE)
+            with writing(self.folder / REVIEW_MARK):
+                self.review.model_copy(update={"wrong": wrong, "audit": audit}).write(self.folder / REVIEW_MARK)
             self.refresh()
 
     def _choose(self, left: np.ndarray, changed: list[int], repeated: np.ndarray, asked: int) -> LabelQuestion:

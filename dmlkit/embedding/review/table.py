@@ -6,12 +6,13 @@ from pathlib import Path
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.images import LabelledImage, check_images
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.review.folder import STATE, ReviewFolder
+from dmlkit.embedding.review.folder import ReviewFolder
 from dmlkit.embedding.review.proposals import ProposedLabel, propose
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, spreadsheet
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place, write_table
+from dmlkit.files.source import REVIEW_MARK
 
 QUESTIONS, LABELS = "questions.csv", "labels.csv"
 COLUMNS = ("path", "label", "answer")
@@ -54,7 +55,7 @@ def review(
     """
     check_place(folder, [images])
     with sole_writer(folder, what="a review"):
-        state = folder / STATE
+        state = folder / REVIEW_MARK
         if not state.exists():
             if others := sorted(one.name for one in folder.iterdir() if not one.name.startswith(".")):
                 raise UserError(f"--output {folder}: has {others[0]} but no review; choose another folder")

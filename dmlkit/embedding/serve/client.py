@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
@@ -59,6 +59,19 @@ class Client:
     def remove(self, *, labels: Sequence[str] = (), ids: Sequence[str] = ()) -> int:
         """Remove images from the gallery, and return their number."""
         return self._ask("/v1/gallery/remove", {"labels": list(labels), "ids": list(ids)})["removed"]
+
+    def review(self) -> dict[str, Any]:
+        """Return how many ``labels`` the review has, and how many of them may be wrong (``most_wrong``)."""
+        return self._ask("/v1/review")
+
+    def question(self, reviewer: str, *, about: Literal["labels", "unknown"] = "labels") -> dict[str, Any] | None:
+        """Return the next question: ``row``, ``id``, ``path``, proposed ``label`` and more; None if there is none."""
+        return self._ask("/v1/review/question", {"reviewer": reviewer, "about": about})["question"]
+
+    def answer(self, question: dict[str, Any], label: str | None, reviewer: str) -> dict[str, Any]:
+        """Keep the correct label of a question's image; None if the reviewer cannot tell."""
+        body = {"reviewer": reviewer, "row": question["row"], "id": question["id"], "label": label}
+        return self._ask("/v1/review/answer", body)
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Send a request, and return the answer.

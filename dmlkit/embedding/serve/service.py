@@ -26,7 +26,7 @@ from dmlkit.embedding.gallery.table import history
 from dmlkit.embedding.points import PointItem, PointSet, PointsInMemory, in_memory, load_same_model
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.identify import Identifier
-from dmlkit.embedding.questions.search import nearest
+from dmlkit.embedding.questions.search import SearchedOften, nearest
 from dmlkit.embedding.sources import open_points
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
@@ -49,7 +49,7 @@ class BusyError(Exception):
 
 
 @dataclass(frozen=True)
-class KnownPoints(PointsInMemory):
+class KnownPoints(SearchedOften):
     """Points in memory with the ids of their images.
 
     Args:
@@ -111,7 +111,9 @@ class Task(NamedTuple):
 class Service:
     """Model and points of a server. All work runs on one thread, in the order in which it came.
 
-    Other processes may change a gallery meanwhile: each request sees its newest version.
+    Other processes may change a gallery meanwhile: each request sees its newest version. The model is opened on that
+    thread too, because torch keeps idle threads for each thread that has computed: with those of a second one there are
+    more than processors, and then they sleep between two operations, which takes 1.5 times as long (Lite0, 2 cores).
 
     Args:
         source: run, folder of embeddings or gallery.
@@ -125,6 +127,26 @@ class Service:
         self.kind, self.source, self.chosen = require_source(source), source, model
         if self.kind == "array":
             raise UserError(f"{source}: the model of an array is not known; expected a run, embeddings or a gallery")
+        self._tasks: queue.Queue[Task | None] = queue.Queue()
+        self._waiting = 0
+        self._count = threading.Lock()
+        opened = Future[None]()
+        self._thread = threading.Thread(target=self._run, args=(opened, model), name="model", daemon=True)
+        self._thread.start()
+        opened.result()
+
+    def _run(self, opened: "Future[None]", model: ModelChoice) -> None:
+        """Open the source, and do the tasks until the end."""
+        try:
+            self._open(model)
+        except BaseException as error:
+            opened.set_exception(error)
+            return
+        opened.set_result(None)
+        self._loop()
+
+    def _open(self, model: ModelChoice) -> None:
+        source = self.source
         stamp, is_gallery = self._stamp(), self.kind == "gallery"
         own = ModelChoice(fusion=model.fusion, device=model.device) if self.kind == "run" else OWN_MODEL
         opened = open_points(source, model=own, may_be_empty=is_gallery)
@@ -135,11 +157,7 @@ class Service:
         if not samples.has_pixels:
             raise UserError(f"{source}: its model takes {samples.name}s, and a server takes images only")
         self.snapshot = Snapshot(opened, stamp)
-        self._tasks: queue.Queue[Task | None] = queue.Queue()
-        self._waiting = 0
-        self._count = threading.Lock()
-        self._thread = threading.Thread(target=self._loop, name="model", daemon=True)
-        self._thread.start()
+        self.embedder.embed([np.zeros((8, 8, 3), np.uint8)])  # the first one takes longer
 
     def submit(self, images: Sequence[Pixels], work: Callable[[Tensor], Any]) -> Future[Any]:
         """Return the result of ``work(points)``, called with the points (n, D) of the images when their turn comes.

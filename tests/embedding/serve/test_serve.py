@@ -23,6 +23,7 @@ from dmlkit.embedding.embedder import load
 from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.embedding.questions.identify import identify
 from dmlkit.embedding.questions.search import search
+from dmlkit.embedding.search import HalfGallery, StoredGallery
 from dmlkit.embedding.serve import service as serving
 from dmlkit.embedding.serve.app import make_app
 from dmlkit.embedding.serve.client import Client
@@ -117,6 +118,35 @@ def test_the_same_images_as_files_as_base64_and_as_paths(client: TestClient, pla
     as_files = client.post("/v1/embed", files=sent(*paths)).json()["embeddings"]
     assert client.post("/v1/embed", json=body).json()["embeddings"] == as_files
     assert client.post("/v1/embed", json={"paths": [path.name for path in paths]}).json()["embeddings"] == as_files
+
+
+def test_one_thread_opens_the_model_and_computes(gallery: Path, monkeypatch: pytest.MonkeyPatch):
+    threads, load_model = list[str](), serving.load_same_model
+
+    def record(*words: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return load_model(*words)
+
+    monkeypatch.setattr(serving, "load_same_model", record)
+    service = Service(gallery, device="cpu")
+    threads += service.submit([np.zeros((8, 8, 3), np.uint8)], lambda _: [threading.current_thread().name]).result(END)
+    service.close()
+    assert threads == ["model", "model"]
+
+
+@pytest.mark.parametrize(("least", "kind"), [(1, HalfGallery), (99, StoredGallery)])
+def test_a_search_in_half_precision_is_that_of_the_command(
+    least: int, kind: type, gallery: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("dmlkit.embedding.questions.search.LEAST_HALF", least)
+    service = Service(gallery, device="cpu")
+    (path, *_), points = asked(place), load(place / "run", device="cpu").embed(asked(place)[:1])
+    found = service.submit([], lambda _: service.search(torch.from_numpy(points), 7)).result(END)[0]
+    searcher = service.snapshot.points.searcher
+    service.close()
+    assert type(searcher) is kind
+    ((_, expected),) = search(gallery, path, k=7, model=ON_CPU).neighbors()
+    assert [one["id"] for one in found] == [one.item.id for one in expected]
 
 
 def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(gallery: Path, place: Path, monkeypatch):

@@ -1,0 +1,98 @@
+"""A model trained on a review: its table, and its comparison with the gallery's model, against a count by hand."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.embedding.embedder import load
+from dmlkit.embedding.gallery.change import create_gallery
+from dmlkit.embedding.image_gallery import ImageGallery
+from dmlkit.embedding.review.folder import ReviewFolder
+from dmlkit.embedding.review.retraining import compare_on_answers, write_training_table
+from dmlkit.embedding.review.table import review
+from dmlkit.errors import UserError
+from dmlkit.run_folder.folder import RunFolder
+from tests.datasets import trees
+from tests.embedding.gallery.conftest import BIRDS, place  # noqa: F401 - a fixture
+from tests.embedding.stored import ON_CPU
+
+
+@pytest.fixture
+def reviewed(place: Path, tmp_path: Path) -> Path:  # noqa: F811
+    """A gallery of a run, and a review of an inbox in which every image but the last three has an answer."""
+    create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
+    for index in range(30):
+        trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
+    found = review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", ask=30, model=ON_CPU)
+    rows = range(len(found.review.proposals) - 3)
+    found.reply({row: (*BIRDS, "heron")[row % 5] for row in rows}, "ada")
+    return tmp_path
+
+
+def labels_of(table: Path, root: Path) -> dict[Path, str]:
+    with table.open(encoding="utf-8") as file:
+        return {(root / row["path"]).resolve(): row["label"] for row in csv.DictReader(file)}
+
+
+def accuracy(run: Path, known: dict[Path, str], asked: dict[Path, str]) -> float:
+    """Share of images whose nearest known one, by a full matrix of similarities, has their label."""
+    model, labels = load(run, device="cpu"), np.array([*known.values()])
+    nearest = model.similarity(model.embed([*asked]), model.embed([*known])).argmax(1)
+    return float((labels[nearest] == np.array([*asked.values()])).mean())
+
+
+def test_a_model_is_trained_on_a_review_and_compared_on_what_it_has_not_seen(dmlkit, reviewed: Path, place: Path):  # noqa: F811
+    words = ("train", place / "recipe.yaml", "--from-review", reviewed / "review", "-o", reviewed / "new")
+    settings = ("--set", "sampler={name: random, batch_size: 8}", "--device", "cpu")
+    result = dmlkit(*words, *settings)
+    assert result.code == 0, result.err
+    dataset = RunFolder(reviewed / "new").recipe().dataset
+    known = labels_of(reviewed / "review" / "train_new.csv", Path(dataset.model_dump()["root"]))
+    found = ReviewFolder(reviewed / "review")
+    rows = {Path(one.path).resolve(): row for row, one in enumerate(found.review.proposals)}
+    asked = {path: str(found.label(row)) for path, row in rows.items() if path not in known and found.answers(row)}
+    for path in asked:  # of a group, all images are held out or none
+        group = (found.review.proposals[row].path for row in found.alike(rows[path]))
+        assert not {Path(one).resolve() for one in group} & {*known}
+    photos = {path for path in known if place in path.parents}
+    assert len(photos) == 12 and 3 <= len(asked) <= 12
+    assert all(known[path] == found.label(row) for path, row in rows.items() if path in known)
+    figures = json.loads((reviewed / "new" / "evaluations" / "review.json").read_text())
+    assert figures["answers"] == len(asked) and figures["labels"] == len({*asked.values()})
+    expected = [accuracy(run, known, asked) for run in (place / "run", reviewed / "new")]
+    assert figures["accuracy"] == pytest.approx(expected)
+    assert figures["difference"]["difference"] == pytest.approx(expected[1] - expected[0])
+    assert f"{len(asked)} answers" in result.out and "that it was not trained on" in " ".join(result.out.split())
+    again = dmlkit(*words, *settings, "--resume")
+    assert again.code == 0 and again.out.splitlines()[-1] == result.out.splitlines()[-1]
+
+
+def test_images_held_out_stay_so_and_those_of_a_gallery_that_changed_are_left_out(reviewed: Path, place: Path):  # noqa: F811
+    folder, photo = reviewed / "review", place / "photos" / "crow" / "0.jpg"
+    first = labels_of((table := write_training_table(folder, "a")).file, table.root)
+    assert (table.left_out, table.images) == (0, len(first))
+    ImageGallery(reviewed / "gallery", device="cpu").add(reviewed / "inbox", label="crow")
+    content = photo.read_bytes()
+    photo.write_bytes(content + b"another file")
+    try:
+        table = write_training_table(folder, "b")
+    finally:
+        photo.write_bytes(content)
+    second = labels_of(table.file, table.root)  # the labels of the review precede those of the gallery
+    assert table.left_out == 1 and second == {path: label for path, label in first.items() if path != photo.resolve()}
+
+
+def test_what_cannot_be_trained_on_or_compared_is_refused(dmlkit, reviewed: Path, place: Path):  # noqa: F811
+    train = ("train", place / "recipe.yaml", "-o", reviewed / "new", "--device", "cpu", "--from-review")
+    for words, message in (
+        ((reviewed / "inbox",), "no review here (review.json is missing)"),
+        ((reviewed / "review", "--dry-run"), "--dry-run: does not apply with --from-review"),
+    ):
+        result = dmlkit(*train, *words)
+        assert result.code == 2 and message in result.err and not (reviewed / "new").exists()
+    with pytest.raises(UserError, match="was not trained on a table"):
+        compare_on_answers(reviewed / "review", RunFolder(place / "run"), start_fabric("cpu"))
