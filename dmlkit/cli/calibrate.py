@@ -47,7 +47,8 @@ def calibrate(
         float | None,
         typer.Option(
             metavar="RATE",
-            help="Run: false accept rate; at most this share of different-class pairs counts as same. Default: 0.001.",
+            help="Run: false accept rate, the share of different-class pairs that may count as same. Default: 0.001, "
+            "or the lowest possible.",
             show_default=False,
         ),
     ] = None,
@@ -55,7 +56,8 @@ def calibrate(
         float | None,
         typer.Option(
             metavar="RATE",
-            help="Gallery: at most this share of images whose label is not in it gets a label. Default: 0.01.",
+            help="Gallery: at most this share of images whose label is not in it gets a label. Default: 0.01, or the "
+            "lowest possible.",
             show_default=False,
         ),
     ] = None,
@@ -107,23 +109,21 @@ def calibrate(
         raise UserError(f"calibrate: --table {table}: needs --by COLUMN, the column to read")
     column = (by, table) if by is not None else None
     if kind == "run":
-        rate = 1e-3 if far is None else far
-        _calibrate_run(source, rate, checkpoint, overrides or [], device, column, json=json)
+        _calibrate_run(source, far, checkpoint, overrides or [], device, column, json=json)
         return
     from rich.console import Console
 
-    from dmlkit.cli.console import say, say_json
+    from dmlkit.cli.console import say, say_json, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.questions.calibration import calibrate_gallery
+    from dmlkit.embedding.questions.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
     from dmlkit.evaluation.fusion import fusion_of
     from dmlkit.evaluation.plots.reliability import plot_reliability
     from dmlkit.evaluation.rates_by_value import identification_rates_by_value
 
     console = Console(stderr=json)
-    rate = 0.01 if fpir is None else fpir
     model = ModelChoice(run, fusion=fusion_of(source, second), device=device)
-    found = calibrate_gallery(source, fpir=rate, strangers=strangers, near=near, model=model, bar=bars(console))
+    found = calibrate_gallery(source, fpir=fpir, strangers=strangers, near=near, model=model, bar=bars(console))
     by_value = None if column is None else identification_rates_by_value(source, found, *column)
     title, share = "Guesses of identify", "share of the guesses that is right"
     plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)
@@ -131,6 +131,12 @@ def calibrate(
         say_json({**found.stamped(), **_as_data(by_value)})
     else:
         print_identification(found, source, console)
+        if fpir is None and found.requested > USUAL_FPIR:
+            say_prose(
+                console,
+                f"requested FPIR: {found.requested:g}, the lowest that {found.fpir.images:,} images of absent labels "
+                f"allow ({USUAL_FPIR:g} needs {LEAST_ACCEPTED / USUAL_FPIR:,.0f})",
+            )
         print_values(by_value, console, ["fpir", "fnir"])
         say(console, f"written to {source / 'identification.json'} and {plot}")
 
@@ -183,7 +189,7 @@ def say_reliability(found: "Reliability", console: "Console") -> None:
 
 def _calibrate_run(
     run: Path,
-    far: float,
+    far: float | None,
     checkpoint: "CheckpointName | None",
     overrides: list[str],
     device: str,
@@ -197,7 +203,7 @@ def _calibrate_run(
     from dmlkit.cli.console import print_table, say, say_json, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
-    from dmlkit.evaluation.calibration import calibrate_run
+    from dmlkit.evaluation.calibration import LEAST_ACCEPTED, USUAL_FAR, calibrate_run
     from dmlkit.evaluation.plots.reliability import plot_reliability
     from dmlkit.evaluation.rates_by_value import pair_rates_by_value
     from dmlkit.metrics.statistics import LEAST_CLASSES
@@ -220,6 +226,12 @@ def _calibrate_run(
         return
     print_table(rate_rows(found), console, f"{found.checkpoint} checkpoint of {run}")
     say(console, f"threshold: {found.similarity} >= {found.threshold:.6g} counts as the same class")
+    if far is None and found.far > USUAL_FAR:
+        say_prose(
+            console,
+            f"requested FAR: {found.far:g}, the lowest that {found.validation.different:,} pairs of different classes "
+            f"allow ({USUAL_FAR:g} needs {LEAST_ACCEPTED / USUAL_FAR:,.0f})",
+        )
     classes = f"{found.validation.classes:,}"
     if found.far_interval is None:
         say_prose(
@@ -227,6 +239,8 @@ def _calibrate_run(
             f"no interval for the FAR on other classes: it needs at least {LEAST_CLASSES} validation classes, got "
             f"{classes}; train with a larger dataset.validation_fraction",
         )
+        if found.test and found.test.far > 2 * found.far:
+            say_prose(console, f"note: the FAR on the test classes is {found.test.far:.2g}, not at most {found.far:g}")
     else:
         low, high = found.far_interval
         say_prose(

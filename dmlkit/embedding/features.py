@@ -22,13 +22,14 @@ from dmlkit.datasets.vectors import VectorFile
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.computation import accelerate
 from dmlkit.embedding.engine import embed_job
+from dmlkit.embedding.image_changes import changes_since
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.progress_bar import Bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import read_array
 from dmlkit.files.document import Document, differences
-from dmlkit.loading.cache import sha256
+from dmlkit.loading.cache import sha256, stamp
 from dmlkit.loading.file_hash import are_same_files, hash_files
 from dmlkit.loading.inputs import Draw, Inputs, Item, TransformedImages
 from dmlkit.manifolds.euclidean import Euclidean
@@ -214,11 +215,13 @@ def cached_features(
     if fabric.is_global_zero:
         description, is_whole = _begin(folder, description, dataset)
     if not fabric.broadcast(is_whole):
+        images = Views(dataset, views) if views else dataset
         job = FeatureJob(
-            Views(dataset, views) if views else dataset,
+            images,
             source=f"{recipe.dataset.name}:{split}",
             output=folder,
             skip_bad_images=False,
+            stamps=[] if images.in_memory else [stamp(path) for path in images.paths],
         )
         if not fabric.broadcast(job.parts.is_finished()):  # a kill before the checksum leaves finished ones
             if engine != "torch":
@@ -357,6 +360,9 @@ def _begin(folder: Path, description: FeatureDescription, dataset: Dataset) -> t
     started = FeatureDescription.read(path)
     description = _with_files_of(started, description, dataset)
     changes = list(differences("", _shown(started), _shown(description)))
+    changes += ["other weights of the backbone"] if started.weights != description.weights else []
+    if (started.names, started.files) != (description.names, description.files):
+        changes.append(changes_since(folder / "items.parquet", dataset))
     if changes:
         raise UserError(
             f"{folder}: contains features with other settings ({'; '.join(changes)}); undo this change, choose another "
@@ -374,9 +380,9 @@ def _begin(folder: Path, description: FeatureDescription, dataset: Dataset) -> t
 
 
 def _shown(description: FeatureDescription) -> dict[str, Any]:
-    """Return what the features of a training depend on, for a message, with hashes cut to 8 characters."""
-    hashes = {key: f"hash {getattr(description, key)[:8]}" for key in ("weights", "names", "files")}
-    return {**description.plain(), **hashes, "contents": None, "sha256": None, "software": None, "device": None}
+    """Return what the features of a training depend on, for a message, without hashes."""
+    hidden = ("weights", "images", "names", "files", "contents", "sha256", "software", "device")
+    return {key: value for key, value in description.plain().items() if key not in hidden}
 
 
 def software_of(recipe: Recipe) -> dict[str, str]:

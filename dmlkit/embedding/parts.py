@@ -22,6 +22,8 @@ from dmlkit.loading.inputs import Draw
 
 BATCH_IMAGES = 128
 PART_IMAGES = 64 * BATCH_IMAGES  # at most: 17 MB at 512 dimensions, and what a kill can cost
+HASHES = {("list", "hash"): "another list of images", ("model", "fingerprint"): "other weights"}
+"""Keys of a job whose values are hashes, and what a difference means."""
 PARTS = 64  # at least, where there are batches for so many: short lists keep 8 GPUs evenly busy too
 
 
@@ -105,7 +107,7 @@ class PartFolder:
             ) from None
         except (OSError, ValueError) as error:
             raise UserError(f"{self.job_path}: cannot read it: {error}; remove {self.path} to start again") from None
-        changes = list(differences("", started, json.loads(json.dumps(job))))
+        changes = _changes(started, json.loads(json.dumps(job)))
         if changes:
             raise UserError(
                 f"{self.output}: contains parts with other settings ({'; '.join(changes)}); undo this change to "
@@ -202,3 +204,14 @@ def is_part_of(part: Part, images: range, dim: int) -> bool:
         and bool((indices.diff() > 0).all())
         and bool(points.isfinite().all())
     )
+
+
+def _changes(started: dict[str, Any], job: dict[str, Any]) -> list[str]:
+    """Return the differences of two jobs, with hashes in words."""
+    changes: list[str] = []
+    for (group, key), text in HASHES.items():
+        pair = [one[group] for one in (started, job) if isinstance(one.get(group), dict)]
+        hashes = [one.pop(key, None) for one in pair]
+        if len(pair) == 2 and hashes[0] != hashes[1]:
+            changes.append(text)
+    return [*differences("", started, job), *changes]

@@ -8,7 +8,6 @@ from collections.abc import Container, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.engine import write_embeddings
 from dmlkit.embedding.features import software_of, stored_features
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.image_changes import changes_since
 from dmlkit.embedding.in_memory import Embeddings, Known, embed_images, fused
 from dmlkit.embedding.job import EmbedJob
 from dmlkit.embedding.manifest import Description, Manifest, SplitRecord
@@ -34,8 +34,6 @@ from dmlkit.loading.cache import stamp
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.model import head_alone
 from dmlkit.run_folder.folder import RunFolder
-
-HASH = 16  # characters of a hash in a warning
 
 
 def split_embeddings(
@@ -147,7 +145,9 @@ class StoredSplit:
         if wanted is None or stored is None:
             return "was written by an older version, which did not record the images"
         wanted = wanted.model_copy(update={"device": wanted.device or stored.device})
-        changes = list(differences("", _dependencies(manifest, stored), _dependencies(self.description, wanted)))
+        changes = _differences(manifest, stored, self.description, wanted)
+        if stored.images != wanted.images:
+            changes.append(changes_since(self.job.output / "items.parquet", self.job.dataset))
         if changes:
             return f"holds other embeddings ({'; '.join(changes)})"
         images = len(self.job.dataset)
@@ -219,16 +219,19 @@ class StoredSplit:
                 (self.job.output / name).unlink(missing_ok=True)
 
 
-def _dependencies(description: Description, record: SplitRecord) -> dict[str, Any]:
-    """Return everything that embeddings depend on, for a message, with hashes cut short."""
-    return {
-        "weights": description.model.fingerprint[:HASH],
-        "geometry": description.manifold.model_dump(mode="json"),
-        "preprocessing": description.preprocessing.model_dump(mode="json"),
-        "images": record.images[:HASH],
-        "software": record.software,
-        "device": record.device,
-    }
+def _differences(theirs: Description, their_record: SplitRecord, ours: Description, record: SplitRecord) -> list[str]:
+    """Return in words what embeddings depend on and is not the same, apart from the images."""
+    found, wanted = (
+        {
+            "geometry": description.manifold.model_dump(mode="json"),
+            "preprocessing": description.preprocessing.model_dump(mode="json"),
+            "software": split.software,
+            "device": split.device,
+        }
+        for description, split in ((theirs, their_record), (ours, record))
+    )
+    weights = ["other weights"] if theirs.model.fingerprint != ours.model.fingerprint else []
+    return [*weights, *differences("", found, wanted)]
 
 
 def _parts(found: Embeddings, device: str) -> Iterator[Part]:
@@ -320,8 +323,7 @@ def _stored_images(
         files = [os.path.realpath(file) for file in files]
         rows = [row for row, file in enumerate(files) if file in wanted and marks[0][row] is not None]
         record = SplitRecord(images=split.images, software=software_of(trained.recipe), device=device)
-        ours = _dependencies(describe(trained), record)
-        changes = list(differences("", _dependencies(stored.manifest, split), ours))
+        changes = _differences(stored.manifest, split, describe(trained), record)
         if changes and rows:
             warn(f"{folder}: holds other embeddings ({'; '.join(changes)}); the images are embedded again")
         if changes or not rows:

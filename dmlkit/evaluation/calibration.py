@@ -23,7 +23,7 @@ from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
-from dmlkit.metrics.statistics import LEAST_CLASSES, effective_number, tail_of
+from dmlkit.metrics.statistics import LEAST_CLASSES, effective_number, lowest_share, tail_of
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import PairRates, Threshold
 
@@ -32,6 +32,8 @@ MARGIN = 10  # times as many of the best pairs are kept, because other classes m
 MOST_COUNTED = 1e12  # pairs, from a million images; larger numbers are printed in scientific notation
 MOST_KEPT = 2**22  # pairs, 84 MB; more only if the rate itself needs more
 RESAMPLES = 1000
+USUAL_FAR = 1e-3
+"""Requested false accept rate, if none is given and the pairs allow it."""
 WEIGHTED = 2**14  # pairs that a resample weights; if there are more, every second, third ... represents its neighbors
 
 
@@ -39,7 +41,7 @@ WEIGHTED = 2**14  # pairs that a resample weights; if there are more, every seco
 def calibrate_run(
     path: Path,
     *,
-    far: float = 1e-3,
+    far: float | None = None,
     checkpoint: CheckpointName | None = None,
     overrides: Sequence[str] = (),
     fabric: Ranks | None = None,
@@ -52,7 +54,8 @@ def calibrate_run(
 
     Args:
         path: folder of the run.
-        far: the share of the pairs of different classes that may be accepted as the same class.
+        far: the share of the pairs of different classes that may be accepted as the same class. Default: 0.001, or the
+            lowest share that the pairs allow.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         overrides: ``key=value`` each, of the run's dataset, which may have moved.
         fabric: the device.
@@ -61,7 +64,7 @@ def calibrate_run(
     Raises:
         UserError: there is no such run, it has no validation classes, or they have too few pairs for ``far``.
     """
-    if not 0 < far < 1:
+    if far is not None and not 0 < far < 1:
         raise UserError(f"--far {far:g}: expected a share between 0 and 1, e.g. 1e-3")
     run, fabric = RunFolder(path), fabric or start_ranks("auto")
     run.check_unseen("validation")
@@ -74,13 +77,15 @@ def calibrate_run(
     return threshold
 
 
-def choose_threshold(run: RunFolder, trained: TrainedModel, far: float, fabric: Ranks, bar: Bar) -> Threshold:
+def choose_threshold(run: RunFolder, trained: TrainedModel, far: float | None, fabric: Ranks, bar: Bar) -> Threshold:
     """Choose the threshold and the probability on validation images, see `calibrate_run`, without rates on test images.
 
     Raises:
-        UserError: there are too few pairs for ``far``.
+        UserError: there are too few pairs for ``far``, or for any rate.
     """
     validation = points_of_split(run, trained, "validation", fabric, bar)
+    if far is None:
+        far = max(USUAL_FAR, lowest_share(LEAST_ACCEPTED, Pairing.of(validation).different))
     try:
         found = calibrate_points(validation, far)
     except ValueError as error:
@@ -160,10 +165,11 @@ def calibrate_points(points: Points, far: float, *, seed: int = 0) -> Calibratio
     if far * different < LEAST_ACCEPTED:
         pairs = LEAST_ACCEPTED / far
         needed = f"{pairs:,.0f}" if pairs < MOST_COUNTED else f"{pairs:.2g}"
+        lowest = lowest_share(LEAST_ACCEPTED, different)
+        advice = f"use --far {lowest:g} or more, or validate" if lowest < 1 else "validate"
         raise ValueError(
             f"{different:,} pairs of different classes are too few for a false accept rate of {far:g}: at least "
-            f"{needed} are needed, that is {LEAST_ACCEPTED} / {far:g}; use --far "
-            f"{LEAST_ACCEPTED / max(different, LEAST_ACCEPTED):.2g} or more, or validate on more images"
+            f"{needed} are needed, that is {LEAST_ACCEPTED} / {far:g}; {advice} on more images"
         )
     accepted = int(far * different)
     accepted += (accepted + 1) / different <= far  # 0.29 * 100 is 28.999999999999996

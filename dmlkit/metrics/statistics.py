@@ -5,6 +5,7 @@ First the comparison of runs by seeds, then the correction of p-values, and then
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context
 from math import isfinite
 from typing import Literal
 
@@ -313,6 +314,16 @@ def effective_number(weights: Tensor) -> float:
         (3.0, True)
     """
     return float(weights.sum().square() / weights.square().sum())
+
+
+def lowest_share(least: int, count: int) -> float:
+    """Return the smallest share of ``count`` with at least ``least`` of them, rounded up to two digits; at most 1.
+
+    Example:
+        >>> lowest_share(10, 864), lowest_share(5, 324), lowest_share(10, 3)
+        (0.012, 0.016, 1.0)
+    """
+    return float(Context(prec=2, rounding=ROUND_CEILING).divide(least, max(least, count)))
 
 
 def tail_of(count: float) -> float:

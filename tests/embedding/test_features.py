@@ -97,7 +97,7 @@ def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path,
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("seed=4", "weights: was"),
+        ("seed=4", "(other weights of the backbone)"),
         ("transform={name: plain, size: 16}", "transform.name: was imagenet, now plain"),
         ("backbone.tuning.feature_views=2", "views: was 0, now 2"),
         ("dataset.validation_fraction=0.5", "dataset.validation_fraction: was 0.34, now 0.5"),
@@ -122,7 +122,7 @@ def test_a_photo_that_has_changed_makes_features_stale(photos: Path, dmlkit: Cal
     assert dmlkit("train", "r.yaml", "-o", "two", *cache, "--set", "optimizer.lr=0.01").code == 0
     shutil.copy(photos / "class00" / "1.png", photos / "class00" / "0.png")
     found = dmlkit("train", "r.yaml", "-o", "three", *cache)
-    assert (found.code, "files: was" in found.err) == (2, True), found.err
+    assert (found.code, "(1 image changed: photos/class00/0.png)" in found.err) == (2, True), found.err
 
 
 def test_features_cut_in_half_are_told(photos: Path, dmlkit: Callable[..., Result]) -> None:

@@ -218,11 +218,11 @@ def age(home: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a photo": (change_photo, "images: was "),
-    "the time of a photo": (touch_photo, "images: was "),
-    "a label": (relabel_photo, "images: was "),
-    "a class": (add_class, "images: was "),
-    "weights": (train_further, "weights: was "),
+    "a photo": (change_photo, "(1 image changed: photos/11/0.jpg)"),
+    "the time of a photo": (touch_photo, "(1 image changed: photos/11/0.jpg)"),
+    "a label": (relabel_photo, "(1 image added: photos/10/9.jpg; 1 image removed: photos/11/0.jpg)"),
+    "a class": (add_class, " images added, e.g. photos/"),
+    "weights": (train_further, "(other weights)"),
     "preprocessing": (resize, "preprocessing.size: was 16, now 18"),
     "a device": (
         lambda home: edit_manifest(home, lambda one: one["split"].update(device="cuda")),
@@ -505,7 +505,7 @@ def test_images_that_cannot_be_read_are_left_out_until_they_can(home: Path, embe
     status = broken.stat()
     broken.write_bytes(whole)
     ask()
-    assert "images: was " in warned[0] and embedded() == TEST
+    assert "(1 image added: photos/09/2.jpg)" in warned[0] and embedded() == TEST
     broken.write_bytes(b"no image")
     os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))
     ask()

@@ -164,6 +164,10 @@ def test_a_run_keeps_its_threshold_and_embed_and_export_carry_it(dmlkit, run: Pa
     assert found.test is not None and found.test.different == 15 * 36 and found.validation.far <= 0.1
     answer = json.loads(dmlkit("calibrate", run, "--far", "0.1", "--json").out)
     assert answer["threshold"] == found.threshold and answer["far_interval"] is None
+    lowest = dmlkit("calibrate", run)  # 108 pairs do not allow 0.001
+    assert lowest.code == 0 and "requested FAR: 0.093, the lowest that 108 pairs" in " ".join(lowest.out.split())
+    assert int(0.092 * 108) < 10 <= Threshold.read(run / "threshold.json").far * 108
+    assert dmlkit("calibrate", run, "--far", "0.1").code == 0
     assert dmlkit("embed", run, "--split", "test", "-o", tmp_path / "e").code == 0
     carried = json.loads((tmp_path / "e" / "manifest.json").read_text())["threshold"]
     assert carried["threshold"] == found.threshold and carried["weights"] == found.weights

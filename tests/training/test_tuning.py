@@ -200,7 +200,7 @@ def test_other_or_no_pretrained_weights_are_refused_in_one_line(tuned: Path, pre
             # a run that goes on looks at its cached features first
             told = (
                 "other weights than those that the run was trained on",
-                "contains features with other settings (weights: was",
+                "contains features with other settings (other weights of the backbone",
             )
             assert any(text in refused.err for text in told), refused.err
         pretrained.unlink()

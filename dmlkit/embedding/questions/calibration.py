@@ -51,10 +51,13 @@ from dmlkit.files.source import PLACE
 from dmlkit.manifolds.numerics.check_points import check_points
 from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.reliability import Reliability, Share
+from dmlkit.metrics.statistics import lowest_share
 from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 
 STRANGERS = "strangers.npy"
+USUAL_FPIR = 0.01
+"""Requested FPIR, if none is given and the images allow it."""
 LEAST_ACCEPTED = 5  # images of absent labels that get a label: fewer say little about their rate
 STALE = 0.2  # share of the images that may change before a gallery is calibrated again
 
@@ -110,7 +113,7 @@ class Acceptance(NamedTuple):
 def calibrate_gallery(
     path: Path,
     *,
-    fpir: float = 0.01,
+    fpir: float | None = None,
     strangers: Path | None = None,
     near: float | None = None,
     model: ModelChoice = OWN_MODEL,
@@ -124,7 +127,8 @@ def calibrate_gallery(
 
     Args:
         path: the gallery.
-        fpir: the largest share of the images of absent labels that may get a label, in (0, 1).
+        fpir: the largest share of the images of absent labels that may get a label, in (0, 1). Default: 0.01, or the
+            lowest share that the images allow.
         strangers: images whose labels are not in the gallery, see `open_queries`. Default: the run's validation images
             of such labels.
         near: similarity above which images of one label are near-duplicates, which are left out together.
@@ -134,7 +138,7 @@ def calibrate_gallery(
     Raises:
         UserError: the gallery has too few labels or images for ``fpir``; the message names the lowest possible one.
     """
-    if not 0 < fpir < 1:
+    if fpir is not None and not 0 < fpir < 1:
         raise UserError(f"--fpir {fpir:g}: expected a share between 0 and 1, e.g. 0.01")
     gallery = open_points(path)
     assert isinstance(gallery, GalleryFolder)
@@ -211,8 +215,8 @@ def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider
     others = _kept_strangers(gallery, stored, decider)
     try:
         if decider.rule != "nearest":
-            trials, _ = _measured(gallery, names, decider, others, stored.requested, stored.trained_labels)
-            fit = best_fit(trials, stored.requested)
+            trials, _ = _measured(gallery, names, decider, others, stored.trained_labels)
+            fit = best_fit(trials, _allowed(stored.requested, trials))
             return Acceptance(fit.sigmoid, fit.threshold)
         found = _calibrated(gallery, names, decider, others, stored.requested, stored.near, stored.trained_labels)
     except UserError as error:
@@ -283,12 +287,13 @@ def _calibrated(
     names: Sequence[str],
     decider: Decider,
     strangers: Strangers,
-    fpir: float,
+    fpir: float | None,
     near: float | None,
     trained: Sequence[str] | None,
 ) -> Identification:
     """Measure decisions on images whose answer is known, and choose the threshold on them."""
-    trials, is_optimistic = _measured(gallery, names, decider, strangers, fpir, trained)
+    trials, is_optimistic = _measured(gallery, names, decider, strangers, trained)
+    fpir = _allowed(fpir, trials)
     fit = best_fit(trials, fpir)
     absent, present = trials.absent, ~trials.absent
     measured_fpir = fpir_at(fit.threshold, fit.held_out[absent], trials.classes[absent], fpir)
@@ -318,28 +323,38 @@ def _measured(
     names: Sequence[str],
     decider: Decider,
     strangers: Strangers,
-    fpir: float,
     trained: Sequence[str] | None,
 ) -> tuple[Trials, bool]:
     """Return `trials_on` the images of a gallery and strangers.
 
     Raises:
-        UserError: there are too few images for ``fpir``, or no label has two images.
+        UserError: no label has two images.
     """
     trials, is_optimistic = trials_on(decider, np.isin(names, trained or ()), strangers)
-    count = int(trials.absent.sum())
-    if count == len(trials.absent):
+    if trials.absent.all():
         raise UserError(
             f"{gallery.path}: each label has a single image, so that neither probabilities nor the rate of misses can "
             "be measured; add a second image of some labels"
         )
-    if fpir * count < LEAST_ACCEPTED:
-        lowest = f"the lowest possible is {LEAST_ACCEPTED / count:.2g}" if count > LEAST_ACCEPTED else "add images"
+    return trials, is_optimistic
+
+
+def _allowed(fpir: float | None, trials: Trials) -> float:
+    """Return the requested FPIR; without one `USUAL_FPIR`, or the lowest that the images of absent labels allow.
+
+    Raises:
+        UserError: there are too few images for ``fpir``, or for any rate.
+    """
+    count = int(trials.absent.sum())
+    lowest = lowest_share(LEAST_ACCEPTED, count)
+    fpir = max(USUAL_FPIR, lowest) if fpir is None else fpir
+    if fpir * count < LEAST_ACCEPTED or fpir >= 1:
+        advice = f"the lowest possible is {lowest:g}" if lowest < 1 else "add images"
         raise UserError(
             f"--fpir {fpir:g}: needs at least {LEAST_ACCEPTED / fpir:,.0f} images of absent labels, got {count}; "
-            f"{lowest}, or name more images of other labels with --strangers IMAGES"
+            f"{advice}, or name more images of other labels with --strangers IMAGES"
         )
-    return trials, is_optimistic
+    return fpir
 
 
 def _strangers(points: PointSet | None, names: Sequence[str]) -> Strangers:

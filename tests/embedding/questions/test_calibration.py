@@ -262,6 +262,9 @@ def test_mistakes_change_nothing(gallery: Path, place: Path, tmp_path: Path, dml
         result = dmlkit("calibrate", *words)
         assert result.code == 2 and message in result.err, result.err
     assert not (gallery / "identification.json").exists() and not (single / "identification.json").exists()
+    lowest = dmlkit("calibrate", gallery)  # 30 images do not allow 0.01
+    assert lowest.code == 0 and "requested FPIR: 0.17, the lowest that 30 images" in " ".join(lowest.out.split())
+    assert Identification.read(gallery / "identification.json").requested == 0.17
     calibrate_gallery(gallery, fpir=0.5, model=ON_CPU)
     np.save(gallery / "strangers.npy", np.zeros((3, 2), np.float32))
     trees.photo(tmp_path / "more" / "gull" / "1.jpg", 90, (40, 30))
