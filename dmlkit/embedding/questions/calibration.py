@@ -240,10 +240,10 @@ def _with_places(
     """
     others = _kept_strangers(gallery, stored, decider)
     try:
-        trials, is_optimistic = _measured(gallery, names, decider, others, stored.requested, stored.trained_labels)
+        trials, is_optimistic = _measured(gallery, names, decider, others, stored.trained_labels)
+        fit = best_fit(trials, _allowed(stored.requested, trials))
     except UserError as error:
         raise UserError(f"--with {PLACE}: {error}; {advice}") from None
-    fit = best_fit(trials, stored.requested)
     note = f"the probability for --with {PLACE} is calibrated on labels of the gallery alone"
     note += ", which the model was trained on, so it is optimistic" if is_optimistic else ""
     return Acceptance(fit.sigmoid, fit.threshold, note)
