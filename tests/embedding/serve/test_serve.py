@@ -128,7 +128,7 @@ def test_one_thread_opens_the_model_and_computes(gallery: Path, monkeypatch: pyt
         return load_model(*words)
 
     monkeypatch.setattr(serving, "load_same_model", record)
-    service = Service(gallery, device="cpu")
+    service = Service(gallery, ON_CPU)
     threads += service.submit([np.zeros((8, 8, 3), np.uint8)], lambda _: [threading.current_thread().name]).result(END)
     service.close()
     assert threads == ["model", "model"]
@@ -139,7 +139,7 @@ def test_a_search_in_half_precision_is_that_of_the_command(
     least: int, kind: type, gallery: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("dmlkit.embedding.questions.search.LEAST_HALF", least)
-    service = Service(gallery, device="cpu")
+    service = Service(gallery, ON_CPU)
     (path, *_), points = asked(place), load(place / "run", device="cpu").embed(asked(place)[:1])
     found = service.submit([], lambda _: service.search(torch.from_numpy(points), 7)).result(END)[0]
     searcher = service.snapshot.points.searcher
