@@ -31,7 +31,7 @@ TOLD = {
     "does not hold": r"(\d+) do(?:es)? not\b",
     "makes no difference": r"(\d+) makes? no difference",
     "not separable at this size": r"(\d+) are not separable",
-    "not trained": r"(\d+) compare variants that have not trained",
+    "not trained": r"(\d+) compare variants of which one or both score below",
 }  # how the README counts each verdict
 
 
