@@ -119,7 +119,8 @@ def _counted(judged: Sequence[JudgedStatement], of: str = "Of") -> str:
     text = f"{of} {len(judged)} statements, {', '.join(phrases[:-1])}, and {phrases[-1]}."
     lost = sum(one.corrected_verdict not in (None, one.verdict) for one in judged)
     are = "is" if lost == 1 else "are"
-    return f"{text} After Holm's correction, {lost} of those that hold or do not hold {are} undecided." if lost else text
+    after = f" After Holm's correction, {lost} of those that hold or do not hold {are} undecided."
+    return text + after if lost else text
 
 
 def disagreement_paragraphs(studies: Mapping[str, StudyResults]) -> list[str]:
