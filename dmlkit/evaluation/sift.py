@@ -16,7 +16,7 @@ from dmlkit.files.source import SIFT
 from dmlkit.metrics.ranking.affine import verify_affine
 from dmlkit.metrics.ranking.local import Match
 
-MOST = 128  # keypoints of an image, those of the highest contrast: 100 candidates are matched in 35 ms
+MOST = 128  # keypoints of an image, those of the highest contrast: 100 candidates are matched in 50 ms
 SIDE = 320  # pixels; larger images are reduced
 LARGEST_RATIO = 0.8  # of the distances of the nearest and the second keypoint (Lowe 2004)
 TOLERANCE = 0.03  # of the longer side

@@ -61,7 +61,7 @@ class VideoFrames(Dataset):
         except UserError:
             raise
         except Exception as error:  # PyAV has many kinds, and some are only Exception
-            raise BadImageError(f"{self.path}: cannot decode this video: {error}") from error
+            raise BadImageError(f"{self.path}: cannot decode this video: {_reason(error)}") from error
 
 
 def upright(frame: Any) -> Tensor:
@@ -83,7 +83,7 @@ def frame_times(path: Path) -> list[float]:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{path}: cannot read this video: {error}") from error
+        raise UserError(f"{path}: cannot read this video: {_reason(error)}") from error
     if not times:
         raise UserError(f"{path}: this video has no frames")
     step = max(1 / RATE, (times[-1] - times[0]) / (MOST - 1))
@@ -92,6 +92,10 @@ def frame_times(path: Path) -> list[float]:
         if seconds >= times[0] + len(chosen) * step - 1e-6:
             chosen.append(seconds)
     return chosen
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _opened(path: Path) -> Any:
