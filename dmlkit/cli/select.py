@@ -9,6 +9,7 @@ from dmlkit.cli.options import (
     USE,
     ArrayLabels,
     ArrayManifold,
+    Json,
     ModelDevice,
     QueryRun,
     SourcePath,
@@ -93,6 +94,7 @@ def select(
     run: QueryRun = None,
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
+    json: Json = False,
     device: ModelDevice = "auto",
 ) -> None:
     """Choose which images to label next: unlike all labeled ones, or between two labels, and no near-duplicates.
@@ -101,7 +103,7 @@ def select(
     """
     from rich.console import Console
 
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.points import in_memory
@@ -116,16 +118,17 @@ def select(
         raise UserError(f"--run {run}: embeds IMAGES, which are missing; name them, or remove this option")
     kind = kind_of(source)
     check_options(source, kind, {"--split": split})
-    console, model = Console(), ModelChoice(run, device=device)
+    console, model = Console(stderr=json), ModelChoice(run, device=device)
     if kind == "run" and split is None and not measure:
         split = "all"
     labeled = in_memory(open_searched(source, model, bars(console), split=split, labels=labels, manifold=manifold))
     if measure:
-        print_curve(measure_selection(labeled, count, rule=rule, threshold=threshold, bar=bars(console)), console)
+        curve = measure_selection(labeled, count, rule=rule, threshold=threshold, bar=bars(console))
+        say_json(curve.plain()) if json else print_curve(curve, console)
         return
     asked = None if images is None else in_memory(open_queries(images, labeled, model=model, bar=bars(console)))
     found = select_images(labeled, asked, count=count, rule=rule, threshold=threshold, bar=bars(console))
-    print_selection(found, count, console)
+    say_json(found.plain()) if json else print_selection(found, count, console)
     if output is not None:
         found.write(output)
         say(console, f"wrote {output}; write the labels into its column label")

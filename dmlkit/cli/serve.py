@@ -1,6 +1,5 @@
 """``dmlkit serve``."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +8,6 @@ import typer
 from dmlkit.cli.options import USE, ModelDevice, QueryRun, SourcePath, WithRun, examples, with_common_options
 
 app = typer.Typer()
-SPINS = "10000"
-"""How long idle threads of torch wait before they sleep, about 0.1 ms. OpenMP's 3 ms make an answer no faster on two
-idle processors (45 and 46 ms), and several times slower where other programs use these too (1 000 and 290 ms)."""
 
 
 @app.command(
@@ -72,9 +68,6 @@ def serve(
     The page is at /, the documentation of the interface at /docs. It stops on Ctrl-C, after the requests that are
     running.
     """
-    if "OMP_WAIT_POLICY" not in os.environ:  # read when torch is imported
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
-
     from rich.console import Console
 
     from dmlkit.cli.console import counted, fusion_line, say

@@ -239,11 +239,11 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("gallery photos", "rerank=expansion:n=1,k_reciprocal k csv html json"),
     ),
     "select": (
-        ("gallery photos", "count output=new.csv rule threshold run device"),
+        ("gallery photos", "count output=new.csv rule threshold run json device"),
         ("run photos -n 2", "split output=new.csv rule device"),
         ("x.npy -n 2", "manifold rule threshold"),
         ("x.npy x.npy -n 2 --labels y.npy", "manifold rule output=new.csv"),
-        ("gallery --measure -n 2", "rule threshold device"),
+        ("gallery --measure -n 2", "rule threshold json device"),
     ),
     "start": (("photos -o new.yaml", "device"), ("table.csv -o new.yaml", "")),
     "status": (("study", "json"),),

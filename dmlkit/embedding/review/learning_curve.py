@@ -1,6 +1,6 @@
 """Whether selected images teach more than random ones: nearest-neighbor accuracy as labels grow, on labeled data."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,11 @@ class LearningCurve(NamedTuple):
     def is_separable(self) -> bool:
         """Whether the interval of the difference excludes 0."""
         return self.difference.low > 0 or self.difference.high < 0
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain data."""
+        points = [{**point._asdict(), "difference": point.difference.as_dict()} for point in self.points]
+        return {**self._asdict(), "points": points, "difference": self.difference.as_dict()}
 
 
 def measure(

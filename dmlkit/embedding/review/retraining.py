@@ -172,7 +172,7 @@ def compare_on_answers(
     change = paired_comparison(right[0], right[1], codes)
     figures = ReviewFigures(
         review=str(folder),
-        before=str(searched.run or searched.source),
+        before=_shown(searched.run or Path(searched.source)),
         answers=len(rows),
         labels=len(set(correct)),
         accuracy=(float(right[0].mean()), float(right[1].mean())),
@@ -211,6 +211,11 @@ def _gallery_images(gallery: Path, reviewed: set[str], bar: Bar) -> tuple[dict[s
             else:
                 left_out += 1
     return found, left_out
+
+
+def _shown(path: Path) -> str:
+    """Return a path from the current folder, if it is inside."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _content(path: str) -> str:

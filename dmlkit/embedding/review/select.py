@@ -1,10 +1,10 @@
 """Which images to label next: those that resemble many unlabeled images and no labeled one."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,16 @@ Rule = Literal["coverage", "k_center"]
 COVERED = 4096  # unlabeled images, drawn at random from more, whose distances to the labeled ones are to shrink
 TRIED = 64  # candidates whose gain is computed at once: 1 MB of similarities
 SAME = 1e-6  # relative; the cosine of equal float32 vectors is off by up to 4e-7
+
+
+class ChosenImage(NamedTuple):
+    """Image to label next; see `ChosenImages` for its numbers, None where there is none."""
+
+    path: str
+    guess: str | None
+    similarity: float | None
+    margin: float | None
+    score: float | None
 
 
 @dataclass(frozen=True)
@@ -55,20 +65,33 @@ class ChosenImages:
         Raises:
             UserError: the table cannot be written.
         """
-        rows: list[list[str]] = []
-        for place, row in enumerate(map(int, self.rows)):
-            numbers = [_number(column[place]) for column in (self.similarities, self.margins, self.scores)]
-            rows.append([place_of(self.images.paths[row]), "", self.guesses[place] or "", *numbers])
+        rows = (
+            [one.path, "", one.guess or "", *("" if number is None else f"{number:.9g}" for number in one[2:])]
+            for one in self.chosen()
+        )
         write_table(path, SELECTION_COLUMNS, rows)
+
+    def chosen(self) -> Iterator[ChosenImage]:
+        """Yield the chosen images."""
+        columns = (self.similarities, self.margins, self.scores)
+        for place, row in enumerate(map(int, self.rows)):
+            numbers = [float(column[place]) if column[place].isfinite() else None for column in columns]
+            yield ChosenImage(place_of(self.images.paths[row]), self.guesses[place], *numbers)
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "threshold": self.threshold,
+            "images": [one._asdict() for one in self.chosen()],
+            "unlabeled": len(self.images),
+            "duplicates": self.duplicates,
+            "skipped": list(self.images.skipped),
+        }
 
 
 def place_of(path: str) -> str:
     """Return the path of a file from the root of the file system; the name of a sample that is no file stays."""
     return os.path.abspath(path) if os.path.exists(path) else path  # noqa: PTH100, PTH110 - links stay
-
-
-def _number(value: Tensor) -> str:
-    return f"{float(value):.9g}" if bool(value.isfinite()) else ""
 
 
 def select(

@@ -6,13 +6,15 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from time import monotonic
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-PATIENCE = 30  # seconds between two pieces of a request's body
+PATIENCE = 30  # seconds for the headers of a request, and between two pieces of its body
+LEAST_RATE = 10_000  # bytes/s of a body after that; 64 MB may take 1.8 h, and 1 byte every 29 s may not
 PUBLIC = ("/", "/docs", "/openapi.json", "/healthz")
 """Paths that need no token, like the files of the page: the page asks for the token."""
 POLICY = "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
@@ -105,17 +107,18 @@ class Guard:
 
     def _bounded(self, receive: Receive) -> Callable[[], Awaitable[Message]]:
         """Return a function that receives the next piece of the body in time, and counts its bytes."""
-        count = 0
+        count, started = 0, monotonic()
         complete = False
 
         async def next_message() -> Message:
             nonlocal count, complete
             if complete:  # only a disconnection can follow, however long the answer takes
                 return await receive()
+            left = started + self.patience + count / LEAST_RATE - monotonic()
             try:
-                message = await asyncio.wait_for(receive(), self.patience)
+                message = await asyncio.wait_for(receive(), min(self.patience, left))
             except TimeoutError:
-                raise RefusedError(408, f"no data came for {self.patience:g} s; send the request again") from None
+                raise RefusedError(408, "the body comes too slowly; send the request again") from None
             count += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if count > self.most_bytes:

@@ -135,12 +135,12 @@ class ServedReview:
             return self._review.to_add()
 
     def _next(self, wanted: QuestionRequest) -> list[int]:
-        """Return the first question that no other reviewer sees now."""
+        """Return the first question that no other reviewer sees now; if they see all that are left, the first one."""
         if wanted.about == "unknown":
             return next((one for one in self._review.ask_unknown() if self._take(one[0], wanted.reviewer)), [])
         others = sum(held.reviewer != wanted.reviewer for held in self._held.values())
-        rows = (one.row for one in self._review.ask(1 + others))
-        return next(([row] for row in rows if self._take(row, wanted.reviewer)), [])
+        rows = [one.row for one in self._review.ask(1 + others)]
+        return next(([row] for row in rows if self._take(row, wanted.reviewer)), rows[:1])
 
     def _take(self, row: int, reviewer: str) -> bool:
         held = self._held.get(row)

@@ -1,6 +1,7 @@
 """`dmlkit select`: compared with naive loops and scikit-learn, near-duplicates, tables, and what is refused."""
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -188,7 +189,9 @@ def test_a_folder_is_chosen_from_labeled_and_added(dmlkit: Cli, place: Path, tmp
     assert (
         len(rows) == 3 and {row["label"] for row in rows} == {""} and all(Path(row["path"]).is_file() for row in rows)
     )
-    assert dmlkit(*words).code == 0  # nobody has written a label
+    found = json.loads(dmlkit(*words, "--json").out)  # nobody has written a label
+    assert [one["path"] for one in found["images"]] == [row["path"] for row in rows] and found["unlabeled"] == 8
+    assert [f"{one['score']:.9g}" for one in found["images"]] == [row["score"] for row in rows]
     refused = dmlkit("gallery", "add", gallery, table)
     assert refused.code == 2 and "Traceback" not in refused.err
     with table.open("w", newline="", encoding="utf-8") as file:
@@ -212,6 +215,9 @@ def test_labels_of_an_array_and_the_measurement(dmlkit: Cli, tmp_path: Path):
     assert result.code == 0, result.err
     assert "accuracy of 30 held-out images" in result.out and "60 images of 6 labels" in result.out
     assert "random choice: mean difference" in result.out
+    curve = json.loads(dmlkit(*words, "--measure", "-n", "5", "--json").out)
+    assert f"{curve['difference']['difference']:+.4f}" in result.out and curve["held_out"] == 30
+    assert [f"{point['selected']:.4f}" in result.out for point in curve["points"]] == [True] * len(curve["points"])
     result = dmlkit(*words)
     assert result.code == 2 and "every image has a label; name the unlabeled IMAGES" in result.err
     result = dmlkit("select", tmp_path / "x.npy", "-n", "70")

@@ -70,6 +70,16 @@ def say(client: TestClient, question: dict[str, Any], label: str | None, reviewe
     return response.json()
 
 
+def test_a_question_that_another_reviewer_sees_is_asked_when_it_is_the_last_one(folder: Path, serve: Any):
+    client, seen = serve(), set[int]()
+    held = ask(client, "bob")  # who never answers
+    while (question := ask(client, "ada")) is not None:
+        seen.add(question["row"])
+        say(client, question, question["label"], "ada")
+    status = client.get("/v1/review").json()
+    assert held is not None and held["row"] in seen and status["checked"] == status["labels"] == len(seen)
+
+
 def test_answers_of_the_page_are_those_of_the_table_and_reach_the_gallery(folder: Path, serve: Any):
     client = serve()
     assert client.get("/v1/info").json()["review"] is True

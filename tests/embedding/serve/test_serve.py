@@ -5,10 +5,13 @@ import base64
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import pytest
 import torch
 
 pytest.importorskip("fastapi", reason="needs dmlkit[serve]")
+import uvicorn
 from fastapi.testclient import TestClient
 
 from dmlkit.embedding.embedder import load
@@ -28,6 +32,7 @@ from dmlkit.embedding.serve import service as serving
 from dmlkit.embedding.serve.app import make_app
 from dmlkit.embedding.serve.client import Client
 from dmlkit.embedding.serve.limits import Access, Guard
+from dmlkit.embedding.serve.server import PatientProtocol
 from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import calibrate_run
@@ -301,7 +306,7 @@ def test_a_token_is_needed_but_for_the_page_and_the_health(gallery: Path):
         assert client.get("/page/../service.py").status_code in (401, 404)
 
 
-@pytest.mark.parametrize(("pieces", "status"), [([b"x" * 60, b"x" * 60], 413), ([b"x", None], 408)])
+@pytest.mark.parametrize(("pieces", "status"), [([b"x" * 60, b"x" * 60], 413), ([b"x", None], 408), ([b"x"] * 50, 408)])
 def test_a_body_without_a_length_is_counted_and_must_come_in_time(pieces: list[bytes | None], status: int):
     async def application(scope: Any, receive: Any, send: Any) -> None:
         while (await receive()).get("more_body"):
@@ -309,8 +314,7 @@ def test_a_body_without_a_length_is_counted_and_must_come_in_time(pieces: list[b
 
     async def receive() -> dict[str, Any]:
         piece = pieces.pop(0)
-        if piece is None:
-            await asyncio.sleep(END)
+        await asyncio.sleep(END if piece is None else 0.01)
         return {"type": "http.request", "body": piece, "more_body": True}
 
     answers = list[dict[str, Any]]()
@@ -322,6 +326,33 @@ def test_a_body_without_a_length_is_counted_and_must_come_in_time(pieces: list[b
     scope = {"type": "http", "path": "/v1/embed", "headers": [(b"host", b"127.0.0.1")]}
     asyncio.run(guard(scope, receive, send))
     assert answers[0]["status"] == status and json.loads(answers[1]["body"])["error"]
+
+
+async def say_hello(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+def test_a_connection_whose_headers_do_not_come_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(PatientProtocol, "patience", 0.2)
+    config = uvicorn.Config(say_hello, http=PatientProtocol, lifespan="off", log_level="error", timeout_keep_alive=END)
+    server, listening = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        for is_second in (False, True):  # request of its connection
+            with closing(HTTPConnection("127.0.0.1", listening.getsockname()[1], timeout=END)) as connection:
+                connection.connect()
+                if is_second:
+                    connection.request("GET", "/")
+                    assert connection.getresponse().read() == b"hello"
+                connection.sock.sendall(b"GET / HTTP/1.1\r\nHost")
+                assert connection.sock.recv(99).startswith(b"HTTP/1.1 408")
+                assert connection.sock.recv(99) == b""
+    finally:
+        server.should_exit = True
+        thread.join(END)
+        listening.close()
 
 
 @pytest.mark.slow
