@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dmlkit.distributed.device_name import parse_device
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_page
 from dmlkit.files.source import (
@@ -81,6 +82,12 @@ def plain_device(device: str) -> None:
             f"--device {device}: +{engine} applies to embed, search, identify, verify, gallery, serve, review and "
             f"calibrate; use --device {place}"
         )
+    parse_device(device)
+
+
+def any_device(device: str) -> None:
+    """Refuse what is not the name of a device, or of one with an engine after it."""
+    parse_device(device.partition("+")[0])
 
 
 Set = Annotated[
@@ -116,6 +123,7 @@ ModelDevice = Annotated[
         metavar="DEVICE",
         help="Where to compute: auto, cpu, cuda, cuda:N or mps; and how: +onnxruntime, +bf16 or +fastest after it, "
         "e.g. cpu+fastest. Without it: torch in float32.",
+        callback=checked(any_device),
     ),
 ]
 RunDevice = Annotated[

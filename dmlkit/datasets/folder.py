@@ -11,7 +11,7 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
 from dmlkit.errors import OptionError, UserError
-from dmlkit.files.source import EXTENSIONS, NO_CLASSES
+from dmlkit.files.source import EXTENSIONS, NO_CLASS_FOLDERS, NO_CLASSES
 
 
 class FolderConfig(DatasetConfig, frozen=True):
@@ -29,11 +29,7 @@ class FolderConfig(DatasetConfig, frozen=True):
     def listing(self) -> Listing:
         root = Path(self.root)
         if not root.is_dir():
-            raise OptionError(
-                "dataset.root",
-                f"{root}: no such folder; expected one subfolder of images per class; if it has moved, "
-                "use --set dataset.root=PATH",
-            )
+            raise OptionError("dataset.root", f"{root}: {NO_CLASS_FOLDERS}")
         if is_split(root):
             return split_folders(root, self.levels)
         classes, faults = nested_folders(root, self.levels)

@@ -30,6 +30,9 @@ EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff
 SHARD = ".tar"
 TABLE_COLUMNS = ["path", "label"]
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
+NO_CLASS_FOLDERS = (
+    "no such folder; expected one subfolder of images per class; if it has moved, use --set dataset.root=PATH"
+)
 PLACE = "place"  # instead of a second run: where and when the images were taken
 PARTNERS = (Path(LOCAL), Path(PLACE))
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
