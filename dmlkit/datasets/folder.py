@@ -156,6 +156,21 @@ def nested_folders(root: Path, levels: Sequence[str]) -> tuple[list[Path], list[
     return folders, faults
 
 
+def depth_of(root: Path) -> int:
+    """Return how many levels of folders are above the images, 1 for one folder per class.
+
+    It is that of the first images if no class folder has images of its own, else 1.
+    """
+    depth, folders = 1, class_folders(root)
+    while folders and all(_has_only_folders(folder) for folder in folders):
+        depth, folders = depth + 1, class_folders(folders[0])
+    return depth if folders else 1
+
+
+def _has_only_folders(folder: Path) -> bool:
+    return bool(class_folders(folder)) and not any(path.suffix.lower() in EXTENSIONS for path in folder.iterdir())
+
+
 def image_files(folder: Path, *, images: bool = True) -> list[str]:
     """Return the image files below a folder, sorted, without hidden ones; or instead those that are not ``images``.
 
