@@ -118,7 +118,7 @@ def _word_and_line(column: Sequence[RenderableType], console: Console) -> tuple[
 
 
 def near_path(path: str | None) -> str:
-    """Return a path as seen from the working directory if it is inside it, else as it is.
+    """Return a path relative to the working directory if it is inside it, else unchanged.
 
     Example:
         >>> near_path("/elsewhere/runs/a"), near_path(str(Path.cwd() / "runs" / "a"))
