@@ -1,6 +1,7 @@
 """Image models of timm: from its registry, from the Hugging Face Hub, or from a folder."""
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
@@ -111,9 +112,11 @@ class TimmConfig(BackboneConfig, frozen=True):
 
 def refuse_weights(weights: str) -> NoReturn:
     """Raise the error for weights that a model of timm does not have."""
+    near = get_close_matches(weights, ["pretrained", "imagenet"], n=1)
     raise OptionError(
         "backbone.weights",
-        f"got {weights!r}, expected pretrained or a file (imagenet is available only for {efficientnet_lite.MODEL})",
+        f"got {weights!r}, expected pretrained or a file (imagenet is available only for {efficientnet_lite.MODEL})"
+        + "".join(f"; did you mean {one!r}?" for one in near),
     )
 
 

@@ -1,5 +1,6 @@
 """The command line. Commands import torch and other heavy packages in their bodies, so that --help is quick."""
 
+import logging
 import os
 import signal
 import sys
@@ -164,7 +165,7 @@ def _run(came: list[int]) -> None:
         if "--debug" in sys.argv:
             raise
         for line in lines_of(message_of(error)):
-            typer.secho(f"error: {line}", fg="red", err=True)
+            print_message(f"error: {line}", "red")
         if isinstance(error, UserError) and "dmlkit.recipe.schema" in sys.modules:
             from dmlkit.recipe.catalogue import keep_reference
 
@@ -250,11 +251,34 @@ def prepare_environment() -> None:
     if not os.environ.get("COLUMNS", "1").isdigit() or int(os.environ.get("COLUMNS", "1")) == 0:
         del os.environ["COLUMNS"]  # rich prints nothing in 0 columns
     warnings.showwarning = show_warning
+    logger = logging.getLogger("dmlkit")
+    if not any(isinstance(handler, LogMessages) for handler in logger.handlers):
+        logger.addHandler(LogMessages(logging.WARNING))
 
 
 def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print the warning of any library as one line, without the path and the source line."""
-    typer.secho(f"warning: {lines_of(str(message).strip())[0]}", fg="yellow", err=True)
+    print_message(f"warning: {lines_of(str(message).strip())[0]}", "yellow")
+
+
+class LogMessages(logging.Handler):
+    """Handler that prints what dmlkit logs like its other messages."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message of a record."""
+        for line in self.format(record).split("\n"):  # with the traceback of an error of a server
+            print_message(printable(excerpt(line, MOST_CHARACTERS)), "yellow")
+
+
+def print_message(text: str, color: str) -> None:
+    """Print a message to stderr: one line, which a terminal shows wrapped between words."""
+    if sys.stderr and sys.stderr.isatty():
+        from rich.console import Console
+
+        from dmlkit.cli.console import wrapped
+
+        text = "\n".join(wrapped(text, Console(stderr=True).width))
+    typer.secho(text, fg=color, err=True)
 
 
 def _show_version(value: bool) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -40,10 +41,28 @@ def say_prose(console: Console, text: str) -> None:
         the gallery is not calibrated; run
           dmlkit calibrate gal first
     """
-    kept = COMMAND.sub(lambda found: found[0].replace(" ", "\0"), printable(text))
-    lines = wrap(kept, console.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    for line in lines:
-        console.print(Text(line.replace("\0", " ")), soft_wrap=True)
+    for line in wrapped(printable(text), console.width):
+        console.print(Text(line), soft_wrap=True)
+
+
+def say_metrics(console: Console, start: str, metrics: Mapping[str, float]) -> None:
+    """Print metrics after the start of a line, without breaking a name from its value.
+
+    Example:
+        >>> say_metrics(Console(width=40), "last (epoch 9)  test", {"recall@1": 0.93214, "map@r": 0.5})
+        last (epoch 9)  test recall@1 0.932
+          map@r 0.500
+    """
+    parts = [f"{name} {value:.3f}".replace(" ", "\0") for name, value in metrics.items()]
+    for line in wrapped("  ".join([f"{start} {parts[0]}", *parts[1:]]) if parts else start, console.width):
+        console.print(Text(printable(line)), soft_wrap=True)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a sentence, without breaking a name or a short command; a zero byte is a space to keep."""
+    kept = COMMAND.sub(lambda found: found[0].replace(" ", "\0"), text)
+    lines = wrap(kept, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 def print_table(rows: TableRows, console: Console, title: str | None = None) -> None:
@@ -96,6 +115,17 @@ def _word_and_line(column: Sequence[RenderableType], console: Console) -> tuple[
     """Return the lengths of the longest word and of the longest line of a column."""
     sizes = [console.measure(cell, options=console.options.update(width=UNBOUNDED)) for cell in column]
     return max(size.minimum for size in sizes), max(size.maximum for size in sizes)
+
+
+def near_path(path: str | None) -> str:
+    """Return a path relative to the working directory if it is inside it, else unchanged.
+
+    Example:
+        >>> near_path("/elsewhere/runs/a"), near_path(str(Path.cwd() / "runs" / "a"))
+        ('/elsewhere/runs/a', 'runs/a')
+    """
+    inside = path is not None and Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd())
+    return str(Path(path).relative_to(Path.cwd())) if inside and path else str(path)
 
 
 def counted(number: int, one: str, many: str) -> str:

@@ -121,7 +121,7 @@ def duplicates(
 
 def print_groups(found: "DuplicateGroups", console: "Console") -> None:
     """Print the largest groups, and notes on all."""
-    from dmlkit.cli.console import counted, print_table, say, say_prose
+    from dmlkit.cli.console import counted, near_path, print_table, say, say_prose
 
     collection, least = found.collection, found.least()
     rows = [["images", "min similarity", "labels", "path"]]
@@ -129,7 +129,7 @@ def print_groups(found: "DuplicateGroups", console: "Console") -> None:
         labels = sorted({collection.labels[row] or "" for row in group.tolist()} - {""})
         first = int(group[0])
         alike = float(least[group].min())
-        rows.append([str(len(group)), f"{alike:.4f}", ", ".join(labels), collection.paths[first]])
+        rows.append([str(len(group)), f"{alike:.4f}", ", ".join(labels), near_path(collection.paths[first])])
     if found.groups:
         print_table(rows, console, f"near-duplicates in {collection.source}")
     groups = counted(len(found.groups), "group", "groups")
@@ -180,12 +180,12 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", consol
 
 def print_pairs(found: "Matches", console: "Console", title: str) -> None:
     """Print the most similar pairs of those found."""
-    from dmlkit.cli.console import print_table
+    from dmlkit.cli.console import near_path, print_table
 
     rows = [["similarity", "a", "b"]]
     for place in found.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist():
         path, _, other_path, _, similarity = found.row(place)
-        rows.append([f"{float(similarity):.4f}", path, other_path])
+        rows.append([f"{float(similarity):.4f}", near_path(path), near_path(other_path)])
     one, other = found.one.source, found.other.source
     print_table(
         rows, console, f"{title} in {one}" if found.one is found.other else f"{title}: a in {one}, b in {other}"

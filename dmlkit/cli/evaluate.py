@@ -17,7 +17,6 @@ from dmlkit.cli.options import (
     Json,
     Set,
     SplitName,
-    WithLocal,
     Writes,
     checked,
     examples,
@@ -33,8 +32,10 @@ from dmlkit.files.source import (
     PARTNERS,
     check_options,
     kind_of,
+    partner_path,
     require_array,
     require_dataset,
+    require_partner,
     require_path,
     require_source,
 )
@@ -145,7 +146,19 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    second: WithLocal = None,
+    second: Annotated[
+        Path | None,
+        typer.Option(
+            "--with",
+            metavar="RUN|local|sift|place",
+            help="Add a second similarity, weighted by validation classes: that of a run of the same dataset, of the "
+            "patches (local) or keypoints (sift) of the 100 nearest images, or of the columns latitude, longitude and "
+            "time (place). A run in a folder of such a name is e.g. ./local.",
+            parser=partner_path,
+            callback=checked(require_partner),
+            show_default=False,
+        ),
+    ] = None,
     evidence: Annotated[
         str | None,
         typer.Option(

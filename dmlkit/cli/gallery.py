@@ -214,7 +214,7 @@ def info(
     """Print the labels, images, version, model and index of a gallery."""
     from rich.console import Console
 
-    from dmlkit.cli.console import fusion_line, print_table, say, say_json
+    from dmlkit.cli.console import fusion_line, near_path, print_table, say, say_json, say_prose
     from dmlkit.embedding.gallery.files import IDENTIFICATION, MANIFEST, GallerySummary, recorded_state
 
     summary = GallerySummary.read(gallery / MANIFEST)
@@ -243,7 +243,7 @@ def info(
     )
     model = summary.model
     say(console, f"{summary.dim} dimensions on {summary.manifold['name']}, similarity: {summary.similarity}")
-    say(console, f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {summary.run}")
+    say_prose(console, f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {near_path(summary.run)}")
     if summary.fusion is not None:
         say(console, fusion_line(summary.fusion))
     floor = "none" if summary.threshold is None else f"{summary.threshold:.6g}"

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dmlkit.distributed.device_name import parse_device
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_page
 from dmlkit.files.source import (
+    PLACE,
     partner_path,
     require_array,
-    require_partner,
     require_path,
-    require_placed_partner,
     require_queries,
     require_run,
     require_second_run,
@@ -82,6 +82,12 @@ def plain_device(device: str) -> None:
             f"--device {device}: +{engine} applies to embed, search, identify, verify, gallery, serve, review and "
             f"calibrate; use --device {place}"
         )
+    parse_device(device)
+
+
+def any_device(device: str) -> None:
+    """Refuse what is not the name of a device, or of one with an engine after it."""
+    parse_device(device.partition("+")[0])
 
 
 Set = Annotated[
@@ -117,6 +123,7 @@ ModelDevice = Annotated[
         metavar="DEVICE",
         help="Where to compute: auto, cpu, cuda, cuda:N or mps; and how: +onnxruntime, +bf16 or +fastest after it, "
         "e.g. cpu+fastest. Without it: torch in float32.",
+        callback=checked(any_device),
     ),
 ]
 RunDevice = Annotated[
@@ -271,7 +278,7 @@ BoxConfidence = Annotated[
     typer.Option(
         "--box-confidence",
         metavar="NUMBER",
-        help="Leave out boxes of which the detector is less sure, 0 to 1. Default: 0.2.",
+        help="Minimum confidence of a detected box, 0 to 1; others are left out. Default: 0.2.",
         show_default=False,
     ),
 ]
@@ -304,7 +311,7 @@ WithPlace = Annotated[
         "longitude and time of a gallery and a table of images; weighted by validation classes. A run in a folder "
         "named place is ./place.",
         parser=partner_path,
-        callback=checked(require_placed_partner),
+        callback=checked(lambda path: path == Path(PLACE) or require_second_run(path)),
         show_default=False,
     ),
 ]
@@ -327,19 +334,6 @@ MovedSecondRun = Annotated[
         show_default=False,
     ),
 ]
-WithLocal = Annotated[
-    Path | None,
-    typer.Option(
-        "--with",
-        metavar="RUN|local|sift|place",
-        help="Add the similarity of a second run of the same dataset, or, with local or sift, that of the patches or "
-        "keypoints of the 100 nearest images, or, with place, that of the columns latitude, longitude and time; "
-        "weighted by validation classes. A run in a folder of such a name is e.g. ./local.",
-        parser=partner_path,
-        callback=checked(require_partner),
-        show_default=False,
-    ),
-]
 Html = Annotated[
     Path | None,
     Writes(check_page),
@@ -349,8 +343,8 @@ RerankMethod = Annotated[
     str | None,
     typer.Option(
         metavar="METHOD",
-        help="Rank the images once more for each query: k_reciprocal or expansion; options after a colon, e.g. "
-        "k_reciprocal:k1=20,k2=6,weight=0.3 or expansion:n=5,alpha=3, which are the defaults.",
+        help="Rank the images once more for each query: k_reciprocal or expansion; options after a colon. Defaults: "
+        "k1=20, k2=6, weight=0.3; n=5, alpha=3.",
         show_default=False,
     ),
 ]
@@ -359,7 +353,7 @@ QueryRun = Annotated[
     typer.Option(
         "--run",
         metavar="RUN",
-        help="Run that embeds the QUERIES. Default: the run that SOURCE names.",
+        help="Run that embeds new images. Default: the run that SOURCE names.",
         callback=checked(require_run),
         show_default=False,
     ),
@@ -368,7 +362,7 @@ QueryPath = Annotated[
     Path,
     typer.Argument(
         metavar="QUERIES",
-        help="Image, folder or table of images, or embeddings (as SOURCE) of the same model.",
+        help="Image, video, folder or table of images, or embeddings (as SOURCE) of the same model.",
         callback=checked(require_queries),
         show_default=False,
     ),

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dmlkit.cli.console import say
+from dmlkit.cli.console import say, say_metrics
 from dmlkit.embedding.progress_bar import Advance, Bar, image_progress
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.run_folder.folder import RunFolder
@@ -40,12 +40,20 @@ class TrainingProgress:
         epochs: number of epochs of the run.
         metric: the validation metric that chooses the best checkpoint.
         best: its best epoch and value in earlier sessions, if the run is resumed.
+        has_workers: whether worker processes read images; features of a frozen backbone are in memory.
     """
 
     def __init__(
-        self, console: Console, epochs: int, metric: str | None = None, best: tuple[int, float] | None = None
+        self,
+        console: Console,
+        epochs: int,
+        metric: str | None = None,
+        best: tuple[int, float] | None = None,
+        *,
+        has_workers: bool = True,
     ) -> None:
         self.console, self.epochs, self.metric, self.best = console, epochs, metric, best
+        self.least_waiting = WAITING if has_workers else 1.1  # no share is that large
         self.current, self.done = 0, 0.0  # epoch, from 1; epochs done, with the share of the current one
         self.loss, self.speed = float("nan"), 0.0
         self.first: tuple[float, float] | None = None  # time and epochs done at the first step of this session
@@ -99,13 +107,13 @@ class TrainingProgress:
                 self.best = row.epoch, value
         waiting = f"{row.waiting:.0%} of the time waiting for images"
         if self.live and self.live.is_started:
-            if row.waiting >= WAITING and not self.has_waited:
+            if row.waiting >= self.least_waiting and not self.has_waited:
                 say(self.console, f"note: epoch {row.epoch} spent {waiting}; more training.workers may help")
-            self.has_waited = self.has_waited or row.waiting >= WAITING
+            self.has_waited = self.has_waited or row.waiting >= self.least_waiting
             return
         line = f"epoch {row.epoch}/{self.epochs}  loss {row.loss:.4f}  {row.images_per_second:,.0f} images/s"
-        say(self.console, f"{line}  validation {format_metrics(row.validation)}" if row.validation else line)
-        if row.waiting >= WAITING:
+        say_metrics(self.console, f"{line}  validation" if row.validation else line, row.validation or {})
+        if row.waiting >= self.least_waiting:
             say(self.console, f"  ({waiting})")
 
     @contextmanager
@@ -134,7 +142,8 @@ def training_progress(console: Console, recipe: "Recipe", resumed: Path | None) 
     rows = RunFolder(resumed).read_metrics() if resumed else []
     values = [(row.epoch, row.validation[metric]) for row in rows if row.validation and metric in row.validation]
     best = max(values, key=lambda pair: pair[1], default=None)  # the first one, as in training
-    return TrainingProgress(console, recipe.training.trained_epochs, metric, best)
+    has_workers = getattr(recipe.backbone.tuning, "features", "live") == "live"
+    return TrainingProgress(console, recipe.training.trained_epochs, metric, best, has_workers=has_workers)
 
 
 def format_metrics(metrics: dict[str, float]) -> str:

@@ -138,10 +138,13 @@ def print_neighbors(answers: "Answers", console: "Console") -> None:
     """Print a table of neighbors for each of the first queries."""
     from itertools import islice
 
-    from dmlkit.cli.console import print_table, say
+    from dmlkit.cli.console import near_path, print_table, say
 
     for path, neighbors in islice(answers.neighbors(), MOST_SHOWN):
-        rows = [[str(rank), f"{similarity:.4f}", item.label or "", item.path] for rank, similarity, item in neighbors]
+        rows = [
+            [str(rank), f"{similarity:.4f}", item.label or "", near_path(item.path)]
+            for rank, similarity, item in neighbors
+        ]
         print_table([["rank", "similarity", "label", "path"], *rows], console, path)
     more = len(answers.queries) - MOST_SHOWN
     if more > 0:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from dmlkit.datasets.base import DatasetConfig
     from dmlkit.loading.survey import Survey
     from dmlkit.training.estimate import Estimate
 
@@ -65,6 +66,7 @@ def start(
     from dmlkit.training.estimate import estimate_training
 
     console, config = Console(), dataset_at(photos)
+    print_nesting(config, console)
     found = survey(config, bars(console))
     print_survey(found, str(photos), console)
     gpu = resolve_device(device)[0] != "cpu"
@@ -119,6 +121,29 @@ def print_survey(found: "Survey", title: str, console: "Console") -> None:
             say(console, with_names(what, names), style="yellow")
     if found.unreadable:
         say(console, "train stops at such images: remove them, or set on_bad_image: skip", style="yellow")
+
+
+def print_nesting(config: "DatasetConfig", console: "Console") -> None:
+    """Print that the outermost of nested folders are the classes, and how to choose the innermost."""
+    from dmlkit.cli.console import say_prose
+    from dmlkit.datasets.folder import FolderConfig, class_folders, depth_of, is_split
+
+    if not isinstance(config, FolderConfig) or config.levels:
+        return
+    root = Path(config.root)
+    top = root / "train" if is_split(root) else root
+    depth = depth_of(top)
+    if depth == 1:
+        return
+    path = class_folders(top)[0]
+    for _ in range(depth - 1):
+        path = class_folders(path)[0]
+    levels = ", ".join(f"level{number}" for number in range(1, depth)) + ", class"
+    say_prose(
+        console,
+        f"the folders are nested, e.g. {path}, and the outermost are the classes; for the innermost, write levels: "
+        f"[{levels}] (names of your choice) below dataset in the recipe, see docs/guides/hierarchy.md",
+    )
 
 
 def with_names(text: str, names: "Sequence[str]") -> str:

@@ -65,7 +65,7 @@ def train(
 
     if from_review is not None and dry_run:
         raise UserError(f"--dry-run: does not apply with --from-review {from_review}, whose table is written first")
-    check_recipe(recipe, overrides or [])
+    check_recipe(recipe, overrides or [], reads_images=from_review is None)
     folder = output or Path("runs") / (from_review or recipe).stem
     if not dry_run:
         RunFolder(folder).check_startable(resume=resume, overwrite=overwrite)
@@ -141,8 +141,8 @@ def train_and_print(
     """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`."""
     from rich.console import Console
 
-    from dmlkit.cli.console import say, say_prose
-    from dmlkit.cli.progress import format_metrics, training_progress
+    from dmlkit.cli.console import say, say_metrics, say_prose
+    from dmlkit.cli.progress import training_progress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.training.train import train as train_recipe
@@ -164,13 +164,13 @@ def train_and_print(
         raise typer.Exit(STOPPED) from None
     for name, checkpoint in (("last", summary.last), ("best", summary.best)):
         if checkpoint and checkpoint.test:
-            say(console, f"{name} (epoch {checkpoint.epoch})  test {format_metrics(checkpoint.test)}")
+            say_metrics(console, f"{name} (epoch {checkpoint.epoch})  test", checkpoint.test)
     if not summary.last.test:
         figures = f"; {summary.basis.line()}" if summary.basis else ""
         say_prose(console, f"trained on every class, so it has no test metrics of its own{figures}")
     if summary.untouched and summary.chosen.test:
         figure = summary.chosen.test[recipe.training.select_by]
-        say(console, f"pretrained baseline  test {format_metrics(summary.untouched.test)}")
+        say_metrics(console, "pretrained baseline  test", summary.untouched.test)
         say_prose(console, summary_gain(figure, summary.untouched, recipe.training.select_by))
     if cost := cost_of(summary):
         say(console, cost)

@@ -11,7 +11,7 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
 from dmlkit.errors import OptionError, UserError
-from dmlkit.files.source import EXTENSIONS, NO_CLASSES
+from dmlkit.files.source import EXTENSIONS, NO_CLASS_FOLDERS, NO_CLASSES
 
 
 class FolderConfig(DatasetConfig, frozen=True):
@@ -29,11 +29,7 @@ class FolderConfig(DatasetConfig, frozen=True):
     def listing(self) -> Listing:
         root = Path(self.root)
         if not root.is_dir():
-            raise OptionError(
-                "dataset.root",
-                f"{root}: no such folder; expected one subfolder of images per class; if it has moved, "
-                "use --set dataset.root=PATH",
-            )
+            raise OptionError("dataset.root", f"{root}: {NO_CLASS_FOLDERS}")
         if is_split(root):
             return split_folders(root, self.levels)
         classes, faults = nested_folders(root, self.levels)
@@ -158,6 +154,21 @@ def nested_folders(root: Path, levels: Sequence[str]) -> tuple[list[Path], list[
                 faults.append(f"{folder}: has no {level} folders, expected {'/'.join(levels)}; add one or remove it")
         folders = [path for _, below in inner for path in below]
     return folders, faults
+
+
+def depth_of(root: Path) -> int:
+    """Return how many levels of folders are above the images, 1 for one folder per class.
+
+    It is that of the first images if no class folder has images of its own, else 1.
+    """
+    depth, folders = 1, class_folders(root)
+    while folders and all(_has_only_folders(folder) for folder in folders):
+        depth, folders = depth + 1, class_folders(folders[0])
+    return depth if folders else 1
+
+
+def _has_only_folders(folder: Path) -> bool:
+    return bool(class_folders(folder)) and not any(path.suffix.lower() in EXTENSIONS for path in folder.iterdir())
 
 
 def image_files(folder: Path, *, images: bool = True) -> list[str]:

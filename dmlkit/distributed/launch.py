@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
+from dmlkit.distributed.device_name import parse_device
 from dmlkit.errors import OptionError, UserError
 from dmlkit.files.escape import excerpt
 
@@ -237,10 +238,7 @@ def resolve_device(device: str) -> tuple[str, int | None]:
     Raises:
         UserError: there is no such device.
     """
-    match = re.fullmatch(r"(auto|cpu|mps|cuda)(?::(\d+))?", device)
-    if match is None or (match[2] and match[1] != "cuda"):
-        raise UserError(f"--device {device}: expected auto, cpu, cuda, cuda:N or mps")
-    kind, index = match[1], int(match[2]) if match[2] else None
+    kind, index = parse_device(device)
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if kind == "cuda" and not torch.cuda.is_available():

@@ -100,7 +100,8 @@ def embed_job(
                 f"{job.output}: another dmlkit embed process has just finished this folder; use its embeddings"
             ) from None
         raise UserError(
-            f"{error}; finished parts are kept; fix the problem and rerun the same command to resume"
+            f"{error.filename or job.output}: {error.strerror or error}; finished parts are kept; fix the problem and "
+            f"{job.again} to resume"
         ) from error
     finally:
         if fabric.is_global_zero:

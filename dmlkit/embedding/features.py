@@ -170,6 +170,7 @@ class FeatureDescription(Document, frozen=True, strict=True):
 class FeatureJob(EmbedJob):
     """Job that computes features: an embedding job whose images are views, if there are any."""
 
+    again = "rerun the command with --resume"
     way_on = "repair or remove it, and rerun the command with --resume"
 
     def inputs(self, transform: TransformConfig | None) -> Inputs:

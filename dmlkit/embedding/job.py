@@ -54,6 +54,7 @@ class EmbedJob:
     run: Path | None = None
     known: Known | None = None
     stamps: Sequence[tuple[int, int] | None] = ()
+    again: ClassVar[str] = "rerun the same command"
     way_on: ClassVar[str] = (
         "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
     )

@@ -30,6 +30,9 @@ EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff
 SHARD = ".tar"
 TABLE_COLUMNS = ["path", "label"]
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
+NO_CLASS_FOLDERS = (
+    "no such folder; expected one subfolder of images per class; if it has moved, use --set dataset.root=PATH"
+)
 PLACE = "place"  # instead of a second run: where and when the images were taken
 SIFT = "sift"  # instead of a second run: keypoints
 PARTNERS = {
@@ -297,16 +300,6 @@ def partner_path(text: str) -> Path:
     """
     path = Path(text)
     return path.absolute() if path in PARTNERS and text != str(path) else path
-
-
-def require_placed_partner(path: Path) -> None:
-    """Check that a path is ``place`` or a run.
-
-    Raises:
-        UserError: see `require_second_run`.
-    """
-    if path != Path(PLACE):
-        require_second_run(path)
 
 
 def require_second_run(path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.errors import UserError
+from dmlkit.files.source import NO_CLASS_FOLDERS
 from dmlkit.recipe.catalogue import stored_reference
 from dmlkit.recipe.faults import fault_line, key_line, quoted, suggest, suggest_member
 from dmlkit.recipe.overrides import apply_overrides, read_tree
@@ -27,11 +28,17 @@ KINDS: dict[str, tuple[type, ...]] = {
 """Types of plain values by their names in a JSON schema."""
 
 
-def check_recipe(path: Path, overrides: Sequence[str] = ()) -> None:
+def check_recipe(path: Path, overrides: Sequence[str] = (), *, reads_images: bool = False) -> None:
     """Check what can be checked without the classes of components; see `dmlkit.recipe.file.read_recipe`.
 
+    Args:
+        path: the recipe.
+        overrides: ``key=value`` each.
+        reads_images: whether the folder of the dataset must exist.
+
     Raises:
-        UserError: the file or an override cannot be read, or a key or the name of a component is unknown.
+        UserError: the file or an override cannot be read, a key or the name of a component is unknown, or the folder
+            of the dataset is missing.
     """
     tree = read_tree(path)
     apply_overrides(tree, overrides)
@@ -42,6 +49,11 @@ def check_recipe(path: Path, overrides: Sequence[str] = ()) -> None:
         faults = NameCheck(tree, reference).faults()
         if faults:
             raise UserError("\n".join(faults))
+        dataset = tree.data.get("dataset")
+        if reads_images and isinstance(dataset, dict) and dataset.get("name") == "folder":
+            root = dataset.get("root")
+            if isinstance(root, str) and root and not Path(root).is_dir():
+                raise UserError(fault_line(tree, ("dataset", "root"), f"{Path(root)}: {NO_CLASS_FOLDERS}"))
 
 
 class UncheckedError(Exception):

@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from dmlkit.cli.app import app
 from dmlkit.cli.options import Writes
+from dmlkit.files.source import NO_CLASS_FOLDERS
 from dmlkit.run_folder.documents import Environment
 from tests.conftest import Result
 
@@ -71,6 +72,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("half/recipe.yaml", "run/recipe.yaml", "run/environment.json"):
         (tmp_path / name).touch()
     (tmp_path / "wrong.yaml").write_text("dataset: {name: glyphs}\nloss: {name: triplet, margn: 0.2}\n")
+    (tmp_path / "moved.yaml").write_text("dataset: {name: folder, root: none}\nloss: {name: triplet}\n")
     (tmp_path / "broken.yaml").write_text("dataset:\n\tname: glyphs\n")
     (tmp_path / "stopped" / "creating.json").write_text("")
     for name in ("kept.csv", "kept.html", "kept.json", "kept.png", "photos/wren/1.jpg", "other/notes.txt"):
@@ -271,6 +273,9 @@ MISTAKES = [
         "--set loss.name=triplt: loss.name: unknown loss 'triplt'; did you mean 'triplet'? or load its file with "
         "--plugin FILE",
     ),
+    ("train moved.yaml", f"moved.yaml:1: dataset.root: none: {NO_CLASS_FOLDERS}"),
+    ("train glyphs/triplet --device gpu", "--device gpu: expected auto, cpu, cuda, cuda:N or mps"),
+    ("search x.npy x.npy --device gpu+bf16", "--device gpu: expected auto, cpu, cuda, cuda:N or mps"),
     ("protocol official none -o new", f"none: {NO_RECIPE}"),
     ("data cache wrong.yaml -o new", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
     ("data check wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),

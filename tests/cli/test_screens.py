@@ -1,6 +1,7 @@
 """Text from outside is shown as it is: no command hands a terminal what it would obey, and no markup is read."""
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ from typer.main import get_command
 from dmlkit.cli.app import MOST_LINES, app, lines_of, prepare_environment, show_warning
 from dmlkit.cli.console import print_table, say
 from dmlkit.cli.study_progress import RunsProgress
-from dmlkit.files.escape import UNPRINTABLE
+from dmlkit.files.escape import UNPRINTABLE, printable
 from tests.conftest import END, ROOT, TINY_RECIPE, Result
 from tests.datasets import trees
 
@@ -242,6 +243,26 @@ def test_a_terminal_wraps_between_words_and_a_file_keeps_the_line():
     command = f"next: dmlkit serve {'x' * 60} --review june --allow-writes"
     say(Console(file=(copied := StringIO()), width=80, force_terminal=True, color_system=None), command)
     assert copied.getvalue() == command + "\n"
+
+
+def test_a_terminal_gets_messages_wrapped_between_words_and_a_file_one_line(monkeypatch: pytest.MonkeyPatch):
+    """Also those that are logged, such as which image changed, whose name may hold what a terminal obeys."""
+
+    class Screen(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "60")
+    prepare_environment()
+    message = f"photos/{'x' * 30}/1.jpg: {HOSTILE.split('[/x]')[0]} has changed; rerun dmlkit embed runs/a photos"
+    shown: list[str] = []
+    for stream in (Screen(), StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        logging.getLogger("dmlkit").warning(message)
+        shown.append(re.sub(r"\x1b\[\d*m", "", stream.getvalue()))
+    screen, file = shown
+    assert file == printable(message) + "\n" and screen.split() == file.split()
+    assert max(map(len, screen.splitlines())) <= 60 and "dmlkit embed runs/a photos" in screen
 
 
 SCREENS = [

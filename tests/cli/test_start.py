@@ -195,3 +195,17 @@ def test_the_recipe_names_the_engine_and_its_speed():
     assert "    engine: bf16   # 1.8 times as fast as torch here, for training images\n" in text
     assert parse_recipe(text, "photos.yaml").backbone.tuning.engine == "bf16"
     assert "engine" not in starting_recipe(replace(photos, engine="torch", ratio=1.0))
+
+
+def test_the_screen_says_which_of_nested_folders_are_the_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
+):
+    """Also where the outermost are too few to train, so that nobody takes the error for a fault of the photos."""
+    monkeypatch.chdir(tmp_path)
+    for genus in ("crow", "gull"):
+        for species in ("first", "second"):
+            trees.photo(Path("photos") / genus / species / "1.jpg", 1)
+    result = dmlkit("start", "photos")
+    assert result.code == 2 and "has 2 classes" in result.err
+    said = " ".join(result.out.split())
+    assert "e.g. photos/crow/first, and the outermost are the classes; for the innermost, write levels: [level1" in said

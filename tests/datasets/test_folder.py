@@ -6,7 +6,9 @@ import pytest
 from PIL import Image
 
 from dmlkit.datasets import FolderConfig
+from dmlkit.datasets.folder import depth_of
 from dmlkit.errors import UserError
+from tests.datasets import trees
 
 
 def make_tree(root: Path, classes: dict[str, int]) -> Path:
@@ -65,3 +67,11 @@ def test_explicit_validation_folders(tmp_path):
     config = FolderConfig(root=str(tmp_path))
     assert config.build("train").class_names == ("x", "y")
     assert config.build("validation").class_names == ("v",)
+
+
+def test_the_depth_of_nested_folders_counts_only_folders_without_images(tmp_path: Path):
+    for genus, species in (("crow", "corax"), ("crow", "corone"), ("gull", "argus")):
+        trees.photo(tmp_path / genus / species / "1.jpg", 1)
+    assert depth_of(tmp_path) == 2 and depth_of(tmp_path / "crow") == 1
+    trees.photo(tmp_path / "gull" / "1.jpg", 2)  # a class with images, and a folder of its own
+    assert depth_of(tmp_path) == 1 and depth_of(tmp_path / "gull" / "argus") == 1

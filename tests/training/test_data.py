@@ -62,7 +62,9 @@ def test_a_full_disk_is_told_and_the_parts_stay(recipe: Path, tmp_path: Path, mo
         write(self, part, content)
 
     monkeypatch.setattr(PartFolder, "write", full)
-    with pytest.raises(UserError, match="No space left on device; finished parts are kept"):
+    with pytest.raises(
+        UserError, match=r"features/train: No space left on device; finished parts are kept; .* --resume to resume"
+    ):
         run_of(recipe, tmp_path / "run", MANY)
     monkeypatch.setattr(PartFolder, "write", write)
     run_of(recipe, tmp_path / "run", MANY, resume=True)
