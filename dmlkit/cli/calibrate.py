@@ -74,7 +74,7 @@ def calibrate(
         float | None,
         typer.Option(
             metavar="SIMILARITY",
-            help="Similarity from which on two images of one label are near-duplicates, which are left out together.",
+            help="Minimum similarity of near-duplicates; near-duplicates with the same label are left out together.",
             show_default=False,
         ),
     ] = None,

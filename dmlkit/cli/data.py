@@ -77,7 +77,7 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Decode every image, and compare the numbers of images and classes with the published ones.
+    """Decode every image; report faults, duplicates and classes in two splits; compare numbers with published ones.
 
     The exit code is 1 if the data have errors.
     """

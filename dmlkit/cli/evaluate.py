@@ -123,7 +123,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="Print the metrics per value of this column of the run's table, e.g. camera, worst first.",
+            help="Print the last metric per value of this column of the run's table, e.g. camera, worst first.",
             show_default=False,
         ),
     ] = None,
@@ -132,8 +132,8 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="METHOD",
-            help="Compare with re-ranking: k_reciprocal or expansion; options after a colon, e.g. "
-            "k_reciprocal:k1=20,k2=6,weight=0.3 or expansion:n=5,alpha=3, which are the defaults.",
+            help="Compare with re-ranking: k_reciprocal or expansion; options after a colon. "
+            "Defaults: k1=20, k2=6, weight=0.3; n=5, alpha=3.",
             show_default=False,
         ),
     ] = None,
@@ -141,8 +141,8 @@ def evaluate(
         Literal["flip", "scales"] | None,
         typer.Option(
             metavar="WHAT",
-            help="Run: compare with the mean of each image and copies of it; flip: its mirror image, scales: images of "
-            "0.71 and 1.41 times the side.",
+            help="For a run: compare with the mean embedding of each image and copies of it: flip (its mirror image) "
+            "or scales (0.71 and 1.41 times the side).",
             show_default=False,
         ),
     ] = None,
@@ -163,8 +163,8 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="center|FILE",
-            help="Run: measure how much of the last metric comes from outside the objects: of the boxes (columns path, "
-            "x1, y1, x2, y2) or masks (path, mask) of a table, or with center of a central square.",
+            help="For a run: measure how much of the last metric comes from outside the objects. FILE: a table of "
+            "boxes (path, x1, y1, x2, y2) or masks (path, mask); center: the object is a central square.",
             show_default=False,
         ),
     ] = None,

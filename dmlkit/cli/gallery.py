@@ -91,7 +91,7 @@ def create(
         float | None,
         typer.Option(
             metavar="SIMILARITY",
-            help="Similarity below which identify reports an image as unknown. Default: the one found by calibrate.",
+            help="Similarity below which identify reports an image as unknown. Default: use what calibrate finds.",
             show_default=False,
         ),
     ] = None,

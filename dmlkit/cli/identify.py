@@ -82,7 +82,7 @@ def identify(
         float | None,
         typer.Option(
             metavar="SIMILARITY",
-            help="Similarity below which an image is unknown. Default: the calibrated probability of the gallery.",
+            help="Similarity below which an image is unknown. Default: use the calibrated probability of the gallery.",
             show_default=False,
         ),
     ] = None,

@@ -121,8 +121,8 @@ ModelDevice = Annotated[
     typer.Option(
         "--device",
         metavar="DEVICE",
-        help="Where to compute: auto, cpu, cuda, cuda:N or mps; and how: +onnxruntime, +bf16 or +fastest after it, "
-        "e.g. cpu+fastest. Without it: torch in float32.",
+        help="Where to compute: auto, cpu, cuda, cuda:N or mps. Append +onnxruntime, +bf16 or +fastest for another "
+        "runtime, e.g. cpu+fastest; otherwise torch in float32.",
         callback=checked(any_device),
     ),
 ]
@@ -141,7 +141,7 @@ RunSplit = Annotated[
     typer.Option(
         "--split",
         metavar="SPLIT",
-        help="Split of a run: train, validation, test or all. Default: test; for a run of final all.",
+        help="Split of a run: train, validation, test or all. Default: test; all for a run that final wrote.",
         show_default=False,
     ),
 ]

@@ -43,11 +43,17 @@ def review(
         Path,
         Writes(check_folder, REVIEW_MARK, "a review"),
         typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Folder of the review; a new one begins.", show_default=False
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder of the review; created if it does not exist.",
+            show_default=False,
         ),
     ],
     ask: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of questions to ask next.")] = 20,
-    wrong: Annotated[float, typer.Option(min=0, max=1, metavar="SHARE", help="Share of wrong labels to reach.")] = 0.01,
+    wrong: Annotated[
+        float, typer.Option(min=0, max=1, metavar="SHARE", help="Largest share of labels that may be wrong.")
+    ] = 0.01,
     audit: Annotated[
         float,
         typer.Option(min=0.01, max=1, metavar="SHARE", help="Share of the questions that are drawn at random."),

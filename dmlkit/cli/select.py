@@ -66,8 +66,8 @@ def select(
         Literal["coverage", "k_center"],
         typer.Option(
             metavar="RULE",
-            help="Choose by coverage (shorten the mean distance of all images to a labeled one) or k_center (the "
-            "largest one).",
+            help="Choose by coverage (reduce the mean distance of all images to a labeled one) or k_center (take the "
+            "image farthest from all labeled ones).",
         ),
     ] = "coverage",
     threshold: Annotated[
@@ -97,7 +97,7 @@ def select(
     json: Json = False,
     device: ModelDevice = "auto",
 ) -> None:
-    """Choose which images to label next: unlike all labeled ones, or between two labels, and no near-duplicates.
+    """Choose which images to label next: similar to many unlabeled images and to no labeled one.
 
     The table has a column label to fill in; train, review and gallery add read it.
     """

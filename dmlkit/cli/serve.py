@@ -55,7 +55,7 @@ def serve(
             metavar="FOLDER",
             exists=True,
             file_okay=False,
-            help="Ask the questions of this review, which dmlkit review began; needs --allow-writes to answer.",
+            help="Ask the questions of this review, which dmlkit review started; answering needs --allow-writes.",
             show_default=False,
         ),
     ] = None,
