@@ -65,6 +65,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, **of: tuple[float, float, int]) -> 
         return computation.EngineComparison(computation=found, images_per_second=speed, torch_images_per_second=100.0)
 
     monkeypatch.setattr(computation, "_measure", measure)
+    monkeypatch.setattr(computation, "_computes_bf16", lambda _: True)
 
 
 def test_onnxruntime_gives_torch_s_embeddings_and_the_manifest_names_it(home: Path, dmlkit: Callable[..., Result]):
@@ -205,3 +206,12 @@ def test_engines_that_cannot_be_used_say_why(
             model_of(home, "+onnxruntime")
         made_up(patch, bf16=(1.0, 1.0, 64))
         assert model_of(home, "+fastest").trained.computation is None  # without the package torch computes
+
+
+def test_bf16_is_not_tried_where_the_processor_emulates_it(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(computation, "_write_graph", lambda *of: of[2].touch())
+    monkeypatch.setattr(computation, "_onnx", lambda *_: lambda inputs: inputs)
+    made_up(monkeypatch, onnxruntime=(90.0, 1.0, 64))  # to measure bf16 would be a KeyError
+    monkeypatch.setattr(computation, "_computes_bf16", lambda device: device.type != "cpu")
+    assert model_of(home, "+fastest").trained.computation is None
