@@ -130,7 +130,7 @@ def print_clusters(found: "Clusters", console: "Console") -> None:
         rows.append([str(number), str(len(members)), label, share, found.collection.paths[int(members[0])]])
     print_table(rows, console, f"clusters of {found.collection.source}, each with its medoid")
     if len(found.members) > MOST_SHOWN:
-        say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE write all")
+        say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE contain all")
     say(console, summary_of(found))
 
 

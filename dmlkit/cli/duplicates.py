@@ -138,7 +138,7 @@ def print_groups(found: "DuplicateGroups", console: "Console") -> None:
         f"{counted(len(collection), 'image', 'images')}: {found.images} of them in {groups} of near-duplicates",
     )
     if len(found.groups) > MOST_SHOWN:
-        say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE write all")
+        say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE contain all")
     if found.mixed:
         say(console, f"note: {counted(found.mixed, 'group has', 'groups have')} several labels")
     if found.loose:
@@ -205,4 +205,4 @@ def print_matches(found: "Matches", console: "Console") -> None:
         f"{pairs} of near-duplicates: {one} of {len(found.one)} images in a, {other} of {len(found.other)} in b",
     )
     if len(found.pairs.first) > MOST_SHOWN:
-        say(console, f"the {MOST_SHOWN} most similar are shown; --csv FILE and --html FILE write all")
+        say(console, f"the {MOST_SHOWN} most similar are shown; --csv FILE and --html FILE contain all")

@@ -182,7 +182,7 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
             without = f"{counted(len(others), one, many)} without a known label of the gallery"
             say(console, f"{without}: {len(others) - sum(others)} unknown, {sum(others)} with a label")
     if count > MOST_SHOWN:
-        say(console, "-o FILE and --html FILE write all")
+        say(console, "-o FILE and --html FILE contain all")
     if found.note:
         say_prose(console, f"note: {found.note}")
     if found.neighbors.reranked is None and any(answer.probability is None for answer in found.answers):

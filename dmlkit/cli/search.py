@@ -148,7 +148,7 @@ def print_neighbors(answers: "Answers", console: "Console") -> None:
         print_table([["rank", "similarity", "label", "path"], *rows], console, path)
     more = len(answers.queries) - MOST_SHOWN
     if more > 0:
-        say(console, f"and {more} more queries; --csv FILE, --html FILE and --json write all")
+        say(console, f"and {more} more queries; --csv FILE, --html FILE and --json contain all")
 
 
 def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "Console") -> None:
