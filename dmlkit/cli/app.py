@@ -146,11 +146,11 @@ for group in (  # in the order of the panels of --help
 def main() -> None:
     """Run the command line; print an error as one line and exit with 2 (user error) or 70 (internal error)."""
     prepare_environment()
-    with interruptible() as came:
-        _run(came)
+    with interruptible() as received:
+        _run(received)
 
 
-def _run(came: list[int]) -> None:
+def _run(received: list[int]) -> None:
     try:
         if sys.flags.optimize > 1:
             raise UserError("python -OO removes docstrings, which geoopt and dmlkit list need; use python or python -O")
@@ -159,7 +159,7 @@ def _run(came: list[int]) -> None:
         say_stopped()
         raise SystemExit(STOPPED) from None
     except Exception as error:
-        if came:  # compiled code turns a KeyboardInterrupt into an error of its own, such as pydantic's SchemaError
+        if received:  # compiled code turns a KeyboardInterrupt into an error of its own, such as pydantic's SchemaError
             say_stopped()
             raise SystemExit(STOPPED) from None
         if "--debug" in sys.argv:
@@ -178,31 +178,32 @@ def _run(came: list[int]) -> None:
 def interruptible() -> Generator[list[int]]:
     """Let Ctrl-C and SIGTERM end any command, and remove partial files; training has its own handlers.
 
-    Yields the signals that have come so far.
+    Yields the numbers of the signals received so far.
 
     A KeyboardInterrupt is lost where C calls Python and ignores its errors, such as a finalizer; then it is sent again.
     """
-    came: list[int] = []
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield came
+        yield received
         return
 
     def interrupt(number: int, _: Any) -> None:
-        came.append(number)
+        received.append(number)
         raise KeyboardInterrupt
 
     def again(lost: Any) -> None:
         if isinstance(lost.exc_value, KeyboardInterrupt):
-            Timer(RETRY, os.kill, (os.getpid(), came[-1])).start()
+            Timer(RETRY, os.kill, (os.getpid(), next(reversed(received), signal.SIGINT))).start()
         else:
             previous(lost)
 
     previous = sys.unraisablehook
     sys.unraisablehook = again
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell ignores it in the background
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)[: 1 + is_default]}
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell ignores it in the background
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield came
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -115,17 +114,6 @@ def _word_and_line(column: Sequence[RenderableType], console: Console) -> tuple[
     """Return the lengths of the longest word and of the longest line of a column."""
     sizes = [console.measure(cell, options=console.options.update(width=UNBOUNDED)) for cell in column]
     return max(size.minimum for size in sizes), max(size.maximum for size in sizes)
-
-
-def near_path(path: str | None) -> str:
-    """Return a path relative to the working directory if it is inside it, else unchanged.
-
-    Example:
-        >>> near_path("/elsewhere/runs/a"), near_path(str(Path.cwd() / "runs" / "a"))
-        ('/elsewhere/runs/a', 'runs/a')
-    """
-    inside = path is not None and Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd())
-    return str(Path(path).relative_to(Path.cwd())) if inside and path else str(path)
 
 
 def counted(number: int, one: str, many: str) -> str:

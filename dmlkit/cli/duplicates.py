@@ -121,7 +121,8 @@ def duplicates(
 
 def print_groups(found: "DuplicateGroups", console: "Console") -> None:
     """Print the largest groups, and notes on all."""
-    from dmlkit.cli.console import counted, near_path, print_table, say, say_prose
+    from dmlkit.cli.console import counted, print_table, say, say_prose
+    from dmlkit.files.escape import near_path
 
     collection, least = found.collection, found.least()
     rows = [["images", "min similarity", "labels", "path"]]
@@ -180,7 +181,8 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", consol
 
 def print_pairs(found: "Matches", console: "Console", title: str) -> None:
     """Print the most similar pairs of those found."""
-    from dmlkit.cli.console import near_path, print_table
+    from dmlkit.cli.console import print_table
+    from dmlkit.files.escape import near_path
 
     rows = [["similarity", "a", "b"]]
     for place in found.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist():

@@ -214,8 +214,9 @@ def info(
     """Print the labels, images, version, model and index of a gallery."""
     from rich.console import Console
 
-    from dmlkit.cli.console import fusion_line, near_path, print_table, say, say_json, say_prose
+    from dmlkit.cli.console import fusion_line, print_table, say, say_json, say_prose
     from dmlkit.embedding.gallery.files import IDENTIFICATION, MANIFEST, GallerySummary, recorded_state
+    from dmlkit.files.escape import near_path
 
     summary = GallerySummary.read(gallery / MANIFEST)
     state, verified = None if verify else recorded_state(gallery, summary), False

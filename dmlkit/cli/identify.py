@@ -118,10 +118,10 @@ def identify(
     from dmlkit.embedding.questions.identify import LabelRule
     from dmlkit.embedding.questions.identify import identify as identify_images
     from dmlkit.evaluation.fusion import fusion_of
-    from dmlkit.evaluation.place import place_of
+    from dmlkit.evaluation.place import place_fusion_of
 
     console = Console()
-    place = place_of(source, second, run=run, device=device, bar=bars(console))
+    place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
     fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
     found = identify_images(
         source,

@@ -4,6 +4,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -53,7 +54,7 @@ class TrainingProgress:
         has_workers: bool = True,
     ) -> None:
         self.console, self.epochs, self.metric, self.best = console, epochs, metric, best
-        self.least_waiting = WAITING if has_workers else 1.1  # no share is that large
+        self.least_waiting = WAITING if has_workers else inf
         self.current, self.done = 0, 0.0  # epoch, from 1; epochs done, with the share of the current one
         self.loss, self.speed = float("nan"), 0.0
         self.first: tuple[float, float] | None = None  # time and epochs done at the first step of this session

@@ -82,10 +82,10 @@ def search(
     from dmlkit.embedding.questions.answers import write_neighbors
     from dmlkit.embedding.questions.search import search as search_images
     from dmlkit.evaluation.fusion import fusion_of
-    from dmlkit.evaluation.place import place_of
+    from dmlkit.evaluation.place import place_fusion_of
 
     console = Console(stderr=json)
-    place = place_of(source, second, run=run, device=device, bar=bars(console))
+    place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
     fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
     answers = search_images(
         source,
@@ -138,7 +138,8 @@ def print_neighbors(answers: "Answers", console: "Console") -> None:
     """Print a table of neighbors for each of the first queries."""
     from itertools import islice
 
-    from dmlkit.cli.console import near_path, print_table, say
+    from dmlkit.cli.console import print_table, say
+    from dmlkit.files.escape import near_path
 
     for path, neighbors in islice(answers.neighbors(), MOST_SHOWN):
         rows = [

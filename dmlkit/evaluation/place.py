@@ -79,7 +79,7 @@ def choose_place(
     )
 
 
-def place_of(
+def place_fusion_of(
     source: Path, other: Path | None, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
 ) -> PlaceFusion | None:
     """Return the weight of place and time that ``--with place`` asks for in a gallery; None for anything else.

@@ -2,6 +2,7 @@
 
 import re
 from html import escape
+from pathlib import Path
 
 EXCERPT = 200  # characters of a value that a message shows
 # Control characters, marks that change the direction of writing, other line separators, and bytes that are not text.
@@ -91,3 +92,14 @@ def spreadsheet(text: str) -> str:
     except ValueError:
         return f"'{text}"
     return text
+
+
+def near_path(path: str | None) -> str:
+    """Return a path relative to the working directory if it is inside it, else unchanged.
+
+    Example:
+        >>> near_path("/elsewhere/runs/a"), near_path(str(Path.cwd() / "runs" / "a"))
+        ('/elsewhere/runs/a', 'runs/a')
+    """
+    inside = path is not None and Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd())
+    return str(Path(path).relative_to(Path.cwd())) if inside and path else str(path)

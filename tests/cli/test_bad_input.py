@@ -231,8 +231,9 @@ def test_ctrl_c_that_compiled_code_turns_into_another_error_ends_a_command_in_a_
     assert (result.code, result.out, result.err) == (130, "", "stopped; run the same command again\n")
 
 
+@pytest.mark.parametrize("has_own_handler", [False, True], ids=["command", "training"])
 def test_ctrl_c_that_a_finalizer_ignores_still_ends_a_command(
-    dmlkit: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    has_own_handler: bool, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     (tmp_path / "study.json").touch()
 
@@ -241,7 +242,12 @@ def test_ctrl_c_that_a_finalizer_ignores_still_ends_a_command(
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0)  # Python raises here, and prints that the exception is ignored
 
+    def raise_interrupt(*_: object):  # as training does at a second signal, without the handler of the commands
+        raise KeyboardInterrupt
+
     def status(_: Path):
+        if has_own_handler:
+            signal.signal(signal.SIGINT, raise_interrupt)
         Interrupted()
         time.sleep(60)
 

@@ -170,12 +170,12 @@ def asked(run: Path) -> tuple[Path, Path, np.ndarray]:
 
 @pytest.mark.slow
 def test_a_gallery_answers_by_place_and_time(asked: tuple[Path, Path, np.ndarray], dmlkit: Cli, tmp_path: Path):
-    """Against a loop over queries and images, with the range and weight that `place_of` chooses."""
+    """Against a loop over queries and images, with the range and weight that `place_fusion_of` chooses."""
     from dmlkit.embedding.gallery.folder import GalleryFolder
-    from dmlkit.evaluation.place import place_of
+    from dmlkit.evaluation.place import place_fusion_of
 
     gallery, table, rows = asked
-    place = place_of(gallery, Path("place"), device="cpu")
+    place = place_fusion_of(gallery, Path("place"), device="cpu")
     assert place is not None and place.share > 0.1
     found = json.loads(dmlkit("search", gallery, table, "--with", "place", "-k", 3, "--json", "--device", "cpu").out)
     plain = json.loads(dmlkit("search", gallery, table, "-k", 48, "--json", "--device", "cpu").out)
@@ -192,14 +192,14 @@ def test_a_gallery_answers_by_place_and_time(asked: tuple[Path, Path, np.ndarray
         assert list(got.values()) == pytest.approx(sorted(expected.values(), reverse=True)[:3], abs=1e-4)
     right = {}
     for words in ((), ("--with", "place"), ("--with", "place", "--by-group", "label")):
-        told = dmlkit("identify", gallery, table, *words, "-o", tmp_path / "answers.json", "--device", "cpu")
-        assert told.code == 0, told
+        result = dmlkit("identify", gallery, table, *words, "-o", tmp_path / "answers.json", "--device", "cpu")
+        assert result.code == 0, result
         images = json.loads((tmp_path / "answers.json").read_text())["images"]
         right[words] = sum(one["guess"] == one["known"] for one in images) / len(images)
         assert all(0 <= one["probability"] <= 1 for one in images)
     assert right["--with", "place"] > right[()] + 0.2 and len(images) == 12
     assert right[words] >= right["--with", "place"]
-    assert "of place and time: home range" in told.out and "no image is unknown without a threshold" in told.out
+    assert "of place and time: home range" in result.out and "no image is unknown without a threshold" in result.out
     assert GalleryFolder(gallery).sightings[0].time == table.with_name("known.csv").read_text().split()[1].split(",")[4]
 
 
@@ -211,10 +211,10 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
     from dmlkit.embedding.gallery.folder import GalleryFolder
     from dmlkit.embedding.placed import place_gallery
     from dmlkit.embedding.questions.calibration import acceptance_of, labeled_decider
-    from dmlkit.evaluation.place import place_of
+    from dmlkit.evaluation.place import place_fusion_of
 
     gallery, table, _ = asked
-    place = place_of(gallery, Path("place"), device="cpu")
+    place = place_fusion_of(gallery, Path("place"), device="cpu")
     assert place is not None and dmlkit("calibrate", gallery, "--fpir", "0.2", "--device", "cpu").code == 0
     placed = place_gallery(GalleryFolder(gallery), place)
     names, decider = labeled_decider(placed)
@@ -226,9 +226,9 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
         best = sorted((scores[row, labels == other].max() for other in {*labels} - {label}), reverse=True)
         reached.append(accepted.sigmoid.at(best[0] - best[1], best[0]) >= accepted.threshold)
     assert 0.1 <= np.mean(reached) <= 0.3
-    told = dmlkit("identify", gallery, table, "--with", "place", "-o", tmp_path / "a.json", "--device", "cpu")
+    result = dmlkit("identify", gallery, table, "--with", "place", "-o", tmp_path / "a.json", "--device", "cpu")
     found = json.loads((tmp_path / "a.json").read_text())
-    assert told.code == 0 and found["least_probability"] == pytest.approx(accepted.threshold)
+    assert result.code == 0 and found["least_probability"] == pytest.approx(accepted.threshold)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A model trained on the labels of a review: its table, and whether it pays on answers that it was not trained on."""
+"""A model trained on the labels of a review: its table, and how it does on answers that it was not trained on."""
 
 import json
 import os
@@ -25,6 +25,7 @@ from dmlkit.embedding.search import Gallery
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
+from dmlkit.files.escape import near_path
 from dmlkit.files.outputs import write_table
 from dmlkit.metrics.reliability import Share
 from dmlkit.metrics.statistics import few_classes_note, paired_comparison
@@ -75,7 +76,7 @@ class ReviewFigures(Document, frozen=True):
     """New minus older model on the same images; the interval is over labels."""
 
     def line(self, run: str) -> str:
-        """Return a line that says whether the new model pays, as far as the interval shows it.
+        """Return a line that says whether the new model is better, as far as the interval shows it.
 
         Example:
             >>> change = PairedDifference(difference=0.05, low=0.02, high=0.08, p_value=0.001)
@@ -83,7 +84,7 @@ class ReviewFigures(Document, frozen=True):
             ...     review="june", before="old", answers=90, labels=12, accuracy=(0.85, 0.90), difference=change
             ... )
             >>> figures.line("new").partition(": ")[2]
-            'new identifies 0.900, old 0.850: +0.050 (0.020 to 0.080); the new model pays'
+            'new identifies 0.900, old 0.850: +0.050 (0.020 to 0.080); the new model is better'
         """
         change, (before, after) = self.difference, self.accuracy
         values = f"{run} identifies {after:.3f}, {self.before} {before:.3f}: {change.difference:+.3f}"
@@ -92,7 +93,7 @@ class ReviewFigures(Document, frozen=True):
         else:
             says = "no difference is detectable"
             if change.low > 0 or change.high < 0:
-                says = "the new model pays" if change.low > 0 else "the older model is better"
+                says = "the new model is better" if change.low > 0 else "the older model is better"
             verdict = f" ({change.low:.3f} to {change.high:.3f}); {says}"
         return f"{self.answers} answers of {self.labels} labels that it was not trained on: {values}{verdict}"
 
@@ -172,7 +173,7 @@ def compare_on_answers(
     change = paired_comparison(right[0], right[1], codes)
     figures = ReviewFigures(
         review=str(folder),
-        before=_shown(searched.run or Path(searched.source)),
+        before=near_path(str(searched.run or searched.source)),
         answers=len(rows),
         labels=len(set(correct)),
         accuracy=(float(right[0].mean()), float(right[1].mean())),
@@ -211,11 +212,6 @@ def _gallery_images(gallery: Path, reviewed: set[str], bar: Bar) -> tuple[dict[s
             else:
                 left_out += 1
     return found, left_out
-
-
-def _shown(path: Path) -> str:
-    """Return a path from the current folder, if it is inside."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _content(path: str) -> str:

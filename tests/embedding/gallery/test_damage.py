@@ -285,8 +285,8 @@ def test_rows_that_come_or_go_are_noticed(whole: Path, tmp_path: Path, dmlkit: C
 
 
 def test_info_verifies(whole: Path, tmp_path: Path, dmlkit: Cli):
-    told = dmlkit("gallery", "info", whole / "gallery", "--verify")
-    assert told.code == 0 and "verified: all rows match their checksums" in told.out
+    result = dmlkit("gallery", "info", whole / "gallery", "--verify")
+    assert result.code == 0 and "verified: all rows match their checksums" in result.out
     assert json.loads(dmlkit("gallery", "info", whole / "gallery", "--verify", "--json").out)["verified"] is True
     assert "verified" not in dmlkit("gallery", "info", whole / "gallery").out
 

@@ -199,8 +199,8 @@ def test_the_frames_of_a_video_are_a_group(place: Path, tmp_path: Path, dmlkit: 
         assert found.shape == (3, 32, 48) and found.float().mean() == pytest.approx(shades[5 * index], abs=6)
     create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
     words = ("identify", tmp_path / "gallery", tmp_path / "a.mp4", "-o", tmp_path / "a.json", "--device", "cpu")
-    told = dmlkit(*words)
-    assert told.code == 0 and "1 group, " in told.out, told
+    result = dmlkit(*words)
+    assert result.code == 0 and "1 group, " in result.out, result
     (one,) = json.loads((tmp_path / "a.json").read_text())["images"]
     (tmp_path / "files").mkdir()
     for index in range(len(video)):
