@@ -84,14 +84,19 @@ for kind in (TyperArgument, TyperOption):
 
 
 def refuse_repeated(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """Return ``TyperCommand.parse_args`` with an error for an option that takes one value and is given twice.
+    """Return ``TyperCommand.parse_args`` with errors for an option that is given twice, and for paths too many.
 
-    Typer keeps the last value without a message.
+    Typer keeps the last value without a message, and calls the second file of ``*.jpg`` an unexpected argument.
     """
 
     @wraps(parse)
     def parse_args(command: Any, ctx: Any, args: list[str]) -> list[str]:
-        given: list[Any] = command.make_parser(ctx).parse_args(list(args))[2]  # parameters, in the order of the words
+        _, extra, given = command.make_parser(ctx).parse_args(list(args))  # parameters in the order of the words
+        if extra and all(os.path.exists(word) for word in extra):
+            raise UserError(
+                f"{extra[0]}: {ctx.command_path} takes no more paths than those before it; for several images, give "
+                "their folder or a table of their paths"
+            )
         for one in given:
             if isinstance(one, TyperOption) and not one.multiple and not one.is_flag and given.count(one) > 1:
                 name = max(one.opts, key=len)

@@ -48,7 +48,9 @@ def read_checkpoint(path: Path, keys: Keys) -> dict[str, Any]:
         _check_sums(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such checkpoint; expected one that train wrote") from None
+        raise UserError(
+            f"{path}: no such checkpoint; train writes one after its first epoch, and continues with --resume"
+        ) from None
     except (OSError, MemoryError):
         raise
     except Exception as error:  # torch and zipfile raise many kinds for damaged files

@@ -184,6 +184,11 @@ READ = [  # what is missing inside a path that a command reads
 ]
 REPEATED = [
     ("eval run --with run --with run", "--with: given 2 times, but takes one value; give it once"),
+    (
+        "search run image.jpg kept.csv",
+        "kept.csv: dmlkit search takes no more paths than those before it; for several images, give their folder or "
+        "a table of their paths",
+    ),
     ("plot pca run -o a.png --output b.png", "--output: given 2 times, but takes one value; give it once"),
     (
         "cluster x.npy",
