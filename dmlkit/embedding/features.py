@@ -1,6 +1,8 @@
 """Features of a frozen backbone, computed once by the embedding engine into a folder that runs may share."""
 
 import hashlib
+import logging
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -343,6 +345,8 @@ def _with_files_of(stored: FeatureDescription, description: FeatureDescription, 
 def _begin(folder: Path, description: FeatureDescription, dataset: Dataset) -> tuple[FeatureDescription, bool]:
     """Record what features depend on before the first one is computed, or compare it with the record.
 
+    Incomplete features of other images begin anew: the way on from a bad image is to repair or remove it.
+
     Returns:
         The record to write at the end, and whether they are complete.
 
@@ -363,6 +367,10 @@ def _begin(folder: Path, description: FeatureDescription, dataset: Dataset) -> t
     changes = list(differences("", _shown(started), _shown(description)))
     changes += ["other weights of the backbone"] if started.weights != description.weights else []
     if (started.names, started.files) != (description.names, description.files):
+        if not changes and started.sha256 is None:
+            logging.getLogger("dmlkit").warning(f"{folder}: the images have changed; features are computed from the start")
+            shutil.rmtree(folder)
+            return _begin(folder, description, dataset)
         changes.append(changes_since(folder / "items.parquet", dataset))
     if changes:
         raise UserError(

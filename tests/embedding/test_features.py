@@ -125,6 +125,23 @@ def test_a_photo_that_has_changed_makes_features_stale(photos: Path, dmlkit: Cal
     assert (found.code, "(1 image changed: photos/class00/0.png)" in found.err) == (2, True), found.err
 
 
+@pytest.mark.parametrize("way_on", ["removed", "repaired"])
+def test_a_photo_that_stops_the_features_is_removed_or_repaired(
+    photos: Path, dmlkit: Callable[..., Result], way_on: str
+) -> None:
+    bad = photos / "class02" / "0.png"
+    good = bad.read_bytes()
+    bad.write_text("not an image")
+    stopped = dmlkit("train", "r.yaml", "-o", "run")
+    assert (stopped.code, "0.png: cannot read this image" in stopped.err) == (2, True), stopped.err
+    bad.unlink() if way_on == "removed" else bad.write_bytes(good)
+    resumed = dmlkit("train", "r.yaml", "-o", "run", "--resume")
+    assert resumed.code == 0, resumed.err
+    assert dmlkit("train", "r.yaml", "-o", "whole").code == 0
+    trained, expected = weights_of("run"), weights_of("whole")
+    assert all(torch.equal(trained[name], expected[name]) for name in expected)
+
+
 def test_features_cut_in_half_are_told(photos: Path, dmlkit: Callable[..., Result]) -> None:
     cache = ("--set", "backbone.tuning.cache=cache")
     assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
