@@ -92,7 +92,7 @@ def refuse_repeated(parse: Callable[..., list[str]]) -> Callable[..., list[str]]
     @wraps(parse)
     def parse_args(command: Any, ctx: Any, args: list[str]) -> list[str]:
         _, extra, given = command.make_parser(ctx).parse_args(list(args))  # parameters in the order of the words
-        if extra and all(os.path.exists(word) for word in extra):
+        if extra and all(os.path.exists(word) for word in extra):  # noqa: PTH110 (Path.exists fails at a long name)
             raise UserError(
                 f"{extra[0]}: {ctx.command_path} takes no more paths than those before it; for several images, give "
                 "their folder or a table of their paths"

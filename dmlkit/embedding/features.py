@@ -368,7 +368,7 @@ def _begin(folder: Path, description: FeatureDescription, dataset: Dataset) -> t
     changes += ["other weights of the backbone"] if started.weights != description.weights else []
     if (started.names, started.files) != (description.names, description.files):
         if not changes and started.sha256 is None:
-            logging.getLogger("dmlkit").warning(f"{folder}: the images have changed; features are computed from the start")
+            logging.getLogger("dmlkit").warning(f"{folder}: the images have changed; all features are computed again")
             shutil.rmtree(folder)
             return _begin(folder, description, dataset)
         changes.append(changes_since(folder / "items.parquet", dataset))
