@@ -89,6 +89,7 @@ def print_alternative(report: "Report", console: "Console") -> None:
     """Print the metrics with --rerank, --tta or --with, and their differences from the plain ones."""
     from dmlkit.cli.console import fusion_line, print_table, say_prose
     from dmlkit.evaluation.augmented import WORDS
+    from dmlkit.evaluation.tables import p_text
 
     found, plain = report.alternative, report.metrics
     if found is None:
@@ -98,7 +99,7 @@ def print_alternative(report: "Report", console: "Console") -> None:
         low, high = change["low"], change["high"]
         ends = "no interval" if low is None or high is None else f"{low:+.4f} .. {high:+.4f}"
         cells = [f"{plain[name]:.4f}", f"{found.metrics[name]:.4f}", f"{change['difference']:+.4f}  {ends}"]
-        rows.append([name, *cells, f"{change['p_value']:.4f}", f"{change['corrected']:.4f}"])
+        rows.append([name, *cells, p_text(change["p_value"]), p_text(change["corrected"])])
     options = ", ".join(f"{name} {value:g}" for name, value in found.options.items())
     parts = [WORDS[found.tta]] if found.tta else []
     parts += [fusion_line(found.fusion.model_dump())] if found.fusion else []
@@ -114,6 +115,7 @@ def print_alternative(report: "Report", console: "Console") -> None:
 def print_forms(report: "Report", console: "Console") -> None:
     """Print the metrics of stored forms, one table per metric, with differences from the full embeddings."""
     from dmlkit.cli.console import print_table
+    from dmlkit.evaluation.tables import p_text
 
     for name in report.forms[0].differences if report.forms else ():
         rows = [["dims", "precision", "bytes", name, "difference, 95 % interval", "p"]]
@@ -122,7 +124,7 @@ def print_forms(report: "Report", console: "Console") -> None:
             low, high = change["low"], change["high"]
             ends = "no interval" if low is None or high is None else f"{low:+.3f} .. {high:+.3f}"
             cells = [str(form.dims), form.precision, f"{form.bytes:,}", f"{form.metrics[name]:.4f}"]
-            rows.append([*cells, f"{change['difference']:+.4f}  {ends}", f"{change['p_value']:.4f}"])
+            rows.append([*cells, f"{change['difference']:+.4f}  {ends}", p_text(change["p_value"])])
         print_table(rows, console, f"{name} of stored forms, compared with all coordinates in fp32")
 
 

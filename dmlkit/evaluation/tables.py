@@ -59,6 +59,16 @@ def _latex_cell(text: str, is_bold: bool) -> str:
     return f"{number} {LATEX_WORDS[word]} {other}" if word else number
 
 
+def p_text(p_value: float) -> str:
+    """Format a p-value with four digits; none is zero.
+
+    Example:
+        >>> p_text(0.03125), p_text(1.2e-7)
+        ('0.0312', '< 0.0001')
+    """
+    return "< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+
+
 def metric_rows(report: Report, definitions: dict[str, str]) -> Rows:
     """Return one row per metric of a report of ``dmlkit eval``."""
     rows = [["metric", "value", "95 % interval", "definition"]]
@@ -82,7 +92,7 @@ def comparison_rows(lines: Sequence[Line]) -> Rows:
         row, change = [name, line.name, "-" if value is None else f"{value:.4f}", between], line.changes.get(name)
         if change:
             row += [f"{change.difference:+.4f}", f"{change.low:+.4f} .. {change.high:+.4f}" if change.ends else ""]
-            row += [f"{change.p_value:.4f}", f"{line.corrected[name]:.4f}"]
+            row += [p_text(change.p_value), p_text(line.corrected[name])]
         rows.append([*row, *([] if change else [""] * 4)])
     return rows
 

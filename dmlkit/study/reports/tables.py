@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from dmlkit.evaluation.tables import Rows, as_latex
+from dmlkit.evaluation.tables import Rows, as_latex, p_text
 from dmlkit.files.atomic import write_text
 from dmlkit.files.escape import latex, printable
 from dmlkit.files.outputs import check_output, head_of, writing
@@ -31,7 +31,9 @@ def verdict_rows(results: StudyResults) -> Rows:
     for judged in results.verdicts:
         metric = judged.metric
         ours = " vs ".join(_mean(results.variants[name].summary[metric]) for name in (judged.better, judged.than))
-        p_value = _p(judged) if judged.corrected_p_value is None else f"{_p(judged)} ({judged.corrected_p_value:.4f})"
+        p_value = p_text(judged.p_value)
+        if judged.corrected_p_value is not None:
+            p_value += f" ({p_text(judged.corrected_p_value)})"
         text = verdict_text(judged, results.variants)
         rows.append([_phrase(judged), metric, text, f"{judged.difference:+.4f}", _interval(judged), ours, p_value])
     return rows
@@ -177,7 +179,7 @@ def variant_rows(results: StudyResults) -> Rows:
         for metric in metrics:
             row.append(_mean(variant.summary[metric]))
             change = variant.difference.get(metric) if variant.difference else None
-            row.append(f"{change.difference:+.4f} ({_interval(change)}, p {_p(change)})" if change else "")
+            row.append(f"{change.difference:+.4f} ({_interval(change)}, p {p_text(change.p_value)})" if change else "")
             others = {"last": _last(variant, metric), "untrained": _untrained(variant, metric)}
             row += [others[name] for name in extra]
         rows.append(row)
@@ -244,10 +246,6 @@ def _ends(variant: VariantResults) -> str:
 
 def _interval(change: PairedDifference) -> str:
     return "no interval" if change.low is None else f"{change.low:+.4f} .. {change.high:+.4f}"
-
-
-def _p(change: PairedDifference) -> str:
-    return f"{change.p_value:.4f}"
 
 
 MARK = "% Written by: dmlkit report"  # start of the first line, which also has the arguments
