@@ -55,8 +55,8 @@ def align(
 ) -> None:
     """Map a newer model into the space of older embeddings, so that it searches among them.
 
-    Writes a run with the map in its head. Maps are fitted to half of the images, the best one is chosen on a quarter,
-    and measured on the last quarter.
+    Writes a run with the map in its head. Maps are fitted to half of the images,
+    the best one is chosen on a quarter, and measured on the last quarter.
     """
     from dmlkit.run_folder.folder import aligned_place
 

@@ -96,8 +96,9 @@ def calibrate(
 ) -> None:
     """Find the threshold of verify, for a run, or of identify, for a gallery.
 
-    For a run it is the similarity above which two images count as the same class, chosen on validation classes. For a
-    gallery it is the probability above which an image gets a label, chosen on images whose label is left out.
+    For a run it is the similarity above which two images count as the same class,
+    chosen on validation classes. For a gallery it is the probability above which
+    an image gets a label, chosen on images whose label is left out.
     """
     kind = kind_of(source)
     options = {"--far": far, "--checkpoint": checkpoint, "--set": overrides}

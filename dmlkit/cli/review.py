@@ -67,8 +67,9 @@ def review(
 ) -> None:
     """Check the labels that identify gives to images, and print how many of them may be wrong.
 
-    It writes questions.csv. Write same, another label or ? (cannot tell) into its column answer, and run the same
-    command again: it reads the answers and asks the next questions. Stop whenever you like. labels.csv has all labels.
+    It writes questions.csv. Write same, another label or ? (cannot tell) into its
+    column answer, and run the same command again: it reads the answers and asks
+    the next questions. Stop whenever you like. labels.csv has all labels.
     """
     from rich.console import Console
 

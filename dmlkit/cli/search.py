@@ -71,8 +71,8 @@ def search(
 ) -> None:
     """Find the nearest neighbors of images in a gallery, a run or other embeddings.
 
-    In a run, the images of its test split are searched; to search others, run dmlkit embed first. The search is exact,
-    unless the gallery has an index.
+    In a run, the images of its test split are searched; to search others, run
+    dmlkit embed first. The search is exact, unless the gallery has an index.
     """
     from rich.console import Console
 

@@ -65,8 +65,8 @@ def serve(
 ) -> None:
     """Answer embed, search, identify and verify over HTTP, with a page for people.
 
-    The page is at /, the documentation of the interface at /docs. It stops on Ctrl-C, after the requests that are
-    running.
+    The page is at /, the documentation of the interface at /docs. It stops on
+    Ctrl-C, after the requests that are running.
     """
     from rich.console import Console
 

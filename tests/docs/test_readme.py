@@ -70,6 +70,9 @@ def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
 def test_every_option_is_explained():
     for name, command in leaves(get_command(app)):
         assert command.help, name
+        for paragraph in command.help.split("\n\n")[1:]:  # typer keeps their line breaks
+            lines = paragraph.splitlines()
+            assert len(lines) == 1 or max(map(len, lines)) <= 78, f"{name}: lines that break again at 80 columns"
         assert command.epilog and f"dmlkit {name}" in command.epilog, f"{name}: --help needs an example"
         for parameter in command.params:
             if parameter.name not in ("device", "help"):
