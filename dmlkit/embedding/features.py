@@ -345,7 +345,7 @@ def _with_files_of(stored: FeatureDescription, description: FeatureDescription, 
 def _begin(folder: Path, description: FeatureDescription, dataset: Dataset) -> tuple[FeatureDescription, bool]:
     """Record what features depend on before the first one is computed, or compare it with the record.
 
-    Incomplete features of other images begin anew: the way on from a bad image is to repair or remove it.
+    Incomplete features of other images are computed again: a bad image stops them, and is then repaired or removed.
 
     Returns:
         The record to write at the end, and whether they are complete.
