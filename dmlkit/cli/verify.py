@@ -149,7 +149,8 @@ def print_verdict(found: "Verification", console: "Console") -> None:
     (pair,) = found.pairs
     assert pair.same is not None and pair.score is not None  # images that cannot be read are an error
     say(console, f"{answer(pair.same)}{' class' if pair.same else ' classes'}", style="bold")
-    say(console, f"{found.similarity} {pair.score:.6g}, threshold {found.threshold:.6g}")
+    rate = f"false accept rate {found.far:g}"
+    say(console, f"{found.similarity} {pair.score:.6g}, threshold {found.threshold:.6g} ({rate})")
     if pair.probability is None:
         say(console, UNFITTED)
     else:
@@ -172,7 +173,8 @@ def print_verdicts(found: "Verification", console: "Console") -> None:
         rows.append(
             [pair.verdict, *([known] if is_known else []), *([chance] if is_fitted else []), score, pair.a, pair.b]
         )
-    print_table(rows, console, f"{found.similarity} >= {found.threshold:.6g}: same class")
+    rate = f"false accept rate {found.far:g}"
+    print_table(rows, console, f"{found.similarity} >= {found.threshold:.6g}: same class ({rate})")
     if len(found.pairs) > SHOWN:
         say(console, f"and {len(found.pairs) - SHOWN:,} more; --csv FILE or --json writes all")
     say(console, f"probability: of the same class, at a prior of {found.prior:g}" if is_fitted else UNFITTED)

@@ -160,6 +160,8 @@ class Verification(Document, frozen=True):
     """Second model, whose similarity is added, with ``--with``."""
     similarity: str
     threshold: float
+    far: Share
+    """False accept rate for which the threshold was chosen."""
     prior: Share
     """Share of the pairs that are expected to be of the same class, for which the probabilities hold."""
     pairs: tuple[JudgedPair, ...]
@@ -238,6 +240,7 @@ def verify(
         fusion=fusion,
         similarity=threshold.similarity,
         threshold=threshold.threshold,
+        far=threshold.far,
         prior=prior,
         pairs=tuple(judged),
         correctness=correctness(judged),

@@ -66,7 +66,8 @@ def test_pairs_of_a_file_against_embeddings(dmlkit, photos: Path, tmp_path: Path
 
 
 def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path, monkeypatch: pytest.MonkeyPatch):
-    threshold, seen = json.loads((photos / "run" / "threshold.json").read_text())["threshold"], set[str]()
+    stored, seen = json.loads((photos / "run" / "threshold.json").read_text()), set[str]()
+    threshold, rate = stored["threshold"], f"false accept rate {stored['far']:g}"
     for other in ("a1", "a2", "b1", "b2"):
         pair = photos / "a1.png", photos / f"{other}.png"
         result = dmlkit("verify", photos / "run", *pair)
@@ -75,7 +76,7 @@ def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path, monkeypatch
         verdict = "same class" if score >= threshold else "different classes"
         said = f"probability of the same class: {percent(odds / (1 + odds))}, at a prior of 0.5"
         assert result.code == 0
-        assert result.out == f"{verdict}\ncosine {score:.6g}, threshold {threshold:.6g}\n{said}\n"
+        assert result.out == f"{verdict}\ncosine {score:.6g}, threshold {threshold:.6g} ({rate})\n{said}\n"
         seen.add(verdict)
     assert seen == {"same class", "different classes"}
     monkeypatch.setenv("COLUMNS", "500")  # the columns of text side by side
