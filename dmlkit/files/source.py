@@ -376,6 +376,7 @@ def require_study(path: Path) -> None:
     Raises:
         UserError: it is not.
     """
+    require_path(path, "a folder that dmlkit study wrote")
     if not is_study(path):
         raise UserError(f"{path}: is not a study ({STUDY_MARK} is missing); expected a folder that dmlkit study wrote")
 

@@ -285,7 +285,8 @@ MISTAKES = [
     ("data cache wrong.yaml -o new", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
     ("data check wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
     ("eval none --untrained", f"none: {NO_RECIPE}"),
-    ("status none", f"none: {NO_STUDY}"),
+    ("status none", "none: no such file or folder; expected a folder that dmlkit study wrote"),
+    ("status empty", f"empty: {NO_STUDY}"),
     ("report study empty -o page.md", f"empty: {NO_STUDY}"),
 ]
 
