@@ -349,7 +349,7 @@ class Service:
         """Open the newest version of the gallery, and return its number."""
         stamp, gallery, manifest = self._stamp(), GalleryFolder(self.source), self.snapshot.points.manifest
         if manifest is None or gallery.manifest.model != manifest.model:
-            raise UserError(f"{self.source}: this gallery was replaced by one of another model; start the server again")
+            raise UserError(f"{self.source}: this gallery has embeddings of another model now; start the server again")
         self.snapshot = Snapshot(gallery, stamp)
         return gallery.version
 
