@@ -252,7 +252,7 @@ def info(
     outside = f"{state.not_indexed} images are not in the index" if index else "all searches are exact"
     say(
         console,
-        f"index: {f'{index.option.split()[1]}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}",
+        f"index: {f'{index.value}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}",
     )
     if verify:
         without = "all rows can be read, but this gallery was created by a version of dmlkit without checksums"

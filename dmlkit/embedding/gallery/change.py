@@ -34,7 +34,7 @@ from dmlkit.embedding.gallery.manifest import (
 )
 from dmlkit.embedding.gallery.table import lancedb, model_name, open_table, reading
 from dmlkit.embedding.manifest import check_same_description
-from dmlkit.embedding.points import load_same_model
+from dmlkit.embedding.points import load_same_model, warn_of_other_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
@@ -84,6 +84,7 @@ def add_images(
             trained = load_same_model(gallery, model, fabric)
         else:  # loaded before a migration, perhaps
             check_same_description(describe(trained), "the loaded model", gallery.manifest, str(path))
+        warn_of_other_model(describe(trained), gallery)
         with incoming.embedded(gallery.manifest, trained, fabric, place, bar) as rows, changing(path) as table:
             if model_name(table) != gallery.manifest.current:
                 raise UserError(f"{path}: was migrated to another model in the meantime; rerun the same command")

@@ -39,9 +39,13 @@ class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True):
 
     @property
     def option(self) -> str:
-        """Options of ``dmlkit gallery index`` that build such an index."""
-        precision = next((name for name, kind in OF_PRECISION.items() if kind == self.kind), None)
-        return f"--precision {precision}" if precision else f"--kind {self.kind}"
+        """Option of ``dmlkit gallery index`` that builds such an index."""
+        return f"--{'precision' if self.kind in OF_PRECISION.values() else 'kind'} {self.value}"
+
+    @property
+    def value(self) -> str:
+        """Value of this option."""
+        return next((name for name, kind in OF_PRECISION.items() if kind == self.kind), self.kind)
 
 
 class FileStamp(NamedTuple):

@@ -182,7 +182,7 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, recall: float, se
         further = [tried(one) for one in _further(best.index, partitions(len(gallery)))]
         if not further:
             raise UserError(
-                f"{gallery.path}: {best.index.kind} finds {best.index.recall:.4f} of the {nearest} nearest at most "
+                f"{gallery.path}: {best.index.value} finds {best.index.recall:.4f} of the {nearest} nearest at most "
                 f"({best.sure:.4f} with 95 % confidence), expected {recall}; no index was kept: try another --kind, or "
                 "a lower --recall"
             )
