@@ -24,7 +24,7 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages, box_of_cell
 from dmlkit.embedding.gallery.incoming import EmbeddedRows
 from dmlkit.embedding.gallery.manifest import GalleryManifest, GalleryModel, read_gallery_manifest
-from dmlkit.embedding.gallery.table import lancedb, reading
+from dmlkit.embedding.gallery.table import lancedb
 from dmlkit.embedding.in_memory import Known
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.manifest import check_same_description
@@ -102,7 +102,7 @@ def migrate_gallery(
     fabric = model.start()
     trained = model.load(RunFolder(run), fabric)
     place = path / f"{INCOMING}migration"
-    with sole_writer(place, what="a migration of this gallery", patience=inf), reading(path):
+    with sole_writer(place, what="a migration of this gallery", patience=inf):
         gallery = GalleryFolder(path)  # now: another process may have migrated it meanwhile
         if _has_model(gallery, trained):
             with changing(path):

@@ -20,7 +20,7 @@ from dmlkit.embedding.progress_bar import Advance
 from dmlkit.errors import UserError
 from tests.conftest import ONE_EPOCH, Result
 from tests.datasets import trees
-from tests.embedding.gallery.test_faults import ended, killed_after_two_parts
+from tests.embedding.gallery.test_faults import ended, killed_after_two_parts, migrate
 from tests.embedding.gallery.test_gallery import refused, rows_of
 from tests.embedding.stored import ON_CPU
 from tests.processes import Forked
@@ -32,11 +32,6 @@ Cli = Callable[..., Result]
 def flat(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
     """A run of another width and geometry."""
     return trained_once(tmp_path_factory.mktemp("flat"), ONE_EPOCH)
-
-
-def migrate(place: Path, gallery: Path) -> None:
-    """To a run of the same width and geometry."""
-    migrate_gallery(gallery, place / "other", model=ON_CPU)
 
 
 def kept_of(path: Path) -> list[tuple[Any, ...]]:
