@@ -91,6 +91,7 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
             f"{path}: {len(gallery)} images are too few for an index, which needs {FEWEST}; search is exact, and fast"
         )
     with changing(path) as table:
+        gallery = GalleryFolder(path)  # now: another process may have migrated it meanwhile
         before: int = table.version
         try:
             folders, started = {*_index_folders(path)}, perf_counter()
