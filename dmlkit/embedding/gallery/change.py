@@ -147,7 +147,7 @@ def restore_version(path: Path, version: int) -> int:
 def compact_gallery(path: Path) -> None:
     """Merge small files, and remove files that belong to no version of the last 7 days; no image changes.
 
-    What interrupted additions have embedded is removed too.
+    What interrupted additions and migrations have embedded is removed too.
 
     Raises:
         UserError: there is no gallery, or its folder cannot be written.

@@ -273,7 +273,7 @@ class Incoming:
 
 
 def remove_interrupted(gallery: Path) -> None:
-    """Remove the embeddings of interrupted additions that nobody has resumed."""
+    """Remove the embeddings of interrupted additions and migrations that nobody has resumed."""
     for place in gallery.glob(f"{INCOMING}*"):
         if not is_held(place):
             shutil.rmtree(place, ignore_errors=True)
