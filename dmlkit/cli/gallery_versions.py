@@ -71,9 +71,13 @@ def restore(
 
     from dmlkit.cli.console import say
     from dmlkit.embedding.gallery.change import restore_version
+    from dmlkit.embedding.gallery.files import MANIFEST, GallerySummary
+    from dmlkit.files.escape import near_path
 
     count = restore_version(gallery, version)
-    say(Console(), f"restored version {version} of {gallery}: {count} images")
+    summary = GallerySummary.read(gallery / MANIFEST)
+    model = f", embedded with {near_path(summary.run)}" if summary.others else ""
+    say(Console(), f"restored version {version} of {gallery}: {count} images{model}")
 
 
 @with_common_options

@@ -78,7 +78,8 @@ def test_a_migrated_gallery_equals_a_new_one_and_the_old_comes_back(
     add_images(gallery, place / "photos" / "gull", label="gull", model=ON_CPU)  # by the new run
     add_images(fresh, place / "photos" / "gull", label="gull", model=ON_CPU)
     assert rows_of(gallery) == rows_of(fresh)
-    restore_version(gallery, 1)
+    result = dmlkit("gallery", "restore", gallery, 1)
+    assert f"restored version 1 of {gallery}: 3 images, embedded with {place / 'run'}" in result.out
     assert rows_of(gallery) == before and GalleryFolder(gallery).manifest.threshold == -0.5
     add_images(gallery, place / "photos" / "gull", label="gull", model=ON_CPU)  # by the old one again
     restore_version(gallery, 3)
