@@ -105,7 +105,7 @@ def gallery_on_disk(folder: Path, count: int, dim: int) -> Path:
             times = pa.array([0] * len(block), pa.timestamp("us", "UTC"))
             nothing = pa.nulls(len(block), pa.binary())
             texts, no_text = pa.array(names), pa.nulls(len(block), pa.string())
-            columns = [texts, texts, texts, nothing, lists, lists, no_text, no_text, no_text]
+            columns = [texts, texts, texts, nothing, lists, lists, *[no_text] * 4]  # no places and boxes
             yield pa.record_batch([*columns, times, row_checksums(columns)], schema=schema)
 
     lancedb.connect(path).open_table(TABLE).add(pa.RecordBatchReader.from_batches(schema, batches()))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dmlkit.cli.gallery_versions import GalleryPath, history, migrate, restore
 from dmlkit.cli.options import (
     USE,
     BoxConfidence,
@@ -25,7 +26,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_addable, require_gallery, require_queries
+from dmlkit.files.source import require_addable, require_queries
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,12 +39,6 @@ app = typer.Typer(
     rich_help_panel=USE,
     help="Keep labeled embeddings in a folder; add and remove images, and restore old versions.",
 )
-GalleryPath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="GALLERY", help="Gallery folder, written by gallery create.", callback=checked(require_gallery)
-    ),
-]
 IMAGES = "Image, folder of images (subfolders are labels), or table with columns path and label."
 Label = Annotated[
     str | None,
@@ -51,7 +46,8 @@ Label = Annotated[
         metavar="LABEL", help="Label of all images, instead of the names of their folders.", show_default=False
     ),
 ]
-NOT_PRINTED = ("contents", "files", "stamps", "state")  # of a gallery's manifest: checksums, and what is printed anyway
+NOT_PRINTED = ("contents", "files", "stamps", "state", "others")
+"""Fields of a gallery's manifest: checksums, what is printed anyway, and the models of other versions."""
 MOST_SHOWN = 5  # images of each kind that were not added
 
 
@@ -215,7 +211,7 @@ def info(
     from rich.console import Console
 
     from dmlkit.cli.console import fusion_line, print_table, say, say_json, say_prose
-    from dmlkit.embedding.gallery.files import IDENTIFICATION, MANIFEST, GallerySummary, recorded_state
+    from dmlkit.embedding.gallery.files import MANIFEST, GallerySummary, is_calibrated, recorded_state
     from dmlkit.files.escape import near_path
 
     summary = GallerySummary.read(gallery / MANIFEST)
@@ -224,6 +220,7 @@ def info(
         from dmlkit.embedding.gallery.folder import GalleryFolder
 
         found = GalleryFolder(gallery)
+        summary = GallerySummary.from_json(found.manifest.text(), str(gallery / MANIFEST))
         if verify:
             found.check()
             verified = found.has_checksums
@@ -248,12 +245,15 @@ def info(
     if summary.fusion is not None:
         say(console, fusion_line(summary.fusion))
     floor = "none" if summary.threshold is None else f"{summary.threshold:.6g}"
-    probabilities = "calibrated" if (gallery / IDENTIFICATION).exists() else "not calibrated"
+    probabilities = "calibrated" if is_calibrated(gallery, summary.current) else "not calibrated"
     say(console, f"thumbnails: {'yes' if summary.thumbnails else 'no'}")
     say(console, f"similarity threshold of the run: {floor}; probabilities of identify: {probabilities}")
     index = summary.approximate if state.has_index else None
     outside = f"{state.not_indexed} images are not in the index" if index else "all searches are exact"
-    say(console, f"index: {f'{index.kind}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}")
+    say(
+        console,
+        f"index: {f'{index.value}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}",
+    )
     if verify:
         without = "all rows can be read, but this gallery was created by a version of dmlkit without checksums"
         say(console, "verified: all rows match their checksums" if verified else f"not verified: {without}")
@@ -308,42 +308,12 @@ def check(
         say(console, "no difference is detectable with so many images")
 
 
-@app.command(epilog=examples("dmlkit gallery history galleries/birds"))
-def history(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> None:
-    """List the versions that gallery restore can restore."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import print_table, say_json
-    from dmlkit.embedding.gallery.table import history as versions_of
-
-    versions = versions_of(gallery)
-    if json:
-        say_json([{"version": one.number, "time": one.time.isoformat(), "images": one.images} for one in versions])
-        return
-    before = [0, *(one.images for one in versions)]
-    rows = [
-        [str(one.number), f"{one.time:%Y-%m-%d %H:%M:%S}", str(one.images), f"{one.images - last:+d}"]
-        for one, last in zip(versions, before, strict=False)
-    ]
-    print_table([["version", "time", "images", "change"], *rows], Console())
-
-
-@app.command(epilog=examples("dmlkit gallery restore galleries/birds 3"))
-def restore(
-    gallery: GalleryPath,
-    version: Annotated[
-        int, typer.Argument(metavar="VERSION", help="Number of a version, as listed by gallery history.")
-    ],
-    debug: Debug = False,
-) -> None:
-    """Restore an old version; it becomes the newest version."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import say
-    from dmlkit.embedding.gallery.change import restore_version
-
-    count = restore_version(gallery, version)
-    say(Console(), f"restored version {version} of {gallery}: {count} images")
+for command, example in (
+    (history, "dmlkit gallery history galleries/birds"),
+    (restore, "dmlkit gallery restore galleries/birds 3"),
+    (migrate, "dmlkit gallery migrate galleries/birds runs/new"),
+):
+    app.command(epilog=examples(example))(command)
 
 
 @app.command(epilog=examples("dmlkit gallery compact galleries/birds"))
@@ -362,12 +332,23 @@ def compact(gallery: GalleryPath, debug: Debug = False) -> None:
 def index(
     gallery: GalleryPath,
     kind: Annotated[
-        Literal["ivf_pq", "ivf_hnsw_sq"],
+        Literal["ivf_pq", "ivf_hnsw_sq"] | None,
         typer.Option(
             metavar="KIND",
-            help="Type of index: ivf_pq (compact codes), or ivf_hnsw_sq (a graph, which takes longer to build).",
+            help="Type of index: ivf_pq (compact codes, the default), or ivf_hnsw_sq (a graph, which takes longer to "
+            "build).",
+            show_default=False,
         ),
-    ] = "ivf_pq",
+    ] = None,
+    precision: Annotated[
+        Literal["int8", "binary"] | None,
+        typer.Option(
+            metavar="PRECISION",
+            help="Instead of --kind: search vectors of a byte (int8) or a bit (binary) per number. The best candidates "
+            "are ordered by the full vectors.",
+            show_default=False,
+        ),
+    ] = None,
     recall: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of the 10 nearest images that a search must find, 0 to 1.")
     ] = 0.99,
@@ -377,15 +358,20 @@ def index(
     from rich.console import Console
 
     from dmlkit.cli.console import say
+    from dmlkit.embedding.gallery.files import OF_PRECISION
     from dmlkit.embedding.gallery.index import index_gallery
     from dmlkit.embedding.search import MARGIN
 
-    found, console = index_gallery(gallery, kind, recall), Console()
-    ranked = f"{found.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
+    if kind and precision:
+        raise UserError(f"--kind {kind}: does not go with --precision {precision}; give one of them")
+    chosen = OF_PRECISION[precision] if precision else kind or "ivf_pq"
+    found, console = index_gallery(gallery, chosen, recall), Console()
+    name, ranked = precision or chosen, f"{found.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
     say(
         console,
-        f"{kind}: built in {found.build_seconds:.1f} s; a search reads {found.index.nprobes} parts, and {ranked}",
+        f"{name}: built in {found.build_seconds:.1f} s; a search reads {found.index.nprobes} parts, and {ranked}",
     )
     asked = f"{found.queries} images of the gallery as queries"
     say(console, f"recall {found.index.recall:.4f} of the 10 nearest, with {asked}")
+    say(console, f"{found.bytes_per_image:.0f} bytes per image in the index; a full vector: {found.full_bytes}")
     say(console, f"{found.milliseconds:.3f} ms per query; exact search: {found.exact_milliseconds:.3f} ms")

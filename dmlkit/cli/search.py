@@ -126,7 +126,7 @@ def print_notes(answers: "Answers", k: int, source: Path, console: "Console") ->
     if answers.index is not None:
         say(
             console,
-            f"note: found by {answers.index.kind}, measured recall {answers.index.recall:.4f}; use --exact for all",
+            f"note: found by {answers.index.value}, measured recall {answers.index.recall:.4f}; use --exact for all",
         )
     if answers.k < k:
         say(console, f"note: -k {k} is reduced to {answers.k}, the number of images in {source}")

@@ -9,6 +9,7 @@ from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_i
 from dmlkit.embedding.gallery.files import holds_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.incoming import Incoming
+from dmlkit.embedding.gallery.migrate import Migrated, migrate_gallery
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery
 from dmlkit.embedding.questions.check import QueriesCheck, check_queries
@@ -82,6 +83,24 @@ class ImageGallery:
             UserError: no label, id or path is given, or one of them belongs to no image; then nothing is removed.
         """
         return remove_images(self.path, labels=labels, ids=ids, paths=[str(path) for path in paths])
+
+    def migrate(self, run: str | Path, images: str | Path | None = None) -> Migrated:
+        """Embed all images again with a newer run, and replace the old embeddings when all are done.
+
+        Args:
+            run: run whose model embeds images from now on.
+            images: folder that has the images now, if they have moved.
+
+        Returns:
+            The outcome; ``dmlkit gallery restore`` returns to version ``before``.
+
+        Raises:
+            UserError: an image is missing or has changed; then the gallery is unchanged.
+        """
+        moved = None if images is None else Path(images)
+        found = migrate_gallery(self.path, Path(run), moved, model=self._model(None))
+        self.run = None
+        return found
 
     def search(
         self,

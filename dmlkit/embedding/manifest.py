@@ -132,6 +132,8 @@ class Description(Document, frozen=True, strict=True):
     # aligned_to
     version: ClassVar[int] = 6
     older: ClassVar[dict[int, tuple[str, ...]]] = {1: ("index",), 2: (), 3: (), 4: (), 5: ()}
+    renewal: ClassVar[str] = ""
+    """End of the advice for embeddings of another model, where all embeddings can be made again."""
 
     dim: PositiveInt
     """Number of coordinates of an embedding."""
@@ -253,7 +255,7 @@ def check_same_description(theirs: Description, whose: str, ours: Description, w
     Raises:
         UserError: width, geometry, weights or preprocessing differ.
     """
-    advice = f"embed with the model of {where}, or map the newer model with dmlkit align"
+    advice = f"embed with the model of {where}, or map the newer model with dmlkit align{ours.renewal}"
     is_aligned = theirs.space == ours.space and theirs.model.fingerprint != ours.model.fingerprint
     if (theirs.dim, theirs.features) != (ours.dim, ours.features):
         raise UserError(f"{whose}: embeddings with {theirs.dim} dimensions, but {where} has {ours.dim}; {advice}")

@@ -166,6 +166,13 @@ class PartFolder:
                 raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(self.file(part)))
             yield content
 
+    def complete(self, dim: int) -> Iterator[Part]:
+        """Yield those parts that are complete, in the order of the list, one in memory at a time."""
+        for part in range(len(self)):
+            content = self._content(part)
+            if content is not None and is_part_of(content, self.images(part), dim):
+                yield content
+
     def is_finished(self) -> bool:
         """Return whether the embeddings are complete: their manifest is written last."""
         return (self.output / "manifest.json").exists()

@@ -251,9 +251,23 @@ def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> Tr
             trained = shortened(trained, manifest.features)
     ours = describe(trained)
     check_same_description(ours, str(run), manifest, searched.source)
-    if ours.model.fingerprint != manifest.model.fingerprint and getattr(manifest, "threshold", None) is not None:
-        logging.getLogger("dmlkit").warning(
-            f"{run}: another model than that of {searched.source} (dmlkit align); its threshold was calibrated for "
-            "images of the older model"
-        )
     return trained
+
+
+def of_other_model(theirs: Description | None, searched: PointSet) -> str | None:
+    """Return in words that points to search with are of a model that was mapped into the space of the searched ones.
+
+    Return None if both are of one model, or if a model is not known.
+    """
+    ours = searched.manifest
+    if ours is None or theirs is None or ours.model.fingerprint == theirs.model.fingerprint:
+        return None
+    return f"another model than that of {searched.source} embeds the images (dmlkit align)"
+
+
+def warn_of_other_model(theirs: Description, searched: PointSet) -> None:
+    """Warn that a threshold may not hold, see `of_other_model`."""
+    if other := of_other_model(theirs, searched):
+        logging.getLogger("dmlkit").warning(
+            f"{other}; thresholds and probabilities of {searched.source} may not hold for it"
+        )

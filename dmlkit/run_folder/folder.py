@@ -158,9 +158,12 @@ class RunFolder:
             UserError: it has a run.
         """
         if self.holds_run():
+            is_aligned = self.alignment_path.exists()
+            kind = " that dmlkit align wrote, which cannot be trained further" if is_aligned else ""
+            way = "" if is_aligned else "continue it with --resume, "
             raise UserError(
-                f"{self.path}: this folder already holds a run; continue it with --resume, replace it with "
-                "--overwrite, or choose another --output"
+                f"{self.path}: this folder already holds a run{kind}; {way}replace it with --overwrite, or choose "
+                "another --output"
             )
 
     def write_recipe(self, recipe: "Recipe") -> None:

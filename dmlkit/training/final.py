@@ -6,7 +6,7 @@ from pathlib import Path
 from dmlkit.embedding.trained import recipe_of
 from dmlkit.errors import UserError
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder.documents import Basis, Summary
+from dmlkit.run_folder.documents import Alignment, Basis, Summary
 from dmlkit.run_folder.folder import RunFolder
 
 
@@ -23,7 +23,7 @@ def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Bas
         overrides: changes of the run's dataset, which may have moved, each ``key=value``.
 
     Raises:
-        UserError: there is no such run, it is not finished, or it was trained on every class itself.
+        UserError: there is no such run, it is not finished, it was aligned, or it was trained on every class itself.
     """
     run = RunFolder(path)
     recipe = recipe_of(run, overrides)
@@ -31,6 +31,11 @@ def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Bas
         basis = run.basis()
         instead = f"; use {basis.run}" if basis else ""
         raise UserError(f"{path}: was trained on every class already, expected a run with test classes{instead}")
+    if run.alignment_path.exists():
+        newer = Alignment.read(run.alignment_path).run
+        raise UserError(
+            f"{path}: was written by dmlkit align and was not trained itself; use {newer}, which was aligned"
+        )
     if not run.summary_path.exists():
         raise UserError(f"{path}: is not finished, expected a summary.json; continue it with dmlkit train --resume")
     summary = Summary.read(run.summary_path)

@@ -226,6 +226,10 @@ def test_a_narrower_model_gets_the_older_width(place: Path, tmp_path: Path, dmlk
     assert points == pytest.approx(expected, abs=1e-5)
     with pytest.raises(UserError, match="cannot be trained further"):
         RunFolder(tmp_path / "out").check_same_recipe(RunFolder(tmp_path / "out").recipe())
+    for words in (("final", tmp_path / "out"), ("train", tmp_path / "out" / "recipe.yaml", "-o", tmp_path / "out")):
+        refused = dmlkit(*words, "--device", "cpu")
+        assert refused.code == 2 and "dmlkit align" in refused.err and "--resume" not in refused.err, refused.err
+    assert f"use {place / 'narrow'}, which was aligned" in dmlkit("final", tmp_path / "out").err
 
 
 @pytest.mark.slow
@@ -260,6 +264,12 @@ def test_what_cannot_be_aligned_is_refused(place: Path, tmp_path: Path, dmlkit: 
         check_can_be_mapped(narrow, place / "narrow", joined, older)
 
 
+def with_threshold(gallery: Path, threshold: float) -> None:
+    path = gallery / "gallery.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "threshold": threshold, "threshold_is_own": True}))
+
+
 @pytest.mark.slow
 def test_a_gallery_knows_images_by_their_content(place: Path, tmp_path: Path, dmlkit: Cli):
     pytest.importorskip("lancedb", reason="the extra dmlkit[gallery] is not installed")
@@ -282,6 +292,16 @@ def test_a_gallery_knows_images_by_their_content(place: Path, tmp_path: Path, dm
     other.write_bytes(other.read_bytes() + b"another file")
     result = dmlkit("gallery", "add", gallery, other.parent, "--label", "a", "--run", tmp_path / "new-aligned")
     assert result.code == 0 and "1 image added" in result.out, result.err
+    assert "another model than that of" in result.err and "may not hold for it" in result.err
+    assert dmlkit("calibrate", gallery, "--fpir", "0.9", "--device", "cpu").code == 0
+    for what in ("calibration", "threshold"):
+        notes: list[str] = []
+        for options in ((), ("--run", tmp_path / "new-aligned"), ("--run", tmp_path / "new-aligned", "--threshold", 0)):
+            shown = dmlkit("identify", gallery, files[0], *options, "--device", "cpu")
+            assert shown.code == 0, shown.err
+            notes.append(" ".join(shown.out.split()))
+        assert [f"so the {what} may not hold" in note for note in notes] == [False, True, False]
+        with_threshold(gallery, 0.1)  # is used instead of the calibration
     result = dmlkit("identify", gallery, files[0], "--run", new, "--device", "cpu")
     assert result.code == 2 and "embeddings of another model" in result.err and "dmlkit align" in result.err
 

@@ -197,8 +197,9 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "gallery create": (("run -o new", ""), ("run -o new photos", "label thumbnails threshold checkpoint device")),
     "gallery check": (("gallery photos", "json run device"),),
     "gallery history": (("gallery", "json"),),
-    "gallery index": (("large", "kind recall=0.9,0.5"),),
+    "gallery index": (("large", "kind recall=0.9,0.5"), ("large --precision int8", "recall=0.9")),
     "gallery info": (("gallery", "json verify"),),
+    "gallery migrate": (("gallery run", "device"), ("large tuned", "checkpoint"), ("gallery tuned photos", "")),
     "gallery remove": (("gallery --label ant", "label=bee,cat"),),
     "gallery restore": (("gallery 1", ""),),
     "identify": (

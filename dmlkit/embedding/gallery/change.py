@@ -29,10 +29,12 @@ from dmlkit.embedding.gallery.manifest import (
     check_threshold,
     content_of,
     kept_state,
+    manifest_at,
     read_gallery_manifest,
 )
-from dmlkit.embedding.gallery.table import lancedb, open_table, reading
-from dmlkit.embedding.points import load_same_model
+from dmlkit.embedding.gallery.table import lancedb, model_name, open_table, reading
+from dmlkit.embedding.manifest import check_same_description
+from dmlkit.embedding.points import load_same_model, warn_of_other_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
@@ -78,8 +80,14 @@ def add_images(
         with reading(path):
             incoming.drop(present(gallery.table, list(incoming.new)))
         fabric = model.start()
-        trained = trained or load_same_model(gallery, model, fabric)
+        if trained is None:
+            trained = load_same_model(gallery, model, fabric)
+        else:  # loaded before a migration, perhaps
+            check_same_description(describe(trained), "the loaded model", gallery.manifest, str(path))
+        warn_of_other_model(describe(trained), gallery)
         with incoming.embedded(gallery.manifest, trained, fabric, place, bar) as rows, changing(path) as table:
+            if model_name(table) != gallery.manifest.current:
+                raise UserError(f"{path}: was migrated to another model in the meantime; rerun the same command")
             if table.version != gallery.version:  # another process may have added some meanwhile
                 incoming.drop(present(table, list(incoming.new)))
             if incoming.new:
@@ -139,7 +147,7 @@ def restore_version(path: Path, version: int) -> int:
 def compact_gallery(path: Path) -> None:
     """Merge small files, and remove files that belong to no version of the last 7 days; no image changes.
 
-    What interrupted additions have embedded is removed too.
+    What interrupted additions and migrations have embedded is removed too.
 
     Raises:
         UserError: there is no gallery, or its folder cannot be written.
@@ -168,8 +176,19 @@ def changing(path: Path, *, is_sound: bool = True) -> Generator[Any]:
             GalleryFolder(path)
         else:
             check_files(path, read_gallery_manifest(path), all_versions=True)
-        yield open_table(path)
+        table = open_table(path)
+        _record_model(path, table)  # a migration may have been killed after its commit
+        yield table
         record_content(path)
+
+
+def _record_model(path: Path, table: Any) -> GalleryManifest:
+    """Describe the model of a table's version first in the manifest of a gallery, and return the manifest."""
+    manifest = read_gallery_manifest(path)
+    found = manifest_at(path, manifest, table)
+    if found is not manifest:
+        found.write(path / MANIFEST)
+    return found
 
 
 def record_content(path: Path, *, forget: bool = False) -> None:
@@ -181,7 +200,8 @@ def record_content(path: Path, *, forget: bool = False) -> None:
         path: the gallery.
         forget: remove the records of versions that no longer exist; listing versions takes 0.2 ms each.
     """
-    manifest, table = read_gallery_manifest(path), open_table(path)
+    table = open_table(path)
+    manifest = _record_model(path, table)
     if manifest.contents and table.version not in manifest.contents:
         contents = {**manifest.contents, table.version: content_of(table)}
         recorded = recorded_files(path, manifest)

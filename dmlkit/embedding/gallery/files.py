@@ -17,7 +17,10 @@ from dmlkit.files.regular import file_checksum
 MANIFEST, CREATING, IDENTIFICATION, TABLE = "gallery.json", "creating.json", "identification.json", "images"
 TABLE_FOLDER = f"{TABLE}.lance"
 INCOMING = "incoming-"  # start of the name of a folder with the embeddings of images that are not yet added
-IndexKind = Literal["ivf_pq", "ivf_hnsw_sq"]
+IndexKind = Literal["ivf_pq", "ivf_hnsw_sq", "ivf_sq", "ivf_rq"]
+VectorPrecision = Literal["int8", "binary"]
+OF_PRECISION: dict[VectorPrecision, IndexKind] = {"int8": "ivf_sq", "binary": "ivf_rq"}
+"""Index that keeps a number of each vector in a byte or in a bit, under the names of ``dmlkit eval --precision``."""
 
 
 class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -33,6 +36,16 @@ class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True):
     """Number of images compared exactly per requested neighbor."""
     recall: FiniteFloat
     """Share of the 10 nearest images that it found, measured on images of the gallery."""
+
+    @property
+    def option(self) -> str:
+        """Option of ``dmlkit gallery index`` that builds such an index."""
+        return f"--{'precision' if self.kind in OF_PRECISION.values() else 'kind'} {self.value}"
+
+    @property
+    def value(self) -> str:
+        """Value of this option."""
+        return next((name for name, kind in OF_PRECISION.items() if kind == self.kind), self.kind)
 
 
 class FileStamp(NamedTuple):
@@ -103,10 +116,10 @@ class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
     """``gallery.json`` without the classes of its model: `GalleryManifest` checks what is only kept here."""
 
     kind: ClassVar[str] = "manifest of a gallery"
-    version: ClassVar[int] = 9
+    version: ClassVar[int] = 10
     # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone; 4 no threshold_is_own; 5 no
-    # state and no fusion; 6 no computation; 7 no aligned_to; 8 no places of images
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: (), 5: (), 6: (), 7: (), 8: ()}
+    # state and no fusion; 6 no computation; 7 no aligned_to; 8 no places of images; 9 no boxes and one model
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: (), 5: (), 6: (), 7: (), 8: (), 9: ()}
 
     dim: PositiveInt
     """Number of coordinates of an embedding."""
@@ -123,10 +136,37 @@ class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
     thumbnails: bool
     threshold: FiniteFloat | None
     approximate: ApproximateIndex | None = None
+    current: str = ""
+    others: dict[str, Any] = Field(default_factory=dict[str, Any])
     contents: dict[int, Content] = Field(default_factory=dict[int, Content])
     files: dict[str, int] = Field(default_factory=dict[str, int])
     stamps: dict[str, FileStamp] = Field(default_factory=dict[str, FileStamp])
     state: GalleryState | None = None
+
+
+class CalibrationSummary(Document, frozen=True, extra="allow"):
+    """``identification.json`` without its rates, see `Identification`."""
+
+    kind: ClassVar[str] = "calibration of a gallery"
+    version: ClassVar[int] = 2
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # of galleries that had one model
+
+    gallery_model: str = ""
+    """Model that was calibrated, see `GalleryManifest.current`."""
+
+
+def is_calibrated(path: Path, model: str) -> bool:
+    """Return whether a gallery has a calibration, and it is for one of its models.
+
+    Args:
+        path: the gallery.
+        model: see `GalleryManifest.current`.
+
+    Raises:
+        UserError: the calibration is damaged.
+    """
+    file = path / IDENTIFICATION
+    return file.exists() and CalibrationSummary.read(file).gallery_model == model
 
 
 class RecordedFiles(Protocol):

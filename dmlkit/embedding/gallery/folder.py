@@ -17,6 +17,7 @@ from dmlkit.embedding.gallery.manifest import (
     CHECKSUM,
     check_content,
     check_rows,
+    manifest_at,
     read_gallery_manifest,
     state_of,
 )
@@ -43,14 +44,15 @@ class GalleryFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.manifest = read_gallery_manifest(path)
-        self.manifold: Manifold = self.manifest.manifold.build(self.manifest.features)
-        check_files(path, self.manifest)
+        manifest = read_gallery_manifest(path)
+        check_files(path, manifest)
         self.table = open_table(path)
         with reading(path):
             self.version: int = self.table.version
             self.table.checkout(self.version)
             self.size: int = self.table.count_rows()
+            self.manifest = manifest_at(path, manifest, self.table)
+        self.manifold: Manifold = self.manifest.manifold.build(self.manifest.features)
         self.has_checksums = check_content(path, self.manifest, self.table)
 
     @property
@@ -75,7 +77,7 @@ class GalleryFolder:
     def blocks(self, rows: int) -> Iterator[Tensor]:
         """Yield the points in the order in which they were added, at most ``rows`` rows at a time."""
         kept, count, start = list[Tensor](), 0, 0
-        for batch in self._batches(["point"], rows):
+        for batch in self.batches(["point"], rows):
             if count + batch.num_rows > rows:
                 yield torch.cat(kept)
                 kept, count = [], 0
@@ -120,17 +122,17 @@ class GalleryFolder:
     @property
     def labels(self) -> list[str | None]:
         """Labels of all images, in their order; None for an image without one."""
-        return [label for batch in self._batches(["label"]) for label in batch.column("label").to_pylist()]
+        return [label for batch in self.batches(["label"]) for label in batch.column("label").to_pylist()]
 
     @property
     def paths(self) -> list[str]:
         """Paths of all images, in their order."""
-        return [path for batch in self._batches(["path"]) for path in batch.column("path").to_pylist()]
+        return [path for batch in self.batches(["path"]) for path in batch.column("path").to_pylist()]
 
     @property
     def ids(self) -> list[str]:
         """Ids of all images, in their order."""
-        return [name for batch in self._batches(["id"]) for name in batch.column("id").to_pylist()]
+        return [name for batch in self.batches(["id"]) for name in batch.column("id").to_pylist()]
 
     @property
     def sightings(self) -> list[SightingCells]:
@@ -138,7 +140,7 @@ class GalleryFolder:
         names = SightingCells._fields
         if names[0] not in self.table.schema.names:
             return [UNKNOWN_SIGHTING] * self.size
-        rows = (zip(*(batch.column(name).to_pylist() for name in names), strict=True) for batch in self._batches(names))
+        rows = (zip(*(batch.column(name).to_pylist() for name in names), strict=True) for batch in self.batches(names))
         return [SightingCells(*row) for part in rows for row in part]
 
     def label_counts(self) -> Counter[str | None]:
@@ -163,16 +165,16 @@ class GalleryFolder:
         if columns is None:
             columns = [name for name in CHECKED if name in self.table.schema.names]
             check_files(self.path, self.manifest, self.version, trust_stamps=False)
-        for _ in self._batches(columns):
+        for _ in self.batches(columns):
             pass
 
-    def _batches(self, columns: Sequence[str], rows: int = BLOCK) -> Iterator[Any]:
+    def batches(self, columns: Sequence[str], rows: int = BLOCK) -> Iterator[Any]:
         """Yield columns of all rows in order, at most ``rows`` rows at a time."""
-        count = 0
+        count, checked = 0, [name for name in columns if name in CHECKED]
         with reading(self.path):
             for batch in self.table.search().select(self._with_checksums(columns)).to_batches(rows):
                 if self.has_checksums:
-                    check_rows(self.path, batch, columns, range(count, count + batch.num_rows))
+                    check_rows(self.path, batch, checked, range(count, count + batch.num_rows))
                 count += batch.num_rows
                 yield batch
         if count != self.size:

@@ -46,6 +46,21 @@ class LabelledImage:
         return digest.hexdigest()[:ID_LENGTH]
 
 
+def box_cell(box: Box | None) -> str | None:
+    """Return a box as the column ``box`` of a gallery has it.
+
+    Example:
+        >>> box_cell(Box(0.0, 4.25, 8.0, 6.0)), box_of_cell("0.0 4.25 8.0 6.0 0.0")
+        ('0.0 4.25 8.0 6.0 0.0', Box(left=0.0, top=4.25, right=8.0, bottom=6.0, margin=0.0))
+    """
+    return None if box is None else " ".join(str(float(number)) for number in box)
+
+
+def box_of_cell(cell: str | None) -> Box | None:
+    """Return the box of a cell, see `box_cell`."""
+    return None if cell is None else Box(*(float(number) for number in cell.split()))
+
+
 class LabelledImages(Dataset):
     """Dataset of images.
 

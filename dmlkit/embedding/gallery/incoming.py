@@ -17,7 +17,7 @@ from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.sightings import SightingCells
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.gallery.files import INCOMING
-from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
+from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages, box_cell
 from dmlkit.embedding.gallery.manifest import (
     CHECKED,
     CHECKSUM,
@@ -26,6 +26,7 @@ from dmlkit.embedding.gallery.manifest import (
     narrowed_checksums,
     row_checksums,
 )
+from dmlkit.embedding.gallery.table import MODEL
 from dmlkit.embedding.in_memory import UNSOUND
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.parts import BATCH_IMAGES, PartFolder
@@ -55,9 +56,11 @@ def schema_of(manifest: GalleryManifest) -> Any:
             pa.field("point", pa.list_(pa.float32(), manifest.dim), nullable=False),
             pa.field("vector", pa.list_(pa.float32(), lifted), nullable=False),
             *(pa.field(name, pa.string()) for name in SightingCells._fields),
+            pa.field("box", pa.string()),
             pa.field("added", pa.timestamp("us", "UTC"), nullable=False),
             checksum_field(len(CHECKED)),
-        ]
+        ],
+        metadata={MODEL: manifest.current} if manifest.current else None,
     )
 
 
@@ -92,8 +95,22 @@ class EmbeddedRows:
             missing = [pairs[row][0] for row in sorted({*parts.images(number)}.difference(read))]
             broken |= zip(missing, part.faults, strict=True)
             self._write([pairs[row] for row in read], part.points)
-        self.writer.close()
         return broken
+
+    def write_columns(self, columns: Mapping[str, Any], points: Tensor) -> None:
+        """Write rows with points (n, D), given their other columns as Arrow arrays.
+
+        Raises:
+            UserError: a point has no vector of an index.
+        """
+        import pyarrow as pa
+
+        vectors = self.manifold.index_vectors(points.double(), "gallery").float()
+        # numbers near 1e38 may be points of flat space, while their squares are none
+        check_points(Euclidean(vectors.shape[1]), vectors, lambda row: columns["path"][row].as_py(), UNSOUND)
+        arrays = {**columns, "point": _lists(points), "vector": _lists(vectors)}
+        arrays[CHECKSUM] = row_checksums([arrays[name] for name in CHECKED])
+        self.writer.write_batch(pa.record_batch([arrays[name] for name in self.schema.names], schema=self.schema))
 
     def reader(self, ids: Container[str], schema: Any = None) -> Any:
         """Return the rows of some ids as an Arrow stream.
@@ -104,10 +121,12 @@ class EmbeddedRows:
         """
         import pyarrow as pa
 
+        self.writer.close()
         self.file.seek(0)
         stored, names = pa.ipc.open_stream(self.file), (schema or self.schema).names
         width = 0 if CHECKSUM not in names else (schema or self.schema).field(CHECKSUM).type.list_size
-        fields = pa.schema([checksum_field(width) if name == CHECKSUM else self.schema.field(name) for name in names])
+        kinds = [checksum_field(width) if name == CHECKSUM else self.schema.field(name) for name in names]
+        fields = pa.schema(kinds, metadata=self.schema.metadata)
 
         def kept() -> Iterator[Any]:
             for batch in stored:
@@ -122,24 +141,17 @@ class EmbeddedRows:
     def _write(self, images: list[tuple[str, LabelledImage]], points: Tensor) -> None:
         import pyarrow as pa
 
-        vectors = self.manifold.index_vectors(points.double(), "gallery").float()
-        # numbers near 1e38 may be points of flat space, while their squares are none
-        check_points(Euclidean(vectors.shape[1]), vectors, lambda row: images[row][1].path, UNSOUND)
-        now = datetime.now(UTC)
-        columns = [
-            pa.array([id for id, _ in images], pa.string()),  # noqa: A001
-            pa.array([image.label for _, image in images], pa.string()),
-            pa.array([image.path for _, image in images], pa.string()),
-            pa.array([self._thumbnail(image) for _, image in images], pa.binary()),
-            _lists(points),
-            _lists(vectors),
-            *(
-                pa.array([getattr(image.sighting, name) for _, image in images], pa.string())
-                for name in SightingCells._fields
-            ),
-        ]
-        columns += [pa.array([now] * len(images), pa.timestamp("us", "UTC")), row_checksums(columns)]
-        self.writer.write_batch(pa.record_batch(columns, schema=self.schema))
+        texts: dict[str, list[str | None]] = {
+            "id": [id for id, _ in images],  # noqa: A001
+            "label": [image.label for _, image in images],
+            "path": [image.path for _, image in images],
+            **{name: [getattr(image.sighting, name) for _, image in images] for name in SightingCells._fields},
+            "box": [box_cell(image.box) for _, image in images],
+        }
+        columns = {name: pa.array(cells, pa.string()) for name, cells in texts.items()}
+        columns["thumbnail"] = pa.array([self._thumbnail(image) for _, image in images], pa.binary())
+        columns["added"] = pa.array([datetime.now(UTC)] * len(images), pa.timestamp("us", "UTC"))
+        self.write_columns(columns, points)
 
     def _thumbnail(self, image: LabelledImage) -> bytes | None:
         return thumbnail(image.path, image.box) if self.manifest.thumbnails else None
@@ -261,7 +273,7 @@ class Incoming:
 
 
 def remove_interrupted(gallery: Path) -> None:
-    """Remove the embeddings of interrupted additions that nobody has resumed."""
+    """Remove the embeddings of interrupted additions and migrations that nobody has resumed."""
     for place in gallery.glob(f"{INCOMING}*"):
         if not is_held(place):
             shutil.rmtree(place, ignore_errors=True)

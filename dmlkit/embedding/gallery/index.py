@@ -1,7 +1,7 @@
 """Approximate index of a gallery, tuned until it reaches the requested recall by measurement."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import ceil, isqrt
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.gallery.change import changing, record_content
-from dmlkit.embedding.gallery.files import MANIFEST, ApproximateIndex, IndexKind
+from dmlkit.embedding.gallery.files import MANIFEST, TABLE_FOLDER, ApproximateIndex, IndexKind
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.embedding.gallery.table import reading
@@ -47,6 +47,10 @@ class Indexed:
     exact_milliseconds: float
     milliseconds: float
     build_seconds: float
+    bytes_per_image: float = 0.0
+    """Size of the index on the disk."""
+    full_bytes: int = 0
+    """Size of a whole vector, in float32."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
 
     Args:
         path: the gallery.
-        kind: ``ivf_pq`` or ``ivf_hnsw_sq``, see LanceDB.
+        kind: one of `IndexKind`, see LanceDB.
         recall: share of the 10 nearest that must be found, on average and with 95 % confidence.
 
     Raises:
@@ -87,11 +91,14 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
             f"{path}: {len(gallery)} images are too few for an index, which needs {FEWEST}; search is exact, and fast"
         )
     with changing(path) as table:
+        gallery = GalleryFolder(path)  # now: another process may have migrated it meanwhile
         before: int = table.version
         try:
-            started = perf_counter()
+            folders, started = {*_index_folders(path)}, perf_counter()
             name = _build(table, gallery, kind)
             seconds = perf_counter() - started
+            new = {*_index_folders(path)} - folders
+            size = sum(file.stat().st_size for folder in new for file in folder.iterdir())
             first = ApproximateIndex(name=name, kind=kind, nprobes=FIRST_PROBES, candidates=1, recall=0)
             found = _measured(GalleryFolder(path), first, recall, seconds)
             manifest = read_gallery_manifest(path).model_copy(update={"approximate": found.index})
@@ -101,7 +108,12 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
                 table.restore(before)
                 record_content(path)
             raise
-    return found
+    width: int = table.schema.field(column_and_metric(gallery.manifest)[0]).type.list_size
+    return replace(found, bytes_per_image=size / len(gallery), full_bytes=4 * width)
+
+
+def _index_folders(path: Path) -> Iterator[Path]:
+    return (path / TABLE_FOLDER / "_indices").glob("*")
 
 
 def partitions(images: int) -> int:
@@ -111,18 +123,29 @@ def partitions(images: int) -> int:
 
 def _build(table: Any, gallery: GalleryFolder, kind: IndexKind) -> str:
     """Build an index with a new name, which distinguishes it from the one before."""
-    from lancedb.index import HnswSq, IvfPq
+    from lancedb.index import HnswSq, IvfPq, IvfRq, IvfSq
 
     column, metric = column_and_metric(gallery.manifest)
     width: int = table.schema.field(column).type.list_size
     options: Any = {"distance_type": metric}
-    if kind == "ivf_pq":
-        # of 26 candidates among 1 000 000 x 128, 4 bits for each coordinate and 8 for each two find 98.2 and 98.4 % of
-        # the 10 nearest; an index of 4 bits is built in a fifth of the time, but only of an even number of coordinates
-        bits = 8 if width % 2 else 4
-        config: Any = IvfPq(**options, num_partitions=partitions(len(gallery)), num_sub_vectors=width, num_bits=bits)
-    else:
-        config = HnswSq(**options)
+    parts = options | {"num_partitions": partitions(len(gallery))}
+    config: Any
+    match kind:
+        case "ivf_pq":
+            # of 26 candidates among 1 000 000 x 128, 4 bits for each coordinate and 8 for each two find 98.2 and 98.4 %
+            # of the 10 nearest; an index of 4 bits is built in a fifth of the time, but only of an even width
+            config = IvfPq(**parts, num_sub_vectors=width, num_bits=8 if width % 2 else 4)
+        case "ivf_hnsw_sq":
+            config = HnswSq(**options)
+        case "ivf_sq":
+            config = IvfSq(**parts)
+        case "ivf_rq":
+            if width % 8:
+                raise UserError(
+                    f"--precision binary: the search vectors of {gallery.path} have {width} coordinates; expected a "
+                    "multiple of 8; use --precision int8"
+                )
+            config = IvfRq(**parts)
     name = f"approximate-{uuid4().hex[:12]}"
     for old in table.list_indices():
         table.drop_index(old.name)
@@ -160,7 +183,7 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, recall: float, se
         further = [tried(one) for one in _further(best.index, partitions(len(gallery)))]
         if not further:
             raise UserError(
-                f"{gallery.path}: {best.index.kind} finds {best.index.recall:.4f} of the {nearest} nearest at most "
+                f"{gallery.path}: {best.index.value} finds {best.index.recall:.4f} of the {nearest} nearest at most "
                 f"({best.sure:.4f} with 95 % confidence), expected {recall}; no index was kept: try another --kind, or "
                 "a lower --recall"
             )

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from zlib import crc32
 
 import numpy as np
@@ -20,7 +20,7 @@ from dmlkit.embedding.gallery.files import (
     GallerySummary,
     way_back,
 )
-from dmlkit.embedding.gallery.table import reading
+from dmlkit.embedding.gallery.table import model_name, reading
 from dmlkit.embedding.manifest import Description
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
@@ -29,17 +29,14 @@ from dmlkit.files.source import require_gallery
 MOST_LABELS = 10_000  # in the recorded state: reading a million from gallery.json would slow down every command
 
 
-class GalleryManifest(Description, frozen=True, strict=True):
-    """``gallery.json``: the model of all embeddings of a gallery, its options and its checksums."""
+class GalleryModel(Description, frozen=True, strict=True):
+    """Model that made all embeddings of a version of a gallery, and what holds for its embeddings alone."""
 
-    kind: ClassVar[str] = GallerySummary.kind
-    version: ClassVar[int] = GallerySummary.version
-    older: ClassVar[dict[int, tuple[str, ...]]] = GallerySummary.older
+    kind: ClassVar[str] = "model of a gallery"
+    renewal: ClassVar[str] = ", or embed all of its images again with dmlkit gallery migrate"
 
     run: str
-    """Run whose model embeds images, at the time of creation."""
-    thumbnails: bool
-    """Whether rows have small pictures."""
+    """Run whose model embeds images, at the time of creation or migration."""
     threshold: FiniteFloat | None
     """Similarity below which an image is unknown."""
     threshold_is_own: bool = True
@@ -47,6 +44,22 @@ class GalleryManifest(Description, frozen=True, strict=True):
     newer one of the run replaces it."""
     approximate: ApproximateIndex | None = None
     """Index built by ``dmlkit gallery index``."""
+
+
+class GalleryManifest(GalleryModel, frozen=True, strict=True):
+    """``gallery.json``: the model of all embeddings of a gallery, its options and its checksums."""
+
+    kind: ClassVar[str] = GallerySummary.kind
+    version: ClassVar[int] = GallerySummary.version
+    older: ClassVar[dict[int, tuple[str, ...]]] = GallerySummary.older
+
+    thumbnails: bool
+    """Whether rows have small pictures."""
+    current: str = ""
+    """Name of the model described here, which the table's schema has at those versions that it embedded; empty for the
+    model of the creation."""
+    others: dict[str, GalleryModel] = Field(default_factory=dict[str, GalleryModel])
+    """Models of other versions by their names, see ``dmlkit gallery migrate``."""
     contents: dict[int, Content] = Field(default_factory=dict[int, Content])
     """Contents by version; empty if rows have no checksums. A version may be missing if its writer was killed."""
     files: dict[str, int] = Field(default_factory=dict[str, int])
@@ -55,6 +68,35 @@ class GalleryManifest(Description, frozen=True, strict=True):
     """Stamps of the files of rows and indices; a file that still has its stamp is not compared with its checksum."""
     state: GalleryState | None = None
     """Contents of the newest version; null if they are not known, or have more than `MOST_LABELS` labels."""
+
+    def of_model(self, name: str) -> Self:
+        """Return the manifest with one of its models described first; an unknown name is a `KeyError`."""
+        if name == self.current:
+            return self
+        fields = GalleryModel.model_fields
+        first = GalleryModel(**{field: getattr(self, field) for field in fields})
+        others = {**self.others, self.current: first}
+        return self.model_copy(update={**dict(others.pop(name)), "current": name, "others": others})
+
+
+def manifest_at(path: Path, manifest: GalleryManifest, table: Any) -> GalleryManifest:
+    """Return a manifest with the model of a table's version described first; to be called while `reading`.
+
+    A migration names its model in ``gallery.json`` before its only commit, so that every reader knows the model.
+
+    Args:
+        path: the gallery.
+        manifest: manifest, read before the table was opened.
+        table: table, at the version.
+    """
+    name = model_name(table)
+    if name not in (manifest.current, *manifest.others):  # the migration began in the meantime
+        newer = read_gallery_manifest(path)
+        manifest = newer.model_copy(update={"contents": manifest.contents})
+    try:
+        return manifest.of_model(name)
+    except KeyError:
+        raise ValueError(f"gallery.json does not describe the model {name} of its table") from None
 
 
 def read_gallery_manifest(path: Path) -> GalleryManifest:
@@ -77,8 +119,9 @@ def check_threshold(threshold: float | None) -> None:
         raise UserError(f"--threshold {threshold}: expected a similarity, which is a finite number")
 
 
-CHECKED = ("id", "label", "path", "thumbnail", "point", "vector", *SightingCells._fields)
-"""Columns that have a checksum, in the order of the checksums; galleries up to format 8 have the first six."""
+CHECKED = ("id", "label", "path", "thumbnail", "point", "vector", *SightingCells._fields, "box")
+"""Columns that have a checksum, in the order of the checksums; galleries up to format 8 have the first six, those of
+format 9 the first nine."""
 CHECKSUM = "checksum"
 BLOCK = 65_536  # rows whose checksums are added at once
 

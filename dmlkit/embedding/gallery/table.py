@@ -21,6 +21,8 @@ class GalleryVersion(NamedTuple):
     number: int
     time: datetime
     images: int
+    run: str
+    """Run whose model made its embeddings."""
 
 
 def lancedb() -> Any:
@@ -89,9 +91,31 @@ def history(path: Path) -> list[GalleryVersion]:
     check_files(path, manifest, all_versions=True)
     table = open_table(path)
     with reading(path, advice=FROM_BACKUP):
+        versions = table.list_versions()
         found = [
-            GalleryVersion(one["version"], one["timestamp"], int(one["metadata"]["total_rows"]))
-            for one in table.list_versions()
+            GalleryVersion(one["version"], one["timestamp"], int(one["metadata"]["total_rows"]), run)
+            for one, run in zip(versions, _runs(table, manifest, [one["version"] for one in versions]), strict=True)
         ]
     contents = manifest.contents
     return [one._replace(images=contents[one.number].images) if one.number in contents else one for one in found]
+
+
+MODEL = b"dmlkit.model"
+"""Key of a table's schema: the name of the model of its embeddings, see `GalleryManifest.current`."""
+
+
+def model_name(table: Any) -> str:
+    """Return the name of the model of a table at its version; to be called while `reading`."""
+    return ((table.schema.metadata or {}).get(MODEL) or b"").decode()
+
+
+def _runs(table: Any, manifest: GallerySummary, versions: list[int]) -> list[str]:
+    """Return the run of each version's model; opening a version takes 2 ms, so only where there are several models."""
+    if not manifest.others:
+        return [manifest.run] * len(versions)
+    runs = {manifest.current: manifest.run} | {name: str(one["run"]) for name, one in manifest.others.items()}
+    found = list[str]()
+    for version in versions:
+        table.checkout(version)
+        found.append(runs[model_name(table)])
+    return found

@@ -15,7 +15,7 @@ import torch
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
-from dmlkit.embedding.gallery.files import IDENTIFICATION
+from dmlkit.embedding.gallery.files import IDENTIFICATION, CalibrationSummary, is_calibrated
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.near_pairs import near_pairs
 from dmlkit.embedding.points import PointSet, all_points, load_same_model
@@ -65,8 +65,12 @@ STALE = 0.2  # share of the images that may change before a gallery is calibrate
 class Identification(Document, frozen=True):
     """``identification.json``: the calibration of ``dmlkit identify`` that is kept in a gallery."""
 
-    kind: ClassVar[str] = "calibration of a gallery"
+    kind: ClassVar[str] = CalibrationSummary.kind
+    version: ClassVar[int] = CalibrationSummary.version
+    older: ClassVar[dict[int, tuple[str, ...]]] = CalibrationSummary.older
 
+    gallery_model: str = ""
+    """Model that was calibrated, see `GalleryManifest.current`; the calibration does not hold for others."""
     gallery_version: NonNegativeInt
     """Version of the gallery that was calibrated."""
     images: NonNegativeInt
@@ -200,7 +204,7 @@ def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider
         UserError: the calibration is damaged, or with places there are too few images.
     """
     file = gallery.path / IDENTIFICATION
-    if not file.exists():
+    if not is_calibrated(gallery.path, gallery.manifest.current):
         return None
     stored = Identification.read(file)
     changed = _changed(gallery, stored)
@@ -269,7 +273,7 @@ def group_probability(gallery: PointSet, names: Sequence[str], decider: Decider,
     Raises:
         UserError: the calibration is damaged.
     """
-    if not isinstance(gallery, GalleryFolder) or not (gallery.path / IDENTIFICATION).exists():
+    if not isinstance(gallery, GalleryFolder) or not is_calibrated(gallery.path, gallery.manifest.current):
         return estimate_probability(decider, size)
     stored = Identification.read(gallery.path / IDENTIFICATION)
     if stored.near is not None:
@@ -301,6 +305,7 @@ def _calibrated(
     known = [name for name in names if name in (trained or ())]
     everything = SizedRates(labels=len(names), fpir=measured_fpir.rate, fnir=measured_fnir.rate)
     return Identification(
+        gallery_model=gallery.manifest.current,
         gallery_version=gallery.version,
         images=len(gallery),
         near=near,

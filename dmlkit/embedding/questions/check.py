@@ -10,7 +10,8 @@ from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt
 from torch import Tensor
 
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
-from dmlkit.embedding.gallery.files import IDENTIFICATION
+from dmlkit.embedding.gallery.files import IDENTIFICATION, is_calibrated
+from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.points import PointsInMemory, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.calibration import Identification, labeled_decider
@@ -78,7 +79,8 @@ def check_queries(path: Path, images: Path, *, model: ModelChoice = OWN_MODEL, b
         UserError: the gallery is not calibrated, or there are too few images to compare.
     """
     gallery = open_points(path)
-    if not (path / IDENTIFICATION).exists():
+    assert isinstance(gallery, GalleryFolder)
+    if not is_calibrated(path, gallery.manifest.current):
         raise UserError(f"{path}: this gallery is not calibrated; run dmlkit calibrate {path} first")
     near = Identification.read(path / IDENTIFICATION).near
     decider = labeled_decider(gallery, near=near)[1]

@@ -17,7 +17,7 @@ from dmlkit.embedding.gallery.images import UNKNOWN
 from dmlkit.embedding.gallery.manifest import check_threshold
 from dmlkit.embedding.images import FOLDER
 from dmlkit.embedding.placed import PlaceFusion, place_gallery, place_queries
-from dmlkit.embedding.points import PointSet, PointsInMemory
+from dmlkit.embedding.points import PointSet, PointsInMemory, of_other_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers, Neighbor
 from dmlkit.embedding.questions.answers_file import Accuracy, AnswersFile
@@ -225,6 +225,7 @@ class Identifier:
     def __init__(self, searched: PointSet, rule: LabelRule = NEAREST_IMAGE, bar: Bar = no_bar) -> None:
         rule.check()
         self.searched, threshold = searched, rule.threshold
+        self.is_own_threshold = threshold is not None  # chosen for these queries
         self.source = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
         self.names, self.decider = labeled_decider(searched, rule.by, rule.k)
         self.acceptance, self.reranked = None, None
@@ -272,7 +273,22 @@ class Identifier:
             near = neighbors_of_groups(near, groups)
         answers = [self._answer(*one) for one in zip(decisions, sizes, right, strict=True)]
         unit = ("image", "images") if groups is None else ("group", "groups")
-        return Identified(answers, near, self.threshold, self.least_probability, self.note, unit)
+        note = "; ".join(filter(None, (self.note, self._note_of_model(asked)))) or None
+        return Identified(answers, near, self.threshold, self.least_probability, note, unit)
+
+    def _note_of_model(self, asked: PointSet) -> str | None:
+        """Return whether the gallery's threshold holds for points of a model that was mapped into its space."""
+        other = of_other_model(asked.manifest, self.source)
+        if other is None:
+            return None
+        if self.least_probability is not None:
+            return (
+                f"{other}, so the calibration may not hold; dmlkit gallery check {self.source.source} IMAGES --run RUN "
+                "tests it, and after dmlkit gallery migrate and dmlkit calibrate one holds"
+            )
+        if self.threshold is not None and not self.is_own_threshold:
+            return f"{other}, so the threshold may not hold; choose one for it with --threshold"
+        return None
 
     def _decisions(self, asked: PointSet, near: Answers | None) -> Iterator[Decision]:
         """Decide on each point, among its nearest images ``near`` if the rule compares images."""

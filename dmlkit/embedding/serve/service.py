@@ -23,11 +23,19 @@ from dmlkit.embedding.gallery.files import IDENTIFICATION
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.gallery.table import history
-from dmlkit.embedding.points import PointItem, PointSet, PointsInMemory, in_memory, load_same_model
+from dmlkit.embedding.points import (
+    PointItem,
+    PointSet,
+    PointsInMemory,
+    in_memory,
+    load_same_model,
+    warn_of_other_model,
+)
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.identify import Identifier
 from dmlkit.embedding.questions.search import SearchedOften, nearest
 from dmlkit.embedding.sources import open_points
+from dmlkit.embedding.trained import describe
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import GALLERY_MARK, writing
@@ -155,6 +163,7 @@ class Service:
         self.at_once = MOST_ON_CPU if fabric.device.type == "cpu" else MOST_AT_ONCE
         self.run = model.run or opened.run
         self.embedder = Embedder(load_same_model(opened, self.chosen, fabric), fabric)
+        warn_of_other_model(describe(self.embedder.trained), opened)
         samples = self.embedder.trained.samples
         if not samples.has_pixels:
             raise UserError(f"{source}: its model takes {samples.name}s, and a server takes images only")
@@ -349,7 +358,7 @@ class Service:
         """Open the newest version of the gallery, and return its number."""
         stamp, gallery, manifest = self._stamp(), GalleryFolder(self.source), self.snapshot.points.manifest
         if manifest is None or gallery.manifest.model != manifest.model:
-            raise UserError(f"{self.source}: this gallery was replaced by one of another model; start the server again")
+            raise UserError(f"{self.source}: this gallery has embeddings of another model now; start the server again")
         self.snapshot = Snapshot(gallery, stamp)
         return gallery.version
 

@@ -17,6 +17,7 @@ from dmlkit.embedding import parts
 from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images
 from dmlkit.embedding.gallery.files import holds_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.migrate import migrate_gallery
 from dmlkit.embedding.job import PartEmbedder
 from dmlkit.embedding.progress_bar import Advance
 from dmlkit.errors import UserError
@@ -46,6 +47,10 @@ def remove(place: Path, gallery: Path) -> None:
 
 def compact(place: Path, gallery: Path) -> None:
     compact_gallery(gallery)
+
+
+def migrate(place: Path, gallery: Path) -> None:
+    migrate_gallery(gallery, place / "other", model=ON_CPU)
 
 
 Change = Callable[[Path, Path], None]
@@ -87,7 +92,7 @@ def some(place: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.heavy
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [create, add, remove, compact])
+@pytest.mark.parametrize("change", [create, add, remove, compact, migrate])
 def test_a_kill_leaves_the_gallery_before_or_after(change: Change, place: Path, some: Path, tmp_path: Path):
     whole = tmp_path / "whole"
     if change is not create:

@@ -73,7 +73,7 @@ def as_rows(manifest: GalleryManifest, features: Tensor, start: int, labels: lis
     ids = [f"{start + row:032x}" for row in range(len(points))]
     labels = labels or [f"c{row % 40}" for row in range(len(points))]
     columns = [ids, labels, [f"/none/{one}.jpg" for one in ids], [None] * len(ids), points.tolist(), vectors.tolist()]
-    columns += [[None] * len(ids)] * 3  # no places
+    columns += [[None] * len(ids)] * 4  # no places and boxes
     schema = schema_of(manifest)
     arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=False)]
     arrays += [pa.array([datetime.now(UTC)] * len(ids), schema.field("added").type), row_checksums(arrays)]
@@ -88,12 +88,22 @@ def searched(path: Path, queries: Tensor, k: int = 10) -> tuple[Any, Any, Galler
     return found, StoredGallery(gallery.manifold, gallery).search(queries, k), gallery
 
 
-@pytest.mark.parametrize("kind", ["ivf_pq", "ivf_hnsw_sq"])
-@pytest.mark.parametrize("space", SPACES)
+OF_KIND = {"ivf_pq": SPACES, "ivf_hnsw_sq": SPACES, "ivf_sq": ("ball", "sphere"), "ivf_rq": ("sphere", "flat")}
+BYTES = {"ivf_sq": 1, "ivf_rq": 1 / 8}
+"""Of a number."""
+
+
+@pytest.mark.parametrize(("kind", "space"), [(kind, space) for kind, spaces in OF_KIND.items() for space in spaces])
 def test_an_index_finds_what_it_says(space: str, kind: Any, place: Path, tmp_path: Path):
     path = stocked(place, tmp_path / "gallery", space)
+    if kind == "ivf_rq":  # the ball's vectors have one number more than its points
+        with pytest.raises(UserError, match="have 9 coordinates; expected a multiple of 8; use --precision int8"):
+            index_gallery(stocked(place, tmp_path / "ball"), kind, 0.9)
+        assert GalleryFolder(tmp_path / "ball").approximate is None
     told = index_gallery(path, kind, 0.9)
     gallery = GalleryFolder(path)
+    if kind in BYTES:  # and what LanceDB keeps of each image, and of the parts
+        assert 0 <= told.bytes_per_image - told.full_bytes / 4 * BYTES[kind] <= 32
     assert gallery.approximate == told.index and 0.9 <= told.index.recall <= 1 and told.queries == 1000
     # every image against all, by hand
     points = torch.cat(list(gallery.blocks(1000)))

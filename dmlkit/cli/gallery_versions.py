@@ -1,0 +1,131 @@
+"""``dmlkit gallery history``, ``restore`` and ``migrate``: versions of a gallery, and the models that embedded them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmlkit.cli.options import (
+    Checkpoint,
+    Debug,
+    Json,
+    ModelDevice,
+    RunPath,
+    WithRun,
+    checked,
+    existing,
+    with_common_options,
+)
+from dmlkit.files.source import require_gallery
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dmlkit.embedding.gallery.migrate import Migrated
+
+GalleryPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="GALLERY", help="Gallery folder, written by gallery create.", callback=checked(require_gallery)
+    ),
+]
+
+
+def history(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> None:
+    """List the versions that gallery restore can restore."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import print_table, say_json
+    from dmlkit.embedding.gallery.table import history as versions_of
+    from dmlkit.files.escape import near_path
+
+    versions = versions_of(gallery)
+    if json:
+        say_json(
+            [
+                {"version": one.number, "time": one.time.isoformat(), "images": one.images, "run": one.run}
+                for one in versions
+            ]
+        )
+        return
+    before = [0, *(one.images for one in versions)]
+    rows = [
+        [str(one.number), f"{one.time:%Y-%m-%d %H:%M:%S}", str(one.images), f"{one.images - last:+d}"]
+        for one, last in zip(versions, before, strict=False)
+    ]
+    header = ["version", "time", "images", "change"]
+    if len({one.run for one in versions}) > 1:
+        header, rows = [*header, "run"], [[*row, near_path(one.run)] for row, one in zip(rows, versions, strict=True)]
+    print_table([header, *rows], Console())
+
+
+def restore(
+    gallery: GalleryPath,
+    version: Annotated[
+        int, typer.Argument(metavar="VERSION", help="Number of a version, as listed by gallery history.")
+    ],
+    debug: Debug = False,
+) -> None:
+    """Restore an old version; it becomes the newest version."""
+    from rich.console import Console
+
+    from dmlkit.cli.console import say
+    from dmlkit.embedding.gallery.change import restore_version
+    from dmlkit.embedding.gallery.files import MANIFEST, GallerySummary
+    from dmlkit.files.escape import near_path
+
+    count = restore_version(gallery, version)
+    summary = GallerySummary.read(gallery / MANIFEST)
+    model = f", embedded with {near_path(summary.run)}" if summary.others else ""
+    say(Console(), f"restored version {version} of {gallery}: {count} images{model}")
+
+
+@with_common_options
+def migrate(
+    gallery: GalleryPath,
+    run: RunPath,
+    images: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="IMAGES",
+            help="Folder that has the images of the gallery now, if they have moved.",
+            callback=existing("the folder that has the images now"),
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint: Checkpoint = None,
+    second: WithRun = None,
+    device: ModelDevice = "auto",
+) -> None:
+    """Embed all images again with a newer run, and replace the old embeddings when all are done."""
+    from rich.console import Console
+
+    from dmlkit.cli.progress import bars
+    from dmlkit.embedding.fusion import ModelChoice
+    from dmlkit.embedding.gallery.migrate import migrate_gallery
+    from dmlkit.evaluation.fusion import fusion_of
+
+    console = Console()
+    fusion = fusion_of(run, second, checkpoint=checkpoint, device=device, bar=bars(console))
+    model = ModelChoice(checkpoint=checkpoint, fusion=fusion, device=device)
+    found = migrate_gallery(gallery, run, images, model=model, bar=bars(console))
+    print_migrated(found, gallery, run, console)
+
+
+def print_migrated(found: "Migrated", gallery: Path, run: Path, console: "Console") -> None:
+    """Print what has changed, how to undo it, and what to run next."""
+    from dmlkit.cli.console import counted, say
+
+    images = counted(found.images, "image", "images")
+    if not found.is_new:
+        say(console, f"{gallery} has the embeddings of {run} already: {images}, version {found.version}")
+        return
+    if found.resumed:
+        say(console, f"{counted(found.resumed, 'image', 'images')} embedded before the interruption")
+    say(console, f"{images} of {gallery} embedded with {run}: version {found.version}")
+    say(console, f"to return to the old embeddings: dmlkit gallery restore {gallery} {found.before}")
+    used = "the threshold of the new run for pairs is used" if found.threshold is not None else "no image is unknown"
+    say(console, "the old model's thresholds and probabilities do not hold for the new one, and are not used;")
+    say(console, f"run dmlkit calibrate {gallery}; until then {used}")
+    if found.index is not None:
+        say(console, f"searches are exact until you run dmlkit gallery index {gallery} {found.index}")

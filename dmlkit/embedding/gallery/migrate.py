@@ -1,0 +1,316 @@
+"""A newer model for a gallery: its images are embedded again, in parts that resume, and swapped in by one commit."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.files.dataset import BadImageError
+from dmlkit.datasets.files.sightings import SightingCells
+from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
+from dmlkit.embedding.gallery.change import changing
+from dmlkit.embedding.gallery.files import INCOMING, MANIFEST, TABLE
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages, box_of_cell
+from dmlkit.embedding.gallery.incoming import EmbeddedRows
+from dmlkit.embedding.gallery.manifest import GalleryManifest, GalleryModel, read_gallery_manifest
+from dmlkit.embedding.gallery.table import lancedb
+from dmlkit.embedding.in_memory import Known
+from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.manifest import check_same_description
+from dmlkit.embedding.parts import BATCH_IMAGES, PartFolder
+from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
+from dmlkit.embedding.stored import known_points
+from dmlkit.embedding.trained import TrainedModel, describe
+from dmlkit.errors import UserError
+from dmlkit.files.atomic import write_text
+from dmlkit.files.lock import sole_writer
+from dmlkit.files.outputs import writing
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.threshold import threshold_of
+
+IDS = "ids.txt"  # in the folder of a job: what its parts are of
+SOURCE = "images of a gallery"
+ROWS = 8192  # written at once
+MOST_NAMED = 3  # images that an error names
+KEPT = ("id", "label", "path", "thumbnail", *SightingCells._fields, "box", "added")
+"""Columns that a migration does not change."""
+
+
+@dataclass(frozen=True)
+class Migrated:
+    """Outcome of a migration."""
+
+    images: int
+    """Number of images."""
+    before: int
+    """Version with the embeddings of the old model."""
+    version: int
+    """Newest version."""
+    resumed: int
+    """Number of images that an interrupted command had embedded."""
+    is_new: bool
+    """Whether the gallery had another model before."""
+    threshold: float | None = None
+    """Threshold for pairs of the calibrated new run."""
+    index: str | None = None
+    """Options that built the approximate index of the old embeddings, which the new ones do not have."""
+
+
+@dataclass(frozen=True)
+class MigrationJob(EmbedJob):
+    """Job that embeds the images of a gallery again."""
+
+    way_on = (
+        "nothing was changed; restore the file, or remove the image with dmlkit gallery remove, and rerun the same "
+        "command to resume"
+    )
+
+
+def migrate_gallery(
+    path: Path, run: Path, images: Path | None = None, *, model: ModelChoice = OWN_MODEL, bar: Bar = no_bar
+) -> Migrated:
+    """Embed all images of a gallery with another run, and replace the old embeddings in one commit.
+
+    Readers see the old embeddings until then, and other processes may add and remove images; those added meanwhile are
+    embedded before the commit. If the process is stopped, the gallery is unchanged, and the same call resumes. The old
+    embeddings remain a version of the gallery, see `restore_version`, with their threshold, calibration and index.
+
+    Args:
+        path: the gallery.
+        run: run whose model embeds from now on.
+        images: folder that has the images now, if they have moved: an image is looked for by the end of its path.
+        model: checkpoint, second model and device.
+        bar: shows each step.
+
+    Raises:
+        UserError: an image is missing or has changed or cannot be read; then the gallery is unchanged.
+    """
+    if images is not None and not images.is_dir():
+        raise UserError(f"{images}: no such folder; expected the folder that has the images of {path} now")
+    GalleryFolder(path)
+    fabric = model.start()
+    trained = model.load(RunFolder(run), fabric)
+    place = path / f"{INCOMING}migration"
+    with sole_writer(place, what="a migration of this gallery", patience=inf):
+        gallery = GalleryFolder(path)  # now: another process may have migrated it meanwhile
+        if _has_model(gallery, trained):
+            with changing(path):
+                pass  # describes the model first, if a process was killed after its commit
+            found = Migrated(len(gallery), gallery.version, gallery.version, 0, is_new=False)
+        else:
+            migration = Migration(gallery, trained, fabric, place, images, bar)
+            try:
+                migration.embed(gallery)
+                found = migration.commit(run)
+            finally:
+                migration.leave()
+    with suppress(OSError):  # another process waited for this one, and is there now
+        place.rmdir()
+    return found
+
+
+def _has_model(gallery: GalleryFolder, trained: TrainedModel) -> bool:
+    """Return whether the embeddings of a gallery are those of a model itself, not of one that was aligned with it."""
+    ours = describe(trained)
+    try:
+        check_same_description(ours, "", gallery.manifest, "")
+    except UserError:
+        return False
+    return ours.model.fingerprint == gallery.manifest.model.fingerprint
+
+
+class Migration:
+    """Embeddings of a gallery's images by another model, in parts on the disk.
+
+    Args:
+        gallery: the gallery, at its version now.
+        trained: the new model.
+        fabric: device of the model.
+        place: folder in the gallery for the parts, of which this process is the sole writer.
+        images: folder that has the images now, if they have moved.
+        bar: shows each step.
+    """
+
+    def __init__(
+        self, gallery: GalleryFolder, trained: TrainedModel, fabric: Ranks, place: Path, images: Path | None, bar: Bar
+    ) -> None:
+        self.path, self.trained, self.fabric, self.place, self.images = gallery.path, trained, fabric, place, images
+        self.bar = bar
+        self.found: dict[str, LabelledImage] = {}  # images that are there, by their ids
+        self.resumed = sum(1 for _ in self._embedded())
+
+    def embed(self, gallery: GalleryFolder) -> PartFolder:
+        """Embed the images of a version of the gallery, except those that an earlier call has embedded.
+
+        Raises:
+            UserError: an image is missing or has changed, or cannot be read.
+        """
+        images = LabelledImages(self._located(gallery))
+        job = MigrationJob(images, SOURCE, self._folder(images.ids), skip_bad_images=False)
+        parts, description = job.parts, job.describe(self.trained)
+        with writing(self.path):
+            try:
+                parts.check(description)
+            except UserError:  # there are none
+                parts.discard()
+                parts.begin(description)
+            write_text(job.output / IDS, "\n".join(images.ids))
+            wanted = parts.missing(range(len(parts)), self.trained.manifold.point_dim, skip_bad_images=False)
+            if wanted:
+                with self.bar(EMBEDDING, len(images)) as advance:
+                    advance(len(images) - sum(len(parts.images(part)) for part in wanted))
+                    job = replace(job, known=self._known(images))
+                    workers = 0 if len(images) <= BATCH_IMAGES else self.trained.recipe.training.workers
+                    PartEmbedder(job, self.trained, self.fabric, workers=workers)(wanted, advance)
+        return parts
+
+    def commit(self, run: Path) -> Migrated:
+        """Replace the old embeddings; other processes that write to the gallery wait.
+
+        Raises:
+            UserError: see `embed`, or the disk is full; then the gallery is unchanged.
+        """
+        with changing(self.path) as table:
+            gallery = GalleryFolder(self.path)
+            parts = self.embed(gallery)  # of images that were added meanwhile
+            description = describe(self.trained)
+            calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
+            model, name = (
+                GalleryModel(
+                    **dict(description),
+                    run=str(run.resolve()),
+                    threshold=calibrated.threshold if calibrated else None,
+                    threshold_is_own=False,
+                ),
+                uuid4().hex[:12],
+            )
+            kept = read_gallery_manifest(self.path)
+            announced = kept.model_copy(update={"others": {**kept.others, name: model}})
+            with TemporaryFile(dir=self.path) as file:
+                rows = self._rows(gallery, announced.of_model(name), parts, file)
+                announced.write(self.path / MANIFEST)  # first: a reader of the new version must know its model
+                try:
+                    reader = rows.reader(self.found)
+                    lancedb().connect(self.path).create_table(TABLE, reader, mode="overwrite")
+                except BaseException:
+                    kept.write(self.path / MANIFEST)
+                    raise
+            before = int(table.version)
+        shutil.rmtree(self.place / "jobs", ignore_errors=True)
+        index = gallery.approximate
+        return Migrated(
+            len(gallery),
+            before,
+            GalleryFolder(self.path).version,
+            self.resumed,
+            is_new=True,
+            threshold=model.threshold,
+            index=index.option if index else None,
+        )
+
+    def leave(self) -> None:
+        """Remove jobs without a complete part."""
+        for folder in self.place.glob("jobs/*"):
+            PartFolder(folder, 0).leave()
+            if not (folder / "parts").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # some are to be resumed
+            (self.place / "jobs").rmdir()
+
+    def _folder(self, ids: list[str]) -> Path:
+        digest = hashlib.sha256("\n".join([self.trained.fingerprint, *ids]).encode()).hexdigest()
+        return self.place / "jobs" / digest[:ID_LENGTH]
+
+    def _known(self, images: LabelledImages) -> Known | None:
+        """Return the points of those images that earlier jobs of this model, or its run, have embedded."""
+        rows = {name: row for row, name in enumerate(images.ids)}
+        points: dict[int, Tensor] = {}
+        stored = known_points(self.trained, images, self.fabric)
+        if stored is not None:
+            points |= dict(zip(stored.rows.tolist(), stored.points, strict=True))
+        points |= {rows[name]: point for name, point in self._embedded() if name in rows}
+        order = sorted(points)
+        return Known(torch.tensor(order), torch.stack([points[row] for row in order])) if order else None
+
+    def _embedded(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the ids of the images in complete parts of this model, and their points."""
+        for file in sorted(self.place.glob(f"jobs/*/{IDS}")):
+            ids = file.read_text(encoding="utf-8").split("\n")
+            images = LabelledImages(dict.fromkeys(ids, LabelledImage("", None)))
+            job = MigrationJob(images, SOURCE, file.parent, skip_bad_images=False)
+            with suppress(UserError):  # of another model
+                job.parts.check(job.describe(self.trained))
+                for part in job.parts.complete(self.trained.manifold.point_dim):
+                    yield from zip([ids[row] for row in part.indices.tolist()], part.points, strict=True)
+
+    def _located(self, gallery: GalleryFolder) -> dict[str, LabelledImage]:
+        """Return the images of a version by their ids, each where its content is now.
+
+        Raises:
+            UserError: some are missing or have changed; the first of them are named.
+        """
+        found, lost, names = dict[str, LabelledImage](), list[str](), gallery.table.schema.names
+        columns = ["id", "path", *(["box"] if "box" in names else [])]
+        with self.bar("comparing files", len(gallery)) as advance:
+            for batch in gallery.batches(columns, ROWS):
+                for row in batch.to_pylist():
+                    image = self.found.get(row["id"]) or self._file(row["id"], row["path"], row.get("box"))
+                    if image is None:
+                        lost.append(row["path"])
+                    else:
+                        found[row["id"]] = image
+                    advance(1)
+        if lost:
+            more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+            raise UserError(
+                f"{self.path}: {len(lost)} of {len(gallery)} images are missing or have changed: "
+                f"{', '.join(lost[:MOST_NAMED])}{more}; nothing was changed: restore these files, name the folder that "
+                "has them now as IMAGES, or remove them with dmlkit gallery remove --path FILE"
+            )
+        self.found = found
+        return found
+
+    def _file(self, name: str, path: str, box: str | None) -> LabelledImage | None:
+        """Return the image with an id, at its path or below the folder of the moved images; None if it is not there."""
+        places = [path]
+        if self.images is not None:
+            parts = Path(path).parts[1:]
+            places = [*(str(self.images.absolute().joinpath(*parts[start:])) for start in range(len(parts))), path]
+        for place in places:
+            image = LabelledImage(place, None, box_of_cell(box))
+            with suppress(BadImageError):
+                if image.id() == name:
+                    return image
+        return None
+
+    def _rows(
+        self, gallery: GalleryFolder, manifest: GalleryManifest, parts: PartFolder, file: IO[bytes]
+    ) -> EmbeddedRows:
+        """Write the rows of a version with their new points and paths into a file."""
+        import pyarrow as pa
+
+        rows = EmbeddedRows(manifest, file)
+        names = [name for name in KEPT if name in gallery.table.schema.names]
+        blocks, held = (part.points for part in parts.read()), torch.empty(0, manifest.dim)
+        for batch in gallery.batches(names, ROWS):
+            count = batch.num_rows
+            while len(held) < count:
+                held = torch.cat([held, next(blocks)])
+            columns: Mapping[str, Any] = {
+                name: batch.column(name) if name in names else pa.nulls(count, pa.string()) for name in KEPT
+            }
+            paths = [self.found[name].path for name in batch.column("id").to_pylist()]
+            rows.write_columns({**columns, "path": pa.array(paths, pa.string())}, held[:count])
+            held = held[count:]
+        return rows
