@@ -1,11 +1,13 @@
-"""The sampler interface: selects the images of each batch as a pure function of the seed and the epoch."""
+"""The sampler interface: selects the images of each batch as a pure function of the seed, the epoch and its state."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
 
 from dmlkit.component import Component, ComponentConfig, option
+from dmlkit.manifolds.base import Manifold
 
 ALL_PAIRS = "of the same class and of different classes"
 
@@ -40,7 +42,8 @@ class SamplerConfig(ComponentConfig, frozen=True):
 class Sampler(Component, ABC, family=SamplerConfig):
     """Batches of indices.
 
-    Each rank takes a contiguous share of a batch, so the batches do not depend on the number of ranks.
+    Each rank takes a contiguous share of a batch, so the batches do not depend on the number of ranks. A sampler that
+    learns from the embeddings of earlier epochs has a `state`, which checkpoints contain.
     """
 
     labels: Tensor = option(kw_only=False)
@@ -66,6 +69,34 @@ class Sampler(Component, ABC, family=SamplerConfig):
     @abstractmethod
     def batches(self, epoch: int) -> list[list[int]]:
         """Return the batches of an epoch, each of ``batch_size`` indices."""
+
+    def set_epoch(self, epoch: int, manifold: Manifold) -> None:
+        """Prepare for an epoch, counted from 0; called before each epoch, also before one that is resumed.
+
+        Args:
+            epoch: the epoch.
+            manifold: geometry of the embeddings that `learn_from` received.
+        """
+
+    def learn_from(self, embeddings: Tensor, labels: Tensor, manifold: Manifold) -> None:
+        """Take what training computes anyway; most samplers ignore it. All ranks receive the same.
+
+        Args:
+            embeddings: (B, D) points of a batch of all ranks, without gradient.
+            labels: (B,) int64.
+            manifold: geometry of the embeddings.
+        """
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the next batches depend on apart from seed and epoch; nothing for most samplers."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Restore the `state` of a checkpoint.
+
+        Raises:
+            ValueError: it is that of other training images.
+        """
 
     def generator(self, epoch: int) -> np.random.Generator:
         """Return the random generator of an epoch."""

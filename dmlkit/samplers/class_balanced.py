@@ -64,13 +64,13 @@ class ClassBalanced(Sampler, name="class_balanced"):
         else:
             decks = [Piles(piles, generator) for piles in self.piles]
         return [
-            [
-                index
-                for label in classes.deal(self.classes_per_batch)
-                for index in decks[label].deal(self.images_per_class)
-            ]
+            [index for label in self.classes_of_batch(classes) for index in decks[label].deal(self.images_per_class)]
             for _ in range(len(self))
         ]
+
+    def classes_of_batch(self, classes: "Deck") -> list[int]:
+        """Return the m classes of the next batch."""
+        return classes.deal(self.classes_per_batch)
 
     def _piles(self, groups: np.ndarray) -> list[list[np.ndarray]]:
         """Return the images of each class, separated by group."""
