@@ -37,6 +37,7 @@ class ShardWriter:
     """
 
     def __init__(self, config: DatasetConfig, images_per_shard: int) -> None:
+        config.require_one_label("dmlkit data shards")
         listing = config.listing()
         if listing is None or not samples_named(listing.sample).has_pixels:
             raise UserError(f"dataset {config.name} has no image files; expected a dataset of image files")

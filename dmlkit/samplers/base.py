@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -27,6 +28,9 @@ def pairs_among(classes: int, images: int) -> str:
 class SamplerConfig(ComponentConfig, frozen=True):
     """Root of the sampler family. Batch sizes are global: all ranks of a distributed run share one batch."""
 
+    takes_several_labels: ClassVar[bool] = False
+    """Whether images may have several labels."""
+
     @property
     def pairs(self) -> str:
         """The pairs that a batch may contain; see `pairs_among`."""
@@ -34,7 +38,12 @@ class SamplerConfig(ComponentConfig, frozen=True):
 
     @abstractmethod
     def build(
-        self, labels: Tensor, seed: int, super_classes: Tensor | None = None, groups: Tensor | None = None
+        self,
+        labels: Tensor,
+        seed: int,
+        super_classes: Tensor | None = None,
+        groups: Tensor | None = None,
+        members: Tensor | None = None,
     ) -> "Sampler":
         """Return the sampler for training images with ``labels`` (N,); see `Sampler`."""
 
@@ -46,6 +55,7 @@ class Sampler(Component, ABC, family=SamplerConfig):
     learns from the embeddings of earlier epochs has a `state`, which checkpoints contain.
     """
 
+    takes_several_labels: ClassVar[bool] = False
     labels: Tensor = option(kw_only=False)
     """(N,) int64, the labels of the training images."""
     seed: int = option(kw_only=False)
@@ -54,6 +64,8 @@ class Sampler(Component, ABC, family=SamplerConfig):
     """(C,) int64, the super-class of each class, for datasets that have them."""
     groups: Tensor | None = option(default=None, kw_only=False)
     """(N,) int64, for datasets that have them; see `Dataset`."""
+    members: Tensor | None = option(default=None, kw_only=False)
+    """(C, L) bool, which of several labels each class has; None if each image has one label."""
     batch_size: int = option(init=False)
     """Number of images in every batch."""
 

@@ -44,6 +44,7 @@ class HardClasses(ClassBalanced, name="hard_classes"):
         True
     """
 
+    takes_several_labels = False
     drawn_classes: PositiveInt = 1
     """Classes of a batch that are drawn; the others are those nearest to them. With m all are drawn, as in
     class_balanced."""
