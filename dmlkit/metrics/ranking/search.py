@@ -49,7 +49,7 @@ class SharedLabels:
     Args:
         queries: (Q,) int64, set of labels of each query.
         gallery: (N,) int64, set of labels of each item.
-        members: (C, L) bool, which labels each set has.
+        members: (C, L) float32, 1 for the labels that each set has.
         count: (Q,) int64, number of positions.
     """
 
@@ -71,6 +71,7 @@ class SharedLabels:
             >>> columns[present].tolist()
             [1, 2]
         """
+        members = members.float()  # once, not at each search
         sizes = torch.bincount(gallery, minlength=len(members)).double()
         of_set = torch.cat([share_label(block, members).double() @ sizes for block in members.split(2**10)])
         return cls(queries, gallery, members, of_set.long()[queries])
@@ -88,7 +89,7 @@ class SharedLabels:
 
 
 def share_label(first: Tensor, second: Tensor) -> Tensor:
-    """Return which of the rows (n, L) bool have a label in common with which of (m, L) bool: (n, m) bool."""
+    """Return which of the rows (n, L) of 0 and 1 have a label in common with which of (m, L): (n, m) bool."""
     return first.float() @ second.float().T > 0
 
 
