@@ -6,6 +6,7 @@ from dmlkit.datasets.cars196 import Cars196Config
 from dmlkit.datasets.cub200 import Cub200Config
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.glyphs import GlyphsConfig
+from dmlkit.datasets.hf import HfConfig
 from dmlkit.datasets.inshop import InShopConfig
 from dmlkit.datasets.shards import ShardsConfig
 from dmlkit.datasets.sop import SopConfig
@@ -18,6 +19,7 @@ __all__ = [
     "DatasetConfig",
     "FolderConfig",
     "GlyphsConfig",
+    "HfConfig",
     "InShopConfig",
     "ShardsConfig",
     "SopConfig",

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from dmlkit.component import ComponentConfig
 from dmlkit.datasets.files.archives import Published
 from dmlkit.datasets.files.dataset import Dataset, class_subset
+from dmlkit.datasets.files.label_sets import cut_between_groups
 from dmlkit.datasets.files.levels import path_levels
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.errors import OptionError, UserError, option_errors
@@ -63,6 +64,26 @@ class DatasetConfig(ComponentConfig, frozen=True):
     def level_names(self) -> tuple[str, ...] | None:
         """Names of the levels of the classes, coarsest first; None if only the files tell."""
         return self.levels or self.own_levels
+
+    @property
+    def label_separator(self) -> str | None:
+        """Separator of several labels of an image; None if each image has one label."""
+        return getattr(self, "separator", None)
+
+    def require_one_label(self, what: str) -> None:
+        """Check that each image has one label.
+
+        Args:
+            what: what compares labels, for the error.
+
+        Raises:
+            UserError: images have several labels.
+        """
+        if self.label_separator is not None:
+            raise UserError(
+                f"{what}: needs one label per image, but images have several (dataset.separator "
+                f"{self.label_separator!r}), which only train and eval RUN support"
+            )
 
     @property
     def own_splits(self) -> tuple[Split, ...]:
@@ -128,6 +149,15 @@ class DatasetConfig(ComponentConfig, frozen=True):
                 f"{max(0, count - held_out)} for training and {held_out} for validation; expected at least one for "
                 "training and two for validation; change the fraction, or use 0 for no validation",
             )
+        if self.label_separator is not None and held_out:
+            cut = cut_between_groups(whole.class_names, self.label_separator, count - held_out, (1, count - 2))
+            if cut is None:
+                raise OptionError(
+                    "dataset.validation_fraction",
+                    "common labels connect all training images, so none can be held out for validation; expected at "
+                    "least two groups of images without a common label; use 0 for no validation",
+                )
+            held_out = count - cut
         kept = range(count - held_out) if split == "train" else range(count - held_out, count)
         return class_subset(whole, kept)
 

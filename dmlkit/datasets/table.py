@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files.label_sets import cut_between_groups, in_groups, label_set
 from dmlkit.datasets.files.levels import path_fault
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.datasets.files.paths import SUSPICIOUS, inside, leaves_root
@@ -39,6 +40,9 @@ class TableConfig(DatasetConfig, frozen=True):
     """Path of the table, .csv or .parquet."""
     root: str | None = None
     """Folder that the paths in the table are relative to; null is the table's own folder."""
+    separator: Annotated[str, Field(min_length=1)] | None = None
+    """Text between several labels of an image in the column ``label``, e.g. ``|`` for ``a|b``: images that share a
+    label are positives, in losses that compare pairs and in metrics that search; null is one label per image."""
 
     @property
     def data_root(self) -> None:
@@ -48,7 +52,17 @@ class TableConfig(DatasetConfig, frozen=True):
         file = Path(self.file)
         with option_errors("dataset.file"):
             root = Path(self.root) if self.root else file.parent
-            return TableRows(read_table(file), file, root, self.levels).listing()
+            return TableRows(
+                read_table(file), file, root, self.levels, self.separator, is_whole=self.split == "all"
+            ).listing()
+
+    @model_validator(mode="after")
+    def _has_paths_or_sets(self) -> "TableConfig":
+        if self.separator is not None and self.levels:
+            raise ValueError("separator and levels cannot be used together; remove one")
+        if self.separator is not None and self.split == "reality_check":
+            raise ValueError("split reality_check does not support a separator; use official or all")
+        return self
 
 
 MAX_DIGITS = 4000  # longer labels are not sorted as numbers; Python converts at most 4300 digits
@@ -63,10 +77,22 @@ class TableRows:
         file: file of the table.
         root: folder that the paths are relative to.
         levels: names of the levels of labels that are paths, coarsest first; none for other labels.
+        separator: separator of several labels of an image; None for one label.
+        is_whole: whether all images are used together, whatever their split.
     """
 
-    def __init__(self, table: Any, file: Path, root: Path, levels: Sequence[str] = ()) -> None:
-        self.table, self.file, self.root, self.levels = table, file, root, levels
+    def __init__(
+        self,
+        table: Any,
+        file: Path,
+        root: Path,
+        levels: Sequence[str] = (),
+        separator: str | None = None,
+        *,
+        is_whole: bool = False,
+    ) -> None:
+        self.table, self.file, self.root, self.levels, self.separator = table, file, root, levels, separator
+        self.is_whole = is_whole
         self.keep = np.ones(len(table), dtype=bool)
         self.faults: list[str] = []
         self.notes: list[str] = []
@@ -75,7 +101,7 @@ class TableRows:
         """Check all columns and return the listing without the rows that have problems."""
         names = self._paths()
         labels, class_names = self._labels()
-        splits = self._splits(labels, len(class_names))
+        splits = self._splits(labels, class_names)
         query, gallery = (
             self._truths(name) if name in self.table.column_names else None for name in ("query", "gallery")
         )
@@ -101,6 +127,7 @@ class TableRows:
             faults=self.faults,
             notes=self.notes,
             source=self.file,
+            separator=self.separator,
         )
 
     def _where(self, row: int) -> str:
@@ -144,18 +171,30 @@ class TableRows:
         encoded = column.dictionary_encode()
         names: list[str] = encoded.dictionary.to_pylist()
         codes = compute.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)
-        faults = {code: path_fault(name, self.levels) for code, name in enumerate(names if self.levels else ())}
+        sets = {name: label_set(name, self.separator) for name in names} if self.separator is not None else {}
+        found = {name: fault for name, (_, fault) in sets.items()} if sets else self._path_faults(names)
+        faults = {code: found.get(name) for code, name in enumerate(names)}
         wrong = np.isin(codes, [code for code, fault in faults.items() if fault]).nonzero()[0]
         self.faults += [f"{self._where(row)}: {faults[codes[row]]}" for row in wrong.tolist()]
         self.keep[wrong] = False
+        if sets:  # b|a is the set a|b
+            places = {name: place for place, name in enumerate(dict.fromkeys(one for one, _ in sets.values()))}
+            codes = np.array([*(places[sets[name][0]] for name in names), len(places)])[codes]
+            names = list(places)
         order = self._order(names)
         position = np.empty(len(names) + 1, dtype=np.int64)
         position[order] = np.arange(len(names))
         position[-1] = 0  # for rows without a label, which are excluded
         return position[codes], [names[index] for index in order]
 
+    def _path_faults(self, names: list[str]) -> dict[str, str | None]:
+        return {name: path_fault(name, self.levels) for name in names} if self.levels else {}
+
     def _order(self, names: list[str]) -> list[int]:
-        """Return the positions of the names in sorted order; numbers are sorted as numbers."""
+        """Return the positions of the names in sorted order; numbers are sorted as numbers, sets as `in_groups`."""
+        if self.separator is not None:
+            place = {name: index for index, name in enumerate(names)}
+            return [place[name] for name in in_groups(names, self.separator)]
         numeric = all(name.removeprefix("-").isdecimal() and len(name) < MAX_DIGITS for name in names)
         if numeric and names:
             self._note_gaps({int(name) for name in names})
@@ -171,10 +210,25 @@ class TableRows:
                 f"({missing} missing numbers); labels are renumbered, so no action is needed"
             )
 
-    def _splits(self, labels: np.ndarray, classes: int) -> np.ndarray:
+    def _half(self, class_names: list[str]) -> int:
+        """Return how many classes are for training if the table has no column ``split``."""
+        half = len(class_names) // 2
+        if self.separator is None:
+            return half
+        cut = cut_between_groups(class_names, self.separator, half, (1, len(class_names) - 1))
+        if cut is None:
+            self.faults.append(
+                f"{self.file}: common labels connect all images, so no split has test labels that are unseen in "
+                "training; use dataset.split=all to train on all of them, or one label per image"
+            )
+        return len(class_names) if cut is None else cut
+
+    def _splits(self, labels: np.ndarray, class_names: list[str]) -> np.ndarray:
         """Return (N,) positions in `LISTED_SPLITS`."""
+        if self.is_whole and self.separator is not None:  # labels may be in several splits
+            return np.zeros(len(labels), dtype=np.int8)
         if "split" not in self.table.column_names:
-            return np.where(labels < classes // 2, 0, LISTED_SPLITS.index("test")).astype(np.int8)
+            return np.where(labels < self._half(class_names), 0, LISTED_SPLITS.index("test")).astype(np.int8)
         values, codes = self._encoded("split")
         known = {name: index for index, name in enumerate(LISTED_SPLITS)}
         splits = np.array([known.get(value, -1) for value in values], dtype=np.int8)[codes]

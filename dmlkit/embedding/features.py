@@ -101,6 +101,7 @@ class CachedFeatures(Dataset):
             gallery=dataset.gallery,
             levels=dataset.levels,
             groups=dataset.groups,
+            separator=dataset.separator,
         )
         self.dataset, self.vectors = dataset, vectors
         self.views = len(vectors) // len(dataset)

@@ -175,6 +175,7 @@ def embed_split(
     fabric, run = start_ranks(device), RunFolder(path)
     run.check_unseen(split, "{run} in this command, or --split all")
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
+    trained.recipe.dataset.require_one_label(str(path))
     found = split_points(run, trained, fabric, split, bar)
     refuse_faults(found.skipped, trained.recipe.dataset.on_bad_image)
     dataset, rows = found.dataset, found.rows

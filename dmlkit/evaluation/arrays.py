@@ -51,8 +51,10 @@ def evaluate_points(
             f"{points.source}: {labels.count(None)} of {len(labels)} items have no label; evaluation needs one for "
             "every item"
         )
-    levels = () if points.run is None else RunFolder(points.run).recipe().dataset.levels
-    queries = LabeledRows(found, np.array(labels), list(points.paths), levels)
+    dataset = None if points.run is None else RunFolder(points.run).recipe().dataset
+    if dataset is not None:
+        dataset.require_one_label(points.source)
+    queries = LabeledRows(found, np.array(labels), list(points.paths), dataset.levels if dataset else ())
     evaluation = _score(points.source, queries, None, points.manifold, _configs(metrics), ties, bar, rerank)
     return Report.of(evaluation, points.source, "all", ties=ties), evaluation
 

@@ -110,6 +110,7 @@ def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, fabric:
         UserError: the split has no images, or an image cannot be read.
     """
     config = trained.recipe.dataset
+    config.require_one_label(str(run.path))
     found = split_embeddings(run, trained, fabric, images_of_split(config, split), split, bar=bar)
     refuse_faults(found.faults, config.on_bad_image)
     labels = found.labels.unique(return_inverse=True)[1]

@@ -172,10 +172,13 @@ def score_dataset(
         alternative = score(plain, searching(metrics), rescore=second.local(query, found))
     elif second.rerank is not None or second.points is not None:
         alternative = score(second.points or plain, searching(metrics), rerank=second.rerank)
+    own, nearest = labels[query][scores.queries], labels[found][scores.nearest]
+    if dataset.members is not None:  # it is no mistake to find an image that shares a label
+        nearest = own.where((dataset.members[own] & dataset.members[nearest]).any(1), nearest)
     return Evaluation(
         scores=scores,
-        labels=labels[query][scores.queries],
-        nearest_labels=labels[found][scores.nearest],
+        labels=own,
+        nearest_labels=nearest,
         class_names=dataset.class_names,
         images=[dataset.key(index) for index in ids[query][scores.queries].tolist()],
         classes=len(labels[query].unique()),
@@ -186,7 +189,10 @@ def score_dataset(
 
 
 def at_levels(dataset: Dataset, labels: Tensor) -> Labels:
-    """Return labels (n,) of a dataset at each level of its hierarchy; as they are if it has none."""
+    """Return labels (n,) of a dataset at each level of its hierarchy, or as a matrix if images have several; as they
+    are if there is neither."""
+    if dataset.members is not None:
+        return dataset.members[labels]
     return {name: of_class[labels] for name, of_class in dataset.levels.items()} or labels
 
 

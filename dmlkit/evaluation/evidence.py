@@ -57,6 +57,7 @@ def run_evidence(path: Path, run: EvaluatedRun, regions: str, *, fabric: Ranks, 
     folder = RunFolder(path)
     trained = load_model(folder, fabric, run.checkpoint)
     split = cast(Split, run.report.split)
+    trained.recipe.dataset.require_one_label(f"--evidence {regions}")
     dataset = images_of_split(trained.recipe.dataset, split)
     found = split_embeddings(folder, trained, fabric, dataset, split, bar=bar)
     return evidence_of(trained, dataset, found, list(run.per_query)[-1], regions, bar=bar)

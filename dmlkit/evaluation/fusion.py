@@ -94,6 +94,7 @@ def choose_fusion(
         folder.check_unseen("validation")
     models = load_model(folders[0], fabric, checkpoint), load_model(folders[1], fabric)
     check_fusible(*models, other)
+    models[0].recipe.dataset.require_one_label(f"--with {other}")
     dataset, theirs = (images_of_split(model.recipe.dataset, "validation") for model in models)
     hashes = [hash_images(one, models[0].recipe.dataset) for one in (dataset, theirs)]
     trained = [TrainingClasses.read(folder.classes_path).training_classes for folder in folders]

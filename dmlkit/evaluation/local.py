@@ -55,6 +55,7 @@ def choose_local(
     folder = RunFolder(run)
     folder.check_unseen("validation")
     trained = load_model(folder, fabric, checkpoint)
+    trained.recipe.dataset.require_one_label(f"--with {kind}")
     dataset = images_of_split(trained.recipe.dataset, "validation")
     found = split_embeddings(folder, trained, fabric, dataset, "validation", bar=bar)
     matches = _matches_of(kind, trained, fabric, dataset, found, bar)

@@ -58,6 +58,7 @@ def choose_place(
     folder = RunFolder(run)
     folder.check_unseen("validation")
     trained = load_model(folder, fabric, checkpoint)
+    trained.recipe.dataset.require_one_label("--with place")
     dataset = images_of_split(trained.recipe.dataset, "validation")
     sightings_of(trained, dataset, [0])  # before anything is embedded
     found = split_embeddings(folder, trained, fabric, dataset, "validation", bar=bar)

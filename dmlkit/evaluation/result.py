@@ -123,7 +123,7 @@ class Evaluation:
 
     scores: Scores  # of Q queries
     labels: Tensor  # (Q,) int64, indices of ``class_names``
-    nearest_labels: Tensor  # (Q,) int64, labels of their nearest neighbors
+    nearest_labels: Tensor  # (Q,) int64, labels of their nearest neighbors; their own if they share one of several
     class_names: Sequence[str]  # C names
     images: Sequence[str]  # Q unique names of the queries
     classes: int  # number of classes, including those of queries without a positive

@@ -78,6 +78,7 @@ class CachedImages(Dataset):
             gallery=dataset.gallery,
             levels=dataset.levels,
             groups=dataset.groups,
+            separator=dataset.separator,
         )
         self.cache = Cache(Path(folder))
         self.resizing = self.cache.resizing

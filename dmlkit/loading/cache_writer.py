@@ -48,10 +48,13 @@ def images_to_cache(recipe: Recipe) -> Dataset:
     """Return all images of a recipe's dataset, read from their files.
 
     Raises:
-        UserError: the dataset renders its images in memory, or has vectors.
+        UserError: the dataset renders its images in memory, has vectors, or takes no cache.
     """
     if not samples_named(recipe.dataset.sample).has_pixels:
         raise UserError(f"dataset {recipe.dataset.name} has {recipe.dataset.sample}s; only images can be cached")
+    for requirement in recipe.dataset.requirements():
+        if requirement.key == "dataset.cache":
+            raise UserError(f"dataset {recipe.dataset.name}: takes no cache, because {requirement.reason}")
     dataset = recipe.dataset.model_copy(update={"cache": None}).build("all")
     if dataset.in_memory:
         raise UserError(f"dataset {recipe.dataset.name}: the images are already in memory; no cache is needed")

@@ -159,7 +159,8 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
     def __getitem__(self, index: int) -> Inspection:
         try:
             pixels = self.images.sample(index)
-            count = frames(self.images.paths[index]) if self.images.kind.has_pixels else 1
+            is_file = self.images.file(index) is not None or self.images.box(index) is not None
+            count = frames(self.images.paths[index]) if self.images.kind.has_pixels and is_file else 1
         except BadImageError as error:
             return Inspection(index, b"", str(error), "")
         # with the shape, because two plain images of different sides may have the same bytes

@@ -37,6 +37,7 @@ class ShardWriter:
     """
 
     def __init__(self, config: DatasetConfig, images_per_shard: int) -> None:
+        config.require_one_label("dmlkit data shards")
         listing = config.listing()
         if listing is None or not samples_named(listing.sample).has_pixels:
             raise UserError(f"dataset {config.name} has no image files; expected a dataset of image files")
@@ -44,6 +45,8 @@ class ShardWriter:
         self.listing, self.images_per_shard, self.data_root = listing, images_per_shard, config.data_root
         images = listing.everything()
         assert isinstance(images, ListedImages)
+        if len(images) and images.file(0) is None and images.box(0) is None:
+            raise UserError(f"dataset {config.name} has its images in other files; expected a dataset of image files")
         self.images = images
         self.names = member_names(listing)
         self.alone = _alone(listing.groups)

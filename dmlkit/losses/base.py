@@ -19,6 +19,8 @@ class LossConfig(ComponentConfig, frozen=True):
 
     shares_classes: ClassVar[bool] = False
     """Whether the classes may be split over ranks and a step may sample them."""
+    takes_several_labels: ClassVar[bool] = False
+    """Whether images may have several labels: the loss compares pairs and owns nothing per class."""
 
     @abstractmethod
     def build(self, manifold: Manifold, num_classes: int) -> "Loss":
@@ -33,6 +35,7 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
     """
 
     shares_classes: ClassVar[bool] = False
+    takes_several_labels: ClassVar[bool] = False
     manifold: Manifold = option(kw_only=False)
     """Geometry of the embeddings."""
     num_classes: Any = option(default=None, init=False)
@@ -66,6 +69,18 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
 
     def set_epoch(self, epoch: int) -> None:
         """Prepare for an epoch, counted from 0; called before each epoch."""
+
+    def use_members(self, members: Tensor | None) -> None:
+        """Take which labels each class has, (C, L) bool; images that share a label are then positives.
+
+        Args:
+            members: the matrix; None if each image has one label.
+
+        Raises:
+            ValueError: images have several labels, but the loss needs one per image.
+        """
+        if members is not None:
+            raise ValueError(f"{type(self).__name__}: needs one label per image")
 
     def keep_shard(self, rank: int, ranks: int) -> None:
         """Keep only this rank's classes; call once, before an optimizer is built. Raise ValueError if it has none."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from dmlkit.component import option
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.contrastive import Contrastive
-from dmlkit.losses.pair_loss import PairLoss, make_pairs
+from dmlkit.losses.pair_loss import PairLoss
 
 
 def compares_pairs(loss: LossConfig) -> LossConfig:
@@ -84,6 +84,13 @@ class CrossBatchMemory(Loss, name="cross_batch_memory"):
         self.register_buffer("memory_labels", torch.full((self.size,), -1))
         self.register_buffer("position", torch.tensor(0))
 
+    @property
+    def takes_several_labels(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.loss.takes_several_labels
+
+    def use_members(self, members: Tensor | None) -> None:
+        self.loss.use_members(members)
+
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self.loss.set_epoch(epoch)
@@ -93,7 +100,7 @@ class CrossBatchMemory(Loss, name="cross_batch_memory"):
             return self.loss.compute(embeddings, labels)
         columns = torch.cat([embeddings, self.memory.to(embeddings.dtype)])
         column_labels = torch.cat([labels, self.memory_labels])
-        loss = self.loss.compute_pairs(make_pairs(embeddings, labels, columns, column_labels))
+        loss = self.loss.compute_pairs(self.loss.pairs(embeddings, labels, columns, column_labels))
         self._remember(embeddings.detach()[-self.size :], labels[-self.size :])
         return loss
 

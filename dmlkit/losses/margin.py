@@ -31,6 +31,7 @@ class Margin(PairLoss, name="margin"):
         0.1858
     """
 
+    takes_several_labels = False
     num_classes: int = option(kw_only=False)
     """C, the number of training classes; each has one boundary."""
     margin: NonNegativeFloat = 0.2

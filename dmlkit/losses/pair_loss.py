@@ -19,8 +19,8 @@ class Pairs:
         rows: (B, D).
         columns: (M, D).
         labels: (B,), the labels of the rows.
-        positive: (B, M) bool, whether both have the same label; False for a row with itself.
-        negative: (B, M) bool, whether the labels differ.
+        positive: (B, M) bool, whether both have the same label, or share one of several; False for a row with itself.
+        negative: (B, M) bool, whether they do not.
     """
 
     rows: Tensor
@@ -30,7 +30,9 @@ class Pairs:
     negative: Tensor
 
 
-def make_pairs(rows: Tensor, labels: Tensor, columns: Tensor, column_labels: Tensor) -> Pairs:
+def make_pairs(
+    rows: Tensor, labels: Tensor, columns: Tensor, column_labels: Tensor, members: Tensor | None = None
+) -> Pairs:
     """Return the pairs of B rows with M columns, of which the first B are the rows themselves.
 
     Args:
@@ -38,6 +40,7 @@ def make_pairs(rows: Tensor, labels: Tensor, columns: Tensor, column_labels: Ten
         labels: (B,) >= 0.
         columns: (M, D), M >= B.
         column_labels: (M,); a column with -1 belongs to no pair.
+        members: (C, L) bool, which of several labels each class has; None if each class is a label of its own.
 
     Example:
         >>> labels = torch.tensor([0, 0, 1])
@@ -45,7 +48,11 @@ def make_pairs(rows: Tensor, labels: Tensor, columns: Tensor, column_labels: Ten
         >>> pairs.positive.nonzero().tolist()
         [[0, 1], [1, 0]]
     """
-    same = labels[:, None] == column_labels  # (B, M)
+    if members is None:
+        same = labels[:, None] == column_labels  # (B, M)
+    else:
+        same = members[labels].to(rows.dtype) @ members[column_labels].to(rows.dtype).T > 0
+        same &= column_labels >= 0
     negative = ~same if column_labels is labels else ~same & (column_labels >= 0)
     return Pairs(rows, columns, labels, same.fill_diagonal_(False), negative)
 
@@ -63,11 +70,25 @@ class PairLoss(Loss):
     A subclass only implements `compute_pairs`.
     """
 
+    takes_several_labels = True
+    _members: Tensor | None = None  # (C, L) bool; see `use_members`
+
+    def use_members(self, members: Tensor | None) -> None:
+        if not self.takes_several_labels:
+            super().use_members(members)
+        self._members = members
+
     def requirements(self) -> Iterable[Requirement]:
         return (NEEDS_PAIRS,)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        return self.compute_pairs(make_pairs(embeddings, labels, embeddings, labels))
+        return self.compute_pairs(self.pairs(embeddings, labels, embeddings, labels))
+
+    def pairs(self, rows: Tensor, labels: Tensor, columns: Tensor, column_labels: Tensor) -> Pairs:
+        """Return `make_pairs` by the labels that this loss knows."""
+        if self._members is not None:
+            self._members = self._members.to(rows.device)
+        return make_pairs(rows, labels, columns, column_labels, self._members)
 
     @abstractmethod
     def compute_pairs(self, pairs: Pairs) -> Tensor:

@@ -44,6 +44,10 @@ class RecallSurrogate(PairLoss, name="recall_surrogate"):
     mixup: bool = False
     """Add virtual images between the images of a class; in training only."""
 
+    @property
+    def takes_several_labels(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return not self.mixup  # a virtual image would have the labels of one of the two that it mixes
+
     def compute_pairs(self, pairs: Pairs) -> Tensor:
         similarity = self.manifold.relative_similarity(pairs.rows, pairs.columns) / self.temperature  # (B, M)
         positive, negative = pairs.positive, pairs.negative

@@ -82,9 +82,10 @@ def retrieval_metrics(
     Args:
         embeddings: (N, D) points on the manifold, array or tensor.
         labels: (N,) integers or strings; with a hierarchy a mapping from each level to them, coarsest first, e.g.
-            ``{"genus": [...], "species": [...]}``, for metrics such as ``recall@1:genus`` and ``h_ap``.
+            ``{"genus": [...], "species": [...]}``, for metrics such as ``recall@1:genus`` and ``h_ap``; or (N, L) bool,
+            which of L labels each embedding has: items that share one are then positives.
         gallery: (M, D) points to search instead; needs ``gallery_labels``.
-        gallery_labels: (M,) integers or strings, or a mapping with the same levels.
+        gallery_labels: (M,) integers or strings, or a mapping with the same levels, or (M, L) bool.
         manifold: the geometry whose similarity ranks the neighbors; None normalizes the rows and uses the cosine.
         metrics: configs or names, e.g. ``["recall@1", "map@r", "ndcg@10", "nmi"]``; all share one search.
             Metrics that do not search describe ``embeddings`` (nmi, ami, f1, spread) or all pairs (eer, roc_auc).
@@ -181,7 +182,8 @@ def score_retrieval(
         points, new = expand(manifold, points, among, rerank)
         items = points if items is not None and new is None else new
     vectors = search_vectors(manifold, points, items)
-    search, positives = build_search(vectors, keys if items is not None else (keys[0], keys[0]), names)
+    sides = keys if items is not None else (keys[0], keys[0])
+    search, positives = build_search(vectors, sides, names, labeling.members)
     if isinstance(rerank, KReciprocal):
         search = replace(search, rows=k_reciprocal(manifold, points, among, rerank))
     if rescore is not None:

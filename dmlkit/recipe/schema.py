@@ -186,6 +186,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             *self._selection_by_unknown_metric(),
             *self._figures_given_twice(),
             *self._levels_that_are_missing(),
+            *self._parts_for_one_label(),
             *self._proxies_that_cannot_be_shared_out(),
             *self._stop_after_the_end(),
             *self._augmentation_without_views(),
@@ -267,6 +268,19 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             if not known:
                 text = f"dataset {self.dataset.name} has no levels; set dataset.levels, or remove the metric"
             yield ("metrics", index), f"{metric.names()[0]}: {text}"
+
+    def _parts_for_one_label(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        separator = self.dataset.label_separator
+        if separator is None:
+            return
+        advice = {"loss": "use a loss over pairs, e.g. sup_con", "sampler": "use class_balanced or random"}
+        parts: list[tuple[tuple[str | int, ...], Any]] = [(("loss",), self.loss), (("sampler",), self.sampler)]
+        parts += [(("regularizers", index), term) for index, term in enumerate(self.regularizers)]
+        refused = [(key, part.name) for key, part in parts if not part.takes_several_labels]
+        metrics = [(("metrics", index), one) for index, one in enumerate(self.metrics) if not one.searches]
+        for key, name in [*refused, *((key, metric.names()[0]) for key, metric in metrics)]:
+            instead = advice.get(str(key[0]), "remove it")
+            yield key, f"{name} needs one label per image, got several (dataset.separator {separator!r}); {instead}"
 
     def _stop_after_the_end(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         epochs, stop_after = self.training.epochs, self.training.stop_after

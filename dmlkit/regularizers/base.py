@@ -25,6 +25,8 @@ class RegularizerConfig(ComponentConfig, frozen=True):
 
     keeps_space: ClassVar[bool] = False
     """Whether the embeddings can be compared with those of the `source_run`."""
+    takes_several_labels: ClassVar[bool] = False
+    """Whether images may have several labels, because the term ignores them."""
 
     @abstractmethod
     def build(self, manifold: Manifold) -> "Regularizer":

@@ -1,7 +1,7 @@
 """Distillation: relations between the images of a batch should be those that a teacher sees."""
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, ValidationInfo, field_validator, model_validator
@@ -21,6 +21,7 @@ ANGLE_WEIGHT = 2.0
 class DistillConfig(RegularizerConfig, frozen=True):
     """RKD (Park et al. 2019) or similarity preservation (Tung & Mori 2019): learn the relations that a teacher sees."""
 
+    takes_several_labels: ClassVar[bool] = True
     name: Literal["distill"] = "distill"
     teacher: Annotated[str, Field(min_length=1)]
     """Run of the teacher, whose embeddings may have another width. It embeds the training images once, without

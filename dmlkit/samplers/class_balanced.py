@@ -17,6 +17,9 @@ class ClassBalanced(Sampler, name="class_balanced"):
     class: classes and images are dealt from shuffled decks that are reshuffled when they run out. Only a class
     with fewer than n images repeats one within a batch. An epoch has about as many images as the training set.
 
+    If images have several labels, m labels are drawn, each with n images that have it, none of which is in the batch
+    already, unless the label has too few.
+
     Raises:
         UserError: there are fewer than m classes, or a class has fewer than n groups.
 
@@ -27,6 +30,7 @@ class ClassBalanced(Sampler, name="class_balanced"):
         [0, 1, 2, 3, 4, 5]
     """
 
+    takes_several_labels = True
     classes_per_batch: PositiveInt = 8
     """m, number of classes in a batch."""
     images_per_class: PositiveInt = 4
@@ -43,6 +47,8 @@ class ClassBalanced(Sampler, name="class_balanced"):
         if self.apart and self.groups is None:
             raise OptionError("sampler.apart", "the dataset has no groups; use a table with a column group, or null")
         self.images = group_by(self.labels.numpy())  # the images of each class
+        if self.members is not None:  # of each label
+            self.images = [of_label.nonzero()[0] for of_label in self.members[self.labels].numpy().T]
         if len(self.images) < self.classes_per_batch:
             raise OptionError(
                 "sampler.classes_per_batch",
@@ -63,14 +69,22 @@ class ClassBalanced(Sampler, name="class_balanced"):
             decks = [Deck(images, generator) for images in self.images]
         else:
             decks = [Piles(piles, generator) for piles in self.piles]
-        return [
-            [
-                index
-                for label in classes.deal(self.classes_per_batch)
-                for index in decks[label].deal(self.images_per_class)
-            ]
-            for _ in range(len(self))
-        ]
+        return [self._batch(self.classes_of_batch(classes), decks) for _ in range(len(self))]
+
+    def _batch(self, classes: list[int], decks: "list[Deck] | list[Piles]") -> list[int]:
+        """Return images of classes; with several labels, one that is in the batch already is dealt again."""
+        batch: list[int] = []
+        for label in classes:
+            for card in decks[label].deal(self.images_per_class):
+                index, tries = card, 0 if self.members is None else len(self.images[label])
+                while tries and index in batch:
+                    index, tries = decks[label].deal(1)[0], tries - 1
+                batch.append(index)
+        return batch
+
+    def classes_of_batch(self, classes: "Deck") -> list[int]:
+        """Return the m classes of the next batch."""
+        return classes.deal(self.classes_per_batch)
 
     def _piles(self, groups: np.ndarray) -> list[list[np.ndarray]]:
         """Return the images of each class, separated by group."""

@@ -42,6 +42,8 @@ class Random(ImageSampler, name="random"):
         [3, 3]
     """
 
+    takes_several_labels = True
+
     def batches(self, epoch: int) -> list[list[int]]:
         order = self.generator(epoch).permutation(self.num_images)
         return order[: len(self) * self.batch_size].reshape(len(self), self.batch_size).tolist()

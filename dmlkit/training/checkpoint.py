@@ -138,6 +138,7 @@ def save(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state
                 "optimizer": optimizer,
                 "precision": fabric.strategy.precision.state_dict(),
                 "random": random,
+                "sampler": experiment.sampler.state(),
             },
         )
     fabric.barrier()
@@ -188,6 +189,7 @@ def _load_into(experiment: Experiment, saved: dict[str, Any], path: Path, fabric
         experiment.average.restore(saved["model"], saved[LATEST])
     experiment.optimizer.load_state_dict(saved["optimizer"])
     fabric.strategy.precision.load_state_dict(saved["precision"])
+    experiment.sampler.restore(saved.get("sampler", {}))  # absent before samplers had a state
     torch.set_rng_state(saved["random"]["cpu"])
     if fabric.device.type == "cuda" and "cuda" in saved["random"]:
         torch.cuda.set_rng_state(saved["random"]["cuda"], fabric.device)

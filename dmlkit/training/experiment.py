@@ -174,7 +174,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     with recipe.errors_at("metrics"):
         check_levels(recipe.metrics, train)
     with recipe.errors_at("sampler"):
-        sampler = recipe.sampler.build(train.labels, recipe.seed, super_classes_of(recipe, train), train.groups)
+        sampler = sampler_of(recipe, train)
     if recipe.training.accumulate > len(sampler):
         message = f"got {recipe.training.accumulate}, expected at most {len(sampler)}, the number of batches per epoch"
         raise UserError(recipe.fault(("training", "accumulate"), message))
@@ -196,6 +196,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         recompute_chunks(model, recipe.training.gradient_cache)
     with recipe.errors_at("loss"):
         loss = recipe.loss.build(model.manifold, len(train.class_names))
+        loss.use_members(train.members)
     with recipe.errors_at("regularizers"):
         regularizers = [regularizer.build(model.manifold) for regularizer in recipe.regularizers]
         for regularizer in regularizers:
@@ -215,6 +216,17 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         optimizer = recipe.optimizer.build(parameters, fused=recipe.training.precision != "fp16")
     average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
     return Experiment(recipe, model, objective, optimizer, sampler, train, validation, average)
+
+
+def sampler_of(recipe: Recipe, dataset: Dataset) -> Sampler:
+    """Return the sampler of a recipe for its training images.
+
+    Raises:
+        OptionError: the sampler does not fit them.
+    """
+    several = {} if dataset.members is None else {"members": dataset.members}  # plug-ins may not take it
+    super_classes = super_classes_of(recipe, dataset)
+    return recipe.sampler.build(dataset.labels, recipe.seed, super_classes, dataset.groups, **several)
 
 
 def super_classes_of(recipe: Recipe, dataset: Dataset) -> Tensor | None:

@@ -141,6 +141,7 @@ def fit(
                 model = fabric.setup_module(data.model)
             batches.epoch, batches.start = state.epoch, state.step * settings.accumulate
             objective.loss.set_epoch(state.epoch)
+            experiment.sampler.set_epoch(state.epoch, experiment.model.manifold)
             losses: list[Tensor] = []  # of the current step
             pending: list[Tensor] = []  # losses of steps that are not checked yet
             images_seen = images_pending = 0
@@ -156,6 +157,7 @@ def fit(
                         images = gather_rows(fabric, batch.indices.to(fabric.device, non_blocking=True), counts)
                         loss = compute_loss(experiment, (embeddings, labels, images), state, run)
                         fabric.backward(loss)
+                    experiment.sampler.learn_from(embeddings.detach(), labels, experiment.model.manifold)
                     losses.append(loss.detach())
                     images_pending += len(labels)
                 if not is_last:

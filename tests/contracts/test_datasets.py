@@ -45,12 +45,23 @@ def in_arrays(root: Path) -> Path:
     return root / "vectors.npy"
 
 
+def in_arrow_files(root: Path) -> Path:
+    library = pytest.importorskip("datasets", reason="the extra dmlkit[hf] is not installed")
+    paths = sorted(str(path) for path in in_folders(root / "photos").rglob("*.jpg"))
+    columns = {"image": paths, "label": [Path(path).parent.name for path in paths]}
+    rows = library.Dataset.from_dict(columns).cast_column("image", library.Image())
+    library.disable_progress_bars()
+    rows.save_to_disk(str(root / "saved"))
+    return root / "saved"
+
+
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "cub200": trees.cub,
     "cars196": trees.cars_kaggle,  # its other layouts, in test_benchmarks, start a process to read MATLAB: 1 s each
     "sop": trees.sop,
     "inshop": trees.inshop,
     "folder": in_folders,
+    "hf": in_arrow_files,
     "shards": in_shards,
     "table": in_a_table,
     "vectors": in_arrays,

@@ -56,6 +56,12 @@ def test_two_ranks_that_embed_in_chunks_equal_one_that_does_not(runs: Path):
     assert_same_weights(runs / "two" / "chunked", runs / "one" / "multi_similarity")
 
 
+def test_two_ranks_find_the_hard_classes_of_one(runs: Path):
+    one, two = (RunFolder(runs / path / "hard classes").load_checkpoint("last")["sampler"] for path in ("one", "two"))
+    assert torch.equal(two["neighbors"], one["neighbors"]) and torch.equal(two["counts"], one["counts"])
+    assert_same_weights(runs / "two" / "hard classes", runs / "one" / "hard classes")
+
+
 @pytest.mark.parametrize(
     "loss", sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
 )

@@ -35,6 +35,7 @@ OPTIONS = {"proxy_gml": "proxy_gml, ratio: 0.5, scale: 20.0"}  # its own keep fe
 SHARDED = ("training.shard_proxies=true",)
 ACCUMULATED = ("training.accumulate=4",)
 CHUNKED = ("training.gradient_cache=3",)
+HARD = ("sampler={name: hard_classes, classes_per_batch: 4, images_per_class: 2}",)
 # Everything that a number of ranks could spoil: momentum of shared-out proxies, a norm over all of them, a schedule,
 # steps of several batches.
 RESUMED = (
@@ -81,6 +82,7 @@ def train_all(output: Path, *continued: Path) -> None:
         train(recipe_of("proxy_anchor", (override,)), output / name, device=fabric)
     train(recipe_of("proxy_isa", (*ACCUMULATED, "loss.delay=0.5")), output / "accumulated", device=fabric)
     train(recipe_of("multi_similarity", CHUNKED), output / "chunked", device=fabric)
+    train(recipe_of("multi_similarity", HARD), output / "hard classes", device=fabric)
     train(recipe_of("mpa", RESUMED), output / "unbroken", device=fabric)
     with suppress(TrainingStoppedError):
         train(recipe_of("mpa", RESUMED), output / "stopped", device=fabric, progress=Stopper())

@@ -44,6 +44,7 @@ SAMPLERS = [
     *options("random", batch_size=(1, 2, 24)),
     *options("weighted", batch_size=(1, 2, 24)),
     *options("class_balanced", classes_per_batch=(1, 2), images_per_class=(1, 2)),
+    *options("hard_classes", classes_per_batch=(1, 2), images_per_class=(1, 2)),
     *options("hierarchical", super_classes_per_batch=(1, 2), classes_per_super_class=(1, 2), images_per_class=(1, 2)),
     *options("paired", classes_per_batch=(1, 2), images_per_class=(1, 2)),
 ]

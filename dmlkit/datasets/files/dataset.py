@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dmlkit.datasets.files.label_sets import as_members
 from dmlkit.datasets.files.levels import Levels, levels_of
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
@@ -60,6 +62,8 @@ class Dataset(ABC):
             of each other; an image without a group has a unique number. None if no image has a group.
         levels: hierarchy of the classes; empty if there is none. With ``super_classes`` it has two levels,
             ``super_class`` and ``class``.
+        separator: separator of the labels in ``class_names``, each of which is then a set of labels; None if each image
+            has one label.
 
     Attributes:
         kind: kind of the samples, images unless ``num_features`` or ``kind`` is set.
@@ -86,6 +90,7 @@ class Dataset(ABC):
         super_classes: Tensor | None = None,
         groups: Tensor | None = None,
         levels: Levels | None = None,
+        separator: str | None = None,
     ) -> None:
         self.labels = labels
         self.class_names = tuple(class_names)
@@ -95,6 +100,7 @@ class Dataset(ABC):
         if super_classes is not None:
             levels = {"super_class": super_classes, "class": torch.arange(len(class_names))}
         self.levels: Levels = levels or {}
+        self.separator = separator
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Take ``num_features = 8`` in a class's body as in `num_features`."""
@@ -106,6 +112,11 @@ class Dataset(ABC):
     def super_classes(self) -> Tensor | None:
         """The level above the classes, (C,) int64; None if there is none."""
         return list(self.levels.values())[-2] if self.levels else None
+
+    @cached_property
+    def members(self) -> Tensor | None:
+        """Which labels each class has, (C, L) bool, if classes are sets of labels; else None."""
+        return as_members(self.class_names, self.separator)
 
     @property
     def num_features(self) -> int | None:
@@ -177,6 +188,7 @@ class PickedSamples(Dataset):
             gallery=gallery,
             groups=groups,
             levels=levels_of(dataset.levels, classes),
+            separator=dataset.separator,
         )
         self.dataset, self.rows = dataset, rows
         self.kind, self.in_memory = dataset.kind, dataset.in_memory

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
+from dmlkit.datasets.files.label_sets import members_of
 from dmlkit.datasets.files.paths import PickedPaths, inside, leaves_root, raise_faults
 from dmlkit.errors import UserError
 
@@ -38,6 +39,7 @@ class Listing:
         faults: problems, one line each; images with a problem are not listed.
         notes: remarks on what is unusual but not wrong.
         source: file that errors refer to, a table; None for the root.
+        separator: see `Dataset`.
     """
 
     sample: ClassVar[str] = "image"
@@ -55,6 +57,7 @@ class Listing:
     faults: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     source: Path | None = None
+    separator: str | None = None
 
     def rows_of(self, split: ListedSplit) -> np.ndarray:
         """Return the rows (n,) int64 of the images of a split."""
@@ -68,10 +71,14 @@ class Listing:
         """Return an error line for each class that is in more than one split."""
         present = np.zeros((len(self.class_names), len(LISTED_SPLITS)), dtype=bool)
         present[self.labels, self.splits] = True
+        names, what = self.class_names, "class"
+        if self.separator is not None:
+            names, members = members_of(self.class_names, self.separator)
+            present, what = members.T @ present, "label"
         return [
-            f"{self.source or self.root}: class {self.class_names[label]!r} is in both "
+            f"{self.source or self.root}: {what} {names[label]!r} is in both "
             f"{' and '.join(split for split, is_in in zip(LISTED_SPLITS, present[label], strict=True) if is_in)}; "
-            "test classes must be unseen in training"
+            f"test {'classes' if what == 'class' else 'labels'} must be unseen in training"
             for label in (present.sum(1) > 1).nonzero()[0]
         ]
 
@@ -110,6 +117,7 @@ class Listing:
             "gallery": picked(self.gallery, rows) if searches else None,
             "super_classes": picked(self.super_classes, classes),
             "groups": picked(self.groups, rows),
+            "separator": self.separator,
         }
 
 

@@ -18,7 +18,7 @@ else:
     Array: TypeAlias = Any
 Labels: TypeAlias = Array | Mapping[str, Array]
 """One label per embedding, or those of each level of a hierarchy by its name, coarsest first; the last are the classes
-themselves."""
+themselves. Or (N, L) bool: which of L labels each embedding has."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,12 @@ class Labeling:
     Args:
         names: names of the levels, coarsest first; none without a hierarchy.
         keys: (N,) and (M,) int64 of each level; a single one without a hierarchy.
+        members: (C, L) bool, which labels each key stands for, if embeddings have several; else None.
     """
 
     names: tuple[str, ...]
     keys: tuple[tuple[Tensor, Tensor], ...]
+    members: Tensor | None = None
 
     @classmethod
     def of(cls, labels: Labels, gallery: Labels | None, lengths: tuple[int, int | None]) -> "Labeling":
@@ -46,6 +48,8 @@ class Labeling:
             >>> Labeling.of(levels, None, (2, None)).keys[0][0]
             tensor([0, 1])
         """
+        if is_matrix(labels) or is_matrix(gallery):
+            return cls._of_sets(labels, gallery, lengths)
         if not isinstance(labels, Mapping) and not isinstance(gallery, Mapping):
             return cls((), (as_keys(labels, gallery, "labels", lengths),))
         sides = [side for side in (labels, gallery) if side is not None]
@@ -66,6 +70,19 @@ class Labeling:
                 )
         return cls(names, keys)
 
+    @classmethod
+    def _of_sets(cls, labels: Labels, gallery: Labels | None, lengths: tuple[int, int | None]) -> "Labeling":
+        sides = [torch.as_tensor(side) for side in (labels, gallery) if is_matrix(side)]
+        if len(sides) < (1 if gallery is None else 2) or len({side.shape[1] for side in sides}) > 1:
+            raise ValueError("labels and gallery_labels: expected (N, L) and (M, L) bool with the same L labels")
+        for side, length in zip(sides, lengths, strict=False):
+            if len(side) != length:
+                raise ValueError(f"labels: expected one row per embedding, ({length}, L), got {tuple(side.shape)}")
+            if not side.any(1).all():
+                raise ValueError(f"labels: row {int((~side.any(1)).nonzero()[0])} has no label; expected at least one")
+        members, keys = torch.cat([side.cpu() for side in sides]).unique(dim=0, return_inverse=True)
+        return cls((), ((keys[: lengths[0]], keys[lengths[0] :]),), members)
+
     @property
     def classes(self) -> tuple[Tensor, Tensor]:
         """Numbers of the classes themselves, (N,) and (M,)."""
@@ -82,8 +99,11 @@ class Labeling:
                 known = f"expected one of {', '.join(self.names)}" if self.names else "the labels have no levels"
                 libraries = f", nor is it one of {', '.join(config.compat_values())}" if config.compat_values() else ""
                 raise ValueError(f"{config.names()[0]}: unknown level {config.level!r}{libraries}; {known}")
+        others = [config.names()[0] for config in configs if not config.searches and self.members is not None]
+        if others:
+            raise ValueError(f"{others[0]}: needs one label per embedding, got several; remove the metric")
         first = min((self._place(config) for config in configs), default=0)
-        return Labeling(self.names[first:], self.keys[first:])
+        return replace(self, names=self.names[first:], keys=self.keys[first:])
 
     def _place(self, config: MetricConfig) -> int:
         if config.is_graded:
@@ -120,6 +140,11 @@ class Labeling:
         targets = points.targets and replace(points.targets, labels=gallery, point_labels=queries)
         labels = queries.unique(return_inverse=True)[1].to(points.labels.device)
         return replace(points, labels=labels, targets=targets, found={})
+
+
+def is_matrix(labels: Labels | None) -> bool:
+    """Return whether labels are a matrix (N, L) bool, of embeddings with several labels."""
+    return getattr(labels, "ndim", 1) == 2 and "bool" in str(getattr(labels, "dtype", ""))
 
 
 def as_keys(values: Array, others: Array | None, name: str, lengths: tuple[int, int | None]) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import MetricConfig, Ranking
 from dmlkit.metrics.ranking import cpu_search, gpu_search
 from dmlkit.metrics.ranking.labels import Array
-from dmlkit.metrics.ranking.search import Depth, Lookup, Search, Standing
+from dmlkit.metrics.ranking.search import Depth, Lookup, Search, SharedLabels, Standing
 
 Ties = Literal["expected", "pessimistic"]
 
@@ -114,7 +114,10 @@ def search_vectors(manifold: Manifold, points: Tensor, gallery: Tensor | None) -
 
 
 def build_search(
-    vectors: tuple[Tensor, Tensor], labels: tuple[Tensor, Tensor], ids: tuple[Tensor, Tensor]
+    vectors: tuple[Tensor, Tensor],
+    labels: tuple[Tensor, Tensor],
+    ids: tuple[Tensor, Tensor],
+    members: Tensor | None = None,
 ) -> tuple[Search, Tensor]:
     """Build a search, and count the positives of each query without the query itself, (Q,).
 
@@ -122,14 +125,19 @@ def build_search(
         vectors: vectors of queries (Q, D') and gallery (N, D').
         labels: labels of both, int64.
         ids: ids of both, int64; a gallery item with the id of the query is the query itself.
+        members: (C, L) bool, which of several labels each label stands for; None if it stands for itself.
     """
     device = vectors[0].device
     labels, ids = (labels[0].to(device), labels[1].to(device)), (ids[0].to(device), ids[1].to(device))
-    positives, excluded = Lookup.of(*labels), Lookup.of(*ids)
+    excluded = Lookup.of(*ids)
+    members = None if members is None else members.to(device)
+    positives = Lookup.of(*labels) if members is None else SharedLabels.of(*labels, members)
     own = torch.zeros_like(positives.count)
-    for block in torch.arange(len(own), device=device).split(2**14):
+    for block in torch.arange(len(own), device=device).split(2**14 if members is None else 2**8):
         columns, present = excluded.columns(block)
-        own[block] = ((labels[1][columns] == labels[0][block, None]) & present).sum(1)
+        queries, items = labels[0][block, None], labels[1][columns]
+        same = queries == items if members is None else (members[queries] & members[items]).any(2)
+        own[block] = (same & present).sum(1)
     return Search(*vectors, positives, excluded), positives.count - own
 
 

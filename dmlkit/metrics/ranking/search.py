@@ -43,12 +43,63 @@ class Lookup:
 
 
 @dataclass(frozen=True)
+class SharedLabels:
+    """Gallery positions that share a label with each query, if items have several labels.
+
+    Args:
+        queries: (Q,) int64, set of labels of each query.
+        gallery: (N,) int64, set of labels of each item.
+        members: (C, L) float32, 1 for the labels that each set has.
+        count: (Q,) int64, number of positions.
+    """
+
+    queries: Tensor
+    gallery: Tensor
+    members: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, queries: Tensor, gallery: Tensor, members: Tensor) -> "SharedLabels":
+        """Count the items that share a label with each query.
+
+        Example:
+            >>> members = torch.tensor([[True, False], [True, True], [False, True]])
+            >>> shared = SharedLabels.of(torch.tensor([0, 1]), torch.tensor([2, 0, 1]), members)
+            >>> shared.count.tolist()
+            [2, 3]
+            >>> columns, present = shared.columns(torch.tensor([0]))
+            >>> columns[present].tolist()
+            [1, 2]
+        """
+        members = members.float()  # once, not at each search
+        sizes = torch.bincount(gallery, minlength=len(members)).double()
+        of_set = torch.cat([share_label(block, members).double() @ sizes for block in members.split(2**10)])
+        return cls(queries, gallery, members, of_set.long()[queries])
+
+    def columns(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gallery positions (n, J) of some queries (n,), padded to the longest, and which are present."""
+        is_shared = share_label(self.members[self.queries[queries]], self.members)[:, self.gallery]  # (n, N)
+        count = self.count[queries]
+        rows, places = is_shared.nonzero(as_tuple=True)
+        offset = torch.arange(len(rows), device=rows.device) - (count.cumsum(0) - count)[rows]
+        present = torch.arange(int(count.max()), device=count.device) < count[:, None]
+        columns = torch.zeros_like(present, dtype=torch.int64)
+        columns[rows, offset] = places
+        return columns, present
+
+
+def share_label(first: Tensor, second: Tensor) -> Tensor:
+    """Return which of the rows (n, L) of 0 and 1 have a label in common with which of (m, L): (n, m) bool."""
+    return first.float() @ second.float().T > 0
+
+
+@dataclass(frozen=True)
 class Search:
     """Search of all queries in all of a gallery, which the inner products of the vectors order."""
 
     queries: Tensor  # (Q, D')
     gallery: Tensor  # (N, D')
-    positives: Lookup  # items with the label of each query
+    positives: Lookup | SharedLabels  # items with the label of each query, or with one of its labels
     excluded: Lookup  # items that are the query itself
     rows: Callable[[Tensor], Tensor] | None = None  # scores (n, N) of queries (n,), instead of inner products
     levels: tuple[Tensor, Tensor] | None = None  # classes (Q, L) and (N, L) in a hierarchy, coarsest first

@@ -129,6 +129,7 @@ def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str
     fabric, run = start_ranks(device), RunFolder(path)
     run.check_unseen(split)
     trained = load_model(run, fabric, overrides=overrides)
+    trained.recipe.dataset.require_one_label(str(path))
     found = _look(split_points(run, trained, fabric, split, bar), bar)
     others = found.collection if split == "train" else split_points(run, trained, fabric, "train", bar)
     history = _history(run, trained, split, found.collection, others)

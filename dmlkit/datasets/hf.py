@@ -1,0 +1,209 @@
+"""Dataset in a local folder of the library ``datasets`` of Hugging Face: from ``save_to_disk``, Parquet or images.
+
+Nothing is downloaded and no script of a dataset is run: ``load_from_disk`` reads Arrow files, and ``load_dataset`` gets
+the name of one of the library's own readers, never that of a script.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+
+from dmlkit.component import Requirement
+from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files.dataset import BadImageError
+from dmlkit.datasets.files.image import decode_image, decoding
+from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
+from dmlkit.datasets.files.paths import inside
+from dmlkit.datasets.table import TableRows
+from dmlkit.errors import OptionError
+from dmlkit.files.source import EXTENSIONS
+
+SAVED = ("dataset_dict.json", "state.json")  # files of save_to_disk
+
+
+class HfConfig(DatasetConfig, frozen=True):
+    """Local folder of the library ``datasets`` (Hugging Face): from save_to_disk, Parquet files or an image folder.
+
+    It needs columns of images and of labels. Splits named train, validation and test are used as such, and may not
+    share a class; ``pool`` puts the images of all splits together. A single split is divided like a table: the first
+    half of the sorted labels is for training, the rest for testing. Nothing is downloaded, and scripts of datasets are
+    not run.
+    """
+
+    name: Literal["hf"] = "hf"
+    root: str = Field(min_length=1)
+    """Folder of the dataset, relative to the working directory."""
+    image: str = Field(default="image", min_length=1)
+    """Column of the images."""
+    label: str = Field(default="label", min_length=1)
+    """Column of the labels: a ClassLabel, text or integers."""
+    pool: bool = False
+    """Ignore the dataset's own splits, which usually share their classes: the first half of all sorted labels is for
+    training, the rest for testing."""
+
+    def requirements(self) -> list[Requirement]:
+        return [Requirement("dataset.cache", (None,), "its images are in memory-mapped files already")]
+
+    def listing(self) -> Listing:
+        root = Path(self.root)
+        parts = open_parts(root)
+        others = [split for split in parts if split not in LISTED_SPLITS]
+        if others and len(parts) > 1 and not self.pool:
+            raise OptionError(
+                "dataset.pool",
+                f"{root}: unknown split {others[0]!r}; expected {', '.join(LISTED_SPLITS)}, or dataset.pool true",
+            )
+        for split, part in parts.items():
+            check_columns(part, split, root, self.image, self.label)
+        names = [f"{split}/{row}" for split, part in parts.items() for row in range(len(part))]
+        if not names:
+            raise OptionError("dataset.root", f"{root}: no images; the dataset has no rows")
+        import pyarrow as pa
+
+        columns = {"path": names, "label": [text for part in parts.values() for text in label_texts(part, self.label)]}
+        if len(parts) > 1 and not self.pool:
+            columns["split"] = [split for split, part in parts.items() for _ in range(len(part))]
+        table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
+        rows = HfRows(table, root, root)
+        listing = rows.listing()
+        shared = len(listing.overlaps())
+        if shared:
+            raise OptionError(
+                "dataset.pool",
+                f"{root}: {shared} classes are in several splits, but test classes must be unseen in training; set "
+                "dataset.pool to true to divide the classes instead",
+            )
+        places = np.array([(place, row) for place, part in enumerate(parts.values()) for row in range(len(part))])
+        images = [undecoded(part, self.image) for part in parts.values()]
+        return HfListing(**vars(listing), parts=images, places=places[rows.keep])
+
+
+class HfRows(TableRows):
+    """Conversion of the rows of all splits to a `Listing`."""
+
+    def _where(self, row: int) -> str:
+        return f"{self.root / self.table['path'][row].as_py()}"
+
+
+@dataclass(frozen=True)
+class HfListing(Listing):
+    """Listing of the images of a dataset of the library ``datasets``.
+
+    Args:
+        parts: the image column of each split, whose cells have ``bytes`` or a ``path``.
+        places: (N, 2) int64, position in ``parts`` and row.
+    """
+
+    parts: Sequence[Any] = field(kw_only=True)
+    places: np.ndarray = field(kw_only=True)
+
+    def pick(self, rows: np.ndarray) -> "HfImages":
+        return HfImages(self, rows)
+
+
+class HfImages(ListedImages):
+    """Images of a dataset of the library ``datasets``; its files are memory-mapped."""
+
+    def __init__(self, listing: HfListing, rows: np.ndarray) -> None:
+        super().__init__(listing, rows)
+        self.root, self.parts, self.places = listing.root, listing.parts, listing.places[rows]
+
+    def file(self, index: int) -> None:
+        return None
+
+    def sample(self, index: int) -> Tensor:
+        path = self.paths[index]
+        part, row = map(int, self.places[index])
+        with decoding(path):
+            (cell,) = self.parts[part][row].values()
+            if not cell or (cell["bytes"] is None and not cell["path"]):
+                raise BadImageError(f"{path}: this row has no image; fix or remove it")
+            if cell["bytes"] is not None:
+                return decode_image(path, cell["bytes"], None)
+            name = inside(self.root, cell["path"])
+            if name is None:
+                raise BadImageError(
+                    f"{path}: the image is outside of the dataset, at {cell['path']}; store images in it"
+                )
+            return decode_image(self.root / name, None, None)
+
+
+def open_parts(root: Path) -> dict[str, Any]:
+    """Open the splits of a folder, by name; the only one of a dataset without splits is ``train``.
+
+    Raises:
+        OptionError: the folder is missing, the library is not installed, or the folder has no dataset.
+    """
+    if not root.is_dir():
+        raise OptionError("dataset.root", f"{root}: no such folder; if it has moved, use --set dataset.root=PATH")
+    if find_spec("datasets") is None:
+        raise OptionError("dataset.name", "datasets is not installed; install it with: pip install 'dmlkit[hf]'")
+    os.environ.setdefault("HF_DATASETS_OFFLINE", "1")  # read when the library is imported
+    library: Any = import_module("datasets")
+    library.disable_progress_bars()
+    suffixes = {path.suffix.lower() for path in root.rglob("*") if path.is_file()}
+    kind = "parquet" if ".parquet" in suffixes else "imagefolder" if suffixes & set(EXTENSIONS) else None
+    try:
+        if any((root / name).is_file() for name in SAVED):
+            found = library.load_from_disk(str(root))
+        elif kind is not None:
+            found = library.load_dataset(kind, data_dir=str(root))
+        else:
+            raise OptionError(
+                "dataset.root", f"{root}: no dataset; expected a folder of save_to_disk, Parquet files or images"
+            )
+    except OptionError:
+        raise
+    except Exception as error:  # the library raises many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise OptionError("dataset.root", f"{root}: cannot read this dataset: {reason}") from error
+    return dict(found) if isinstance(found, Mapping) else {"train": found}
+
+
+def check_columns(part: Any, split: str, root: Path, image: str, label: str) -> None:
+    """Check that a split has a column of images and one of labels.
+
+    Raises:
+        OptionError: a column is missing or of another type.
+    """
+    features = part.features
+    for key, name in (("image", image), ("label", label)):
+        if name not in features:
+            raise OptionError(
+                f"dataset.{key}", f"{root}: {split} has no column {name!r}; expected one of {', '.join(features)}"
+            )
+    library: Any = import_module("datasets")
+    if not isinstance(features[image], library.Image):
+        kind = type(features[image]).__name__
+        raise OptionError("dataset.image", f"{root}: column {image!r} of {split} has type {kind}, expected Image")
+    kind = features[label]
+    is_plain = isinstance(kind, library.Value) and kind.dtype.startswith(("string", "large_string", "int", "uint"))
+    if not isinstance(kind, library.ClassLabel) and not is_plain:
+        raise OptionError(
+            "dataset.label",
+            f"{root}: column {label!r} of {split} has type {getattr(kind, 'dtype', type(kind).__name__)}, expected "
+            "ClassLabel, text or integers",
+        )
+
+
+def label_texts(part: Any, label: str) -> list[str | None]:
+    """Return the labels of a split as text; None for a row without a label, which a ClassLabel has as -1."""
+    names: list[str] | None = getattr(part.features[label], "names", None)
+    values = list(part.select_columns([label]).with_format(None)[label])
+    if names is None:
+        return [None if value is None else str(value) for value in values]
+    return [None if value is None or value < 0 else names[value] for value in values]
+
+
+def undecoded(part: Any, image: str) -> Any:
+    """Return the image column of a split, whose cells stay files."""
+    library: Any = import_module("datasets")
+    return part.select_columns([image]).with_format(None).cast_column(image, library.Image(decode=False))

@@ -1,0 +1,119 @@
+"""Folders of the library ``datasets``: the images and labels of the files they were made from, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dmlkit.datasets import FolderConfig, HfConfig
+from dmlkit.datasets.files.image import read_image
+from dmlkit.errors import UserError
+from tests.datasets import trees
+
+library: Any = pytest.importorskip("datasets", reason="the extra dmlkit[hf] is not installed")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six classes of three photos."""
+    root = tmp_path_factory.mktemp("photos")
+    for label in range(6):
+        for index in range(3):
+            trees.photo(root / f"c{label}" / f"{index}.jpg", 10 * label + index)
+    return root
+
+
+@pytest.fixture(scope="module")
+def rows(photos: Path) -> Any:
+    """The photos as rows; the order of the names of classes is not that of the alphabet."""
+    library.disable_progress_bars()
+    paths = sorted(photos.rglob("*.jpg"))
+    names = [f"c{label}" for label in (5, 3, 1, 0, 2, 4)]
+    features = library.Features({"image": library.Image(), "label": library.ClassLabel(names=names)})
+    columns = {"image": [str(path) for path in paths], "label": [names.index(path.parent.name) for path in paths]}
+    return library.Dataset.from_dict(columns, features=features)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def saved(kind: str, rows: Any, photos: Path, root: Path) -> Path:
+    if kind == "saved":
+        rows.save_to_disk(str(root / kind))
+    elif kind == "parquet":
+        (root / kind / "data").mkdir(parents=True)
+        files = [{"bytes": path.read_bytes(), "path": None} for path in sorted(photos.rglob("*.jpg"))]
+        stored = library.Dataset.from_dict({"image": files, "label": list(rows["label"])}, features=rows.features)
+        stored.to_parquet(str(root / kind / "data" / "train-00000-of-00001.parquet"))
+    return photos if kind == "folder" else root / kind
+
+
+@pytest.mark.parametrize("kind", ["saved", "parquet", "folder"])
+def test_equals_the_folder_that_it_was_made_from(kind: str, rows: Any, photos: Path, tmp_path: Path):
+    config = HfConfig(root=str(saved(kind, rows, photos, tmp_path)), validation_fraction=0)
+    for split in ("train", "test"):
+        found, expected = config.build(split), FolderConfig(root=str(photos), validation_fraction=0).build(split)
+        assert found.class_names == expected.class_names and torch.equal(found.labels, expected.labels)
+        assert found.file(0) is None
+        for index in range(len(expected)):
+            assert torch.equal(found.sample(index), read_image(expected.paths[index]))
+
+
+def test_splits_are_used_if_they_share_no_class_and_pooled_if_asked(rows: Any, tmp_path: Path):
+    order = rows.features["label"].names
+    parts = {"train": range(9), "validation": range(9, 12), "test": range(12, 18)}
+    library.DatasetDict({name: rows.select(part) for name, part in parts.items()}).save_to_disk(str(tmp_path / "own"))
+    config = HfConfig(root=str(tmp_path / "own"))
+    assert [config.build(split).class_names for split in parts] == [("c0", "c1", "c2"), ("c3",), ("c4", "c5")]
+    assert sorted(order) == list(config.build("all").class_names)
+    library.DatasetDict({"train": rows, "dev": rows}).save_to_disk(str(tmp_path / "dev"))
+    library.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(tmp_path / "both"))
+    with pytest.raises(UserError, match=r"dataset\.pool: .*both: 6 classes are in several splits"):
+        HfConfig(root=str(tmp_path / "both")).build("train")
+    with pytest.raises(UserError, match=r"dataset\.pool: .*dev: unknown split 'dev'; expected train, validation, test"):
+        HfConfig(root=str(tmp_path / "dev")).build("train")
+    pooled = HfConfig(root=str(tmp_path / "dev"), pool=True, validation_fraction=0).build("train")
+    assert len(pooled) == 18 and pooled.class_names == ("c0", "c1", "c2")
+    assert pooled.paths[0].endswith("train/0") and pooled.paths[17].endswith("dev/8")
+
+
+def test_rows_without_label_or_image_are_named(rows: Any, photos: Path, tmp_path: Path):
+    columns = {"image": [str(photos / "c0" / "0.jpg"), None, "/etc/hostname", None], "label": ["a", "a", "b", None]}
+    made = library.Dataset.from_dict(columns).cast_column("image", library.Image(decode=False))
+    made.save_to_disk(str(tmp_path / "holes"))
+    with pytest.raises(UserError, match=r"holes/train/3: no label"):
+        HfConfig(root=str(tmp_path / "holes")).build("train")
+    made.select(range(3)).save_to_disk(str(tmp_path / "no_image"))
+    images = HfConfig(root=str(tmp_path / "no_image")).build("all")
+    assert images.class_names == ("a", "b") and images.sample(0).shape[0] == 3
+    with pytest.raises(UserError, match=r"no_image/train/1: this row has no image"):
+        images.sample(1)
+    with pytest.raises(UserError, match=r"no_image/train/2: (the image is outside|cannot read this image)"):
+        images.sample(2)
+
+
+def test_what_is_wrong_with_a_folder_is_one_line(
+    rows: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows.add_column("other", [0.5] * 18).save_to_disk(str(tmp_path / "rows"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "x.parquet").write_bytes(b"no parquet")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"root": "nothing"}, r"dataset\.root: nothing: no such folder"),
+        ({"root": str(tmp_path / "empty")}, r"dataset\.root: .*empty: no dataset; expected a folder of save_to_disk"),
+        ({"root": str(tmp_path / "broken")}, r"dataset\.root: .*broken: cannot read this dataset: "),
+        ({"image": "photo"}, r"dataset\.image: .*train has no column 'photo'; expected one of image, label, other"),
+        ({"image": "label"}, r"dataset\.image: .*column 'label' of train has type ClassLabel, expected Image"),
+        ({"label": "other"}, r"dataset\.label: .*column 'other' of train has type float64, expected ClassLabel, text"),
+    ]
+    for options, said in cases:
+        with pytest.raises(UserError, match=said) as error:
+            HfConfig(**({"root": str(tmp_path / "rows")} | options)).build("train")
+        assert "\n" not in str(error.value)
+    monkeypatch.setattr("dmlkit.datasets.hf.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"datasets is not installed; install it with: pip install 'dmlkit\[hf\]'"):
+        HfConfig(root=str(tmp_path / "rows")).build("train")

@@ -1,0 +1,141 @@
+"""Tables with several labels per image: sets, splits that divide no label, batches, and training to evaluation."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from dmlkit.datasets import TableConfig
+from dmlkit.datasets.files.label_sets import cut_between_groups, in_groups
+from dmlkit.embedding.stored import split_embeddings
+from dmlkit.errors import UserError
+from dmlkit.metrics import retrieval_metrics
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.samplers import ClassBalanced
+from tests.datasets import trees
+
+LABELS = ["b|a", "a|b", "a", "b|c", "d", "d|e", "e", "f|g", "g", "h", "x|y", "y", "y|z", "w", "w|v", "v"]
+
+
+def table(root: Path, labels: list[str], **options: object) -> TableConfig:
+    for index in range(len(labels)):
+        if not (root / f"{index}.jpg").exists():
+            trees.photo(root / f"{index}.jpg", index)
+    lines = "\n".join(f'{index}.jpg,"{label}"' for index, label in enumerate(labels))
+    (root / "t.csv").write_text(f"path,label\n{lines}\n")
+    return TableConfig(file=str(root / "t.csv"), **({"separator": "|", "validation_fraction": 0} | options))
+
+
+def labels_of(names: tuple[str, ...]) -> set[str]:
+    return {label for name in names for label in name.split("|")}
+
+
+def test_splits_divide_no_label(tmp_path: Path):
+    config = table(tmp_path, LABELS, validation_fraction=0.3)
+    parts = [config.build(split) for split in ("train", "validation", "test")]
+    assert sorted(len(part) for part in parts) and sum(len(part) for part in parts) == len(LABELS)
+    names = [labels_of(part.class_names) for part in parts]
+    assert all(len(names[i] & names[j]) == 0 for i in range(3) for j in range(i))
+    train = parts[0]
+    assert train.class_names[:2] == ("a", "a|b") and train.labels.bincount()[1] == 2  # b|a is the same set
+    assert train.members is not None
+    known = sorted(labels_of(train.class_names))
+    for index, name in enumerate(train.class_names):
+        assert {known[i] for i in train.members[index].nonzero().flatten().tolist()} == set(name.split("|"))
+
+
+def test_cuts_equal_a_search_over_all_positions():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        sets = {"|".join(sorted({f"l{int(i)}" for i in torch.randint(9, (2,), generator=generator)})) for _ in range(6)}
+        names = in_groups(sorted(sets), "|")
+        whole = [p for p in range(1, len(names)) if not labels_of((*names[:p],)) & labels_of((*names[p:],))]
+        best = min(whole, key=lambda p: (abs(p - 3), p), default=None)
+        assert cut_between_groups(names, "|", 3, (1, len(names) - 1)) == best
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (
+            ["a", "a||b", "c", "c"],
+            r"t\.csv:3: the label 'a\|\|b' has an empty label; expected labels",
+        ),
+        (["a", "a", "c|c", "c"], r"t\.csv:4: the label 'c\|c' has a label twice"),
+        (["a", "a|b", "b|c", "c"], "common labels connect all images, so no split has test labels that are unseen"),
+    ],
+)
+def test_what_is_wrong_with_labels_is_one_line(labels: list[str], said: str, tmp_path: Path):
+    with pytest.raises(UserError, match=said) as error:
+        table(tmp_path, labels).build("train")
+    assert "\n" not in str(error.value)
+
+
+def test_a_label_in_two_splits_is_refused_unless_all_are_trained_on(tmp_path: Path):
+    config = table(tmp_path, ["a|b", "b", "b|c", "c"])
+    file = Path(config.file)
+    rows = file.read_text().splitlines()
+    splits = ["split", "train", "train", "test", "test"]
+    file.write_text("\n".join(f"{row},{split}" for row, split in zip(rows, splits, strict=True)))
+    with pytest.raises(UserError, match=r"label 'b' is in both train and test; test labels must be unseen"):
+        config.build("train")
+    whole = config.model_copy(update={"split": "all"}).build("train")
+    assert len(whole) == 4 and whole.class_names == ("a|b", "b", "b|c", "c")
+    plain = config.model_copy(update={"separator": None})
+    assert plain.build("train").members is None  # a|b is a class like any other
+
+
+def test_batches_show_images_of_drawn_labels_once():
+    members = torch.rand(40, 8, generator=torch.Generator().manual_seed(0)) < 0.3
+    members[torch.arange(40), torch.arange(40) % 8] = True
+    labels = torch.arange(80) // 2
+    sampler = ClassBalanced(labels, 1, members=members, classes_per_batch=3, images_per_class=4)
+    drawn: Counter[int] = Counter()
+    for batch in sampler.batches(0):
+        assert len(set(batch)) == len(batch) == 12
+        for place in range(0, 12, 4):
+            common = members[labels[batch[place : place + 4]]].all(0)
+            assert common.any()
+            drawn.update(common.nonzero().flatten().tolist())
+    assert set(drawn) == set(range(8)) and len(sampler) == 80 // 12
+    assert sampler.batches(0) == ClassBalanced(
+        labels, 1, members=members, classes_per_batch=3, images_per_class=4
+    ).batches(0)
+
+
+RECIPE = """\
+dataset: {{name: table, file: {file}, separator: "|", validation_fraction: 0.3}}
+transform: {{name: plain, size: 16}}
+backbone: {{name: small_cnn, width: 4}}
+embedding_dim: 8
+loss: {{name: sup_con}}
+sampler: {{name: class_balanced, classes_per_batch: 3, images_per_class: 2}}
+training: {{epochs: 2, workers: 0}}
+metrics: [recall@1, map@r]
+"""
+
+
+def test_a_run_is_trained_and_scored_by_shared_labels(dmlkit, tmp_path: Path):
+    from dmlkit.distributed.launch import start_ranks
+    from dmlkit.embedding.trained import load_model
+
+    config = table(tmp_path, LABELS)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.format(file=config.file))
+    result = dmlkit("train", recipe, "-o", tmp_path / "run", "--device", "cpu")
+    assert result.code == 0, result.err
+    run, fabric = RunFolder(tmp_path / "run"), start_ranks("cpu")
+    trained = load_model(run, fabric)
+    dataset = trained.recipe.dataset.build("test")
+    points = split_embeddings(run, trained, fabric, dataset, "test").points
+    names = [dataset.class_names[label] for label in dataset.labels.tolist()]
+    known = sorted(labels_of((*names,)))
+    matrix = torch.tensor([[label in name.split("|") for label in known] for name in names])
+    expected = retrieval_metrics(points, matrix, manifold=trained.manifold, metrics=["recall@1", "map@r"])
+    reported = dmlkit("eval", run.path, "--json", "--device", "cpu")
+    assert json.loads(reported.out)["metrics"] == pytest.approx(expected, abs=1e-6)
+    for words in (("inspect", run.path, "-o", tmp_path / "x.html"), ("eval", run.path, "--with", "local")):
+        refused = dmlkit(*words, "--device", "cpu")
+        assert refused.code == 2 and "needs one label per image, but images have several" in refused.err

@@ -1,0 +1,129 @@
+"""Batches of hard classes against a loop over all classes, and their state through interruptions."""
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dmlkit.distributed.stopping import TrainingStoppedError
+from dmlkit.errors import UserError
+from dmlkit.manifolds import Poincare, Sphere
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.samplers import ClassBalanced, HardClasses
+from dmlkit.training.progress import Silent
+from dmlkit.training.train import train
+from tests.conftest import ONE_EPOCH
+
+LABELS = torch.arange(12).repeat_interleave(5)
+
+
+def hard(**options: Any) -> HardClasses:
+    return HardClasses(LABELS, 3, **({"classes_per_batch": 5, "images_per_class": 2} | options))
+
+
+def in_turn(drawn: list[int], similarity: Any, classes: list[int], count: int) -> list[int]:
+    """The rule as a loop over all classes."""
+    batch = list(drawn)
+    while len(batch) < count:
+        for one in drawn:
+            others = [label for label in classes if label not in batch]
+            batch.append(max(others, key=lambda label, one=one: float(similarity[one, label])))
+            if len(batch) == count:
+                break
+    return batch
+
+
+@pytest.mark.parametrize("manifold", [Sphere(6), Poincare(6)], ids=["sphere", "ball"])
+@pytest.mark.parametrize("drawn", [1, 2])
+def test_the_others_are_the_nearest_of_all_classes(manifold: Any, drawn: int):
+    sampler = hard(drawn_classes=drawn)
+    generator = torch.Generator().manual_seed(0)
+    points = manifold.from_features(torch.randn(60, 6, generator=generator))
+    for epoch in (0, 1):  # a class that the second epoch does not show keeps its mean of the first
+        shown = torch.randperm(60, generator=generator)
+        shown = shown if epoch == 0 else shown[LABELS[shown] != 7]
+        values = points if epoch == 0 else manifold.from_features(manifold.to_features(points) * 0.5 + 0.2)
+        for batch in shown.split(7):
+            sampler.learn_from(values[batch], LABELS[batch], manifold)
+        sampler.set_epoch(epoch + 1, manifold)
+    means = torch.stack(
+        [
+            manifold.to_features((points if label == 7 else values)[label == LABELS]).double().mean(0)
+            for label in range(12)
+        ]
+    )
+    means = manifold.from_features(means)
+    similarity = manifold.similarity(means, means)
+    batches = sampler.batches(2)
+    assert len(batches) == len(sampler) == 6 and sampler.batch_size == 10
+    for batch in batches:
+        classes = LABELS[batch][::2].tolist()
+        assert classes == in_turn(classes[:drawn], similarity, list(range(12)), 5)
+    seeds = Counter(label for batch in batches for label in LABELS[batch][: 2 * drawn : 2].tolist())
+    assert max(seeds.values()) == 1 and len(seeds) == 6 * drawn  # the first round of the deck
+    assert sampler.batches(2) == batches
+
+
+def test_without_means_batches_are_class_balanced():
+    balanced = ClassBalanced(LABELS, 3, classes_per_batch=5, images_per_class=2)
+    assert hard().batches(0) == balanced.batches(0)
+    sampler = hard(drawn_classes=5)
+    sampler.learn_from(torch.randn(60, 6), LABELS, Sphere(6))
+    sampler.set_epoch(1, Sphere(6))
+    assert sampler.batches(1) == balanced.batches(1)
+
+
+def test_classes_without_a_mean_are_dealt():
+    sampler, space = hard(), Sphere(6)
+    known = LABELS < 3
+    sampler.learn_from(torch.randn(15, 6, generator=torch.Generator().manual_seed(0)), LABELS[known], space)
+    sampler.set_epoch(1, space)
+    for batch in sampler.batches(1):
+        classes = LABELS[batch][::2].tolist()
+        assert len(set(classes)) == 5
+        if classes[0] < 3:  # the two others that have one are its neighbors
+            assert set(classes[:3]) == {0, 1, 2}
+    with pytest.raises(ValueError, match="has 12 classes, expected 2"):
+        HardClasses(LABELS[:10], 0, classes_per_batch=2).restore(sampler.state())
+
+
+def test_more_drawn_than_a_batch_has_are_refused():
+    with pytest.raises(UserError, match=r"sampler\.drawn_classes: expected at most 5, the classes of a batch, got 6"):
+        hard(drawn_classes=6)
+
+
+class Stopper(Silent):
+    """Asks the run to stop after a step of an epoch."""
+
+    def __init__(self, epoch: int, share: float) -> None:
+        self.when = epoch, share
+
+    def step(self, *, epoch: int, progress: float, **_: Any) -> None:
+        if (epoch, progress) == self.when:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("when", [(1, 1.0), (2, 0.5)], ids=["between epochs", "in an epoch"])
+def test_a_run_that_stops_anywhere_ends_with_the_same_bits(when: tuple[int, float], tmp_path: Path):
+    text = ONE_EPOCH.replace("epochs: 1", "epochs: 4").replace("images_per_class: 6", "images_per_class: 8")
+    text = text.replace("{name: random, batch_size: 8}", "{name: hard_classes, classes_per_batch: 3}")
+    recipe = parse_recipe(text, "recipe.yaml")
+    train(recipe, tmp_path / "whole", device="cpu")
+    with pytest.raises(TrainingStoppedError):
+        train(recipe, tmp_path / "cut", device="cpu", progress=Stopper(*when))
+    train(recipe, tmp_path / "cut", device="cpu", resume=True)
+    whole, cut = (RunFolder(tmp_path / run).load_checkpoint("last") for run in ("whole", "cut"))
+    for part in ("model", "sampler"):
+        assert whole[part].keys() == cut[part].keys()
+        for name, tensor in whole[part].items():
+            assert torch.equal(tensor, cut[part][name]), name
+    balanced = parse_recipe(text.replace("hard_classes", "class_balanced"), "recipe.yaml")
+    if when == (2, 0.5):
+        train(balanced, tmp_path / "balanced", device="cpu")
+        other = RunFolder(tmp_path / "balanced").load_checkpoint("last")
+        assert not torch.equal(other["model"]["head.linear.weight"], whole["model"]["head.linear.weight"])
