@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dmlkit import __version__
+from dmlkit.backbones.pretrained.timm_models import FOLDER
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.hub import CARD, CONFIG, FILES, RECIPE, WEIGHTS, HubConfig, load_hub
 from dmlkit.embedding.manifest import VectorInput
@@ -69,9 +71,9 @@ def export_hub(run: RunFolder, trained: TrainedModel, output: Path, license_name
     """
     check_license(license_name)
     check_hub_output(output)
-    description = dict(describe(trained))
-    config = HubConfig(**description, threshold=threshold_of(run, trained.fingerprint))
     recipe = public_recipe(trained.recipe)
+    description = dict(describe(replace(trained, recorded=trained.fingerprint, recipe=recipe)))
+    config = HubConfig(**description, threshold=threshold_of(run, trained.fingerprint))
     with writing(output, SafetensorError):
         output.parent.mkdir(parents=True, exist_ok=True)
         partial = output.with_name(f".{output.name}.{uuid4().hex}")
@@ -127,7 +129,11 @@ def public_recipe(recipe: Recipe) -> Recipe:
             return {key: shown(inner) for key, inner in value.items()}
         if isinstance(value, list):
             return [shown(inner) for inner in value]
-        return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        if not isinstance(value, str):
+            return value
+        source = FOLDER if value.startswith(FOLDER) else ""  # local-dir:/home/me/model
+        path = Path(value.removeprefix(source))
+        return f"{source}{path.name}" if path.is_absolute() else value
 
     text = yaml.safe_dump(shown(yaml.safe_load(dump_recipe(clean))), sort_keys=False)
     return parse_recipe(text, RECIPE, is_trained=True)
@@ -218,7 +224,7 @@ in which those of one class are near each other.
 ```python
 import dmlkit
 
-model = dmlkit.load({json.dumps(printable(name))})  # this folder
+model = dmlkit.load({json.dumps(printable(name))})  # this folder, or on the Hub "hf://OWNER/NAME"
 embeddings = model.embed({'["a.jpg", "b.jpg"]' if has_pixels else "vectors"})
 print(model.similarity(embeddings, embeddings))
 ```

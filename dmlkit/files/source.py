@@ -320,7 +320,8 @@ def require_run(path: Path) -> None:
         UserError: it is not.
     """
     if not all((path / name).exists() for name in RUN_MARKS):
-        if (path / "config.json").exists() and (path / "model.safetensors").exists():
+        is_address = str(path).startswith("hf:/")  # a Path of it has one slash
+        if is_address or ((path / "config.json").exists() and (path / "model.safetensors").exists()):
             raise UserError(
                 f"{path}: is a model that was exported for the Hub, which dmlkit.load reads; expected a run"
             )
