@@ -111,8 +111,8 @@ def export(
     )
     if exported.agreement:
         say(console, f"{exported.written[0]}: {exported.agreement}")
-        return
-    for written in exported.written:
-        say(console, f"wrote {written}")
+    else:
+        for written in exported.written:
+            say(console, f"wrote {written}")
     for note in exported.notes:
         say(console, f"note: {note}")

@@ -6,6 +6,7 @@ from os.path import commonpath
 from pathlib import Path
 from typing import cast, get_args
 
+from dmlkit.backbones.tuning import LoRAConfig
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.progress_bar import Bar, no_bar
@@ -91,7 +92,7 @@ class Exported:
 
     written: list[Path | Destination]  # the export and the files that belong to it
     agreement: str = ""  # of an exported model with that of the run
-    notes: Sequence[str] = ()  # on a table in a store
+    notes: Sequence[str] = ()  # on a table in a store, or on what is missing in a folder for the Hub
 
 
 def export(
@@ -165,8 +166,12 @@ def _export_run(
     merged = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides)
     if format == "hub":
         path = path or run.exports / MODEL_FILES[format]
-        parity = export_hub(run, merged, path, model.license)
-        return Exported([path], _agreement(parity, f"{merged.samples.name}s"))
+        unmerged = None
+        if isinstance(merged.recipe.backbone.tuning, LoRAConfig):
+            unmerged = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides, merged=False)
+        parity, reason = export_hub(run, merged, path, model.license, unmerged)
+        notes = [f"no adapter for peft: {reason}"] if reason else []
+        return Exported([path], _agreement(parity, f"{merged.samples.name}s"), notes)
     if path is not None:
         check_model_output(format, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
     trained = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides, merged=False)
