@@ -47,6 +47,8 @@ ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
 """Formats in which dmlkit export writes a model; the others are of embeddings."""
 ModelInput = Literal["images", "squares"]
 """What an exported model takes: images of any size, or squares that are already resized and cropped."""
+ModelPrecision = Literal["fp32", "fp16", "int8"]
+"""Precision of the weighted layers of an exported ONNX model."""
 EmbeddingFormat = Literal["faiss", "parquet", "npz", "tensorboard"]
 """Files of embeddings, each written by the file of this name in ``dmlkit/export/formats``."""
 StoreFormat = Literal["lancedb", "qdrant", "pgvector"]
