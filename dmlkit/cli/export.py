@@ -11,6 +11,7 @@ from dmlkit.files.source import (
     EmbeddingFormat,
     ModelFormat,
     ModelInput,
+    ModelPrecision,
     StoreFormat,
     require_exportable,
 )
@@ -22,6 +23,7 @@ app = typer.Typer()
     rich_help_panel=USE,
     epilog=examples(
         "dmlkit export runs/demo --format onnx",
+        "dmlkit export runs/demo --format onnx --precision int8",
         "dmlkit export runs/demo --format hub --license mit -o birds-model",
         "dmlkit export embeddings/photos --format faiss",
         "dmlkit export embeddings/photos --format pgvector -o postgresql://me@db/birds",
@@ -77,6 +79,15 @@ def export(
             show_default=False,
         ),
     ] = None,
+    precision: Annotated[
+        ModelPrecision | None,
+        typer.Option(
+            metavar="PRECISION",
+            help="Precision of an onnx model: fp32, fp16, or int8, whose ranges come from training images. Default: "
+            "fp32.",
+            show_default=False,
+        ),
+    ] = None,
     license_name: Annotated[
         str | None,
         typer.Option(
@@ -106,13 +117,13 @@ def export(
         output=output,
         table=table,
         overwrite=overwrite,
-        model=WantedModel(checkpoint, overrides or [], takes, dims, license_name),
+        model=WantedModel(checkpoint, overrides or [], takes, dims, license_name, precision),
         bar=bars(console),
     )
     if exported.agreement:
         say(console, f"{exported.written[0]}: {exported.agreement}")
-        return
-    for written in exported.written:
-        say(console, f"wrote {written}")
+    else:
+        for written in exported.written:
+            say(console, f"wrote {written}")
     for note in exported.notes:
         say(console, f"note: {note}")

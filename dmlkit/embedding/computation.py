@@ -139,7 +139,7 @@ def _prepare(
     stored = _stored(place, graph if runtime else None)
     if stored is not None:
         return _computed(model, runtime, graph), stored
-    inputs = _training_inputs(recipe, option).to(model.device)
+    inputs = training_inputs(recipe, option).to(model.device)
     _say(f"{option}: compared with torch on {len(inputs)} training images, once for this model and machine")
     place.parent.mkdir(parents=True, exist_ok=True)
     if runtime:
@@ -156,7 +156,7 @@ def _prepare(
 
 
 def _computed(model: EmbeddingModel, runtime: ModuleType | None, graph: Path) -> ComputedModel:
-    return ComputedModel(model, _onnx(runtime, graph) if runtime else _bf16(model))
+    return ComputedModel(model, onnx_session(runtime, graph) if runtime else _bf16(model))
 
 
 def _stored(place: Path, graph: Path | None) -> EngineComparison | None:
@@ -183,7 +183,7 @@ def _processor(device: torch.device) -> str:
     return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _training_inputs(recipe: Recipe, option: str) -> Tensor:
+def training_inputs(recipe: Recipe, option: str) -> Tensor:
     """Return evenly spaced training images as inputs of the model: test classes choose nothing."""
     try:
         dataset = images_of_split(recipe.dataset, "train")
@@ -201,9 +201,23 @@ def _training_inputs(recipe: Recipe, option: str) -> Tensor:
 
 
 @torch.inference_mode()
+def compare(model: EmbeddingModel, computed: EmbeddingModel, inputs: Tensor) -> Computation:
+    """Return how far the points of two models agree; engine and precision are those of torch in float32."""
+    points, theirs = (torch.cat([one(part).float() for part in inputs.split(TIMED)]) for one in (model, computed))
+    near = [_nearest(model, one) for one in (points, theirs)]
+    return Computation(
+        engine="torch",
+        precision="fp32",
+        images=len(inputs),
+        cosine=torch.cosine_similarity(points.double(), theirs.double()).nan_to_num(nan=-1).min().item(),
+        same_nearest=int((near[0] == near[1]).all(dim=1).sum()),
+    )
+
+
+@torch.inference_mode()
 def _measure(model: EmbeddingModel, computed: EmbeddingModel, inputs: Tensor, engine: Engine) -> EngineComparison:
     """Compare the points of two models, and time them in turns; the first batches are slower."""
-    points, theirs = (torch.cat([one(part).float() for part in inputs.split(TIMED)]) for one in (model, computed))
+    agreement = compare(model, computed, inputs)
     seconds: list[list[float]] = [[], []]
     for _ in range(3):
         for one, times in zip((model, computed), seconds, strict=True):
@@ -211,14 +225,8 @@ def _measure(model: EmbeddingModel, computed: EmbeddingModel, inputs: Tensor, en
             one(inputs[:TIMED]).float().sum().item()
             times.append(perf_counter() - started)
     speeds = [min(len(inputs), TIMED) / min(times) for times in seconds]
-    near = [_nearest(model, one) for one in (points, theirs)]
-    computation = Computation(
-        engine="onnxruntime" if engine == "onnxruntime" else "torch",
-        precision="bf16" if engine == "bf16" else "fp32",
-        images=len(inputs),
-        cosine=torch.cosine_similarity(points.double(), theirs.double()).nan_to_num(nan=-1).min().item(),
-        same_nearest=int((near[0] == near[1]).all(dim=1).sum()),
-    )
+    of_engine = {"engine": "onnxruntime"} if engine == "onnxruntime" else {"precision": "bf16"}
+    computation = agreement.model_copy(update=of_engine)
     return EngineComparison(computation=computation, images_per_second=speeds[1], torch_images_per_second=speeds[0])
 
 
@@ -287,7 +295,8 @@ def _write_graph(model: EmbeddingModel, inputs: Tensor, graph: Path, option: str
         old.unlink(missing_ok=True)
 
 
-def _onnx(runtime: ModuleType, graph: Path) -> Callable[[Tensor], Tensor]:
+def onnx_session(runtime: ModuleType, graph: Path | bytes) -> Callable[[Tensor], Tensor]:
+    """Return a function that computes the points of an ONNX graph, with as many threads as torch."""
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

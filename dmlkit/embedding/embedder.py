@@ -17,7 +17,7 @@ from dmlkit.datasets.files.image import decoding, read_image, to_rgb
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import Samples
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.hub import is_hub_folder, load_hub
+from dmlkit.embedding.hub import download, is_hub_address, is_hub_folder, load_hub
 from dmlkit.embedding.in_memory import BATCH, embed_images
 from dmlkit.embedding.pretrained import is_backbone_name, load_pretrained
 from dmlkit.embedding.progress_bar import image_progress
@@ -87,14 +87,17 @@ class Embedder:
 def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: str = "auto") -> Embedder:
     """Load the model of a run, a folder of ``dmlkit export --format hub``, or a pretrained model without training.
 
+    Such a folder may be on the Hugging Face Hub: ``hf://OWNER/NAME``, or ``hf://OWNER/NAME@REVISION`` with a branch, a
+    tag or a commit. It is downloaded once, by huggingface_hub.
+
     A pretrained model is named as a backbone of recipes: ``timm:MODEL`` for any model of timm (also of the Hugging Face
     Hub, ``timm:hf-hub:OWNER/REPOSITORY``, or in a folder, ``timm:local-dir:FOLDER``), or a network of torchvision:
     ``resnet50``, ``convnext:small``, ``vit:b_16``.
     Its embeddings are the pooled features as unit vectors, as in the baseline of ``dmlkit eval --untrained``.
 
     Args:
-        run: folder of the run or of the export, or name of a pretrained model; an existing folder with this name takes
-            precedence.
+        run: folder of the run or of the export, its address on the Hub, or name of a pretrained model; an existing
+            folder with this name takes precedence.
         checkpoint: checkpoint of a run. Default: best, otherwise last.
         device: device, see `start_ranks`.
 
@@ -108,15 +111,18 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
         >>> embeddings.shape, round(float(model.similarity(embeddings, embeddings)[0, 1]), 4)
         ((2, 1280), 1.0)
     """
-    is_name = isinstance(run, str) and is_backbone_name(run)
-    if is_name or is_hub_folder(Path(run)):
-        if checkpoint is not None:
-            kind = "a pretrained model" if is_name else "an exported model"
-            raise UserError(f"{run}: this is {kind}; checkpoint={checkpoint!r} applies only to runs; remove it")
+    is_address = isinstance(run, str) and is_hub_address(run)
+    is_name = isinstance(run, str) and not is_address and is_backbone_name(run)
+    if not (is_address or is_name or is_hub_folder(Path(run))):
         fabric = start_ranks(device)
-        return Embedder(load_pretrained(str(run), fabric) if is_name else load_hub(Path(run), fabric), fabric)
+        return Embedder(load_model(RunFolder(Path(run)), fabric, checkpoint), fabric)
+    if checkpoint is not None:
+        kind = "a pretrained model" if is_name else "an exported model"
+        raise UserError(f"{run}: this is {kind}; checkpoint={checkpoint!r} applies only to runs; remove it")
     fabric = start_ranks(device)
-    return Embedder(load_model(RunFolder(Path(run)), fabric, checkpoint), fabric)
+    if is_name:
+        return Embedder(load_pretrained(str(run), fabric), fabric)
+    return Embedder(load_hub(download(str(run)) if is_address else Path(run), fabric), fabric)
 
 
 class GivenImages(Dataset):

@@ -100,8 +100,9 @@ class Computation(BaseModel, frozen=True, extra="forbid", strict=True):
 
     engine: Literal["torch", "onnxruntime"]
     """Program that computed the network."""
-    precision: Literal["fp32", "bf16"]
-    """Precision; ``bf16`` is mixed: the points are computed in float32 from features in bfloat16."""
+    precision: Literal["fp32", "bf16", "fp16", "int8"]
+    """Precision; all but ``fp32`` are mixed: the points are computed in float32 from features in a lower precision.
+    ``fp16`` and ``int8`` are those of an exported model."""
     images: PositiveInt
     """Number of training images on which both were compared, at most 64."""
     cosine: FiniteFloat

@@ -172,11 +172,17 @@ def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
     model, computation = accelerate(trained.model, trained.recipe, fabric.engine, option)
     if computation is None:
         return trained
-    weights = trained.fingerprint
     if not computation.agrees:
         logging.getLogger("dmlkit").warning(
             f"{option}: {computation}; such embeddings are not compared with those of torch in float32"
         )
+    return as_computed(trained, model, computation)
+
+
+def as_computed(trained: TrainedModel, model: EmbeddingModel, computation: Computation) -> TrainedModel:
+    """Return a model that another program computes; where it does not agree, with a fingerprint of its own."""
+    weights = trained.fingerprint
+    if not computation.agrees:
         weights = hashlib.sha256(f"{weights} {computation.engine} {computation.precision}".encode()).hexdigest()
     space = trained.aligned_to if computation.agrees else None
     options: Any = {"saved": "", "recorded": weights, "computation": computation, "aligned_to": space}

@@ -6,6 +6,7 @@ from os.path import commonpath
 from pathlib import Path
 from typing import cast, get_args
 
+from dmlkit.backbones.tuning import LoRAConfig
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.progress_bar import Bar, no_bar
@@ -17,6 +18,7 @@ from dmlkit.export.lancedb import write_lancedb
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
 from dmlkit.export.model import Parity, check_model_output, export_model, manifest_path
 from dmlkit.export.pgvector import write_pgvector
+from dmlkit.export.precision import lower
 from dmlkit.export.qdrant import write_qdrant
 from dmlkit.export.store import Destination, is_address
 from dmlkit.files.outputs import check_place
@@ -25,6 +27,7 @@ from dmlkit.files.source import (
     EmbeddingFormat,
     ModelFormat,
     ModelInput,
+    ModelPrecision,
     StoreFormat,
     check_options,
     require_exportable,
@@ -76,6 +79,7 @@ class WantedModel:
         takes: input of a model of images, see `export_model`. Default: ``images`` for ``onnx`` and ``torch-export``.
         dims: number of first coordinates that the exported model returns, see `shortened`. Default: all.
         license: identifier of the license, for the model card of ``hub``.
+        precision: precision of an ``onnx`` model, see `lower`. Default: ``fp32``.
     """
 
     checkpoint: CheckpointName | None = None
@@ -83,6 +87,7 @@ class WantedModel:
     takes: ModelInput | None = None
     dims: int | None = None
     license: str | None = None
+    precision: ModelPrecision | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Exported:
 
     written: list[Path | Destination]  # the export and the files that belong to it
     agreement: str = ""  # of an exported model with that of the run
-    notes: Sequence[str] = ()  # on a table in a store
+    notes: Sequence[str] = ()  # on a table in a store, or on what is missing in a folder for the Hub
 
 
 def export(
@@ -124,6 +129,7 @@ def export(
     stores = f"stores ({', '.join(get_args(StoreFormat))})"
     _check_applies(is_store, stores, {"--table": table, "--overwrite": overwrite})
     _check_applies(format in PROGRAMS, " and ".join(PROGRAMS), {"--input": model.takes, "--dims": model.dims})
+    _check_applies(format == "onnx", "onnx", {"--precision": model.precision})
     _check_applies(format == "hub", "hub", {"--license": model.license})
     if output is not None and not str(output):  # a store and TensorBoard would write into the current folder
         raise UserError("export: --output is empty; expected a file, a folder or an address")
@@ -165,8 +171,13 @@ def _export_run(
     merged = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides)
     if format == "hub":
         path = path or run.exports / MODEL_FILES[format]
-        parity = export_hub(run, merged, path, model.license)
-        return Exported([path], _agreement(parity, f"{merged.samples.name}s"))
+        unmerged = None
+        if isinstance(merged.recipe.backbone.tuning, LoRAConfig):
+            unmerged = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides, merged=False)
+        parity, reason = export_hub(run, merged, path, model.license, unmerged)
+        notes = [f"no adapter for peft: {reason}"] if reason else []
+        return Exported([path], _agreement(parity, f"{merged.samples.name}s"), notes)
+    precision = model.precision or "fp32"
     if path is not None:
         check_model_output(format, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
     trained = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides, merged=False)
@@ -174,14 +185,19 @@ def _export_run(
     has_pixels = trained.samples.has_pixels and trained.recipe.transform is not None
     if takes and not has_pixels:
         raise UserError(f"export: --input {takes} applies to images, but the model takes {trained.samples.describe()}")
-    path = path or run.exports / MODEL_FILES[format]
+    name = MODEL_FILES[format] if precision == "fp32" else f"model.{precision}.onnx"
+    path = path or run.exports / name
     labels = TrainingClasses.read(run.classes_path).training_classes if run.classes_path.exists() else ()
     takes = takes or ("images" if has_pixels and format in PROGRAMS else "squares")
     if model.dims is not None:
-        trained = shortened(trained, model.dims)
+        trained, merged = shortened(trained, model.dims), shortened(merged, model.dims)
     # a shortened model is another one: it has no threshold, and its fingerprint is computed when it is merged
-    threshold = None if model.dims is not None else threshold_of(run, trained.fingerprint)
-    manifest = export_model(trained, format, path, threshold, takes=takes, labels=labels)
+    lowered = None if precision == "fp32" else lower(run, merged, precision, start_ranks("cpu"))
+    fingerprint = (lowered.trained if lowered else trained).fingerprint
+    threshold = None if model.dims is not None else threshold_of(run, fingerprint)
+    manifest = export_model(trained, format, path, threshold, takes=takes, labels=labels, lowered=lowered)
+    if lowered:
+        return Exported([path, manifest_path(path)], lowered.report, lowered.notes)
     agreement = _agreement(manifest.parity, manifest.input.partition(":")[0])
     return Exported([path, manifest_path(path)], agreement)
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,11 +16,17 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dmlkit import __version__
+from dmlkit.backbones.base import BackboneConfig
+from dmlkit.backbones.pretrained.timm_models import FOLDER
+from dmlkit.backbones.pretrained.weights import is_file
+from dmlkit.backbones.timm import TimmConfig
+from dmlkit.backbones.torchvision import TorchvisionConfig
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.hub import CARD, CONFIG, FILES, RECIPE, WEIGHTS, HubConfig, load_hub
 from dmlkit.embedding.manifest import VectorInput
 from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
+from dmlkit.export.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_name, write_adapter
 from dmlkit.export.model import TOLERANCE, Parity, parity_samples
 from dmlkit.files.atomic import write_text
 from dmlkit.files.escape import printable
@@ -50,7 +57,13 @@ class CardFigures(BaseModel, frozen=True, extra="ignore"):
     question: dict[str, Any] = {}
 
 
-def export_hub(run: RunFolder, trained: TrainedModel, output: Path, license_name: str | None = None) -> Parity:
+def export_hub(
+    run: RunFolder,
+    trained: TrainedModel,
+    output: Path,
+    license_name: str | None = None,
+    unmerged: TrainedModel | None = None,
+) -> tuple[Parity, str]:
     """Write the model of a run as a folder that can be uploaded to the Hub, and read by `dmlkit.load`.
 
     The recipe in it has no absolute path of this machine, no pretrained weights to load, and no regularizers.
@@ -60,18 +73,20 @@ def export_hub(run: RunFolder, trained: TrainedModel, output: Path, license_name
         trained: its model on the CPU, with low-rank updates added to the weights.
         output: the folder. An earlier export there is replaced.
         license_name: identifier of the license, for the card. Default: unknown.
+        unmerged: the model with its low-rank updates, if it has some, for an adapter.
 
     Returns:
-        Difference between the embeddings of the folder, read again, and those of the run.
+        Difference between the embeddings of the folder, read again, and those of the run; and why there is no adapter
+        for low-rank updates.
 
     Raises:
         UserError: the license is not an identifier, the folder has other files, or embeddings differ.
     """
     check_license(license_name)
     check_hub_output(output)
-    description = dict(describe(trained))
-    config = HubConfig(**description, threshold=threshold_of(run, trained.fingerprint))
     recipe = public_recipe(trained.recipe)
+    description = dict(describe(replace(trained, recorded=trained.fingerprint, recipe=recipe)))
+    config = HubConfig(**description, threshold=threshold_of(run, trained.fingerprint))
     with writing(output, SafetensorError):
         output.parent.mkdir(parents=True, exist_ok=True)
         partial = output.with_name(f".{output.name}.{uuid4().hex}")
@@ -82,15 +97,46 @@ def export_hub(run: RunFolder, trained: TrainedModel, output: Path, license_name
             config.write(partial / CONFIG)
             write_text(partial / RECIPE, dump_recipe(recipe))
             parity = _compare(partial, trained)
-            card = model_card(output.resolve().name, config, recipe, figures_of(run, config), license_name or UNKNOWN)
+            reason, name = "", output.resolve().name
+            card = model_card(name, config, recipe, figures_of(run, config), license_name or UNKNOWN)
+            if unmerged:
+                backbone = unmerged.recipe.backbone
+                reason = write_adapter(backbone, unmerged.model.backbone, partial)
+                card += "" if reason else adapter_section(name, backbone)
             write_text(partial / CARD, card)
-            if output.exists():
-                shutil.rmtree(output)
-            partial.rename(output)
+            _put(partial, output)
         finally:
             if partial.exists():
                 shutil.rmtree(partial)
-    return parity
+    return parity, reason
+
+
+def _put(partial: Path, output: Path) -> None:
+    """Move a complete folder to its place; an earlier one is removed when the new one is there."""
+    earlier = output.with_name(f".{output.name}.{uuid4().hex}")
+    if output.exists():
+        output.rename(earlier)
+    try:
+        partial.rename(output)
+    except OSError:
+        if earlier.exists():
+            earlier.rename(output)
+        raise
+    if earlier.exists():
+        shutil.rmtree(earlier)
+
+
+def adapter_section(name: str, backbone: BackboneConfig) -> str:
+    """Return the section of a model card about its adapter, see `write_adapter`."""
+    assert isinstance(backbone, TimmConfig | TorchvisionConfig)
+    weights = backbone.weights or ""
+    of = Path(weights).name if is_file(weights) else weights
+    return f"""
+## Adapter
+
+`{ADAPTER_WEIGHTS}` has only the low-rank updates, for the network {_cell(base_name(backbone))} with the weights
+{_cell(of)}. `peft.PeftModel.from_pretrained(network, {json.dumps(printable(name))})` adds them to it, without the head.
+"""
 
 
 def check_license(name: str | None) -> None:
@@ -112,7 +158,7 @@ def check_hub_output(output: Path) -> None:
     if not output.exists():
         return
     entries = [entry.name for entry in output.iterdir()] if output.is_dir() else [output.name]
-    others = [name for name in entries if name not in FILES]
+    others = [name for name in entries if name not in (*FILES, ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
     if others or (entries and not HubConfig.is_at(output / CONFIG)):
         what = "a file" if not output.is_dir() else f"a folder with {others[0] if others else entries[0]}"
         raise UserError(f"--output {output}: is {what}, which dmlkit export --format hub did not write; choose another")
@@ -127,7 +173,11 @@ def public_recipe(recipe: Recipe) -> Recipe:
             return {key: shown(inner) for key, inner in value.items()}
         if isinstance(value, list):
             return [shown(inner) for inner in value]
-        return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        if not isinstance(value, str):
+            return value
+        source = FOLDER if value.startswith(FOLDER) else ""  # local-dir:/home/me/model
+        path = Path(value.removeprefix(source))
+        return f"{source}{path.name}" if path.is_absolute() else value
 
     text = yaml.safe_dump(shown(yaml.safe_load(dump_recipe(clean))), sort_keys=False)
     return parse_recipe(text, RECIPE, is_trained=True)
@@ -218,7 +268,7 @@ in which those of one class are near each other.
 ```python
 import dmlkit
 
-model = dmlkit.load({json.dumps(printable(name))})  # this folder
+model = dmlkit.load({json.dumps(printable(name))})  # this folder, or on the Hub "hf://OWNER/NAME"
 embeddings = model.embed({'["a.jpg", "b.jpg"]' if has_pixels else "vectors"})
 print(model.similarity(embeddings, embeddings))
 ```

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, FiniteFloat, PositiveInt
@@ -18,6 +18,7 @@ from dmlkit.embedding.computation import import_onnxruntime, onnx_program, trace
 from dmlkit.embedding.manifest import Description
 from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
+from dmlkit.export.precision import Lowered
 from dmlkit.export.preparation import FromImages, prepend_preparation
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import check_output, writing
@@ -70,6 +71,7 @@ def export_model(
     *,
     takes: ModelInput = "squares",
     labels: Sequence[str] = (),
+    lowered: Lowered | None = None,
 ) -> ModelManifest:
     """Write a model, and next to it a manifest of its preprocessing and geometry.
 
@@ -82,14 +84,16 @@ def export_model(
         threshold: calibrated threshold of the model.
         takes: whether a model of images contains their resizing and crop.
         labels: names of the training classes, for the metadata of an ONNX file.
+        lowered: the model in a lower precision, which is written to an ONNX file instead.
 
     Returns:
-        The manifest; its ``parity`` is the largest difference from the run's embeddings of real images.
+        The manifest; its ``parity`` is the largest difference from the run's embeddings of real images, or from those
+        of the model in a lower precision, whose agreement with the run is in ``computation``.
 
     Raises:
         UserError: a package for the format is missing, or the exported model differs from the run's model.
     """
-    model = trained.model
+    model = lowered.trained.model if lowered else trained.model
     samples, prepared = parity_samples(trained)
     inputs = torch.stack(prepared)
     with torch.inference_mode():
@@ -100,7 +104,7 @@ def export_model(
             expected.append((expected[0][0].expand(2, -1, -1, -1), expected[0][1].expand(2, -1)))
         else:
             expected = [(batch, model(batch)) for batch in (inputs, inputs[:1])]
-    model.backbone.merge()
+    trained.model.backbone.merge()
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
     write = {"safetensors": write_safetensors, "onnx": write_onnx, "torch-export": write_program}[format]
@@ -111,7 +115,7 @@ def export_model(
         atomic_write(manifest_path(output)) as described,
         torch.inference_mode(),
     ):
-        run = write(Written(trained, inputs, takes, threshold, labels), partial)
+        run = write(Written(trained, inputs, takes, threshold, labels, lowered), partial)
         # batches of other sizes than the exporter saw: neither the batch size nor the image size must be fixed
         differences = [(run(batch) - points).abs().max() for batch, points in expected]
         difference = torch.stack(differences).max().item()  # nan stays nan, which Python's max may drop
@@ -121,7 +125,7 @@ def export_model(
                 f"{output}: the exported model differs from the run by {difference:.1e}; nothing was written{advice}"
             )
         manifest = ModelManifest(
-            **dict(describe(trained)),
+            **dict(describe(lowered.trained if lowered else trained)),
             file_format=format,
             input=input_text(inputs, model.samples, takes),
             output=f"embeddings: float32 (batch, {model.manifold.point_dim})",
@@ -198,6 +202,7 @@ class Written:
         takes: whether the exported model contains resizing and crop.
         threshold: calibrated threshold of the model.
         labels: names of the training classes.
+        lowered: the model in a lower precision, if that is written.
     """
 
     trained: TrainedModel
@@ -205,6 +210,7 @@ class Written:
     takes: ModelInput
     threshold: Threshold | None
     labels: Sequence[str]
+    lowered: Lowered | None = None
 
     @property
     def program(self) -> torch.export.ExportedProgram:
@@ -219,16 +225,22 @@ def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
         UserError: onnxruntime or onnxscript is not installed.
     """
     onnxruntime = import_onnxruntime("--format onnx")
-    trained = written.trained
-    name = f"{trained.samples.name}s"
-    program = onnx_program(written.program, name)
+    import onnxscript
+
+    trained, name = written.trained, f"{written.trained.samples.name}s"
+    if written.lowered:
+        trained = written.lowered.trained
+        program: Any = onnxscript.ir.from_proto(written.lowered.graph)
+        program.graph.sort()
+    else:
+        program = onnx_program(written.program, name).model
     if written.takes == "images" and trained.recipe.transform:
         prepend_preparation(program, trained.recipe.transform)
     metadata = {"dmlkit": json.dumps(describe(trained).stamped()), "labels": json.dumps(list(written.labels))}
     if written.threshold:
         metadata["threshold"] = json.dumps(written.threshold.stamped())
-    program.model.metadata_props.update(metadata)
-    program.save(path)
+    program.metadata_props.update(metadata)
+    onnxscript.ir.save(program, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def run(batch: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def prepend_preparation(program: Any, transform: TransformConfig) -> None:
 
     preparation = ir.from_proto(onnx.parser.parse_model(_program(transform.size, transform.resizing)))
     images, squares = preparation.graph.inputs.pop(), preparation.graph.outputs.pop()
-    nodes, graph = list(preparation.graph), program.model.graph
+    nodes, graph = list(preparation.graph), program.graph
     preparation.graph.remove(nodes)
     ir.convenience.replace_all_uses_with([graph.inputs[0]], [squares])
     graph.insert_before(graph[0], nodes)

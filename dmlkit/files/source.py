@@ -47,6 +47,8 @@ ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
 """Formats in which dmlkit export writes a model; the others are of embeddings."""
 ModelInput = Literal["images", "squares"]
 """What an exported model takes: images of any size, or squares that are already resized and cropped."""
+ModelPrecision = Literal["fp32", "fp16", "int8"]
+"""Precision of the weighted layers of an exported ONNX model."""
 EmbeddingFormat = Literal["faiss", "parquet", "npz", "tensorboard"]
 """Files of embeddings, each written by the file of this name in ``dmlkit/export/formats``."""
 StoreFormat = Literal["lancedb", "qdrant", "pgvector"]
@@ -320,7 +322,8 @@ def require_run(path: Path) -> None:
         UserError: it is not.
     """
     if not all((path / name).exists() for name in RUN_MARKS):
-        if (path / "config.json").exists() and (path / "model.safetensors").exists():
+        is_address = str(path).startswith("hf:/")  # a Path of it has one slash
+        if is_address or ((path / "config.json").exists() and (path / "model.safetensors").exists()):
             raise UserError(
                 f"{path}: is a model that was exported for the Hub, which dmlkit.load reads; expected a run"
             )

@@ -149,7 +149,7 @@ def test_fastest_is_the_fastest_that_agrees(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(computation, "_write_graph", lambda *of: of[2].touch())
-    monkeypatch.setattr(computation, "_onnx", lambda *_: lambda inputs: inputs)
+    monkeypatch.setattr(computation, "onnx_session", lambda *_: lambda inputs: inputs)
     made_up(monkeypatch, onnxruntime=onnxruntime, bf16=bf16)
     model = model_of(home, "+fastest")
     found = model.trained.computation
@@ -211,7 +211,7 @@ def test_engines_that_cannot_be_used_say_why(
 def test_bf16_is_not_tried_where_the_processor_emulates_it(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(computation, "_write_graph", lambda *of: of[2].touch())
-    monkeypatch.setattr(computation, "_onnx", lambda *_: lambda inputs: inputs)
+    monkeypatch.setattr(computation, "onnx_session", lambda *_: lambda inputs: inputs)
     made_up(monkeypatch, onnxruntime=(90.0, 1.0, 64))  # to measure bf16 would be a KeyError
     monkeypatch.setattr(computation, "_computes_bf16", lambda device: device.type != "cpu")
     assert model_of(home, "+fastest").trained.computation is None

@@ -185,7 +185,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run/embeddings/test --format tensorboard", "output=new"),
         ("run/embeddings/test --format lancedb -o new", "table overwrite"),
         ("run --format safetensors", "output=new.safetensors checkpoint overrides=dataset.seed=3"),
-        ("run --format onnx", "output=new.onnx takes=images,squares dims=2,4"),
+        ("run --format onnx", "output=new.onnx takes=images,squares dims=2,4 precision=fp32,fp16,int8"),
     ),
     "final": (
         ("run", "output overrides=dataset.seed=3 device"),

@@ -1,0 +1,229 @@
+"""Lower precision of an exported ONNX model: float16, or int8 by onnxruntime's quantizer on training images.
+
+The weighted layers compute in the lower precision, and the map to the points of the manifold in float32. So a point is
+on its manifold, however coarse its features are. The result is compared with the run before it is written.
+"""
+
+import logging
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.computation import (
+    ComputedModel,
+    compare,
+    import_onnxruntime,
+    onnx_program,
+    onnx_session,
+    traced,
+    training_inputs,
+)
+from dmlkit.embedding.in_memory import Embeddings, embed_images
+from dmlkit.embedding.stored import split_embeddings
+from dmlkit.embedding.trained import TrainedModel, as_computed
+from dmlkit.errors import UserError
+from dmlkit.files.source import ModelPrecision
+from dmlkit.loading.cache import images_of_split
+from dmlkit.manifolds.numerics.check_points import check_points
+from dmlkit.metrics.scoring import retrieval_metrics
+from dmlkit.run_folder.folder import RunFolder
+
+WEIGHTED = ("Conv", "Gemm", "MatMul")  # operators of ONNX that multiply by weights, in which their bytes are
+SMALL = 0.03  # share of the weights that stay in float32, in the smallest layers; the file is 0.02 of fp32's larger
+METRIC = "map@r"
+FLOAT32, FLOAT16 = 1, 10  # numbers of ONNX for types
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A model in a lower precision.
+
+    Args:
+        graph: its ONNX graph, which takes squares or vectors.
+        trained: the model that this graph computes, with its agreement in ``computation``.
+        report: agreement, metric on validation images, and size, for the user.
+    """
+
+    graph: Any
+    trained: TrainedModel
+    report: str
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user has to know of embeddings that do not agree with those of the run."""
+        if self.trained.computation is None or self.trained.computation.agrees:
+            return []
+        return ["its embeddings are those of another model: do not compare them with embeddings of the run"]
+
+
+def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, fabric: Ranks) -> Lowered:
+    """Return the model of a run in a lower precision, compared with torch in float32 on its training images.
+
+    Args:
+        run: the run.
+        trained: its model on the CPU, with low-rank updates added to the weights.
+        precision: ``fp16`` or ``int8``.
+        fabric: the CPU.
+
+    Raises:
+        UserError: a package is missing, ONNX or the quantizer cannot express the backbone, there are too few training
+            images, or the embeddings are not points of the manifold.
+    """
+    option, name = f"--precision {precision}", f"{trained.samples.name}s"
+    onnxruntime = import_onnxruntime(option)
+    inputs = training_inputs(trained.recipe, option)
+    with torch.no_grad():
+        whole = onnx_program(traced(trained.model, inputs[:2]), name).model_proto
+    try:
+        with _quiet():
+            graph = to_int8(whole, name, inputs) if precision == "int8" else to_fp16(whole)
+            content = graph.SerializeToString()
+            session = onnx_session(onnxruntime, content)
+    except UserError:
+        raise
+    except Exception as error:  # of the graph's operators: the tools of onnxruntime raise many kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{option}: onnxruntime cannot convert this model ({reason}); use --precision fp32") from error
+    model = ComputedModel(trained.model, session)
+    advice = f"{precision} is too coarse for this model and its space ({trained.recipe.manifold.name}); use another"
+    check_points(trained.manifold, model(inputs), lambda row: f"{option}: training image {row}", advice)
+    agreement = compare(trained.model, model, inputs)
+    agreement = agreement.model_copy(update={"engine": "onnxruntime", "precision": precision})
+    lowered = as_computed(trained, model, agreement)
+    figures = _validation_figures(run, trained, lowered, fabric)
+    share = len(content) / whole.ByteSize()
+    return Lowered(graph, lowered, f"{precision}: {agreement}; {figures}; {share:.2f} of the size of fp32")
+
+
+def _validation_figures(run: RunFolder, trained: TrainedModel, lowered: TrainedModel, fabric: Ranks) -> str:
+    """Return the metric of both models on validation images, as text.
+
+    Raises:
+        UserError: a point is not on the manifold, or no image can be read.
+    """
+    try:
+        images = images_of_split(trained.recipe.dataset, "validation")
+    except UserError:
+        return f"{METRIC} is unknown, because the run has no validation images"
+    source = f"the validation split of {run.path}"
+    whole = trained.run is not None
+    exact = split_embeddings(run, trained, fabric, images, "validation") if whole else None
+    values = [_metric(trained, exact or embed_images(trained, fabric, images, source))]
+    values.append(_metric(trained, embed_images(lowered, fabric, images, source)))
+    return f"{METRIC} {values[1]:.4f}, fp32 {values[0]:.4f} on {len(images):,} validation images"
+
+
+def _metric(trained: TrainedModel, found: Embeddings) -> float:
+    return retrieval_metrics(found.points, found.labels, manifold=trained.manifold, metrics=[METRIC])[METRIC]
+
+
+def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:
+    """Return a graph whose weighted layers have weights and inputs of 8 bits, with scales from samples.
+
+    The smallest layers stay in float32, see `small_layers`.
+
+    Args:
+        graph: the ONNX model in float32.
+        name: name of its input.
+        inputs: samples (B, ...) as inputs.
+        options: further arguments of onnxruntime's ``quantize_static``, or other values of those given here.
+
+    Raises:
+        UserError: no layer was quantized.
+    """
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Samples(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.rows: Iterator[Tensor] = iter(inputs.split(1))
+
+        def get_next(self) -> Any:
+            return next(({name: row.numpy()} for row in self.rows), None)
+
+    with tempfile.TemporaryDirectory() as folder:
+        start, simplified, result = (Path(folder, name) for name in ("start.onnx", "simplified.onnx", "result.onnx"))
+        onnx.save(graph, start)
+        quant_pre_process(str(start), str(simplified), skip_symbolic_shape=True)
+        chosen: dict[str, Any] = {
+            "quant_format": QuantFormat.QDQ,
+            "op_types_to_quantize": list(WEIGHTED),
+            "nodes_to_exclude": small_layers(onnx.load(simplified)),
+            "per_channel": True,
+            "activation_type": QuantType.QUInt8,
+            "weight_type": QuantType.QUInt8,  # of signed ones, processors without VNNI saturate the sums
+            "extra_options": {
+                "MatMulConstBOnly": True
+            },  # CalibMaxIntermediateOutputs of 1.31 discards collected ranges
+        }
+        quantize_static(simplified, result, Samples(), **{**chosen, **options})
+        found = onnx.load(result)
+    if not any(node.op_type == "DequantizeLinear" for node in found.graph.node):
+        raise UserError("--precision int8: the model has no layer that onnxruntime quantizes; use --precision fp32")
+    return found
+
+
+def small_layers(graph: Any) -> list[str]:
+    """Return the names of the smallest weighted layers, with at most `SMALL` of all weights.
+
+    They are the first layers and depthwise convolutions, whose errors are the largest and whose bytes are few.
+    """
+    sizes = {tensor.name: prod(tensor.dims) for tensor in graph.graph.initializer}
+    layers = sorted((sizes.get(node.input[1], 0), node.name) for node in graph.graph.node if node.op_type in WEIGHTED)
+    sums = accumulate(size for size, _ in layers)
+    most = SMALL * sum(size for size, _ in layers)
+    return [name for (_, name), below in zip(layers, sums, strict=True) if below <= most]
+
+
+def to_fp16(graph: Any) -> Any:
+    """Return a graph whose nodes up to the last weighted layer compute in float16.
+
+    Raises:
+        UserError: there is no such layer.
+    """
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    last = max((row for row, node in enumerate(graph.graph.node) if node.op_type in WEIGHTED), default=-1)
+    if last < 0:
+        raise UserError("--precision fp16: the model has no weighted layer; use --precision fp32")
+    after = [node.name for node in graph.graph.node[last + 1 :]]
+    found = convert_float_to_float16(graph, keep_io_types=True, node_block_list=after)
+    first: dict[str, int] = {}
+    for row, node in enumerate(found.graph.node):
+        first.setdefault(node.output[0], row)
+    # the same cast is there once per node that needs it, with the same names
+    for row in sorted({*range(len(found.graph.node))} - {*first.values()}, reverse=True):
+        del found.graph.node[row]
+    _stay_in_float32(found.graph.node)
+    return found
+
+
+def _stay_in_float32(nodes: Any) -> None:
+    """Let a node in float32 read the result of another one directly, instead of its cast to float16 and back."""
+    casts = {node.output[0]: node for node in nodes if node.op_type == "Cast"}
+    for back in casts.values():
+        there = casts.get(back.input[0])
+        if there and there.attribute[0].i == FLOAT16 and back.attribute[0].i == FLOAT32:
+            back.op_type, back.input[0] = "Identity", there.input[0]
+            del back.attribute[:]
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Silence what onnxruntime's tools log to the root logger."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

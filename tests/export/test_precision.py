@@ -1,0 +1,131 @@
+"""Exports in a lower precision: read by onnxruntime and onnx alone, and compared with the embeddings of the run."""
+
+import builtins
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dmlkit as package
+from dmlkit.distributed.launch import start_ranks
+from dmlkit.embedding.trained import load_model
+from dmlkit.errors import UserError
+from dmlkit.export.precision import lower, to_fp16, to_int8
+from dmlkit.loading.cache import images_of_split
+from dmlkit.run_folder.folder import RunFolder
+from tests.conftest import ON_THE_BALL, TINY_RECIPE, Result
+
+onnx: Any = pytest.importorskip("onnx", reason="it comes with the extra dmlkit[onnx]")
+onnxruntime: Any = pytest.importorskip("onnxruntime", reason="it comes with the extra dmlkit[onnx]")
+Cli = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def run(trained_once: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    wider = TINY_RECIPE.replace("width: 4", "width: 16").replace("epochs: 3", "epochs: 3, workers: 0")
+    return trained_once(tmp_path_factory.mktemp("precision"), wider)
+
+
+def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+
+
+def map_at_r(points: np.ndarray, labels: np.ndarray) -> float:
+    """MAP@R by a loop over the queries."""
+    found: list[float] = []
+    for row, label in enumerate(labels):
+        others = np.flatnonzero(np.arange(len(labels)) != row)
+        size = int((labels[others] == label).sum())
+        nearest = others[np.argsort(-(points[others] @ points[row]), kind="stable")][:size]
+        hits = labels[nearest] == label
+        found.append(float((hits * np.cumsum(hits) / np.arange(1, size + 1)).sum() / size))
+    return float(np.mean(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "kind"), [("int8", onnx.TensorProto.UINT8), ("fp16", onnx.TensorProto.FLOAT16)])
+def test_the_file_is_smaller_and_what_was_reported(run: Path, precision: str, kind: int, dmlkit: Cli):
+    result = dmlkit("export", run, "--format", "onnx", "--precision", precision)
+    assert result.code == 0, result.err
+    path = run / "exports" / f"model.{precision}.onnx"
+    weights = [one for one in onnx.load(path).graph.initializer if len(one.dims) in (2, 4)]
+    sizes = {one.name: (one.data_type == kind, int(np.prod(one.dims))) for one in weights}
+    assert sum(size for is_lower, size in sizes.values() if is_lower) >= 0.95 * sum(size for _, size in sizes.values())
+    session = onnxruntime.InferenceSession(path)
+    dataset = images_of_split(RunFolder(run).recipe().dataset, "validation")
+    images = [dataset.sample(row).permute(1, 2, 0).numpy() for row in range(len(dataset))]
+    points = np.concatenate([session.run(None, {"images": image[None]})[0] for image in images])
+    own = package.load(run, device="cpu").embed(images)
+    assert cosines(points, own).min() > (0.98 if precision == "int8" else 0.99999)
+    np.testing.assert_allclose(np.linalg.norm(points, axis=1), 1, atol=1e-6)  # the map to the sphere is in float32
+    # what the command said of them
+    said = re.search(r"map@r ([\d.]+), fp32 ([\d.]+) on (\d+) validation images; ([\d.]+) of the size", result.out)
+    assert said, result.out
+    labels = dataset.labels.numpy()
+    assert float(said[1]) == pytest.approx(map_at_r(points, labels), abs=2e-4)
+    assert float(said[2]) == pytest.approx(map_at_r(own, labels), abs=2e-4) and int(said[3]) == len(dataset)
+    manifest = json.loads(path.with_name(f"{path.name}.json").read_text())
+    assert manifest["computation"]["precision"] == precision and manifest["computation"]["images"] > 10
+    assert manifest["parity"]["largest_difference"] <= 1e-4  # with resizing and crop, or without
+    agrees = manifest["computation"]["cosine"] >= 0.9999 and "another model" not in result.out
+    own_fingerprint = package.load(run, device="cpu").trained.fingerprint
+    assert (manifest["model"]["fingerprint"] == own_fingerprint) == agrees
+
+
+@pytest.mark.slow
+def test_points_of_a_curved_space_are_on_it(
+    trained_once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = RunFolder(trained_once(tmp_path, ON_THE_BALL))
+    fabric = start_ranks("cpu")
+    trained = load_model(run, fabric)
+    lowered = lower(run, trained, "int8", fabric)
+    inputs = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8)
+    points = lowered.trained.model(inputs)
+    assert float(points.norm(dim=1).max()) < 1 and trained.manifold.distance_off(points).max() <= 1e-5
+
+    def outside(*_: object) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda batch: 2 + torch.zeros(len(batch), 4)
+
+    monkeypatch.setattr("dmlkit.export.precision.onnx_session", outside)
+    with pytest.raises(UserError, match=r"--precision int8: training image 0: .* too coarse for .* \(poincare\)"):
+        lower(run, trained, "int8", fabric)
+
+
+def test_what_cannot_be_converted_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
+    def refused(*options: object) -> str:
+        result = dmlkit("export", run, *options)
+        assert result.code == 2 and "Traceback" not in result.err and result.err.count("\n") == 1, result.err
+        return result.err
+
+    found = refused("--format", "safetensors", "--precision", "int8")
+    assert "--precision applies only to onnx; remove this option" in found
+    nothing = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[1, 3] x) => (float[1, 3] y) {y = Relu(x)}'
+    )
+    with pytest.raises(UserError, match="has no layer that onnxruntime quantizes"):
+        to_int8(nothing, "x", torch.zeros(2, 3))
+    with pytest.raises(UserError, match="has no weighted layer"):
+        to_fp16(nothing)
+
+    def fail(*_: object) -> None:
+        raise ValueError("operator Foo is unknown\nand more")
+
+    monkeypatch.setattr("dmlkit.export.precision.to_int8", fail)
+    found = refused("--format", "onnx", "--precision", "int8")
+    assert "onnxruntime cannot convert this model (operator Foo is unknown); use --precision fp32" in found
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any) -> Any:
+        if name == "onnxruntime":
+            raise ImportError("no", name=name)
+        return real(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    found = refused("--format", "onnx", "--precision", "int8")
+    assert "--precision int8 needs onnxruntime; install it with: pip install 'dmlkit[onnx]'" in found
