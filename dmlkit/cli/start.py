@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmlkit.cli.options import TRAIN, Debug, Device, checked, examples
-from dmlkit.files.source import require_dataset
+from dmlkit.errors import UserError
+from dmlkit.files.source import SHARD, require_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +18,24 @@ if TYPE_CHECKING:
     from dmlkit.datasets.base import DatasetConfig
     from dmlkit.loading.survey import Survey
     from dmlkit.training.estimate import Estimate
+
+
+def require_classes(path: Path) -> None:
+    """Check that there is a dataset, and that a folder has more than one class.
+
+    Raises:
+        UserError: there is none, or the folder has nothing but one folder.
+    """
+    require_dataset(path)
+    found = [one for one in path.iterdir() if not one.name.startswith(".")] if path.is_dir() else []
+    folders = [one for one in found if one.is_dir()]
+    if len(folders) != 1 or any(one.suffix == SHARD for one in found):
+        return
+    (only,) = folders  # an archive that was unpacked into a folder of its name has the classes one level deeper
+    is_nested = sum(one.is_dir() for one in only.iterdir()) > 1
+    way_on = f"give {only}, which has several" if is_nested else "add images of more classes"
+    raise UserError(f"{path}: has 1 class, {only.name}; expected at least 2 to train on and 2 to test on: {way_on}")
+
 
 app = typer.Typer()
 WIDTH = 80  # columns of a terminal
@@ -29,7 +48,7 @@ def start(
         typer.Argument(
             metavar="ROOT|TABLE",
             help="Folder with one subfolder per class, or table of images and labels.",
-            callback=checked(require_dataset),
+            callback=checked(require_classes),
             show_default=False,
         ),
     ],
@@ -59,7 +78,6 @@ def start(
     from dmlkit.cli.console import say, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import resolve_device
-    from dmlkit.errors import UserError
     from dmlkit.files.atomic import atomic_write
     from dmlkit.loading.survey import dataset_at, survey
     from dmlkit.recipe.file import parse_recipe
