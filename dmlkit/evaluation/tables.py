@@ -66,7 +66,7 @@ def p_text(p_value: float) -> str:
         >>> p_text(0.03125), p_text(1.2e-7)
         ('0.0312', '< 0.0001')
     """
-    return "< 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+    return "< 0.0001" if p_value < 5e-5 else f"{p_value:.4f}"
 
 
 def metric_rows(report: Report, definitions: dict[str, str]) -> Rows:

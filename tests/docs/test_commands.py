@@ -20,6 +20,7 @@ from tests.docs.blocks import blocks_of, page, run_blocks
 
 PAGES = ROOT / "docs" / "commands"
 EXAMPLE = re.compile(r"```sh\n([^\n]*)\n```\n\n```text\n(.*?)```", re.DOTALL)
+PROGRESS = re.compile(r"^.*: [\d,]+ of [\d,]+, .* s left\n", re.MULTILINE)  # printed every 10 seconds, on slow machines
 SHOWN = 24  # lines of what is printed; the rest of it is "..."
 
 
@@ -72,7 +73,7 @@ def test_the_examples_print_what_is_shown(name: str, world: Path, dmlkit: Callab
     examples = list(EXAMPLE.finditer(text))
     assert any(f"dmlkit {name}" in example[1] for example in examples)
     assert len(examples) == text.count("```sh")
-    outputs = [run_example(example[1], dmlkit) for example in examples]
+    outputs = [PROGRESS.sub("", run_example(example[1], dmlkit)) for example in examples]
     if os.environ.get("DMLKIT_WRITE_PAGES"):
         written: Iterator[str] = iter(outputs)
         path.write_text(

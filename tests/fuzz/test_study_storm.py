@@ -92,7 +92,7 @@ def done(study: Path, command: Callable[..., tuple[int, str]]) -> set[str]:
     is_begun = (study / "study.json").exists()
     code, said = command("status", str(study), "--json")
     if code == 2:
-        assert not is_begun and "is not a study" in said, said
+        assert not is_begun and "expected a folder that dmlkit study wrote" in said, said
         return set()
     assert code == 0, said
     found = {run["folder"]: run["state"] for run in json.loads(said)["runs"]}

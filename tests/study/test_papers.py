@@ -80,7 +80,7 @@ def test_a_page_has_the_statements_of_its_paper_alone_corrected_for_the_whole_st
         p_value = stats.ttest_rel(values[better], values["small"]).pvalue
         assert judged["p_value"] == pytest.approx(p_value) and judged["corrected_p_value"] > 1.9 * p_value
         assert row[4] == f"{judged['difference']:+.4f}" and judged["verdict"] in row[3]
-        printed = ["\\< 0.0001" if p < 1e-4 else f"{p:.4f}" for p in (p_value, judged["corrected_p_value"])]
+        printed = ["\\< 0.0001" if p < 5e-5 else f"{p:.4f}" for p in (p_value, judged["corrected_p_value"])]
         assert row[7] == f"{printed[0]} ({printed[1]})"
     assert {row[0] for row in rows_of(text, "variant")} == {"small", "large", "huge"} and "middle" not in text
     for name, study, figure, best, last, untrained, chosen in rows_of(text, "variant"):
