@@ -59,13 +59,15 @@ def _latex_cell(text: str, is_bold: bool) -> str:
     return f"{number} {LATEX_WORDS[word]} {other}" if word else number
 
 
-def p_text(p_value: float) -> str:
-    """Format a p-value with four digits; none is zero.
+def p_text(p_value: float | None) -> str:
+    """Format a p-value with four digits; none is zero. Without a p-value the text is empty.
 
     Example:
-        >>> p_text(0.03125), p_text(1.2e-7)
-        ('0.0312', '< 0.0001')
+        >>> p_text(0.03125), p_text(1.2e-7), p_text(None)
+        ('0.0312', '< 0.0001', '')
     """
+    if p_value is None:
+        return ""
     return "< 0.0001" if p_value < 5e-5 else f"{p_value:.4f}"
 
 
