@@ -83,7 +83,7 @@ for kind in (TyperArgument, TyperOption):
     setattr(kind, "display_type_rich", value_name)  # noqa: B010 (of Typer 0.24 and later)
 
 
-def refuse_repeated(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:
+def refuse_extra_words(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """Return ``TyperCommand.parse_args`` with errors for an option that is given twice, and for paths too many.
 
     Typer keeps the last value without a message, and calls the second file of ``*.jpg`` an unexpected argument.
@@ -106,7 +106,7 @@ def refuse_repeated(parse: Callable[..., list[str]]) -> Callable[..., list[str]]
     return parse_args
 
 
-TyperCommand.parse_args = refuse_repeated(TyperCommand.parse_args)
+TyperCommand.parse_args = refuse_extra_words(TyperCommand.parse_args)
 
 
 @contextmanager

@@ -149,12 +149,16 @@ def print_verdict(found: "Verification", console: "Console") -> None:
     (pair,) = found.pairs
     assert pair.same is not None and pair.score is not None  # images that cannot be read are an error
     say(console, f"{answer(pair.same)}{' class' if pair.same else ' classes'}", style="bold")
-    rate = f"false accept rate {found.far:g}"
-    say(console, f"{found.similarity} {pair.score:.6g}, threshold {found.threshold:.6g} ({rate})")
+    say(console, f"{found.similarity} {pair.score:.6g}, threshold {threshold_text(found)}")
     if pair.probability is None:
         say(console, UNFITTED)
     else:
         say(console, f"probability of the same class: {percent(pair.probability)}, at a prior of {found.prior:g}")
+
+
+def threshold_text(found: "Verification") -> str:
+    """Return the threshold with its error rate: a low one rejects pairs that are probably of the same class."""
+    return f"{found.threshold:.6g} (false accept rate {found.far:g})"
 
 
 def print_verdicts(found: "Verification", console: "Console") -> None:
@@ -173,8 +177,7 @@ def print_verdicts(found: "Verification", console: "Console") -> None:
         rows.append(
             [pair.verdict, *([known] if is_known else []), *([chance] if is_fitted else []), score, pair.a, pair.b]
         )
-    rate = f"false accept rate {found.far:g}"
-    print_table(rows, console, f"{found.similarity} >= {found.threshold:.6g}: same class ({rate})")
+    print_table(rows, console, f"same class: {found.similarity} >= {threshold_text(found)}")
     if len(found.pairs) > SHOWN:
         say(console, f"and {len(found.pairs) - SHOWN:,} more; --csv FILE or --json writes all")
     say(console, f"probability: of the same class, at a prior of {found.prior:g}" if is_fitted else UNFITTED)

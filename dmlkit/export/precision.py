@@ -40,7 +40,6 @@ from dmlkit.run_folder.folder import RunFolder
 WEIGHTED = ("Conv", "Gemm", "MatMul")  # operators of ONNX that multiply by weights, in which their bytes are
 SMALL = 0.03  # share of the weights that stay in float32, in the smallest layers; the file is 0.02 of fp32's larger
 METRIC = "map@r"
-FLOAT32, FLOAT16 = 1, 10  # numbers of ONNX for types
 
 
 @dataclass(frozen=True)
@@ -162,9 +161,8 @@ def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:
             "per_channel": True,
             "activation_type": QuantType.QUInt8,
             "weight_type": QuantType.QUInt8,  # of signed ones, processors without VNNI saturate the sums
-            "extra_options": {
-                "MatMulConstBOnly": True
-            },  # CalibMaxIntermediateOutputs of 1.31 discards collected ranges
+            # without CalibMaxIntermediateOutputs, which discards collected ranges in onnxruntime 1.31
+            "extra_options": {"MatMulConstBOnly": True},
         }
         quantize_static(simplified, result, Samples(), **{**chosen, **options})
         found = onnx.load(result)
@@ -210,10 +208,12 @@ def to_fp16(graph: Any) -> Any:
 
 def _stay_in_float32(nodes: Any) -> None:
     """Let a node in float32 read the result of another one directly, instead of its cast to float16 and back."""
+    from onnx import TensorProto
+
     casts = {node.output[0]: node for node in nodes if node.op_type == "Cast"}
     for back in casts.values():
         there = casts.get(back.input[0])
-        if there and there.attribute[0].i == FLOAT16 and back.attribute[0].i == FLOAT32:
+        if there and there.attribute[0].i == TensorProto.FLOAT16 and back.attribute[0].i == TensorProto.FLOAT:
             back.op_type, back.input[0] = "Identity", there.input[0]
             del back.attribute[:]
 

@@ -186,16 +186,13 @@ class Migration:
             parts = self.embed(gallery)  # of images that were added meanwhile
             description = describe(self.trained)
             calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
-            model, name = (
-                GalleryModel(
-                    **dict(description),
-                    run=str(run.resolve()),
-                    threshold=calibrated.threshold if calibrated else None,
-                    threshold_is_own=False,
-                ),
-                uuid4().hex[:12],
+            model = GalleryModel(
+                **dict(description),
+                run=str(run.resolve()),
+                threshold=calibrated.threshold if calibrated else None,
+                threshold_is_own=False,
             )
-            kept = read_gallery_manifest(self.path)
+            kept, name = read_gallery_manifest(self.path), uuid4().hex[:12]
             announced = kept.model_copy(update={"others": {**kept.others, name: model}})
             with TemporaryFile(dir=self.path) as file:
                 rows = self._rows(gallery, announced.of_model(name), parts, file)

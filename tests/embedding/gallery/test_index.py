@@ -100,22 +100,22 @@ def test_an_index_finds_what_it_says(space: str, kind: Any, place: Path, tmp_pat
         with pytest.raises(UserError, match="have 9 coordinates; expected a multiple of 8; use --precision int8"):
             index_gallery(stocked(place, tmp_path / "ball"), kind, 0.9)
         assert GalleryFolder(tmp_path / "ball").approximate is None
-    told = index_gallery(path, kind, 0.9)
+    built = index_gallery(path, kind, 0.9)
     gallery = GalleryFolder(path)
     if kind in BYTES:  # and what LanceDB keeps of each image, and of the parts
-        assert 0 <= told.bytes_per_image - told.full_bytes / 4 * BYTES[kind] <= 32
-    assert gallery.approximate == told.index and 0.9 <= told.index.recall <= 1 and told.queries == 1000
+        assert 0 <= built.bytes_per_image - built.full_bytes / 4 * BYTES[kind] <= 32
+    assert gallery.approximate == built.index and 0.9 <= built.index.recall <= 1 and built.queries == 1000
     # every image against all, by hand
     points = torch.cat(list(gallery.blocks(1000)))
     similarity = gallery.manifold.paired_similarity(points[:, None].double(), points.double())
     similarity.fill_diagonal_(-torch.inf)
     nearest = similarity.topk(10).indices.tolist()
-    found = ApproximateGallery(gallery, told.index).search(points, 11)
+    found = ApproximateGallery(gallery, built.index).search(points, 11)
     rows = [[one for one in row if one != number][:10] for number, row in enumerate(found.indices.tolist())]
     shares = np.array([len(set(a) & set(b)) / 10 for a, b in zip(rows, nearest, strict=True)])
-    assert told.index.recall == pytest.approx(shares.mean(), abs=1e-3)
+    assert built.index.recall == pytest.approx(shares.mean(), abs=1e-3)
     assert shares.mean() - 1.645 * shares.std(ddof=1) / len(shares) ** 0.5 >= 0.9 - 1e-3  # with 95 % confidence
-    # what is found is told with its exact similarity, in its order
+    # what is found is listed with its exact similarity, in its order
     expected = gallery.manifold.paired_similarity(points[:, None].double(), points[found.indices].double())
     assert torch.equal(found.similarities, expected.float())
     assert (found.similarities.diff(dim=1) <= 0).all()
@@ -248,10 +248,10 @@ def test_rows_that_are_no_points_are_refused(place: Path, tmp_path: Path, monkey
     gallery = GalleryFolder(stocked(place, tmp_path / "gallery", "sphere"))
     real = folder._points
     monkeypatch.setattr(folder, "_points", lambda column, dim: real(column, dim) * torch.tensor(1e30))
-    told = (
+    message = (
         r"gallery: image 0 \(/none/.*\.jpg\): its length is 1e\+30, where points of the sphere have length 1; its files"
     )
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         next(gallery.blocks(100))
-    with pytest.raises(UserError, match=told.replace("image 0", "image 7")):
+    with pytest.raises(UserError, match=message.replace("image 0", "image 7")):
         gallery.points_at(torch.tensor([7, 3]))
