@@ -23,6 +23,7 @@ TEXT_COLUMNS = (
     *("run", "checkpoint", "evaluation", "split", "metric", "definition", "class", "taken for"),
     *("variant", "statement", "verdict", "a", "b", "known", "seeds"),
     *("label", "path", "image", "group", "best guess", "nearest", "asked by", "among"),
+    *("compared", "guess"),
 )
 
 
@@ -121,9 +122,9 @@ def counted(number: int, one: str, many: str) -> str:
 
     Example:
         >>> counted(1, "class", "classes"), counted(2000, "class", "classes")
-        ('1 class', '2000 classes')
+        ('1 class', '2,000 classes')
     """
-    return f"{number} {one if number == 1 else many}"
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def percent(probability: float) -> str:

@@ -125,7 +125,7 @@ def print_groups(found: "DuplicateGroups", console: "Console") -> None:
     from dmlkit.files.escape import near_path
 
     collection, least = found.collection, found.least()
-    rows = [["images", "min similarity", "labels", "path"]]
+    rows = [["images", "min similarity", "label", "path"]]
     for group in found.groups[:MOST_SHOWN]:
         labels = sorted({collection.labels[row] or "" for row in group.tolist()} - {""})
         first = int(group[0])

@@ -1,5 +1,6 @@
 """``dmlkit gallery``: labeled embeddings to which images are added and from which they are removed."""
 
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -49,6 +50,7 @@ Label = Annotated[
 NOT_PRINTED = ("contents", "files", "stamps", "state", "others")
 """Fields of a gallery's manifest: checksums, what is printed anyway, and the models of other versions."""
 MOST_SHOWN = 5  # images of each kind that were not added
+MOST_LABELS = 20
 
 
 def check_new(path: Path, **given: Any) -> None:
@@ -233,10 +235,13 @@ def info(
         return
     console, labels = Console(), state.labels
     if labels:
-        print_table([["label", "images"], *([label, str(count)] for label, count in labels.items())], console)
+        shown = [[label, f"{count:,}"] for label, count in islice(labels.items(), MOST_LABELS)]
+        print_table([["label", "images"], *shown], console)
+    if len(labels) > MOST_LABELS:
+        say(console, f"the first {MOST_LABELS} labels are shown; --json contains all")
     say(
         console,
-        f"{state.images} images with {len(labels)} labels, {state.without_label} without a label; "
+        f"{state.images:,} images with {len(labels):,} labels, {state.without_label:,} without a label; "
         f"version {state.version}",
     )
     model = summary.model

@@ -181,6 +181,9 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
         if others:
             without = f"{counted(len(others), one, many)} without a known label of the gallery"
             say(console, f"{without}: {len(others) - sum(others)} unknown, {sum(others)} with a label")
+    if own := found.in_source:
+        themselves = counted(own, f"of these {many} is", f"of these {many} are")
+        say_prose(console, f"note: {themselves} in the source, and found there; identify others for an accuracy")
     if count > MOST_SHOWN:
         say(console, "-o FILE and --html FILE contain all")
     if found.note:

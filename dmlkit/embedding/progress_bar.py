@@ -33,8 +33,8 @@ def no_bar(_what: str, _total: int) -> AbstractContextManager[Advance]:
 class _Speed(ProgressColumn):
     def render(self, task: Task) -> Text:
         # images of one batch arrive together: between the first two the recent speed is thousands of times too large
-        recent, mean = task.finished_speed or task.speed or 0, task.completed / max(task.elapsed or 0, 1e-3)
-        return Text(f"{min(recent, mean):,.0f} images/s")
+        recent, mean = task.finished_speed or task.speed, task.completed / max(task.elapsed or 0, 1e-3)
+        return Text(f"{min(recent, mean):,.0f} images/s" if recent else "")  # a step done at once has no speed
 
 
 @contextmanager

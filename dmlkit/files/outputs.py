@@ -126,11 +126,12 @@ def picture_metadata(path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def writing(path: Path, *errors: type[Exception]) -> Generator[None]:
+def writing(path: Path, *errors: type[Exception], advice: str = "") -> Generator[None]:
     """Turn errors of a failed write into a `UserError` of one line that names the file.
 
     Args:
         errors: exceptions other than OSError that a library raises for a full disk.
+        advice: what to do, after the error.
 
     Raises:
         UserError: the block fails with one of these errors.
@@ -140,7 +141,8 @@ def writing(path: Path, *errors: type[Exception]) -> Generator[None]:
     except (OSError, *errors) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         first_line = (reason.splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: cannot write this file: {first_line}") from error
+        after = f"; {advice}" if advice else ""
+        raise UserError(f"{path}: cannot write this file: {first_line}{after}") from error
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -41,6 +41,8 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.numerics.check_points import check_points
 
+RESUMES = "finished parts are kept; fix the problem and run the same command again"
+
 
 def schema_of(manifest: GalleryManifest) -> Any:
     """Return the columns of a gallery's table."""
@@ -243,7 +245,8 @@ class Incoming:
         job = EmbedJob(images, "images for a gallery", place, skip_bad_images=True, known=known)
         parts, description = job.parts, job.describe(trained)
         try:
-            with writing(place.parent), TemporaryFile(dir=place.parent) as file:  # full perhaps only when it is closed
+            # the file may turn out to be too large for the disk only when it is closed
+            with writing(place.parent, advice=RESUMES), TemporaryFile(dir=place.parent) as file:
                 try:
                     parts.check(description)
                 except UserError:  # there are none, or the gallery got some of these images meanwhile

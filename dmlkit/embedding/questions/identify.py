@@ -87,6 +87,14 @@ class Identified:
             guessed=sum(answer.guess == answer.known for answer in checked),
         )
 
+    @cached_property
+    def in_source(self) -> int:
+        """Number of queries that are themselves the nearest of the labeled images."""
+        near = self.neighbors
+        nearest_items = near.searched.items_at(near.rows[:, 0]) if len(near.rows) else []
+        pairs = zip(near.pictures, nearest_items, strict=True)
+        return sum(Path(one).absolute() == Path(item.path).absolute() for one, item in pairs)
+
     def most_doubtful_first(self) -> "Identified":
         """Return the answers in another order: unknown ones first, then by probability, margin and score."""
 

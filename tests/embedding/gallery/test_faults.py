@@ -17,6 +17,7 @@ from dmlkit.embedding import parts
 from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images
 from dmlkit.embedding.gallery.files import holds_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.incoming import EmbeddedRows
 from dmlkit.embedding.gallery.migrate import migrate_gallery
 from dmlkit.embedding.job import PartEmbedder
 from dmlkit.embedding.progress_bar import Advance
@@ -213,6 +214,10 @@ def test_the_same_pictures_from_two_writers_are_there_once(place: Path, tmp_path
     assert len(rows_of(gallery)) == 12
 
 
+def fail_with_a_full_disk(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_full_disk_and_a_lock_are_told_and_change_nothing(
     place: Path, some: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -228,6 +233,11 @@ def test_a_full_disk_and_a_lock_are_told_and_change_nothing(
         with pytest.raises(UserError, match=r"before: cannot change this gallery: .* No space left on device; is the"):
             add(place, some)
     assert rows_of(some) == before and not (some / ".lock").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(EmbeddedRows, "write", fail_with_a_full_disk)
+        with pytest.raises(UserError, match="No space left on device; finished parts are kept; fix the"):
+            add(place, some)
+    assert rows_of(some) == before
     monkeypatch.setattr("dmlkit.embedding.gallery.change.PATIENCE", 0.1)
     with (
         lock.sole_writer(some, what="another"),

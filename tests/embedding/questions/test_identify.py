@@ -156,7 +156,9 @@ def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Pat
     alone = dmlkit(*words[:-2], "--threshold", "-99")
     assert alone.code == 0 and "wrote" not in alone.out and "0 unknown (score below -99)" in alone.out
     own = dmlkit("identify", place / "gallery", place / "photos" / "gull", "--threshold", "-99", "--device", "cpu")
-    assert "accuracy 1.000 over 5 images" in own.out  # they are in the gallery
+    assert "accuracy 1.000 over 5 images" in own.out
+    assert "note: 5 of these images are in the source, and found there" in " ".join(own.out.split())
+    assert "in the source" not in result.out  # a copy of one is another file
 
 
 def test_a_gallery_keeps_its_threshold(place: Path, tmp_path: Path):
