@@ -126,7 +126,7 @@ def class_places(labels: Tensor) -> list[float]:
 def plot_histogram(
     embedded: EmbeddedSplit, output: Path | None, *, bar: Bar = no_bar
 ) -> tuple[Path, ScoreHistograms, ScoreHistograms]:
-    """Draw histograms of the similarities of pairs by the untouched backbone and by the trained model.
+    """Draw histograms of the similarities of pairs by the backbone before training and by the trained model.
 
     Args:
         output: the file; by default one in the run.
@@ -142,7 +142,7 @@ def plot_histogram(
     before = counted(untouched_points(embedded, bar), embedded.split)
     weights = "pretrained" if embedded.trained.recipe.backbone.is_pretrained else "random"
     has_weights = not isinstance(embedded.trained.recipe.backbone, IdentityConfig)
-    baseline = f"Untouched backbone, {weights} weights" if has_weights else "Untransformed vectors"
+    baseline = f"Backbone before training, {weights} weights" if has_weights else "Untransformed vectors"
     measure = embedded.manifold.similarity_name.replace("_", " ")
     with picture(output, 92) as figure:
         above, below = figure.subplots(2, 1, sharex=measure == "cosine")
