@@ -16,6 +16,7 @@ app = typer.Typer()
         "dmlkit serve galleries/birds",
         "dmlkit serve galleries/birds --allow-writes --port 9000",
         "dmlkit serve galleries/birds --review reviews/june --allow-writes",
+        "dmlkit serve galleries/birds --workers 4",
         "DMLKIT_TOKEN=secret dmlkit serve runs/birds --host 0.0.0.0",
     ),
 )
@@ -59,6 +60,12 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="COUNT", help="Number of processes that answer; each has the model and the points in memory."
+        ),
+    ] = 1,
     run: QueryRun = None,
     second: WithRun = None,
     device: ModelDevice = "auto",
@@ -76,7 +83,7 @@ def serve(
     from dmlkit.evaluation.fusion import fusion_of
 
     try:
-        from dmlkit.embedding.serve.server import Access, run_server
+        from dmlkit.embedding.serve.server import Access, Serving, run_server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("dmlkit"):
             raise
@@ -89,13 +96,8 @@ def serve(
 
     def started(address: str, count: int) -> None:
         what = counted(count, "image", "images")
-        say(console, f"{source}: {what}, served on {address} until Ctrl-C; the interface: {address}/docs")
+        by = f" by {workers} processes" if workers > 1 else ""
+        say(console, f"{source}: {what}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
 
-    run_server(
-        source,
-        Access(host, token, allow_writes, images),
-        port=port,
-        review=review,
-        model=ModelChoice(run, fusion=fusion, device=device),
-        started=started,
-    )
+    access, model = Access(host, token, allow_writes, images), ModelChoice(run, fusion=fusion, device=device)
+    run_server(Serving(source, access, review, model), port=port, workers=workers, started=started)

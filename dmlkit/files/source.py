@@ -127,6 +127,7 @@ def require_exportable(path: Path, export_format: str) -> None:
         first = f": run dmlkit embed {path} first" if kind == "run" else ""
         raise UserError(f"{path}: is {NAMES[kind]}; --format {export_format} exports a folder of embeddings{first}")
     elif not (path / "manifest.json").exists():
+        require_path(path, "a folder of embeddings")
         raise UserError(f"{path / 'manifest.json'}: missing; expected a manifest of embeddings that dmlkit wrote")
 
 

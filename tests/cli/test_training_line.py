@@ -72,6 +72,18 @@ def test_waiting_for_images_is_noted_once_above_the_line():
     assert "note: epoch 2 spent 50% of the time waiting for images" in screen.getvalue()
 
 
+@pytest.mark.parametrize("speed", [8.0, 1_024.0, 123_456.0])
+def test_lines_of_epochs_keep_within_80_columns_at_any_speed(speed: float):
+    values = {f"recall@{k}": 0.5 for k in (1, 2, 4, 8)} | {"map@r": 0.25}
+    screen = io.StringIO()
+    progress = TrainingProgress(Console(file=screen, width=80), 200, "map@r")
+    progress.epoch(row(100, 0.5, waiting=0.3).model_copy(update={"images_per_second": speed, "validation": values}))
+    lines = screen.getvalue().splitlines()
+    assert f"  {speed:,.0f} images/s  validation recall@1 0.500" in lines[0] and max(map(len, lines)) <= 80
+    said = " ".join(line.strip() for line in lines)
+    assert all(f"{name} {value:.3f}" in said for name, value in values.items())
+
+
 def test_train_prints_a_line_per_epoch_only_without_a_terminal(
     dmlkit, tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

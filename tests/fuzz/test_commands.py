@@ -18,6 +18,7 @@ from PIL import Image
 from typer.models import ArgumentInfo
 
 from dmlkit.cli.app import app
+from dmlkit.embedding.review.folder import ReviewFolder
 from tests.fuzz.conftest import ALLOWED, Workplace, examples, hashes
 
 PLACES = (
@@ -257,6 +258,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("photos.yaml -o new", "overrides=seed=1,transform.size=8"),
         ("base.yaml -o run --resume", "dry_run device"),
         ("base.yaml -o run --overwrite", "overrides device"),
+        ("photos.yaml --from-review reviewed -o new", "overrides=seed=1,transform.size=8 device"),
     ),
     "verify": (
         ("tuned photos/ant/0.png photos/bee/0.png", "json device checkpoint prior=0.1,0.9"),
@@ -267,7 +269,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
 """Of every command words that make it work, and options that go with them: with values of their own where the usual
 ones do not fit, or one of several where they exclude each other."""
 KEPT_OUT = {"debug", "engine", "id", "jobs", "paper", "path", "plugins"}
-KEPT_OUT |= {"box_source", "box_margin", "box_confidence", "by", "table", "second", "from_review"}
+KEPT_OUT |= {"box_source", "box_margin", "box_confidence", "by", "table", "second"}
 """Options that show a traceback, start processes, or load a file whose members would stay in this process, or want
 what is not in the files here."""
 VALUES: dict[str, tuple[str, ...]] = {
@@ -352,9 +354,12 @@ def workplace(
             ("train", "base.yaml", "-o", "tuned", *TUNED),
             ("calibrate", "tuned", "--far", "0.3"),
             ("gallery", "create", "run", str(more), "-o", "large"),
+            ("review", "large", str(more / "ant"), "-o", "reviewed"),
         ):
             code, said = command(*words)
             assert code == 0, said
+        state = ReviewFolder(Path("reviewed"))
+        state.reply({row: f"kind {row % 8}" for row in range(len(state.review.proposals))}, "ada")
     return Workplace(source / "whole", source / "used")
 
 

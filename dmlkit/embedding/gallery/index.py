@@ -18,7 +18,7 @@ from dmlkit.embedding.gallery.files import MANIFEST, TABLE_FOLDER, ApproximateIn
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.embedding.gallery.table import reading
-from dmlkit.embedding.search import CACHED_ELEMENTS, MARGIN, Neighbors, StoredGallery
+from dmlkit.embedding.search import CACHED_ELEMENTS, MARGIN, Neighbors, StoredGallery, StoredPoints
 from dmlkit.errors import UserError
 
 FEWEST = 256  # images: LanceDB learns as many codes a coordinate pair
@@ -217,12 +217,13 @@ class ApproximateGallery:
     Args:
         folder: the gallery.
         index: the index.
+        points: the points of the gallery, if they are in memory too: the candidates are read from there.
     """
 
-    def __init__(self, folder: GalleryFolder, index: ApproximateIndex) -> None:
-        self.folder, self.index = folder, index
+    def __init__(self, folder: GalleryFolder, index: ApproximateIndex, points: StoredPoints | None = None) -> None:
+        self.folder, self.index, self.points = folder, index, points or folder
         self.manifold = folder.manifold
-        self.exact = StoredGallery(self.manifold, folder)
+        self.exact = StoredGallery(self.manifold, self.points)
         self.column, self.metric = column_and_metric(folder.manifest)
         self.advice = f"build it again with dmlkit gallery index {folder.path}, or search with --exact"
         addresses = folder.row_addresses()
@@ -244,7 +245,7 @@ class ApproximateGallery:
     def _search(self, queries: Tensor, k: int, length: int) -> Neighbors:
         candidates = _side_by_side([self._candidates(block, length) for block in queries.split(AT_ONCE)])
         once, places = candidates.clamp(min=0).unique(return_inverse=True)
-        points, similarity = self.folder.points_at(once), torch.empty(candidates.shape, dtype=torch.float64)
+        points, similarity = self.points.points_at(once), torch.empty(candidates.shape, dtype=torch.float64)
         rows = max(1, CACHED_ELEMENTS // (candidates.shape[1] * queries.shape[1]))
         for own in torch.arange(len(queries)).split(rows):
             similarity[own] = self.manifold.paired_similarity(queries[own, None].double(), points[places[own]].double())

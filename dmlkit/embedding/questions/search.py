@@ -115,8 +115,10 @@ class SearchedOften(PointsInMemory):
     """Points in memory that keep what a search computes of all of them: vectors, or only their rounding bounds."""
 
     @cached_property
-    def searcher(self) -> StoredGallery | Gallery:
-        """Search of these points."""
+    def searcher(self) -> StoredGallery | Gallery | ApproximateGallery:
+        """Search of these points, through the index of the gallery that they were read from, if it has one."""
+        if isinstance(self.stored, GalleryFolder) and (index := self.stored.approximate):
+            return ApproximateGallery(self.stored, index, self)
         if not are_vectors(self.manifold, self.points):
             return Gallery(self.manifold, self.points)
         if len(self) >= LEAST_HALF and float(self.points.norm(dim=1).max()) < 1.001:

@@ -3,7 +3,8 @@
 import asyncio
 import base64
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+import os
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +16,10 @@ from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from torch import Tensor
@@ -28,6 +32,7 @@ from dmlkit.embedding.serve.limits import Access, Guard, RefusedError
 from dmlkit.embedding.serve.pictures import BODY, MOST_BYTES, SentImage, first_message, read_pictures
 from dmlkit.embedding.serve.reviewing import ServedReview, review_api, review_of
 from dmlkit.embedding.serve.service import BusyError, Pixels, Service
+from dmlkit.embedding.serve.workers import METRICS
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
 from dmlkit.run_folder.folder import RunFolder
@@ -58,7 +63,7 @@ class WantedVersion(BaseModel):
     version: Annotated[int, Field(ge=1, le=2**53)]
 
 
-class Served:
+class Served(Collector):
     """What requests are answered with.
 
     Args:
@@ -69,10 +74,18 @@ class Served:
     def __init__(self, service: Service, access: Access) -> None:
         self.service, self.allow_writes, self.images = service, access.allow_writes, access.images
         self.registry = CollectorRegistry()
-        self.seconds = Histogram("dmlkit_request_seconds", "Time of answers.", registry=self.registry)
-        self.embedded = Counter("dmlkit_images", "Images that were embedded.", registry=self.registry)
-        size = Gauge("dmlkit_gallery_images", "Images that are searched.", registry=self.registry)
-        size.set_function(lambda: len(service.snapshot.points))
+        own = self.registry
+        if METRICS in os.environ:  # the collector reads the counts of all processes, also of those that have ended
+            MultiProcessCollector(self.registry)
+            own = None
+        self.seconds = Histogram("dmlkit_request_seconds", "Time of answers.", registry=own)
+        self.embedded = Counter("dmlkit_images", "Images that were embedded.", registry=own)
+        self.registry.register(self)
+
+    def collect(self) -> Generator[GaugeMetricFamily]:
+        """Yield the size of the gallery, which is that of every process."""
+        size = len(self.service.snapshot.points)
+        yield GaugeMetricFamily("dmlkit_gallery_images", "Images that are searched.", size)
 
     async def answered(self, pictures: Sequence[SentImage], work: Callable[[Tensor], Any]) -> Any:
         """Wait for the model's thread to embed pictures and work on their points."""

@@ -1,10 +1,15 @@
-"""The process of a server: its socket, and its end."""
+"""The processes of a server: their socket, and their end."""
 
 import asyncio
+import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import h11
 import uvicorn
@@ -14,6 +19,7 @@ from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.serve.app import make_app
 from dmlkit.embedding.serve.limits import PATIENCE, Access, is_loopback
 from dmlkit.embedding.serve.service import Service
+from dmlkit.embedding.serve.workers import run_workers
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
 
@@ -63,26 +69,79 @@ def allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def run_server(
-    source: Path,
-    access: Access,
-    *,
-    port: int,
-    review: Path | None,
-    model: ModelChoice,
-    started: Callable[[str, int], None],
-) -> None:
+class Serving(NamedTuple):
+    """What a server serves: ``source`` and ``model`` as in `Service`, ``access`` and ``review`` as in `make_app`."""
+
+    source: Path
+    access: Access
+    review: Path | None
+    model: ModelChoice
+
+
+class WorkerServer(uvicorn.Server):
+    """Server of one of several processes, whose signals are those of `answer_as_worker`."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave the signals as they are."""
+        yield
+
+
+def open_server(serving: Serving, kind: type[uvicorn.Server] = uvicorn.Server) -> tuple[uvicorn.Server, int]:
+    """Return a server that is ready to run, and the number of its images.
+
+    Raises:
+        UserError: see `Service` and `make_app`.
+    """
+    service = Service(serving.source, serving.model)
+    config = uvicorn.Config(
+        make_app(service, serving.access, review=serving.review),
+        http=PatientProtocol,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=GRACE,
+        server_header=False,
+    )
+    allow_connections()
+    return kind(config), len(service.snapshot.points)
+
+
+def answer_as_worker(serving: Serving, listening: socket.socket, connection: Connection) -> None:
+    """Answer requests in one of several processes, see `run_workers`."""
+    try:
+        server, count = open_server(serving, WorkerServer)
+    except (UserError, OSError, MemoryError) as error:
+        connection.send(str(error) or type(error).__name__)
+        return
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    def stop_with_parent() -> None:
+        with suppress(EOFError, OSError):
+            connection.recv()
+        stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    with suppress(OSError):  # the first process has stopped meanwhile
+        connection.send(count)
+    threading.Thread(target=stop_with_parent, daemon=True).start()
+    server.run(sockets=[listening])
+
+
+def run_server(serving: Serving, *, port: int, workers: int, started: Callable[[str, int], None]) -> None:
     """Serve a source until the process gets SIGINT or SIGTERM; requests that are running are finished.
 
     Args:
-        source, model: see `Service`.
-        access, review: see `make_app`.
+        serving: what is served.
         port: port; 0 takes a free one.
+        workers: number of processes.
         started: called with the address and the number of images when the server listens.
 
     Raises:
-        UserError: the host needs a token, the port is taken, or see `Service`.
+        UserError: the host needs a token, the port is taken, a review has several workers, or see `Service`.
     """
+    source, access, review, _ = serving
     host, token = access.host, access.token
     if not is_loopback(host) and not token:
         raise UserError(
@@ -92,24 +151,23 @@ def run_server(
         raise UserError("--token: expected printable ASCII characters without spaces at the ends")
     if access.allow_writes and kind_of(source) != "gallery":
         raise UserError(f"--allow-writes: {source} is not a gallery; serve a gallery to change it")
+    if workers > 1 and review is not None:
+        raise UserError(
+            f"--workers {workers}: one process divides the questions of a review among reviewers; leave out --workers "
+            "or --review"
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise UserError(f"--host {host} --port {port}: cannot listen there: {error.strerror or error}") from None
+    name = f"[{host}]" if ":" in host else host
+    started_at = partial(started, f"http://{name}:{listening.getsockname()[1]}")
     with listening:
-        service = Service(source, model)
-        app = make_app(service, access, review=review)
-        config = uvicorn.Config(
-            app,
-            http=PatientProtocol,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=GRACE,
-            server_header=False,
-        )
-        allow_connections()
-        name = f"[{host}]" if ":" in host else host
-        started(f"http://{name}:{listening.getsockname()[1]}", len(service.snapshot.points))
+        if workers > 1:
+            run_workers(partial(answer_as_worker, serving, listening), workers, started_at)
+            return
+        server, count = open_server(serving)
+        started_at(count)
         with suppress(KeyboardInterrupt):  # uvicorn raises it again, once all requests are answered
-            uvicorn.Server(config).run(sockets=[listening])
+            server.run(sockets=[listening])

@@ -1,6 +1,7 @@
 """What a server answers, on one thread: images that wait together are embedded together."""
 
 import hashlib
+import os
 import queue
 import threading
 from collections import Counter
@@ -87,6 +88,8 @@ class Snapshot:
             ids=gallery.ids if gallery else range(len(loaded)),
         )
         self.version = gallery.version if gallery else None
+        index = gallery.approximate if gallery else None
+        self.recall = index.recall if index else 1.0
         self.stamp = stamp
         self._lock = threading.Lock()
 
@@ -228,6 +231,7 @@ class Service:
             "similarity": points.manifold.similarity_name,
             "weights": manifest.model.fingerprint,
             "version": self.snapshot.version,
+            "recall": self.snapshot.recall,
         }
 
     def labels(self) -> dict[str, int]:
@@ -266,8 +270,9 @@ class Service:
             found = add_images(self.source, place, label=label, trained=model, model=self.chosen)
             added += found.added
             messages += [*found.repeated, *found.skipped]
-            if is_new and not found.added:
-                place.unlink()
+            # another process may have added the same image meanwhile
+            if is_new and not found.added and place.name not in map(os.path.basename, GalleryFolder(self.source).paths):
+                place.unlink(missing_ok=True)
         return {"added": added, "messages": messages, "version": self._reopen()}
 
     def add_listed(self, images: Sequence[LabelledImage]) -> dict[str, Any]:

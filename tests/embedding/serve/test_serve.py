@@ -24,7 +24,9 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from dmlkit.embedding.embedder import load
+from dmlkit.embedding.gallery import index as building
 from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images
+from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.questions.identify import identify
 from dmlkit.embedding.questions.search import search
 from dmlkit.embedding.search import HalfGallery, StoredGallery
@@ -154,6 +156,25 @@ def test_a_search_in_half_precision_is_that_of_the_command(
     assert [one["id"] for one in found] == [one.item.id for one in expected]
 
 
+def test_a_search_takes_the_index_of_a_gallery_and_reads_points_from_memory(
+    gallery: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(building, "FEWEST", 16)
+    monkeypatch.setattr(building, "MARGIN", 1)
+    built = building.index_gallery(gallery, "ivf_sq", 0.5)
+    points = torch.from_numpy(load(place / "run", device="cpu").embed(asked(place)))
+    expected = [
+        [one.item.id for one in near] for _, near in search(gallery, place / "asked", k=3, model=ON_CPU).neighbors()
+    ]
+    service = Service(gallery, ON_CPU)
+    monkeypatch.setattr(GalleryFolder, "points_at", None)
+    found = service.submit([], lambda _: service.search(points, 3)).result(END)
+    recall = service.submit([], lambda _: service.info()["recall"]).result(END)
+    service.close()
+    assert isinstance(service.snapshot.points.searcher, building.ApproximateGallery)
+    assert [[one["id"] for one in near] for near in found] == expected and recall == built.index.recall
+
+
 def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(gallery: Path, place: Path, monkeypatch):
     service, sizes, started, release = Service(gallery, ON_CPU), list[int](), threading.Event(), threading.Event()
     embed = service.embedder.embed
@@ -221,6 +242,20 @@ def test_changes_are_those_of_the_commands_and_can_be_undone(client: TestClient,
     assert [one["images"] for one in versions] == [16, 17, 16]
     assert client.post("/v1/gallery/restore", json={"version": versions[1]["version"]}).json()["images"] == 17
     assert client.get("/v1/info").json()["images"] == 17
+
+
+def test_the_file_of_an_image_that_another_process_adds_meanwhile_is_kept(
+    client: TestClient, place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def after_another_one(*words: Any, **options: Any) -> Any:
+        add_images(*words, **options)
+        return add_images(*words, **options)
+
+    monkeypatch.setattr(serving, "add_images", after_another_one)
+    new, *_ = asked(place)
+    assert client.post("/v1/gallery/add?label=heron", files=sent(new)).json()["added"] == 0
+    (image,) = client.get("/v1/gallery/images?label=heron").json()["images"]
+    assert Path(image["path"]).read_bytes() == new.read_bytes()
 
 
 def test_changes_of_other_processes_are_seen(client: TestClient, gallery: Path, place: Path):
@@ -402,6 +437,8 @@ def test_what_cannot_be_served_is_refused(dmlkit: Any, gallery: Path, place: Pat
         ([gallery, "--host", "nowhere.invalid", "--token", "x"], "cannot listen there"),
         ([tmp_path / "points.npy", "--port", "0"], "the model of an array is not known"),
         ([gallery, "--token", " x"], "expected printable ASCII"),
+        ([gallery, "--workers", "0"], "'--workers'"),
+        ([gallery, "--workers", "2", "--review", place], "one process divides the questions of a review"),
     ):
         found = dmlkit("serve", *map(str, words))
         assert found.code == 2 and message in found.err, found.err
