@@ -28,11 +28,11 @@ from PIL import Image
 from report import write_report
 
 import dmlkit
-from dmlkit.datasets.folder import image_files
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.change import create_gallery
 from dmlkit.embedding.run import embed
+from dmlkit.files.image_file import image_files
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training.train import train
 

@@ -25,19 +25,22 @@ app = typer.Typer()
         "dmlkit export runs/demo --format onnx",
         "dmlkit export runs/demo --format onnx --precision int8",
         "dmlkit export runs/demo --format hub --license mit -o birds-model",
+        "dmlkit export galleries/birds --format onnx",
         "dmlkit export embeddings/photos --format faiss",
         "dmlkit export embeddings/photos --format pgvector -o postgresql://me@db/birds",
     ),
 )
 @with_common_options
 def export(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Run, or embeddings folder.", show_default=False)],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="Run, gallery, or embeddings folder.", show_default=False)
+    ],
     format: Annotated[  # noqa: A002
         Literal[ModelFormat, EmbeddingFormat, StoreFormat],
         typer.Option(
             metavar="FORMAT",
-            help=f"For a run: {', '.join(MODEL_FORMATS[:-1])} or {MODEL_FORMATS[-1]}. For embeddings: "
-            f"{', '.join(get_args(EmbeddingFormat))}, or a database: {', '.join(get_args(StoreFormat))}.",
+            help=f"For a run: {', '.join(MODEL_FORMATS[:-1])} or {MODEL_FORMATS[-1]}. For a gallery: onnx. For "
+            f"embeddings: {', '.join(get_args(EmbeddingFormat))}, or a database: {', '.join(get_args(StoreFormat))}.",
             show_default=False,
         ),
     ],
@@ -100,7 +103,7 @@ def export(
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
 ) -> None:
-    """Export the model of a run, or embeddings, for other programs."""
+    """Export the model of a run, a gallery with its model, or embeddings, for other programs."""
     require_exportable(source, format)
 
     from rich.console import Console

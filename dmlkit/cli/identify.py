@@ -17,7 +17,7 @@ from dmlkit.cli.options import (
     QueryPath,
     QueryRun,
     RerankMethod,
-    SourcePath,
+    SearchedPath,
     WithPlace,
     Writes,
     boxes_of,
@@ -25,11 +25,14 @@ from dmlkit.cli.options import (
     rerank_of,
     with_common_options,
 )
+from dmlkit.cli.search import others_of
+from dmlkit.files.source import is_exported
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dmlkit.embedding.questions.identify import Answer, Identified
+    from dmlkit.datasets.files.boxes import Boxes
+    from dmlkit.embedding.questions.identified import Answer, Identified
 
 app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
@@ -52,7 +55,7 @@ def check_answers(path: Path, **given: Any) -> None:
 )
 @with_common_options
 def identify(
-    source: SourcePath,
+    source: SearchedPath,
     images: QueryPath,
     output: Annotated[
         Path | None,
@@ -112,31 +115,33 @@ def identify(
     """
     from rich.console import Console
 
-    from dmlkit.cli.console import fusion_line, say
-    from dmlkit.cli.progress import bars
-    from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.questions.identify import LabelRule
-    from dmlkit.embedding.questions.identify import identify as identify_images
-    from dmlkit.evaluation.fusion import fusion_of
-    from dmlkit.evaluation.place import place_fusion_of
+    from dmlkit.cli.console import say
 
     console = Console()
-    place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
-    fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
-    found = identify_images(
-        source,
-        images,
-        rule=LabelRule(by, k, threshold, by_group, rerank_of(rerank)),
-        place=place,
-        boxes=boxes_of(box_source, box_margin, box_confidence),
-        model=ModelChoice(run, fusion=fusion, device=device),
-        labels=labels,
-        manifold=manifold,
-        bar=bars(console),
-    )
-    print_answers(found, images, console)
-    if (added := fusion or place) is not None:
-        say(console, fusion_line(added.model_dump()))
+    if is_exported(source):
+        from functools import partial
+
+        from dmlkit.embedding.progress_bar import image_progress  # bars would import torch
+        from dmlkit.embedding.questions.exported import identify_exported
+
+        others = {"--by": None if by == "nearest" else by, "-k": k, "--by-group": by_group, "--labels": labels}
+        others |= others_of(box_source, box_margin, box_confidence, run, second, rerank, manifold, device)
+        found = identify_exported(
+            source, images, threshold=threshold, others=others, bar=partial(image_progress, console)
+        )
+        print_answers(found, images, console)
+    else:
+        found = identified(
+            source,
+            images,
+            rule=(by, k, threshold, by_group, rerank_of(rerank)),
+            boxes=boxes_of(box_source, box_margin, box_confidence),
+            run=run,
+            second=second,
+            arrays={"labels": labels, "manifold": manifold},
+            device=device,
+            console=console,
+        )
     size = len(found.neighbors.searched)
     if k is not None and k > size:
         say(console, f"note: -k {k} is reduced to {size}, the number of images in {source}")
@@ -147,12 +152,51 @@ def identify(
         write_answers_page(found, html, f"{images} in {source}", console)
 
 
+def identified(
+    source: Path,
+    images: Path,
+    *,
+    rule: tuple[Any, ...],
+    boxes: "Boxes | None",
+    run: Path | None,
+    second: Path | None,
+    arrays: dict[str, Any],
+    device: str,
+    console: "Console",
+) -> "Identified":
+    """Label images by torch, with all options, and print the answers; see `identify`."""
+    from dmlkit.cli.console import fusion_line, say
+    from dmlkit.cli.progress import bars
+    from dmlkit.embedding.fusion import ModelChoice
+    from dmlkit.embedding.questions.identify import LabelRule
+    from dmlkit.embedding.questions.identify import identify as identify_images
+    from dmlkit.evaluation.fusion import fusion_of
+    from dmlkit.evaluation.place import place_fusion_of
+
+    place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
+    fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
+    found = identify_images(
+        source,
+        images,
+        rule=LabelRule(*rule),
+        place=place,
+        boxes=boxes,
+        model=ModelChoice(run, fusion=fusion, device=device),
+        **arrays,
+        bar=bars(console),
+    )
+    print_answers(found, images, console)
+    if (added := fusion or place) is not None:
+        say(console, fusion_line(added.model_dump()))
+    return found
+
+
 def print_answers(found: "Identified", images: Path, console: "Console") -> None:
     """Print the most doubtful answers, and counts and notes on all."""
     from itertools import islice
 
     from dmlkit.cli.console import counted, percent, print_table, say, say_prose
-    from dmlkit.embedding.gallery.images import UNKNOWN
+    from dmlkit.embedding.gallery.files import UNKNOWN
 
     doubtful = found.most_doubtful_first()
     one, many = found.unit
@@ -212,7 +256,7 @@ def within(path: str, folder: Path) -> str:
 def write_answers_page(found: "Identified", path: Path, title: str, console: "Console") -> None:
     """Write the page of the answers, the most doubtful first, and print how many pictures are missing."""
     from dmlkit.cli.search import tell_page
-    from dmlkit.embedding.gallery.images import UNKNOWN
+    from dmlkit.embedding.gallery.files import UNKNOWN
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 
     doubtful = found.most_doubtful_first()

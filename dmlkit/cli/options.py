@@ -18,6 +18,7 @@ from dmlkit.files.source import (
     require_path,
     require_queries,
     require_run,
+    require_searched,
     require_second_run,
     require_source,
     require_table,
@@ -75,7 +76,7 @@ def check_written(command: Callable[..., None], values: Mapping[str, Any]) -> No
 
 
 def plain_device(device: str) -> None:
-    """Refuse an engine after the device, for commands whose figures are those of torch in float32."""
+    """Refuse a runtime after the device, for commands whose figures are those of torch in float32."""
     place, plus, engine = device.partition("+")
     if plus:
         raise UserError(
@@ -86,7 +87,7 @@ def plain_device(device: str) -> None:
 
 
 def any_device(device: str) -> None:
-    """Refuse what is not the name of a device, or of one with an engine after it."""
+    """Refuse what is not the name of a device, or of one with a runtime after it."""
     parse_device(device.partition("+")[0])
 
 
@@ -121,8 +122,8 @@ ModelDevice = Annotated[
     typer.Option(
         "--device",
         metavar="DEVICE",
-        help="Where to compute: auto, cpu, cuda, cuda:N or mps. Append +onnxruntime, +bf16 or +fastest for another "
-        "runtime, e.g. cpu+fastest; otherwise torch in float32.",
+        help="Where to compute: auto, cpu, cuda, cuda:N or mps. Append +onnxruntime, +openvino, +bf16 or +fastest for "
+        "another runtime, e.g. cpu+fastest; otherwise torch in float32.",
         callback=checked(any_device),
     ),
 ]
@@ -373,6 +374,15 @@ SourcePath = Annotated[
         metavar="SOURCE",
         help="Run, embeddings folder, gallery, or .npy file (N, D) of vectors.",
         callback=checked(require_source),
+        show_default=False,
+    ),
+]
+SearchedPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Run, embeddings folder, gallery, exported gallery (.onnx), or .npy file (N, D) of vectors.",
+        callback=checked(require_searched),
         show_default=False,
     ),
 ]

@@ -1,7 +1,7 @@
 """``dmlkit search``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ from dmlkit.cli.options import (
     QueryPath,
     QueryRun,
     RerankMethod,
-    SourcePath,
+    SearchedPath,
     WithPlace,
     Writes,
     boxes_of,
@@ -26,7 +26,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.files.outputs import NEIGHBOR_COLUMNS, check_table
-from dmlkit.files.source import kind_of
+from dmlkit.files.source import is_exported, kind_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 MOST_SHOWN = 10  # queries printed in the terminal
+EXPORTED_DEVICES = ("auto", "cpu", "cpu+onnxruntime")  # that compute exported galleries
 
 
 @app.command(
@@ -47,7 +48,7 @@ MOST_SHOWN = 10  # queries printed in the terminal
 )
 @with_common_options
 def search(
-    source: SourcePath,
+    source: SearchedPath,
     queries: QueryPath,
     k: Annotated[int, typer.Option("-k", metavar="COUNT", help="Number of neighbors per query.")] = 10,
     exact: Annotated[
@@ -77,34 +78,38 @@ def search(
     from rich.console import Console
 
     from dmlkit.cli.console import fusion_line, say, say_json
-    from dmlkit.cli.progress import bars
-    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.questions.answers import write_neighbors
-    from dmlkit.embedding.questions.search import search as search_images
-    from dmlkit.evaluation.fusion import fusion_of
-    from dmlkit.evaluation.place import place_fusion_of
 
-    console = Console(stderr=json)
-    place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
-    fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
-    answers = search_images(
-        source,
-        queries,
-        k=k,
-        exact=exact,
-        rerank=rerank_of(rerank),
-        manifold=manifold,
-        place=place,
-        boxes=boxes_of(box_source, box_margin, box_confidence),
-        model=ModelChoice(run, fusion=fusion, device=device),
-        bar=bars(console),
-    )
+    console, added = Console(stderr=json), None
+    if is_exported(source):
+        from functools import partial
+
+        from dmlkit.embedding.progress_bar import image_progress  # bars would import torch
+        from dmlkit.embedding.questions.exported import search_exported
+
+        others = others_of(box_source, box_margin, box_confidence, run, second, rerank, manifold, device)
+        answers = search_exported(source, queries, k=k, others=others, bar=partial(image_progress, console))
+    else:
+        boxes = boxes_of(box_source, box_margin, box_confidence)
+        answers, added = found_neighbors(
+            source,
+            queries,
+            second,
+            run,
+            console,
+            k=k,
+            exact=exact,
+            rerank=rerank_of(rerank),
+            manifold=manifold,
+            boxes=boxes,
+            device=device,
+        )
     if json:
         say_json(answers.plain())
     else:
         print_neighbors(answers, console)
-    if (added := fusion or place) is not None:
-        say(console, fusion_line(added.model_dump()))
+    if added is not None:
+        say(console, fusion_line(added))
     print_notes(answers, k, source, console)
     if csv is not None:
         write_neighbors(answers, csv)
@@ -113,15 +118,57 @@ def search(
         write_neighbors_page(answers, html, f"{queries} in {source}", console)
 
 
+def others_of(
+    box_source: Path | None,
+    box_margin: float | None,
+    box_confidence: float | None,
+    run: Path | None,
+    second: Path | None,
+    rerank: str | None,
+    manifold: str | None,
+    device: str,
+) -> dict[str, object]:
+    """Return the values of options of search and identify that do not apply to an exported gallery, by their names."""
+    boxes = {"--boxes": box_source, "--box-margin": box_margin, "--box-confidence": box_confidence}
+    model = {"--run": run, "--with": second, "--rerank": rerank, "--manifold": manifold}
+    return {**boxes, **model, "--device": None if device in EXPORTED_DEVICES else device}
+
+
+def found_neighbors(
+    source: Path,
+    queries: Path,
+    second: Path | None,
+    run: Path | None,
+    console: "Console",
+    *,
+    device: str,
+    **options: Any,
+) -> "tuple[Answers, dict[str, Any] | None]":
+    """Find neighbors by torch, with all options; return them with what was added to the similarity, see `search`."""
+    from dmlkit.cli.progress import bars
+    from dmlkit.embedding.fusion import ModelChoice
+    from dmlkit.embedding.questions.search import search as search_images
+    from dmlkit.evaluation.fusion import fusion_of
+    from dmlkit.evaluation.place import place_fusion_of
+
+    place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
+    fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
+    model = ModelChoice(run, fusion=fusion, device=device)
+    answers = search_images(source, queries, place=place, model=model, bar=bars(console), **options)
+    added = fusion or place
+    return answers, None if added is None else added.model_dump()
+
+
 def print_notes(answers: "Answers", k: int, source: Path, console: "Console") -> None:
     """Print what was searched, how the neighbors were found, and what could not be."""
     from dmlkit.cli.console import counted, say
-    from dmlkit.embedding.questions.reranked import NOTE
 
     if kind_of(source) == "run":
         images = counted(len(answers.searched), "image", "images")
         say(console, f"searched: {images} of the {answers.searched.source}; dmlkit embed adds others")
     if answers.reranked is not None:
+        from dmlkit.embedding.questions.reranked import NOTE
+
         say(console, f"note: {NOTE}")
     if answers.index is not None:
         say(

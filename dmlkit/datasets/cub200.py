@@ -10,7 +10,8 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published, locate, missing, whole_number
 from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import read_lines
-from dmlkit.datasets.folder import class_folders, image_files, is_split, split_folders
+from dmlkit.datasets.folder import class_folders, is_split, split_folders
+from dmlkit.files.image_file import image_files
 
 TRAINING_CLASSES = 100
 

@@ -10,7 +10,8 @@ from pydantic import Field
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
-from dmlkit.errors import OptionError, UserError
+from dmlkit.errors import OptionError
+from dmlkit.files.image_file import image_files
 from dmlkit.files.source import EXTENSIONS, NO_CLASS_FOLDERS, NO_CLASSES
 
 
@@ -171,40 +172,9 @@ def _has_only_folders(folder: Path) -> bool:
     return bool(class_folders(folder)) and not any(path.suffix.lower() in EXTENSIONS for path in folder.iterdir())
 
 
-def image_files(folder: Path, *, images: bool = True) -> list[str]:
-    """Return the image files below a folder, sorted, without hidden ones; or instead those that are not ``images``.
-
-    Links to folders are followed. Each folder is visited once, so that circular links end.
-
-    Raises:
-        UserError: a subfolder cannot be read.
-    """
-    found: list[str] = []
-    seen: set[tuple[int, int]] = set()
-    for directory, folders, files in os.walk(folder, onerror=_refuse_folder, followlinks=True):
-        status = os.stat(directory)  # noqa: PTH116 - as below
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [
-            os.path.join(directory, name)  # noqa: PTH118 - Path takes 10 s for a million files
-            for name in sorted(files)
-            if not name.startswith(".") and (os.path.splitext(name)[1].lower() in EXTENSIONS) == images  # noqa: PTH122
-        ]
-    return found
-
-
 def stray_files(root: Path, listed: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return the files below a root that are not images, and the images that are not listed, relative to the root."""
     known = set(listed)
     images = [os.path.relpath(path, root) for path in image_files(root)]
     others = [os.path.relpath(path, root) for path in image_files(root, images=False)]
     return others, [name for name in images if name not in known and readable_name(name)]  # others are faults
-
-
-def _refuse_folder(error: OSError) -> None:
-    raise UserError(
-        f"{error.filename}: cannot read this folder: {error.strerror}; change its permissions or move it elsewhere"
-    ) from error

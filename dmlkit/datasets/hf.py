@@ -18,12 +18,12 @@ from torch import Tensor
 
 from dmlkit.component import Requirement
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.dataset import BadImageError
-from dmlkit.datasets.files.image import decode_image, decoding
+from dmlkit.datasets.files.image import decode_image
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
 from dmlkit.datasets.files.paths import inside
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import OptionError
+from dmlkit.files.image_file import BadImageError, decoding
 from dmlkit.files.source import EXTENSIONS
 
 SAVED = ("dataset_dict.json", "state.json")  # files of save_to_disk
@@ -127,13 +127,13 @@ class HfImages(ListedImages):
             if not cell or (cell["bytes"] is None and not cell["path"]):
                 raise BadImageError(f"{path}: this row has no image; fix or remove it")
             if cell["bytes"] is not None:
-                return decode_image(path, cell["bytes"], None)
+                return decode_image(path, cell["bytes"], None, self.least_side)
             name = inside(self.root, cell["path"])
             if name is None:
                 raise BadImageError(
                     f"{path}: the image is outside of the dataset, at {cell['path']}; store images in it"
                 )
-            return decode_image(self.root / name, None, None)
+            return decode_image(self.root / name, None, None, self.least_side)
 
 
 def open_parts(root: Path) -> dict[str, Any]:

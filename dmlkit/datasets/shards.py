@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.image import decode_image, decoding
+from dmlkit.datasets.files.image import decode_image
 from dmlkit.datasets.files.listing import ListedImages, Listing
 from dmlkit.datasets.files.shard_scan import scan_shard
 from dmlkit.datasets.files.table_file import arrow_compute, known_columns
@@ -42,6 +42,7 @@ from dmlkit.datasets.folder import class_folders, is_split, splits_below
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.files.document import Document
+from dmlkit.files.image_file import decoding
 from dmlkit.files.lock import sole_writer
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
@@ -236,7 +237,7 @@ class ShardImages(ListedImages):
         shard, offset, size = map(int, self.places[index])
         with decoding(path):
             content = read_place(self.shards[shard], Place(offset, size), self.stamps[shard])
-            return decode_image(path, content, self.box(index))
+            return decode_image(path, content, self.box(index), self.least_side)
 
 
 class ShardRows(TableRows):

@@ -1,6 +1,7 @@
-"""What computes a network: torch in float32, or faster ONNX Runtime or bfloat16, compared with it before it is used.
+"""What computes a network: torch in float32, or a faster runtime, compared with it before it is used.
 
-A device names it: ``cpu`` is torch in float32, ``cpu+onnxruntime``, ``cpu+bf16`` and ``cpu+fastest`` are the others.
+A device names it: ``cpu`` is torch in float32, ``cpu+onnxruntime``, ``cpu+openvino``, ``cpu+bf16`` and ``cpu+fastest``
+are the others.
 The first use of a model compares the embeddings of 64 training images of the run with torch's, and times both. The
 answer is kept in the user's cache with the ONNX graph, for these weights, versions of packages, and processor.
 A recipe may name one for the features of training images, and ``dmlkit start`` chooses it.
@@ -12,7 +13,10 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
@@ -20,7 +24,7 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import FiniteFloat, NonNegativeInt
-from torch import Tensor
+from torch import Tensor, nn
 
 from dmlkit.embedding.manifest import NEAREST, Computation
 from dmlkit.errors import UserError
@@ -29,15 +33,17 @@ from dmlkit.files.document import Document
 from dmlkit.files.regular import file_checksum
 from dmlkit.loading.batches import collate
 from dmlkit.loading.cache import images_of_split
-from dmlkit.loading.inputs import inputs_of
+from dmlkit.loading.inputs import DRAFT, inputs_of
 from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.schema import Recipe
 
-Engine = Literal["bf16", "onnxruntime"]
+Engine = Literal["torch", "bf16", "onnxruntime", "openvino"]
 IMAGES = 64  # training images that are compared
 TIMED = 32  # of them that are timed: on one CPU core 2 s of EfficientNet-Lite0
 KEPT = 8  # ONNX graphs in the user's cache, each of the size of the weights
 WAYS = "leave it out, or use bf16"
+Session = Callable[[Path], Callable[[Tensor], Tensor]]
+"""Opens an ONNX graph, and returns a function that maps inputs to points."""
 
 
 class EngineComparison(Document, frozen=True, strict=True):
@@ -74,16 +80,19 @@ class ComputedModel(EmbeddingModel):
 
 
 def accelerate(
-    model: EmbeddingModel, recipe: Recipe, engine: str, option: str
+    model: EmbeddingModel, recipe: Recipe, engine: str, option: str, *, draft: bool = False
 ) -> tuple[EmbeddingModel, Computation | None]:
     """Return a model as an engine computes it, and how far it agrees with torch in float32.
 
     Args:
         model: the model in evaluation mode, on its device.
         recipe: its recipe, whose training images are compared.
-        engine: ``bf16`` or ``onnxruntime``; or ``fastest`` of these and torch whose embeddings agree: every cosine is
-            at least 0.9999, and all 10 nearest images are the same. ``bf16`` is not tried where it is emulated.
+        engine: ``bf16``, ``onnxruntime`` or ``openvino``; or ``fastest`` of these and torch whose embeddings agree:
+            every cosine is at least 0.9999, and all 10 nearest images are the same. ``bf16`` is not tried where it is
+            emulated, nor ``openvino`` where it is not installed.
+            Empty for torch, if only ``draft`` changes.
         option: where the user named the engine, for messages.
+        draft: whether large JPEGs are decoded at a smaller size, on which the agreement depends too.
 
     Returns:
         The model and the comparison; the given model and None if torch in float32 is the fastest.
@@ -92,15 +101,17 @@ def accelerate(
         UserError: a package is missing, ONNX cannot express the backbone, or the training images cannot be read.
     """
     if engine != "fastest":
-        computed, measured = _prepare(model, recipe, cast(Engine, engine), option)
+        computed, measured = _prepare(model, recipe, cast(Engine, engine or "torch"), option, draft=draft)
         return computed, measured.computation
     best, speed = None, 0.0
-    for candidate, computed, measured in _prepare_all(model, recipe, option):
+    for candidate, computed, measured in _prepare_all(model, recipe, option, draft=draft):
         found = measured.computation
         if found.agrees and measured.images_per_second > max(speed, measured.torch_images_per_second):
             best, speed = (computed, found), measured.images_per_second
         elif not found.agrees:
             _say(f"{option}: {candidate} is not used: {found}")
+    if best is None and draft:
+        return accelerate(model, recipe, "torch", option, draft=draft)
     return best or (model, None)
 
 
@@ -110,14 +121,16 @@ def compare_engines(model: EmbeddingModel, recipe: Recipe, option: str) -> dict[
 
 
 def _prepare_all(
-    model: EmbeddingModel, recipe: Recipe, option: str
+    model: EmbeddingModel, recipe: Recipe, option: str, *, draft: bool = False
 ) -> Iterator[tuple[Engine, EmbeddingModel, EngineComparison]]:
     engines: list[Engine] = ["onnxruntime"] if model.device.type == "cpu" else []
+    if engines and _has_openvino():
+        engines.append("openvino")
     if _computes_bf16(model.device):
         engines.append("bf16")
     for engine in engines:
         try:
-            yield engine, *_prepare(model, recipe, engine, f"{option}: {engine}")
+            yield engine, *_prepare(model, recipe, engine, f"{option}: {engine}", draft=draft)
         except UserError as error:
             _say(f"{error}; not used")
 
@@ -130,23 +143,24 @@ def _computes_bf16(device: torch.device) -> bool:
 
 
 def _prepare(
-    model: EmbeddingModel, recipe: Recipe, engine: Engine, option: str
+    model: EmbeddingModel, recipe: Recipe, engine: Engine, option: str, *, draft: bool
 ) -> tuple[EmbeddingModel, EngineComparison]:
     """Return the model as an engine computes it, and the comparison, from the user's cache if it has them."""
-    runtime = _runtime_of(model, option) if engine == "onnxruntime" else None
-    place = _place(model, recipe, engine)
+    session = _session_of(model, engine, option)
+    place = _place(model, recipe, engine, draft=draft)
     graph = place.with_suffix(".onnx")
-    stored = _stored(place, graph if runtime else None)
+    stored = _stored(place, graph if session else None)
     if stored is not None:
-        return _computed(model, runtime, graph), stored
+        return _computed(model, engine, session, graph), stored
     inputs = training_inputs(recipe, option).to(model.device)
     _say(f"{option}: compared with torch on {len(inputs)} training images, once for this model and machine")
     place.parent.mkdir(parents=True, exist_ok=True)
-    if runtime:
+    if session:
         _write_graph(model, inputs, graph, option)
-    computed = _computed(model, runtime, graph)
-    measured = _measure(model, computed, inputs, engine)
-    measured = measured.model_copy(update={"checksum": file_checksum(graph) if runtime else 0})
+    computed = _computed(model, engine, session, graph)
+    drafted = training_inputs(recipe, option, draft=True).to(model.device) if draft else inputs
+    measured = _measure(model, computed, inputs, engine, drafted)
+    measured = measured.model_copy(update={"checksum": file_checksum(graph) if session else 0})
     measured.write(place)
     _say(
         f"{option}: {measured.images_per_second:.3g} images/s, torch {measured.torch_images_per_second:.3g}, "
@@ -155,8 +169,10 @@ def _prepare(
     return computed, measured
 
 
-def _computed(model: EmbeddingModel, runtime: ModuleType | None, graph: Path) -> ComputedModel:
-    return ComputedModel(model, onnx_session(runtime, graph) if runtime else _bf16(model))
+def _computed(model: EmbeddingModel, engine: Engine, session: Session | None, graph: Path) -> EmbeddingModel:
+    if engine == "torch":
+        return model
+    return ComputedModel(model, session(graph) if session else _bf16(model))
 
 
 def _stored(place: Path, graph: Path | None) -> EngineComparison | None:
@@ -167,13 +183,14 @@ def _stored(place: Path, graph: Path | None) -> EngineComparison | None:
         return None
 
 
-def _place(model: EmbeddingModel, recipe: Recipe, engine: Engine) -> Path:
+def _place(model: EmbeddingModel, recipe: Recipe, engine: Engine, *, draft: bool) -> Path:
     """Return the file of a comparison in ``$XDG_CACHE_HOME/dmlkit``, or ``~/.cache/dmlkit``."""
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    packages = ("torch", "onnxruntime", "onnxscript") if engine == "onnxruntime" else ("torch",)
+    packages = ("torch",) if engine in ("torch", "bf16") else ("torch", engine, "onnxscript")
     network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim", "transform"})
     machine = [platform.machine(), _processor(model.device), str(torch.get_num_threads())]
-    depends = json.dumps([model.fingerprint(), network, *machine, *map(version, packages)])
+    decoding = [f"draft {DRAFT}"] if draft else []
+    depends = json.dumps([model.fingerprint(), network, *machine, *map(version, packages), *decoding])
     return Path(folder, "dmlkit", f"engine-{hashlib.sha256(depends.encode()).hexdigest()[:16]}-{engine}.json")
 
 
@@ -183,13 +200,13 @@ def _processor(device: torch.device) -> str:
     return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def training_inputs(recipe: Recipe, option: str) -> Tensor:
+def training_inputs(recipe: Recipe, option: str, *, draft: bool = False) -> Tensor:
     """Return evenly spaced training images as inputs of the model: test classes choose nothing."""
     try:
         dataset = images_of_split(recipe.dataset, "train")
     except UserError as error:
         raise UserError(f"{option}: needs training images of the run to compare with torch: {error}") from None
-    inputs = inputs_of(dataset, recipe.transform, training=False)
+    inputs = inputs_of(dataset, recipe.transform, training=False, draft=draft)
     rows = sorted({int(row) for row in torch.linspace(0, len(dataset) - 1, IMAGES).round()})
     batch = collate([inputs[row, 0] for row in rows])
     if len(batch.labels) <= NEAREST:
@@ -201,9 +218,18 @@ def training_inputs(recipe: Recipe, option: str) -> Tensor:
 
 
 @torch.inference_mode()
-def compare(model: EmbeddingModel, computed: EmbeddingModel, inputs: Tensor) -> Computation:
-    """Return how far the points of two models agree; engine and precision are those of torch in float32."""
-    points, theirs = (torch.cat([one(part).float() for part in inputs.split(TIMED)]) for one in (model, computed))
+def compare(
+    model: EmbeddingModel, computed: EmbeddingModel, inputs: Tensor, drafted: Tensor | None = None
+) -> Computation:
+    """Return how far the points of two models agree; engine and precision are those of torch in float32.
+
+    Args:
+        model, computed: the models.
+        inputs: inputs of both.
+        drafted: inputs of the second one, if its images are decoded at a smaller size.
+    """
+    pairs = ((model, inputs), (computed, inputs if drafted is None else drafted))
+    points, theirs = (torch.cat([one(part).float() for part in given.split(TIMED)]) for one, given in pairs)
     near = [_nearest(model, one) for one in (points, theirs)]
     return Computation(
         engine="torch",
@@ -215,9 +241,11 @@ def compare(model: EmbeddingModel, computed: EmbeddingModel, inputs: Tensor) -> 
 
 
 @torch.inference_mode()
-def _measure(model: EmbeddingModel, computed: EmbeddingModel, inputs: Tensor, engine: Engine) -> EngineComparison:
+def _measure(
+    model: EmbeddingModel, computed: EmbeddingModel, inputs: Tensor, engine: Engine, drafted: Tensor
+) -> EngineComparison:
     """Compare the points of two models, and time them in turns; the first batches are slower."""
-    agreement = compare(model, computed, inputs)
+    agreement = compare(model, computed, inputs, drafted)
     seconds: list[list[float]] = [[], []]
     for _ in range(3):
         for one, times in zip((model, computed), seconds, strict=True):
@@ -225,8 +253,9 @@ def _measure(model: EmbeddingModel, computed: EmbeddingModel, inputs: Tensor, en
             one(inputs[:TIMED]).float().sum().item()
             times.append(perf_counter() - started)
     speeds = [min(len(inputs), TIMED) / min(times) for times in seconds]
-    of_engine = {"engine": "onnxruntime"} if engine == "onnxruntime" else {"precision": "bf16"}
-    computation = agreement.model_copy(update=of_engine)
+    of_engine = {"precision": "bf16"} if engine == "bf16" else {"engine": engine}
+    decoding = "full" if drafted is inputs else "draft"
+    computation = agreement.model_copy(update={**of_engine, "decoding": decoding})
     return EngineComparison(computation=computation, images_per_second=speeds[1], torch_images_per_second=speeds[0])
 
 
@@ -258,22 +287,56 @@ def import_onnxruntime(option: str) -> ModuleType:
     return onnxruntime
 
 
-def traced(model: EmbeddingModel, inputs: Tensor) -> torch.export.ExportedProgram:
+def traced(model: nn.Module, inputs: Tensor) -> torch.export.ExportedProgram:
     """Return a model traced on vectors or squares (B, ...), with a dynamic batch size."""
     batch = torch.export.Dim("batch", min=1)
     example = inputs.expand(max(2, len(inputs)), *inputs.shape[1:])  # a batch of one would fix the batch size at 1
     return torch.export.export(model, (example,), dynamic_shapes={"inputs": {0: batch}})
 
 
-def onnx_program(program: torch.export.ExportedProgram, name: str) -> Any:
-    """Return the ONNX program of a traced model, whose input has a name and whose output is ``embeddings``."""
-    return torch.onnx.export(program, input_names=[name], output_names=["embeddings"], dynamo=True, verbose=False)
+def onnx_program(program: torch.export.ExportedProgram, name: str, *more: str) -> Any:
+    """Return the ONNX program of a traced model, whose input has a name and whose first output is ``embeddings``.
+
+    Args:
+        program: the traced model.
+        name: name of the input.
+        more: names of further outputs.
+    """
+    outputs = ["embeddings", *more]
+    return torch.onnx.export(program, input_names=[name], output_names=outputs, dynamo=True, verbose=False)
 
 
-def _runtime_of(model: EmbeddingModel, option: str) -> ModuleType:
+def import_openvino(option: str) -> ModuleType:
+    """Return the package openvino, after a check that graphs can be written too.
+
+    Raises:
+        UserError: openvino or onnxscript is not installed.
+    """
+    try:
+        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
+
+        return import_module("openvino")
+    except ImportError as error:
+        raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[openvino]'") from error
+
+
+def _has_openvino() -> bool:
+    return find_spec("openvino") is not None
+
+
+def _session_of(model: EmbeddingModel, engine: Engine, option: str) -> Session | None:
+    """Return what opens an ONNX graph by an engine; None for an engine that takes none.
+
+    Raises:
+        UserError: a package is missing, or the model is not on the CPU.
+    """
+    if engine in ("torch", "bf16"):
+        return None
     if model.device.type != "cpu":
-        raise UserError(f"{option}: onnxruntime computes on the CPU here; use the device cpu, or the engine bf16")
-    return import_onnxruntime(option)
+        raise UserError(f"{option}: {engine} computes on the CPU here; use the device cpu, or bf16")
+    if engine == "openvino":
+        return partial(openvino_session, import_openvino(option))
+    return partial(onnx_session, import_onnxruntime(option))
 
 
 def _write_graph(model: EmbeddingModel, inputs: Tensor, graph: Path, option: str) -> None:
@@ -303,6 +366,20 @@ def onnx_session(runtime: ModuleType, graph: Path | bytes) -> Callable[[Tensor],
 
     def compute(inputs: Tensor) -> Tensor:
         return torch.from_numpy(session.run(["embeddings"], {session.get_inputs()[0].name: inputs.numpy()})[0])
+
+    return compute
+
+
+def openvino_session(openvino: ModuleType, graph: Path) -> Callable[[Tensor], Tensor]:
+    """Return a function by which OpenVINO computes the points of an ONNX graph, with as many threads as torch.
+
+    Without the hint it would compute in bfloat16 where the processor can.
+    """
+    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(graph), "CPU", options)
+
+    def compute(inputs: Tensor) -> Tensor:
+        return torch.from_numpy(compiled([inputs.numpy()])[0].copy())
 
     return compute
 

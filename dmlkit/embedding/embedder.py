@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.image import decoding, read_image, to_rgb
+from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import Samples
 from dmlkit.distributed.launch import Ranks, start_ranks
@@ -24,6 +24,7 @@ from dmlkit.embedding.progress_bar import image_progress
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
+from dmlkit.files.image_file import decoding, to_rgb
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 Picture = str | Path | Image.Image | NDArray[np.uint8]
@@ -145,7 +146,7 @@ class GivenImages(Dataset):
     def sample(self, index: int) -> Tensor:
         image = self.images[index]
         if isinstance(image, str | Path):
-            return read_image(image)
+            return read_image(image, None, self.least_side)
         if isinstance(image, np.ndarray):
             return torch.from_numpy(image.copy()).permute(2, 0, 1)
         with decoding(self.paths[index]):  # it may be opened and not read yet, closed, or of a mode that is not shown

@@ -176,10 +176,11 @@ class FeatureJob(EmbedJob):
     again = "rerun the command with --resume"
     way_on = "repair or remove it, and rerun the command with --resume"
 
-    def inputs(self, transform: TransformConfig | None) -> Inputs:
+    def inputs(self, trained: TrainedModel) -> Inputs:
+        transform = trained.recipe.transform
         if isinstance(self.dataset, Views) and transform is not None:
             return AugmentedViews(self.dataset, transform)
-        return super().inputs(transform)
+        return super().inputs(trained)
 
 
 def cached_features(

@@ -9,8 +9,9 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from dmlkit.embedding.items import PointItem
 from dmlkit.embedding.manifest import Manifest
-from dmlkit.embedding.points import BLOCK, PointItem
+from dmlkit.embedding.points import BLOCK
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.regular import file_checksum, require_regular_file

@@ -13,8 +13,9 @@ from dmlkit.embedding.gallery.migrate import Migrated, migrate_gallery
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery
 from dmlkit.embedding.questions.check import QueriesCheck, check_queries
-from dmlkit.embedding.questions.decisions import Rule
-from dmlkit.embedding.questions.identify import Identified, LabelRule, identify
+from dmlkit.embedding.questions.identified import Identified
+from dmlkit.embedding.questions.identify import LabelRule, identify
+from dmlkit.embedding.questions.rules import Rule
 from dmlkit.embedding.questions.search import search
 from dmlkit.files.source import kind_of
 

@@ -52,7 +52,7 @@ class ImageList(Dataset):
         return self.paths[index]
 
     def sample(self, index: int) -> Tensor:
-        return read_image(self.paths[index], self.box(index))
+        return read_image(self.paths[index], self.box(index), self.least_side)
 
 
 def dataset_of(
@@ -170,7 +170,7 @@ def _listed(listing: Listing, *, has_labels: bool) -> Dataset:
 
 
 def _files_below(folder: Path, *, has_labels: bool) -> ImageList:
-    from dmlkit.datasets.folder import image_files
+    from dmlkit.files.image_file import image_files
 
     paths = image_files(folder)
     raise_faults(unreadable_name(path) for path in paths if not readable_name(path))

@@ -58,6 +58,7 @@ def embed_dataset(
     *,
     indices: Sequence[int] | None = None,
     workers: int | None = None,
+    draft: bool = False,
     advance: Advance | None = None,
 ) -> Embeddings:
     """Embed all images in float32, a share on each rank; every rank gets all points in the order of the dataset.
@@ -72,6 +73,7 @@ def embed_dataset(
         transform: transform, applied as in evaluation; None for vectors.
         indices: images to embed. Default: all.
         workers: number of processes that read images, see `dmlkit.loading.batches.make_loader`.
+        draft: whether large JPEGs are decoded at a smaller size, see `dmlkit.loading.inputs.TransformedImages`.
         advance: called with the number of images of every batch.
 
     Raises:
@@ -90,6 +92,7 @@ def embed_dataset(
         batch_size=BATCH,
         workers=workers,
         pin_memory=fabric.device.type == "cuda",
+        draft=draft,
     )
     points = torch.zeros(share, model.manifold.point_dim)
     rows = torch.full((share,), -1)
@@ -138,6 +141,7 @@ def embed_images(
         return Embeddings(known.points, dataset.labels, known.rows, [])
     count, transform = len(dataset) if indices is None else len(indices), trained.recipe.transform
     options: Any = {"indices": indices, "workers": 0 if count <= BATCH else trained.recipe.training.workers}
+    options["draft"] = trained.is_draft
     with bar(EMBEDDING, count) as advance:
         found = embed_dataset(fabric, trained.model, dataset, transform, advance=advance, **options)
     if known is not None:

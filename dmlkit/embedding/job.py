@@ -23,7 +23,6 @@ from dmlkit.loading.inputs import Draw, Inputs, inputs_of
 from dmlkit.manifolds.numerics.check_points import check_points
 from dmlkit.recipe.plugin import plugins_of
 from dmlkit.run_folder.threshold import Threshold
-from dmlkit.transforms.base import TransformConfig
 
 Compute = Callable[[list[int], Advance], None]
 """Compute parts, given by their numbers, and report how many more images are done."""
@@ -59,9 +58,9 @@ class EmbedJob:
         "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
     )
 
-    def inputs(self, transform: TransformConfig | None) -> Inputs:
-        """Return the samples as the model takes them."""
-        return inputs_of(self.dataset, transform, training=False)
+    def inputs(self, trained: TrainedModel) -> Inputs:
+        """Return the samples as a model takes them."""
+        return inputs_of(self.dataset, trained.recipe.transform, training=False, draft=trained.is_draft)
 
     @property
     def parts(self) -> PartFolder:
@@ -101,7 +100,7 @@ class PartEmbedder:
             loader: Any = ()
             if len(self.known.rows) < len(job.dataset):
                 model.model.check_takes(job.dataset)
-                inputs = job.inputs(model.recipe.transform)
+                inputs = job.inputs(model)
                 loader = make_loader(inputs, self.batches, workers=workers, pin_memory=self.device.type == "cuda")
             self.loaders.append((model, loader))
 

@@ -5,7 +5,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
+from pydantic import (
+    BaseModel,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from dmlkit.component import one_of
 from dmlkit.datasets.files.paths import readable_name
@@ -98,7 +106,7 @@ class Fusion(BaseModel, frozen=True, extra="forbid", strict=True):
 class Computation(BaseModel, frozen=True, extra="forbid", strict=True):
     """What computed embeddings instead of torch in float32, and how far both agree on training images of the run."""
 
-    engine: Literal["torch", "onnxruntime"]
+    engine: Literal["torch", "onnxruntime", "openvino"]
     """Program that computed the network."""
     precision: Literal["fp32", "bf16", "fp16", "int8"]
     """Precision; all but ``fp32`` are mixed: the points are computed in float32 from features in a lower precision.
@@ -109,6 +117,16 @@ class Computation(BaseModel, frozen=True, extra="forbid", strict=True):
     """Smallest cosine of the two embeddings of an image."""
     same_nearest: NonNegativeInt
     """Number of these images whose 10 nearest others are the same."""
+    decoding: Literal["full", "draft"] = "full"
+    """``draft`` if JPEGs that are much larger than what the model sees were decoded at a smaller size."""
+
+    @model_serializer(mode="wrap")
+    def without_full_decoding(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit the usual decoding, which files of earlier versions do not have."""
+        found: dict[str, Any] = serialize(self)
+        if self.decoding == "full":
+            del found["decoding"]
+        return found
 
     @property
     def agrees(self) -> bool:
@@ -118,7 +136,8 @@ class Computation(BaseModel, frozen=True, extra="forbid", strict=True):
     @property
     def option(self) -> str:
         """The end of the option ``--device`` that chooses it."""
-        return "+bf16" if self.precision == "bf16" else f"+{self.engine}"
+        own = {"bf16": "+bf16", "fp32": "" if self.engine == "torch" else f"+{self.engine}"}
+        return own.get(self.precision, f"+{self.engine}") + ("" if self.decoding == "full" else "+draft")
 
     def __str__(self) -> str:
         same = f"the same {NEAREST} nearest for {self.same_nearest} of {self.images} training images"
@@ -271,7 +290,7 @@ def check_same_description(theirs: Description, whose: str, ours: Description, w
         return
     if theirs.model.fingerprint != ours.model.fingerprint and theirs.computation != ours.computation:
         ways = [_way(one.computation) for one in (theirs, ours)]
-        change = f"add {ours.computation.option} to --device" if ours.computation else "use --device without an engine"
+        change = f"add {ours.computation.option} to --device" if ours.computation else "use --device without a runtime"
         raise UserError(
             f"{whose}: embeddings by {ways[0]}, but those of {where} are by {ways[1]}, and the two do not agree; "
             f"{change}"
@@ -285,4 +304,7 @@ def check_same_description(theirs: Description, whose: str, ours: Description, w
 
 def _way(computation: Computation | None) -> str:
     """Return in words what computed embeddings."""
-    return f"{computation.engine} in {computation.precision}" if computation else "torch in fp32"
+    if computation is None:
+        return "torch in fp32"
+    decoded = "" if computation.decoding == "full" else ", from JPEGs decoded at a smaller size"
+    return f"{computation.engine} in {computation.precision}{decoded}"

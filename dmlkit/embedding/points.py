@@ -7,32 +7,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import BadImageError, Box, Dataset
+from dmlkit.datasets.files.dataset import Box, Dataset
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.samples import SIDE
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import ModelChoice
+from dmlkit.embedding.items import PointItem
 from dmlkit.embedding.manifest import Description, check_same_description
 from dmlkit.embedding.trained import TrainedModel, describe, shortened
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import BadImageError
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.folder import RunFolder, find_run
 
 BLOCK = 65_536  # rows in memory at once: 128 MB at 512 dimensions
-
-
-class PointItem(NamedTuple):
-    """What is known of the image of one point."""
-
-    id: int | str
-    label: str | None
-    path: str
-    thumbnail: bytes | None = None  # a JPEG
 
 
 class PointSet(Protocol):

@@ -125,7 +125,10 @@ def _check_given(
 def _short(trained: TrainedModel, dims: int, engine: Engine) -> TrainedModel:
     """Return the model of the first coordinates; other processes and engines load the whole one."""
     if engine == "ray" or trained.computation is not None:
-        raise UserError(f"embed: --dims {dims} applies to torch in this process or under torchrun; change the engine")
+        raise UserError(
+            f"embed: --dims {dims} applies to torch in this process or under torchrun; leave out --engine ray and "
+            "any runtime in --device"
+        )
     return shortened(trained, dims)
 
 

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.files.dataset import BadImageError, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import split_points
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import BadImageError
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.documents import TrainingClasses

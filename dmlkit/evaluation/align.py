@@ -11,7 +11,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import BadImageError, Dataset, PickedSamples
+from dmlkit.datasets.files.dataset import Dataset, PickedSamples
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import LabelledImage
@@ -24,6 +24,7 @@ from dmlkit.embedding.stored import embed_files
 from dmlkit.embedding.trained import ALIGNED, FROZEN, TrainedModel, describe, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.point_map import PointMap, SharedImages
+from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import check_place, writing
 from dmlkit.files.source import NAMES, require_source
 from dmlkit.heads.linear import Linear

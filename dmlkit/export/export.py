@@ -1,4 +1,4 @@
-"""Export of the model of a run, or of a folder of embeddings, by the name of the format."""
+"""Export of the model of a run, of a gallery, or of a folder of embeddings, by the name of the format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +13,7 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import load_model, shortened
 from dmlkit.errors import UserError
 from dmlkit.export.formats import FORMATS, check_embeddings_output, export_embeddings
+from dmlkit.export.gallery import export_gallery
 from dmlkit.export.hub import export_hub
 from dmlkit.export.lancedb import write_lancedb
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
@@ -30,6 +31,7 @@ from dmlkit.files.source import (
     ModelPrecision,
     StoreFormat,
     check_options,
+    kind_of,
     require_exportable,
 )
 from dmlkit.run_folder.documents import TrainingClasses
@@ -109,10 +111,11 @@ def export(
     model: WantedModel = WantedModel(),
     bar: Bar = no_bar,
 ) -> Exported:
-    """Export a run's model, or embeddings, for other programs.
+    """Export a run's model, a gallery with its model, or embeddings, for other programs.
 
     Args:
-        source: a run for ``safetensors``, ``onnx``, ``torch-export`` and ``hub``; embeddings for other formats.
+        source: a run for ``safetensors``, ``onnx``, ``torch-export`` and ``hub``, or a gallery for ``onnx``;
+            embeddings for other formats.
         format: one of `ModelFormat`, `EmbeddingFormat` or `StoreFormat`.
         output: the file to write (a folder for hub, tensorboard, lancedb and qdrant), or the address of a store.
             Default: a name in the source.
@@ -137,6 +140,10 @@ def export(
         raise UserError(f"--output: got an address, but --format {format} writes a file; give a file name")
     require_exportable(source, format)
     path = None if output is None or is_address(str(output)) else Path(output)
+    if kind_of(source) == "gallery":
+        _check_applies(applies=False, formats="runs", options=_of_run(model))
+        path, parity = export_gallery(source, path)
+        return Exported([path], _agreement(parity, "images"))
     if format in MODEL_FORMATS:
         return _export_run(source, format, path, model)
     check_options(source, "embeddings", {"--checkpoint": model.checkpoint, "--set": list(model.overrides)})
@@ -151,6 +158,17 @@ def export(
     if path is not None:
         check_embeddings_output(source, file_format, path)
     return Exported([*export_embeddings(folder, file_format, path or source / FORMATS[format].file_name)])
+
+
+def _of_run(model: WantedModel) -> dict[str, str | int | None]:
+    """Return the values of options that apply to runs alone, by their names."""
+    return {
+        "--input": model.takes,
+        "--dims": model.dims,
+        "--precision": model.precision,
+        "--checkpoint": model.checkpoint,
+        "--set": " ".join(model.overrides) or None,
+    }
 
 
 def _check_applies(applies: bool, formats: str, options: dict[str, str | int | None]) -> None:

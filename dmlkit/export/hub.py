@@ -2,12 +2,10 @@
 
 import json
 import re
-import shutil
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 import yaml
@@ -28,7 +26,7 @@ from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, with
 from dmlkit.errors import UserError
 from dmlkit.export.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, base_name, write_adapter
 from dmlkit.export.model import TOLERANCE, Parity, parity_samples
-from dmlkit.files.atomic import write_text
+from dmlkit.files.atomic import atomic_folder, write_text
 from dmlkit.files.escape import printable
 from dmlkit.files.outputs import writing
 from dmlkit.recipe.file import dump_recipe, parse_recipe
@@ -71,7 +69,7 @@ def export_hub(
     Args:
         run: the run.
         trained: its model on the CPU, with low-rank updates added to the weights.
-        output: the folder. An earlier export there is replaced.
+        output: the folder. An earlier export there is replaced in one step.
         license_name: identifier of the license, for the card. Default: unknown.
         unmerged: the model with its low-rank updates, if it has some, for an adapter.
 
@@ -89,9 +87,7 @@ def export_hub(
     config = HubConfig(**description, threshold=threshold_of(run, trained.fingerprint))
     with writing(output, SafetensorError):
         output.parent.mkdir(parents=True, exist_ok=True)
-        partial = output.with_name(f".{output.name}.{uuid4().hex}")
-        partial.mkdir()
-        try:
+        with atomic_folder(output) as partial:
             tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
             save_file(tensors, partial / WEIGHTS, {"format": "pt"})
             config.write(partial / CONFIG)
@@ -104,26 +100,7 @@ def export_hub(
                 reason = write_adapter(backbone, unmerged.model.backbone, partial)
                 card += "" if reason else adapter_section(name, backbone)
             write_text(partial / CARD, card)
-            _put(partial, output)
-        finally:
-            if partial.exists():
-                shutil.rmtree(partial)
     return parity, reason
-
-
-def _put(partial: Path, output: Path) -> None:
-    """Move a complete folder to its place; an earlier one is removed when the new one is there."""
-    earlier = output.with_name(f".{output.name}.{uuid4().hex}")
-    if output.exists():
-        output.rename(earlier)
-    try:
-        partial.rename(output)
-    except OSError:
-        if earlier.exists():
-            earlier.rename(output)
-        raise
-    if earlier.exists():
-        shutil.rmtree(earlier)
 
 
 def adapter_section(name: str, backbone: BackboneConfig) -> str:

@@ -12,15 +12,15 @@ from pydantic import BaseModel, FiniteFloat, PositiveInt
 from safetensors import SafetensorError
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.samples import Samples
 from dmlkit.embedding.computation import import_onnxruntime, onnx_program, traced
 from dmlkit.embedding.manifest import Description
 from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
-from dmlkit.export.precision import Lowered
+from dmlkit.export.precision import Lowered, ValidationScores
 from dmlkit.export.preparation import FromImages, prepend_preparation
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import check_output, writing
 from dmlkit.files.source import ModelFormat, ModelInput
 from dmlkit.loading.cache import images_of_split
@@ -50,6 +50,8 @@ class ModelManifest(Description, frozen=True, strict=True):
     """Manifest of an exported model: its preprocessing and geometry."""
 
     kind: ClassVar[str] = "manifest of an exported model"
+    version: ClassVar[int] = 7  # 6 had no validation
+    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 6: ()}
 
     file_format: ModelFormat
     """Format of the exported file."""
@@ -61,6 +63,8 @@ class ModelManifest(Description, frozen=True, strict=True):
     """Comparison with the run's model."""
     threshold: Threshold | None = None
     """Similarity from which two embeddings are of one class, if ``dmlkit calibrate`` was run before."""
+    validation: ValidationScores | None = None
+    """Metric of validation images before and after the conversion to a lower precision; null for ``fp32``."""
 
 
 def export_model(
@@ -131,6 +135,7 @@ def export_model(
             output=f"embeddings: float32 (batch, {model.manifold.point_dim})",
             parity=Parity(images=len(inputs), largest_difference=difference),
             threshold=threshold,
+            validation=lowered.validation if lowered else None,
         )
         described.write_text(manifest.text(), encoding="utf-8")
     return manifest

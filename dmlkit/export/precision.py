@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, FiniteFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks
@@ -42,6 +43,22 @@ SMALL = 0.03  # share of the weights that stay in float32, in the smallest layer
 METRIC = "map@r"
 
 
+class ValidationScores(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Metric of validation images before and after a model was converted to a lower precision."""
+
+    metric: str = METRIC
+    """Name of the metric."""
+    images: PositiveInt
+    """Number of validation images."""
+    fp32: FiniteFloat
+    """Value of the run's model."""
+    lowered: FiniteFloat
+    """Value of the model in the lower precision."""
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.lowered:.4f}, fp32 {self.fp32:.4f} on {self.images:,} validation images"
+
+
 @dataclass(frozen=True)
 class Lowered:
     """A model in a lower precision.
@@ -49,11 +66,13 @@ class Lowered:
     Args:
         graph: its ONNX graph, which takes squares or vectors.
         trained: the model that this graph computes, with its agreement in ``computation``.
+        validation: metric on validation images; None if the run has none.
         report: agreement, metric on validation images, and size, for the user.
     """
 
     graph: Any
     trained: TrainedModel
+    validation: ValidationScores | None
     report: str
 
     @property
@@ -98,13 +117,16 @@ def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, fabr
     agreement = compare(trained.model, model, inputs)
     agreement = agreement.model_copy(update={"engine": "onnxruntime", "precision": precision})
     lowered = as_computed(trained, model, agreement)
-    figures = _validation_figures(run, trained, lowered, fabric)
+    scores = _validation_scores(run, trained, lowered, fabric)
+    figures = scores or f"{METRIC} is unknown, because the run has no validation images"
     share = len(content) / whole.ByteSize()
-    return Lowered(graph, lowered, f"{precision}: {agreement}; {figures}; {share:.2f} of the size of fp32")
+    return Lowered(graph, lowered, scores, f"{precision}: {agreement}; {figures}; {share:.2f} of the size of fp32")
 
 
-def _validation_figures(run: RunFolder, trained: TrainedModel, lowered: TrainedModel, fabric: Ranks) -> str:
-    """Return the metric of both models on validation images, as text.
+def _validation_scores(
+    run: RunFolder, trained: TrainedModel, lowered: TrainedModel, fabric: Ranks
+) -> ValidationScores | None:
+    """Return the metric of both models on validation images; None if there are none.
 
     Raises:
         UserError: a point is not on the manifold, or no image can be read.
@@ -112,13 +134,13 @@ def _validation_figures(run: RunFolder, trained: TrainedModel, lowered: TrainedM
     try:
         images = images_of_split(trained.recipe.dataset, "validation")
     except UserError:
-        return f"{METRIC} is unknown, because the run has no validation images"
+        return None
     source = f"the validation split of {run.path}"
     whole = trained.run is not None
     exact = split_embeddings(run, trained, fabric, images, "validation") if whole else None
     values = [_metric(trained, exact or embed_images(trained, fabric, images, source))]
     values.append(_metric(trained, embed_images(lowered, fabric, images, source)))
-    return f"{METRIC} {values[1]:.4f}, fp32 {values[0]:.4f} on {len(images):,} validation images"
+    return ValidationScores(images=len(images), fp32=values[0], lowered=values[1])
 
 
 def _metric(trained: TrainedModel, found: Embeddings) -> float:

@@ -1,8 +1,11 @@
-"""Atomic writes of files: a crash never leaves a partly written file."""
+"""Atomic writes of files and folders: a crash never leaves a partly written one."""
 
+import ctypes
 import json
 import os
 import re
+import shutil
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from errno import EDQUOT, EFBIG, ENOSPC
@@ -53,6 +56,71 @@ def atomic_write(path: Path, *, scratch: Path | None = None) -> Generator[Path]:
 
 
 @contextmanager
+def atomic_folder(path: Path) -> Generator[Path]:
+    """Yield a temporary folder to fill; if the block succeeds, it takes the place of ``path`` in one step.
+
+    A kill leaves either an earlier folder or the new one there: Linux and macOS exchange the two. Where the file system
+    cannot, there is none for a moment. What an earlier kill has left next to it is removed.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "folder"
+        >>> for text in ("old", "new"):
+        ...     with atomic_folder(target) as partial:
+        ...         _ = (partial / text).write_text(text)
+        >>> [entry.name for entry in target.iterdir()], len(list(target.parent.iterdir()))
+        (['new'], 1)
+    """
+    path = path.resolve()  # what a link leads to is replaced, not the link
+    name = path.name[:NAME]
+    with _errors_named(path, name):
+        _remove_abandoned(path.parent, name)
+        partial = path.parent / f".{name}.{uuid4().hex}.partial"
+        partial.mkdir()
+        lock = _open_folder(partial)
+        try:
+            yield partial
+            for entry in partial.iterdir():
+                with entry.open("rb+") as file:
+                    os.fsync(file.fileno())
+            if not path.exists():
+                partial.rename(path)
+            elif not exchange(partial, path):
+                earlier = partial.with_name(f".{name}.{uuid4().hex}.partial")
+                path.rename(earlier)
+                try:
+                    partial.rename(path)
+                except OSError:
+                    earlier.rename(path)
+                    raise
+                shutil.rmtree(earlier)
+        finally:
+            if partial.exists():  # incomplete, or the earlier folder
+                shutil.rmtree(partial)
+            if lock is not None:
+                os.close(lock)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange two paths in one step; return False where the system or the file system cannot."""
+    if sys.platform not in ("linux", "darwin"):
+        return False
+    library, (first, second) = ctypes.CDLL(None), (os.fsencode(one), os.fsencode(other))
+    if hasattr(library, "renameat2"):
+        return library.renameat2(-100, first, -100, second, 2) == 0  # AT_FDCWD, RENAME_EXCHANGE
+    return hasattr(library, "renamex_np") and library.renamex_np(first, second, 2) == 0  # RENAME_SWAP
+
+
+def _open_folder(folder: Path) -> int | None:
+    """Open and lock a folder until it is closed or the process ends; None where folders cannot be opened."""
+    if fcntl is None:
+        return None
+    opened = os.open(folder, os.O_RDONLY)
+    _lock(opened, wait=True)
+    return opened
+
+
+@contextmanager
 def _errors_named(path: Path, name: str) -> Generator[None]:
     """Put the requested path into an OSError about its partial file, or about a full disk, which names no file."""
     try:
@@ -100,12 +168,25 @@ def _remove_abandoned(folder: Path, name: str) -> None:
     """Remove partials of a file whose writers have ended, which is known because their locks are free."""
     for entry in folder.iterdir():
         if is_partial(entry) and _target_name(entry) == name:
-            with suppress(OSError), entry.open("rb") as file:
-                if _lock(file, wait=False):
-                    entry.unlink()
+            with suppress(OSError):
+                if entry.is_dir() and fcntl is not None:
+                    _remove_abandoned_folder(entry)
+                elif not entry.is_dir():
+                    with entry.open("rb") as file:
+                        if _lock(file, wait=False):
+                            entry.unlink()
 
 
-def _lock(file: IO[bytes], *, wait: bool) -> bool:
+def _remove_abandoned_folder(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        if _lock(opened, wait=False):
+            shutil.rmtree(folder)
+    finally:
+        os.close(opened)
+
+
+def _lock(file: IO[bytes] | int, *, wait: bool) -> bool:
     """Lock a file and return whether that succeeded; on a file system without locks it never does."""
     if fcntl is None:
         return False

@@ -3,9 +3,8 @@
 It imports no torch, so that the command line refuses a wrong path at once.
 """
 
-import csv
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from dmlkit.errors import OptionError, UserError
+from dmlkit.files.columns import TABLE_COLUMNS, columns_of, missing_columns, require_column
 from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
 
 CREATING_MARK, STUDY_MARK, REVIEW_MARK = "creating.json", "study.json", "review.json"
@@ -28,7 +28,6 @@ MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
 LOCAL = "local"  # instead of a second run: the patches of the first one
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 SHARD = ".tar"
-TABLE_COLUMNS = ["path", "label"]
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
 NO_CLASS_FOLDERS = (
     "no such folder; expected one subfolder of images per class; if it has moved, use --set dataset.root=PATH"
@@ -94,6 +93,21 @@ def kind_of(path: Path, expected: str = EXPECTED) -> Kind:
     return "run" if any((path / name).exists() for name in RUN_MARKS) else "images"
 
 
+def is_exported(path: Path) -> bool:
+    """Return whether a path is meant as a gallery in one file, see `dmlkit.embedding.questions.exported`."""
+    return path.suffix.lower() == ".onnx" and path.is_file()
+
+
+def require_searched(path: Path) -> None:
+    """Check that a path is what `require_source` takes, or an exported gallery.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not is_exported(path):
+        require_source(path)
+
+
 def require_source(path: Path) -> Kind:
     """Return what a path is: a run, embeddings, a gallery or an array.
 
@@ -101,6 +115,8 @@ def require_source(path: Path) -> Kind:
         UserError: it is none of these.
     """
     kind = kind_of(path)
+    if is_exported(path):
+        raise UserError(f"{path}: only identify and search read exported galleries; expected {EXPECTED}")
     if kind == "images":
         raise UserError(f"{path}: expected {EXPECTED}; embed images with dmlkit embed first")
     if kind == "run":
@@ -111,13 +127,15 @@ def require_source(path: Path) -> Kind:
 
 
 def require_exportable(path: Path, export_format: str) -> None:
-    """Check that a path is what a format exports: a run for `MODEL_FORMATS`, otherwise a folder of embeddings.
+    """Check that a path is what a format exports: a run, or a gallery for ``onnx``; or else a folder of embeddings.
 
     Raises:
         UserError: it is something else.
     """
     kind = kind_of(path) if path.exists() else "images"
-    if export_format in MODEL_FORMATS:
+    if export_format == "onnx" and kind == "gallery":
+        require_gallery(path)
+    elif export_format in MODEL_FORMATS:
         if kind not in ("run", "images"):
             raise UserError(
                 f"{path}: expected a run, since --format {export_format} exports a model; got {NAMES[kind]}"
@@ -151,6 +169,7 @@ def require_path(path: Path, expected: str) -> None:
     """
     if path.exists():
         return
+    refuse_address(path)
     missing = next(one for one in (*reversed(path.parents), path) if not one.exists())
     names: dict[str, str] = {}
     with suppress(OSError):  # the parent is a file, or cannot be read
@@ -158,6 +177,20 @@ def require_path(path: Path, expected: str) -> None:
     near = get_close_matches(missing.name.lower(), names, n=1, cutoff=0.75)
     hint = f"did you mean {missing.with_name(names[near[0]])}?" if near else f"expected {expected}"
     raise UserError(f"{path}: no such file or folder; {hint}")
+
+
+def refuse_address(path: Path) -> None:
+    """Raise an error for an address of the Hugging Face Hub, of which a ``Path`` has kept one slash.
+
+    Raises:
+        UserError: it is one.
+    """
+    if str(path).startswith("hf:/"):
+        name = str(path).removeprefix("hf:/")
+        raise UserError(
+            f'hf://{name}: only Python reads models of the Hub: dmlkit.load("hf://{name}") embeds and compares images; '
+            "commands take runs, galleries and embeddings on this machine"
+        )
 
 
 def require_array(path: Path) -> None:
@@ -243,36 +276,6 @@ def require_dataset(path: Path, expected: str = "a folder with one subfolder per
         raise UserError("\n".join(str(OptionError("dataset.file", f"{path} {fault}")) for fault in faults))
 
 
-def columns_of(file: Path) -> list[str]:
-    """Return the columns of a CSV table, in its first line; none if it is no such table, or cannot be read."""
-    if file.suffix.lower() != ".csv" or not file.is_file():
-        return []
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            return next(csv.reader(lines), [])
-    except (OSError, UnicodeDecodeError, csv.Error):  # reported by the reader of the table
-        return []
-
-
-def require_column(file: Path, columns: Sequence[str], name: str) -> None:
-    """Check that a table has a column once.
-
-    Raises:
-        UserError: it does not; the message has the most similar column.
-    """
-    if columns.count(name) != 1:
-        near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(name, columns, n=1))
-        fault = "twice" if name in columns else f"not at all{near}; its columns: {', '.join(columns)}"
-        raise UserError(f"{file}: expected the column {name!r} once, got it {fault}")
-
-
-def missing_columns(columns: Sequence[str]) -> Iterator[str]:
-    """Yield an error for each column that a table of a dataset must have and does not have."""
-    for name in TABLE_COLUMNS:
-        if name not in columns:
-            yield f"has no column {name!r}; it has {', '.join(columns)}; rename the one with the {name}s"
-
-
 def require_image(path: Path) -> None:
     """Check that there is a file, which may be an image.
 
@@ -323,8 +326,8 @@ def require_run(path: Path) -> None:
         UserError: it is not.
     """
     if not all((path / name).exists() for name in RUN_MARKS):
-        is_address = str(path).startswith("hf:/")  # a Path of it has one slash
-        if is_address or ((path / "config.json").exists() and (path / "model.safetensors").exists()):
+        refuse_address(path)
+        if (path / "config.json").exists() and (path / "model.safetensors").exists():
             raise UserError(
                 f"{path}: is a model that was exported for the Hub, which dmlkit.load reads; expected a run"
             )

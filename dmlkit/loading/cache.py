@@ -12,12 +12,12 @@ from pydantic import NonNegativeInt
 from torch import Tensor
 
 from dmlkit.datasets.base import DatasetConfig, Split
-from dmlkit.datasets.files.dataset import BadImageError, Dataset
-from dmlkit.datasets.files.image import MAX_PIXELS
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.tar import shard_and_name, stamp_of
 from dmlkit.errors import OptionError, UserError
 from dmlkit.files.document import Document
+from dmlkit.files.image_file import MAX_PIXELS, BadImageError
 
 PIXELS, INDEX, MANIFEST = "pixels.bin", "index.parquet", "manifest.json"
 COLUMNS = {

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from dmlkit.datasets.files.dataset import BadImageError, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import MAX_BYTES
+from dmlkit.files.image_file import BadImageError
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place, writing
 from dmlkit.files.regular import read_start

@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Published, md5
-from dmlkit.datasets.files.dataset import BadImageError, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import BadImageError
 from dmlkit.loading.batches import default_workers
 from dmlkit.loading.survey import strays_of
 

@@ -8,14 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import BadImageError, Dataset
-from dmlkit.datasets.files.image import MAX_PIXELS
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.errors import OptionError, UserError
+from dmlkit.files.image_file import MAX_PIXELS, BadImageError
 from dmlkit.transforms.base import Resizing, TransformConfig
 from dmlkit.transforms.cropping import Cut, WindowTransform, draw_cut, show_cuts
 
 Draw = tuple[int, int]
 """Index of a sample and seed of its augmentation."""
+
+DRAFT = 2
+"""Pixels that a JPEG keeps for each one after resizing, where it is decoded at a smaller size."""
 
 
 class Item(NamedTuple):
@@ -62,13 +65,20 @@ class TransformedImages(Inputs):
         transform: transform of each image.
         training: whether to use the transform for training instead of the one for evaluation.
         on_device: whether the augmentation's window is applied on the device.
+        draft: whether JPEGs that are much larger than what the transform resizes to are decoded at a smaller size.
 
     Raises:
         UserError: the images come from a cache that was written for another transform.
     """
 
     def __init__(
-        self, dataset: Dataset, transform: TransformConfig, *, training: bool, on_device: bool = False
+        self,
+        dataset: Dataset,
+        transform: TransformConfig,
+        *,
+        training: bool,
+        on_device: bool = False,
+        draft: bool = False,
     ) -> None:
         if dataset.resizing not in (None, transform.resizing.text):
             raise OptionError(
@@ -78,6 +88,8 @@ class TransformedImages(Inputs):
             )
         super().__init__(dataset)
         self.resizing = transform.resizing
+        if draft:  # the larger one of two models
+            dataset.least_side = max(dataset.least_side or 0, DRAFT * transform.resizing.side)
         self.transform = transform.training() if training else transform.evaluation()
         self.augmentations = [augmentation.build() for augmentation in transform.augment] if training else []
         self.augments = bool(self.augmentations) or (training and transform.augments)
@@ -122,12 +134,17 @@ class PlainSamples(Inputs):
 
 
 def inputs_of(
-    dataset: Dataset, transform: TransformConfig | None, *, training: bool, on_device: bool = False
+    dataset: Dataset,
+    transform: TransformConfig | None,
+    *,
+    training: bool,
+    on_device: bool = False,
+    draft: bool = False,
 ) -> Inputs:
     """Return a dataset's samples as inputs of a model; see `TransformedImages`. Only images are transformed."""
     if transform is None or not dataset.kind.has_pixels:
         return PlainSamples(dataset)
-    return TransformedImages(dataset, transform, training=training, on_device=on_device)
+    return TransformedImages(dataset, transform, training=training, on_device=on_device, draft=draft)
 
 
 @contextmanager

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dmlkit.datasets.base import DatasetConfig, Split
-from dmlkit.datasets.files.dataset import BadImageError, Box
-from dmlkit.datasets.files.image import decoding, opened
+from dmlkit.datasets.files.dataset import Box
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.tar import content_in_shard
@@ -17,6 +16,7 @@ from dmlkit.datasets.folder import FolderConfig, stray_files
 from dmlkit.datasets.shards import holds_shards
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import BadImageError, decoding, opened
 from dmlkit.files.source import EXPECTED_DATA, require_path
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.start import validation_fraction

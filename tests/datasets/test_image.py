@@ -10,8 +10,9 @@ import torch
 from PIL import Image, ImageOps
 
 from dmlkit.datasets.files import image
-from dmlkit.datasets.files.dataset import BadImageError, Box
+from dmlkit.datasets.files.dataset import Box
 from dmlkit.datasets.files.image import frames, read_image
+from dmlkit.files.image_file import BadImageError
 from dmlkit.files.source import EXTENSIONS
 
 
@@ -92,7 +93,7 @@ def test_damaged_files_are_named(tmp_path, monkeypatch):
             read_image(tmp_path / name)
     with pytest.raises(BadImageError, match=r"none\.jpg: cannot read this image: file not found"):
         read_image(tmp_path / "none.jpg")
-    monkeypatch.setattr("dmlkit.datasets.files.image.MAX_PIXELS", 4000)
+    monkeypatch.setattr("dmlkit.files.image_file.MAX_PIXELS", 4000)
     with pytest.raises(BadImageError, match="64 x 64 pixels; expected at most 4,000"):
         read_image(good)
 
@@ -153,7 +154,7 @@ def test_torchcodec_decodes_whole_color_jpegs_alone(tmp_path: Path, monkeypatch:
         assert (read_image(tmp_path / name) is marked) == (name == "color.jpg")
     assert image.decode_image("x.jpg", (tmp_path / "color.jpg").read_bytes(), None) is marked
     assert read_image(tmp_path / "color.jpg", Box(0, 0, 4, 4)).shape == (3, 4, 4)
-    monkeypatch.setattr(image, "MAX_PIXELS", 63)
+    monkeypatch.setattr("dmlkit.files.image_file.MAX_PIXELS", 63)
     with pytest.raises(BadImageError, match="8 x 8 pixels"):
         read_image(tmp_path / "color.jpg")
 

@@ -20,9 +20,10 @@ from dmlkit.datasets import shards as indexing
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files import tar as member
 from dmlkit.datasets.files import tar as reading
-from dmlkit.datasets.files.dataset import BadImageError, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import BadImageError
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.loading.shard_writer import ShardWriter
 from dmlkit.testing.data import check_dataset

@@ -13,10 +13,10 @@ from typer.main import get_command
 from dmlkit.cli.app import INTERNAL_ERROR, USER_ERROR, app
 from dmlkit.cli.data import DATA_ERROR
 from dmlkit.cli.study import BUDGET_USED
-from dmlkit.datasets.files.image import FORMATS, MAX_PIXELS
 from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.distributed.stopping import STOPPED
 from dmlkit.files import document
+from dmlkit.files.image_file import FORMATS, MAX_PIXELS
 from dmlkit.losses.base import LossConfig
 from dmlkit.recipe import yaml_tree
 from dmlkit.recipe.file import parse_recipe

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -53,10 +54,10 @@ def pictures(home: Path) -> list[Path]:
 def made_up(monkeypatch: pytest.MonkeyPatch, **of: tuple[float, float, int]) -> None:
     """Let a comparison find speed, cosine and same neighbors of an engine; torch computes 100 images/s."""
 
-    def measure(_: object, __: object, inputs: torch.Tensor, engine: str) -> computation.EngineComparison:
+    def measure(_: object, __: object, inputs: torch.Tensor, engine: str, ___: object) -> computation.EngineComparison:
         speed, cosine, same = of[engine]
         found = Computation(
-            engine="torch" if engine == "bf16" else "onnxruntime",
+            engine="torch" if engine == "bf16" else engine,
             precision="bf16" if engine == "bf16" else "fp32",
             images=64,
             cosine=cosine,
@@ -66,23 +67,32 @@ def made_up(monkeypatch: pytest.MonkeyPatch, **of: tuple[float, float, int]) -> 
 
     monkeypatch.setattr(computation, "_measure", measure)
     monkeypatch.setattr(computation, "_computes_bf16", lambda _: True)
+    monkeypatch.setattr(computation, "_has_openvino", lambda: "openvino" in of)
+    monkeypatch.setattr(computation, "import_openvino", lambda _: None)
+    monkeypatch.setattr(computation, "openvino_session", lambda *_: lambda inputs: inputs)
+    versions = {"openvino": "2026.4.1"}
+    monkeypatch.setattr(computation, "version", lambda name: versions.get(name) or version(name))
 
 
-def test_onnxruntime_gives_torch_s_embeddings_and_the_manifest_names_it(home: Path, dmlkit: Callable[..., Result]):
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_graphs_give_torch_s_embeddings_and_the_manifest_names_the_runtime(
+    engine: str, home: Path, tmp_path: Path, dmlkit: Callable[..., Result]
+):
+    pytest.importorskip(engine, reason="it comes with an extra of dmlkit")
     options = ("embed", home / "run", home / "pictures", "-o")
-    assert dmlkit(*options, home / "torch", "--device", "cpu").code == 0
-    result = dmlkit(*options, home / "onnx", "--device", "cpu+onnxruntime")
+    assert dmlkit(*options, tmp_path / "torch", "--device", "cpu").code == 0
+    result = dmlkit(*options, tmp_path / engine, "--device", f"cpu+{engine}")
     assert result.code == 0, result.err
-    torch_s, theirs = (np.load(home / name / "embeddings.npy") for name in ("torch", "onnx"))
+    torch_s, theirs = (np.load(tmp_path / name / "embeddings.npy") for name in ("torch", engine))
     np.testing.assert_allclose(theirs, torch_s, atol=1e-5)
-    manifests = [json.loads((home / name / "manifest.json").read_text()) for name in ("torch", "onnx")]
+    manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("torch", engine)]
     assert manifests[0]["computation"] is None
     found = manifests[1]["computation"]
-    assert (found["engine"], found["precision"]) == ("onnxruntime", "fp32") and found["cosine"] > 0.99999
+    assert (found["engine"], found["precision"]) == (engine, "fp32") and found["cosine"] > 0.99999
     assert manifests[0]["model"] == manifests[1]["model"]
     # they agree, so that one searches in the other
-    assert dmlkit("search", home / "onnx", home / "pictures", "--device", "cpu").code == 0
-    assert dmlkit("search", home / "torch", home / "pictures", "--device", "cpu+onnxruntime").code == 0
+    assert dmlkit("search", tmp_path / engine, home / "pictures", "--device", "cpu").code == 0
+    assert dmlkit("search", tmp_path / "torch", home / "pictures", "--device", f"cpu+{engine}").code == 0
 
 
 def test_agreement_is_that_of_the_training_images(home: Path):
@@ -124,7 +134,7 @@ def test_embeddings_that_do_not_agree_are_those_of_another_model(
     models = [json.loads((tmp_path / name / "manifest.json").read_text())["model"] for name in ("torch", "bf16")]
     assert models[0]["fingerprint"] != models[1]["fingerprint"]
     assert dmlkit("search", tmp_path / "bf16", home / "pictures", "--device", "cpu+bf16").code == 0
-    for folder, device, way in (("bf16", "cpu", "add +bf16"), ("torch", "cpu+bf16", "without an engine")):
+    for folder, device, way in (("bf16", "cpu", "add +bf16"), ("torch", "cpu+bf16", "without a runtime")):
         result = dmlkit("search", tmp_path / folder, home / "pictures", "--device", device)
         assert result.code == 2 and "do not agree" in result.err and way in result.err
 
@@ -154,6 +164,9 @@ def test_fastest_is_the_fastest_that_agrees(
     model = model_of(home, "+fastest")
     found = model.trained.computation
     assert (found.option if found else "") == taken
+    made_up(monkeypatch, onnxruntime=onnxruntime, bf16=bf16, openvino=(400.0, 1.0, 64))
+    found = model_of(home, "+fastest").trained.computation
+    assert found is not None and found.option == "+openvino"
     if not taken:
         assert np.array_equal(model.embed(pictures(home)), model_of(home, "").embed(pictures(home)))
 
@@ -162,7 +175,7 @@ def test_a_comparison_is_made_once_and_again_if_its_graph_is_damaged(
     home: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ):
     expected = model_of(home, "+onnxruntime").embed(pictures(home))
-    (graph,) = (cache / "dmlkit").glob("engine-*.onnx")
+    (graph,) = (cache / "dmlkit").glob("engine-*-onnxruntime.onnx")
     with monkeypatch.context() as without:
         without.setattr(computation, "_measure", None)  # calling it would fail
         assert np.array_equal(model_of(home, "+onnxruntime").embed(pictures(home)), expected)
@@ -185,8 +198,10 @@ def test_engines_that_cannot_be_used_say_why(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dmlkit: Callable[..., Result]
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"expected cpu\+bf16, cpu\+onnxruntime, cpu\+fastest or cpu$"):
-        start_ranks("cpu+openvino")
+    expected = r"expected cpu\+bf16, cpu\+onnxruntime, cpu\+openvino, cpu\+fastest or cpu, and \+draft after any"
+    for device in ("cpu+tensorrt", "cpu+bf16+bf16", "cpu+draft+bf16"):
+        with pytest.raises(UserError, match=expected):
+            start_ranks(device)
     with pytest.raises(UserError, match=r"--device cpu\+: expected"):
         start_ranks("cpu+")
     result = dmlkit("eval", home / "run", "--device", "cpu+bf16")
@@ -204,6 +219,9 @@ def test_engines_that_cannot_be_used_say_why(
         patch.setitem(sys.modules, "onnxscript", None)
         with pytest.raises(UserError, match=r"\+onnxruntime needs onnxscript; .*dmlkit\[onnx\]"):
             model_of(home, "+onnxruntime")
+        patch.setitem(sys.modules, "openvino", None)
+        with pytest.raises(UserError, match=r"\+openvino needs .*dmlkit\[openvino\]"):
+            model_of(home, "+openvino")
         made_up(patch, bf16=(1.0, 1.0, 64))
         assert model_of(home, "+fastest").trained.computation is None  # without the package torch computes
 
@@ -215,3 +233,32 @@ def test_bf16_is_not_tried_where_the_processor_emulates_it(home: Path, tmp_path:
     made_up(monkeypatch, onnxruntime=(90.0, 1.0, 64))  # to measure bf16 would be a KeyError
     monkeypatch.setattr(computation, "_computes_bf16", lambda device: device.type != "cpu")
     assert model_of(home, "+fastest").trained.computation is None
+
+
+def test_draft_embeds_what_pillow_decodes_at_a_smaller_size(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dmlkit: Callable[..., Result]
+):
+    """Photos of 15 times the 16 pixels that the model sees: a quarter keeps twice as many, an eighth does not."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    smaller: list[np.ndarray] = []
+    for index in range(3):
+        noise = np.random.default_rng(index).integers(0, 256, (15, 12, 3), dtype=np.uint8)
+        path = tmp_path / "photos" / f"{index:02}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(noise).resize((240, 300), Image.Resampling.BICUBIC).save(path, quality=95)
+        with Image.open(path) as image:
+            image.draft("RGB", (60, 75))
+            smaller.append(np.asarray(image))
+    assert smaller[0].shape == (75, 60, 3)
+    exact, expected, draft = model_of(home, ""), model_of(home, "").embed(smaller), model_of(home, "+draft")
+    photos = sorted((tmp_path / "photos").iterdir())
+    found = draft.embed(photos)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert np.abs(found - exact.embed(photos)).max() > 1e-5
+    assert dmlkit("embed", home / "run", tmp_path / "photos", "-o", tmp_path / "out", "--device", "cpu+draft").code == 0
+    np.testing.assert_allclose(np.load(tmp_path / "out" / "embeddings.npy"), expected, atol=1e-6)
+    record = json.loads((tmp_path / "out" / "manifest.json").read_text())["computation"]
+    assert (record["engine"], record["precision"], record["decoding"]) == ("torch", "fp32", "draft")
+    assert record["cosine"] > 0.99999  # the training images are small: nothing is shrunk
+    result = dmlkit("serve", tmp_path / "out", "--device", "cpu+draft")
+    assert result.code == 2 and "serve decodes images at their full size" in result.err

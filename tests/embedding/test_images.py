@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dmlkit.datasets.folder import image_files
 from dmlkit.embedding.images import dataset_of
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import image_files
 from dmlkit.recipe.file import parse_recipe
 from tests.conftest import TINY_RECIPE
 

@@ -517,8 +517,8 @@ def test_a_disk_that_failed_for_a_moment_is_asked_again(
     home: Path, embedded: Count, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     """The file has the same size and time."""
-    from dmlkit.datasets.files.dataset import BadImageError
     from dmlkit.datasets.files.listing import ListedImages
+    from dmlkit.files.image_file import BadImageError
 
     sample = ListedImages.sample
 

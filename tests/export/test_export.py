@@ -152,7 +152,7 @@ def test_exported_models_agree_with_the_run(dmlkit, run, tmp_path, name):
         found = trained.model(images).detach().numpy()
     np.testing.assert_allclose(found, points[:5], atol=1e-5)
     manifest = json.loads((tmp_path / "model.file.json").read_text())
-    assert manifest["format"] == 6 and manifest["file_format"] == name
+    assert manifest["format"] == 7 and manifest["file_format"] == name
     assert manifest["parity"]["images"] == 16 and manifest["parity"]["largest_difference"] <= 1e-4
     assert ModelManifest.read(tmp_path / "model.file.json").model.fingerprint == trained.model.fingerprint()
     if name == "safetensors":

@@ -160,8 +160,14 @@ def test_without_a_network_it_says_what_to_do(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     found = refused("hf://a/b")
     assert "hf://a/b: cannot download it (" in found and "load their folder" in found
-    result = dmlkit("embed", "hf://a/b", tmp_path)
-    assert result.code == 2 and "which dmlkit.load reads; expected a run" in result.err
+    for command in (
+        ["embed", "hf://a/b", tmp_path],
+        ["eval", "hf://a/b"],
+        ["search", "hf://a/b", tmp_path],
+        ["serve", "hf://a/b"],
+    ):
+        result = dmlkit(*command)
+        assert result.code == 2 and "hf://a/b: only Python reads models of the Hub" in result.err
 
 
 def test_a_recipe_of_a_folder_reads_nothing_else(folder: Path, tmp_path: Path):

@@ -71,6 +71,9 @@ def test_the_file_is_smaller_and_what_was_reported(run: Path, precision: str, ki
     assert float(said[2]) == pytest.approx(map_at_r(own, labels), abs=2e-4) and int(said[3]) == len(dataset)
     manifest = json.loads(path.with_name(f"{path.name}.json").read_text())
     assert manifest["computation"]["precision"] == precision and manifest["computation"]["images"] > 10
+    scores = manifest["validation"]
+    assert (scores["metric"], scores["images"]) == ("map@r", len(dataset))
+    assert f"{scores['lowered']:.4f}" == said[1] and f"{scores['fp32']:.4f}" == said[2]
     assert manifest["parity"]["largest_difference"] <= 1e-4  # with resizing and crop, or without
     agrees = manifest["computation"]["cosine"] >= 0.9999 and "another model" not in result.out
     own_fingerprint = package.load(run, device="cpu").trained.fingerprint

@@ -1,10 +1,14 @@
 """Files that are whole or not there, whoever else writes them."""
 
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from dmlkit.files.atomic import atomic_write
+from dmlkit.files.atomic import atomic_folder, atomic_write
 
 
 def test_writers_at_once_do_not_meet(tmp_path: Path):
@@ -72,3 +76,48 @@ def test_a_full_disk_names_the_file(tmp_path: Path, small_files: None):
         partial.write_bytes(bytes(2000))
     assert full.value.filename == str(target)
     assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from dmlkit.files.atomic import atomic_folder
+with atomic_folder(Path(sys.argv[1])) as partial:
+    (partial / "new").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_folder_is_replaced_in_one_step_and_a_kill_leaves_the_earlier_one(tmp_path: Path):
+    target = tmp_path / "folder"
+    with atomic_folder(target) as partial:
+        (partial / "old").touch()
+    assert subprocess.run([sys.executable, "-c", KILLED, target], check=False).returncode == -signal.SIGKILL
+    assert [entry.name for entry in target.iterdir()] == ["old"] and len(list(tmp_path.iterdir())) == 2
+    with pytest.raises(ValueError, match="stop"), atomic_folder(target) as partial:  # removes what was left
+        (partial / "new").touch()
+        raise ValueError("stop")
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["folder", "old"]
+    was_there, is_over = set[bool](), threading.Event()
+
+    def look() -> None:
+        while not is_over.is_set():
+            was_there.add(target.exists())
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for number in range(200):
+        with atomic_folder(target) as partial:
+            (partial / str(number)).touch()
+    is_over.set()
+    watcher.join()
+    assert was_there == {True}
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["folder", "199"]
+
+
+def test_where_folders_cannot_be_exchanged_they_are_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dmlkit.files.atomic.exchange", lambda *_: False)
+    for name in ("old", "new"):
+        with atomic_folder(tmp_path / "folder") as partial:
+            (partial / name).touch()
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["folder", "new"]

@@ -21,8 +21,9 @@ from hypothesis.stateful import (
 )
 
 from dmlkit.embedding.gallery.change import add_images, compact_gallery, remove_images, restore_version
+from dmlkit.embedding.gallery.files import UNKNOWN
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.images import UNKNOWN, LabelledImage
+from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.gallery.index import index_gallery
 from dmlkit.embedding.gallery.table import history
 from dmlkit.embedding.questions.identify import LabelRule, identify

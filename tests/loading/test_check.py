@@ -10,7 +10,7 @@ from PIL import Image
 
 from dmlkit.datasets import Cub200Config, FolderConfig
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.image import MAX_PIXELS
+from dmlkit.files.image_file import MAX_PIXELS
 from dmlkit.loading.check import Findings, check_files, check_images
 from tests.datasets import trees
 

@@ -13,7 +13,6 @@ from dmlkit.datasets.files.label_sets import as_members
 from dmlkit.datasets.files.levels import Levels, levels_of
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
-from dmlkit.errors import UserError
 
 
 class Box(NamedTuple):
@@ -70,6 +69,7 @@ class Dataset(ABC):
         in_memory: whether samples are in memory, so that loading them needs no worker processes.
         boxes: (N, 4) float64, left, top, right, bottom in pixels of the image files, NaN for the full image; or None.
         margin: margin of all boxes, see `Box`.
+        least_side: pixels that the shorter side of an image needs, see `read_image`; None for those of its file.
         resizing: description of how a cache resized its images, equal to the transform's; None if it did not.
     """
 
@@ -78,6 +78,7 @@ class Dataset(ABC):
     resizing: str | None = None
     boxes: np.ndarray | None = None
     margin = 0.0
+    least_side: int | None = None
 
     def __init__(
         self,
@@ -160,10 +161,6 @@ class Dataset(ABC):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.sample(index), int(self.labels[index])
-
-
-class BadImageError(UserError):
-    """Error for an image file that cannot be read."""
 
 
 class PickedSamples(Dataset):

@@ -134,7 +134,7 @@ class ListedImages(Dataset):
         return self.paths[index] if self.box(index) is None else None
 
     def sample(self, index: int) -> Tensor:
-        return read_image(self.paths[index], self.box(index))
+        return read_image(self.paths[index], self.box(index), self.least_side)
 
 
 def picked(values: np.ndarray | None, rows: np.ndarray) -> Tensor | None:

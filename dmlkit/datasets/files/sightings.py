@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dmlkit.datasets.files.table_file import column_names, read_images_table, text_column
 from dmlkit.errors import UserError
-from dmlkit.files.source import require_column
+from dmlkit.files.columns import require_column
 
 LIMITS = {"latitude": 90, "longitude": 180}
 SECONDS = 86_400

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from dmlkit.errors import UserError
+from dmlkit.files.columns import missing_columns, require_column
 from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import check_regular
-from dmlkit.files.source import missing_columns, require_column
 
 SYNONYMS = {
     "is_query": "query",

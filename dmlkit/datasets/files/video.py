@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import BadImageError, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import BadImageError
 
 VIDEOS = frozenset({".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm"})
 RATE = 2.0  # frames per second

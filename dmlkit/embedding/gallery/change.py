@@ -18,6 +18,7 @@ from dmlkit.embedding.gallery.files import (
     TABLE_FOLDER,
     check_files,
     check_new_gallery,
+    check_threshold,
     recorded_files,
 )
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any, present
@@ -26,7 +27,6 @@ from dmlkit.embedding.gallery.incoming import Incoming, remove_interrupted
 from dmlkit.embedding.gallery.manifest import (
     GalleryManifest,
     check_content,
-    check_threshold,
     content_of,
     kept_state,
     manifest_at,

@@ -1,6 +1,7 @@
 """Files of a gallery, their checksums, and what its manifest says without the model: read without torch or LanceDB."""
 
 from collections.abc import Iterable
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 from uuid import UUID
@@ -16,6 +17,8 @@ from dmlkit.files.regular import file_checksum
 
 MANIFEST, CREATING, IDENTIFICATION, TABLE = "gallery.json", "creating.json", "identification.json", "images"
 TABLE_FOLDER = f"{TABLE}.lance"
+UNKNOWN = "unknown"
+"""Answer for an image that has none of the labels of a gallery."""
 INCOMING = "incoming-"  # start of the name of a folder with the embeddings of images that are not yet added
 IndexKind = Literal["ivf_pq", "ivf_hnsw_sq", "ivf_sq", "ivf_rq"]
 VectorPrecision = Literal["int8", "binary"]
@@ -167,6 +170,16 @@ def is_calibrated(path: Path, model: str) -> bool:
     """
     file = path / IDENTIFICATION
     return file.exists() and CalibrationSummary.read(file).gallery_model == model
+
+
+def check_threshold(threshold: float | None) -> None:
+    """Raise an error for a threshold with which no similarity can be compared.
+
+    Raises:
+        UserError: the threshold is nan or infinite.
+    """
+    if threshold is not None and not isfinite(threshold):
+        raise UserError(f"--threshold {threshold}: expected a similarity, which is a finite number")
 
 
 class RecordedFiles(Protocol):

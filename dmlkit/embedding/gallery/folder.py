@@ -22,7 +22,7 @@ from dmlkit.embedding.gallery.manifest import (
     state_of,
 )
 from dmlkit.embedding.gallery.table import open_table, reading
-from dmlkit.embedding.points import PointItem
+from dmlkit.embedding.items import PointItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.manifolds.base import Manifold
@@ -30,6 +30,7 @@ from dmlkit.manifolds.numerics.check_points import check_points
 from dmlkit.run_folder.folder import find_run
 
 IDS = 1000  # looked up at once
+KEPT = 2**26  # bytes of points that stay in memory: for LanceDB to look rows up takes milliseconds each time
 
 
 class GalleryFolder:
@@ -54,6 +55,7 @@ class GalleryFolder:
             self.manifest = manifest_at(path, manifest, self.table)
         self.manifold: Manifold = self.manifest.manifold.build(self.manifest.features)
         self.has_checksums = check_content(path, self.manifest, self.table)
+        self._kept: Tensor | None = None
 
     @property
     def run(self) -> Path | None:
@@ -76,6 +78,15 @@ class GalleryFolder:
 
     def blocks(self, rows: int) -> Iterator[Tensor]:
         """Yield the points in the order in which they were added, at most ``rows`` rows at a time."""
+        if 4 * self.size * self.manifest.dim > KEPT:
+            yield from self._blocks(rows)
+            return
+        if self._kept is None:
+            self._kept = torch.cat([torch.empty(0, self.manifest.dim), *self._blocks(rows)])
+        yield from self._kept.split(rows) if self.size else ()
+
+    def _blocks(self, rows: int) -> Iterator[Tensor]:
+        """Read the points."""
         kept, count, start = list[Tensor](), 0, 0
         for batch in self.batches(["point"], rows):
             if count + batch.num_rows > rows:
@@ -89,6 +100,8 @@ class GalleryFolder:
 
     def points_at(self, rows: Tensor) -> Tensor:
         """Return the points (M, D) of rows (M,)."""
+        if self._kept is not None:
+            return self._kept[rows]
         found, places = self._take(rows, ["point"])
         points = _points(found.column("point").combine_chunks(), self.manifest.dim)[places]
         self._check(points, rows)

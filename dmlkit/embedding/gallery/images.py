@@ -11,16 +11,16 @@ from torch import Tensor
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Box, Dataset
-from dmlkit.datasets.files.image import decoding, read_image
+from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.datasets.files.sightings import UNKNOWN_SIGHTING, SightingCells, has_sightings, read_sightings
 from dmlkit.datasets.files.tar import file_content
 from dmlkit.datasets.shards import holds_shards
+from dmlkit.embedding.gallery.files import UNKNOWN
 from dmlkit.embedding.images import TABLES, images_at
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import decoding
 
-UNKNOWN = "unknown"
-"""Answer for an image that has none of the labels of a gallery."""
 ID_LENGTH = 32  # hexadecimal digits, 128 bits: no two of 10^15 images share one by chance
 
 
@@ -79,7 +79,7 @@ class LabelledImages(Dataset):
         return None if self.images[index].box else self.paths[index]
 
     def sample(self, index: int) -> Tensor:
-        return read_image(self.images[index].path, self.images[index].box)
+        return read_image(self.images[index].path, self.images[index].box, self.least_side)
 
 
 def images_of(source: Path, label: str | None, boxes: Boxes | None = None) -> list[LabelledImage]:

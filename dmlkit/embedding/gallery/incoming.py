@@ -12,7 +12,6 @@ from typing import IO, Any
 
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.sightings import SightingCells
 from dmlkit.distributed.launch import Ranks
@@ -34,6 +33,7 @@ from dmlkit.embedding.progress_bar import EMBEDDING, Bar
 from dmlkit.embedding.stored import known_points
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import BadImageError
 from dmlkit.files.lock import is_held
 from dmlkit.files.outputs import writing
 from dmlkit.loading.inputs import refuse_nothing_read

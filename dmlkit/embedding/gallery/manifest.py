@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from zlib import crc32
@@ -107,16 +106,6 @@ def read_gallery_manifest(path: Path) -> GalleryManifest:
     """
     require_gallery(path)
     return GalleryManifest.read(path / MANIFEST)
-
-
-def check_threshold(threshold: float | None) -> None:
-    """Raise an error for a threshold with which no similarity can be compared.
-
-    Raises:
-        UserError: the threshold is nan or infinite.
-    """
-    if threshold is not None and not isfinite(threshold):
-        raise UserError(f"--threshold {threshold}: expected a similarity, which is a finite number")
 
 
 CHECKED = ("id", "label", "path", "thumbnail", "point", "vector", *SightingCells._fields, "box")

@@ -14,7 +14,6 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.sightings import SightingCells
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
@@ -34,6 +33,7 @@ from dmlkit.embedding.stored import known_points
 from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import write_text
+from dmlkit.files.image_file import BadImageError
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
 from dmlkit.run_folder.folder import RunFolder

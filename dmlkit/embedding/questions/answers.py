@@ -1,17 +1,34 @@
-"""Neighbors that a search has found, as tables, JSON and CSV."""
+"""Neighbors that a search has found, as tables, JSON and CSV. This module imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from torch import Tensor
-
-from dmlkit.datasets.files.dataset import Box
 from dmlkit.embedding.gallery.files import ApproximateIndex
-from dmlkit.embedding.points import PointItem, PointSet
-from dmlkit.embedding.questions.reranked import RerankedGallery
+from dmlkit.embedding.items import PointItem
 from dmlkit.files.outputs import NEIGHBOR_COLUMNS, write_table
+
+if TYPE_CHECKING:
+    from dmlkit.datasets.files.dataset import Box
+    from dmlkit.embedding.questions.reranked import RerankedGallery
+
+
+class Searched(Protocol):
+    """What was searched: points, or an exported gallery."""
+
+    @property
+    def source(self) -> str:
+        """Name for people."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        ...
+
+    def items_at(self, rows: Any) -> list[PointItem]:
+        """Return what is known of the images of rows (M,)."""
+        ...
 
 
 class Neighbor(NamedTuple):
@@ -33,36 +50,33 @@ class Answers:
     """Nearest neighbors of each query, nearest first.
 
     Args:
-        searched: points that were searched.
+        searched: what was searched.
         queries: Q paths, or names of groups of images.
-        similarities: (Q, k).
-        rows: (Q, k) rows of the searched points.
+        similarities: (Q, k), a tensor or an array.
+        rows: (Q, k) rows of what was searched, in the same form.
         skipped: one message per query that could not be read.
         pictures: Q paths of the images that show the queries.
         boxes: Q boxes of the queries in these images; None for a full image.
+        similarity_name: name of the similarity that orders the neighbors.
         index: index that found them, if the search was approximate.
         reranked: what re-ranked them, if anything.
     """
 
-    searched: PointSet
+    searched: Searched
     queries: Sequence[str]
-    similarities: Tensor
-    rows: Tensor
+    similarities: Any
+    rows: Any
     skipped: Sequence[str]
     pictures: Sequence[str]
-    boxes: Sequence[Box | None]
+    boxes: "Sequence[Box | None]"
+    similarity_name: str
     index: ApproximateIndex | None = None
-    reranked: RerankedGallery | None = None
+    reranked: "RerankedGallery | None" = None
 
     @property
     def k(self) -> int:
         """Number of neighbors per query."""
         return self.rows.shape[1]
-
-    @property
-    def similarity_name(self) -> str:
-        """Name of the similarity that orders the neighbors."""
-        return (self.reranked or self.searched.manifold).similarity_name
 
     def neighbors(self) -> Iterator[tuple[str, list[Neighbor]]]:
         """Yield each query's path with its neighbors."""

@@ -20,10 +20,9 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.near_pairs import near_pairs
 from dmlkit.embedding.points import PointSet, all_points, load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.decisions import Decider, Rule
+from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.probability import (
     LEAST,
-    Sigmoid,
     Trials,
     drawn_rows,
     estimate_probability,
@@ -41,6 +40,7 @@ from dmlkit.embedding.questions.rates import (
     reliability_of,
     trials_on,
 )
+from dmlkit.embedding.questions.rules import Rule, Sigmoid
 from dmlkit.embedding.sources import open_points, open_queries, split_points
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import read_array

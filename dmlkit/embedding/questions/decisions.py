@@ -1,32 +1,22 @@
 """How labeled images decide on the label of another: the nearest, a vote of several, or the nearest mean."""
 
-from collections import Counter
 from collections.abc import Iterator
 from copy import copy
 from math import inf
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dmlkit.embedding.points import PointSet
+from dmlkit.embedding.questions.rules import Decision, Rule, vote
 from dmlkit.embedding.questions.search import searcher_of
 from dmlkit.embedding.search import Gallery, Neighbors, PointSearch
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 
-Rule = Literal["nearest", "vote", "mean"]
 VOTERS = 5  # by default
 BLOCK_ROWS = 2048  # points and pictures whose similarities are computed at once: 32 MB
 FIRST = 16  # neighbors in which another label is looked for at first
-
-
-class Decision(NamedTuple):
-    """Decision on one image."""
-
-    code: int  # of the label
-    score: float  # similarity of the label's nearest picture, or of its mean
-    margin: float | None  # the score less that of the best other label; None where there is no other
 
 
 class Decider:
@@ -142,7 +132,7 @@ class Decider:
                 codes = self.codes[rows[kept]]
                 if len(np.unique(codes)) > 1 or (single and len(codes)) or length == size:
                     scores = (similarities[torch.from_numpy(kept)] + 0.0).tolist()
-                    found[query] = _vote(codes.tolist(), scores, self.voters)
+                    found[query] = vote(codes.tolist(), scores, self.voters)
             remaining = [query for query in remaining if query not in found]
             near, length = None, min(2 * length, size)
         return [found[query] for query in range(len(points))]
@@ -218,11 +208,3 @@ def random_groups(codes: np.ndarray, size: int, seed: int) -> np.ndarray:
     counts = np.unique(codes, return_counts=True)[1]
     place = np.arange(len(codes)) - np.repeat(counts.cumsum() - counts, counts)  # within its code
     return order[place < np.repeat(counts - counts % size, counts)].reshape(-1, size)
-
-
-def _vote(near: list[int], similarities: list[float], voters: int) -> Decision:
-    """Return the label of most voters, if tied that of the nearest, with its score and margin."""
-    winner = Counter(near[:voters]).most_common(1)[0][0]  # in the order in which they come first
-    others = [similarity for code, similarity in zip(near, similarities, strict=True) if code != winner]
-    score = similarities[near.index(winner)]
-    return Decision(winner, score, score - others[0] if others else None)

@@ -1,6 +1,7 @@
 """Images that are answered together, for example those of a track, a burst or an encounter."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,7 +10,8 @@ from dmlkit.datasets.files.table_file import read_images_table, text_column
 from dmlkit.embedding.images import FOLDER, TABLES
 from dmlkit.embedding.points import PointSet, PointsInMemory
 from dmlkit.embedding.questions.answers import Answers
-from dmlkit.embedding.questions.decisions import Decider, Decision
+from dmlkit.embedding.questions.decisions import Decider
+from dmlkit.embedding.questions.rules import Decision
 from dmlkit.embedding.questions.search import QUERY_ROWS
 from dmlkit.errors import UserError
 
@@ -95,6 +97,5 @@ def neighbors_of_groups(near: Answers, groups: dict[str, list[int]]) -> Answers:
         found[place] = torch.tensor(list(best)[: near.k])
         similarities[place] = torch.tensor(list(best.values())[: near.k])
     first = [near.pictures[rows[0]] for rows in groups.values()]
-    return Answers(
-        near.searched, list(groups), similarities, found, near.skipped, first, [None] * len(groups), near.index
-    )
+    named = {"queries": list(groups), "pictures": first, "boxes": [None] * len(groups)}
+    return replace(near, **named, similarities=similarities, rows=found)

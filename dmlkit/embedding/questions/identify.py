@@ -2,135 +2,35 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import inf
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.video import is_video
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
+from dmlkit.embedding.gallery.files import check_threshold
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.images import UNKNOWN
-from dmlkit.embedding.gallery.manifest import check_threshold
 from dmlkit.embedding.images import FOLDER
 from dmlkit.embedding.placed import PlaceFusion, place_gallery, place_queries
 from dmlkit.embedding.points import PointSet, PointsInMemory, of_other_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.answers import Answers, Neighbor
-from dmlkit.embedding.questions.answers_file import Accuracy, AnswersFile
+from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.calibration import acceptance_of, group_probability, labeled_decider
-from dmlkit.embedding.questions.decisions import Decision, Rule
 from dmlkit.embedding.questions.grouped import decide_groups, group_rows, neighbors_of_groups
-from dmlkit.embedding.questions.probability import Sigmoid, estimate_probability
+from dmlkit.embedding.questions.identified import Answer, Identified, answer_of, known_labels
+from dmlkit.embedding.questions.probability import estimate_probability
 from dmlkit.embedding.questions.reranked import NOTE, RerankedGallery
+from dmlkit.embedding.questions.rules import Decision, Rule, Sigmoid
 from dmlkit.embedding.questions.search import QUERY_ROWS, check_together, nearest, open_searched
 from dmlkit.embedding.search import Neighbors
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import ANSWER_COLUMNS, BOX, NEAREST, write_table, writing
+from dmlkit.files.outputs import NEAREST
 from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
 MOST_EXACT = 8  # images of a group, up to which its probability is fitted to groups of exactly so many
-
-
-class Answer(NamedTuple):
-    """Answer for one image, or for a group of images."""
-
-    label: str  # UNKNOWN where the score is below the threshold
-    guess: str  # the label if there were no threshold
-    probability: float | None  # that the guess is right, if every second image has none of the labels
-    score: float  # similarity of the label's nearest picture, or of its mean
-    margin: float | None  # the score less that of the best other label; None where there is no other
-    known: str | None  # the correct label, if it is known and one of the labels
-    images: int = 1  # of the group
-
-    @property
-    def is_right(self) -> bool | None:
-        """Whether the label is the correct one; None if that is not known."""
-        return None if self.known is None else self.label == self.known
-
-
-@dataclass(frozen=True)
-class Identified:
-    """Answers with the nearest images."""
-
-    answers: list[Answer]
-    neighbors: Answers
-    threshold: float | None
-    least_probability: float | None = None
-    """Probability below which images are unknown; None if their scores decide."""
-    note: str | None = None
-    """Message on the calibration or the threshold."""
-    unit: tuple[str, str] = ("image", "images")
-    """What each answer is on, singular and plural."""
-
-    def labeled(self) -> Iterator[tuple[str, Answer]]:
-        """Yield each query's path with its answer."""
-        yield from zip(self.neighbors.queries, self.answers, strict=True)
-
-    @cached_property
-    def accuracy(self) -> Accuracy | None:
-        """Counts over the images whose correct label is known; None if there are none."""
-        checked = [answer for answer in self.answers if answer.known is not None]
-        if not checked:
-            return None
-        return Accuracy(
-            images=len(checked),
-            right=sum(answer.label == answer.known for answer in checked),
-            unknown=sum(answer.label == UNKNOWN for answer in checked),
-            guessed=sum(answer.guess == answer.known for answer in checked),
-        )
-
-    @cached_property
-    def in_source(self) -> int:
-        """Number of queries that are themselves the nearest of the labeled images."""
-        near = self.neighbors
-        nearest_items = near.searched.items_at(near.rows[:, 0]) if len(near.rows) else []
-        pairs = zip(near.pictures, nearest_items, strict=True)
-        return sum(Path(one).absolute() == Path(item.path).absolute() for one, item in pairs)
-
-    def most_doubtful_first(self) -> "Identified":
-        """Return the answers in another order: unknown ones first, then by probability, margin and score."""
-
-        def doubt(row: int) -> tuple[float, ...]:
-            answer = self.answers[row]
-            margin = inf if answer.margin is None else answer.margin
-            return answer.label != UNKNOWN, answer.probability or 0.0, margin, answer.score
-
-        rows = sorted(range(len(self.answers)), key=doubt)
-        order, near = torch.tensor(rows, dtype=torch.int64), self.neighbors
-        named = {name: [getattr(near, name)[row] for row in rows] for name in ("queries", "pictures", "boxes")}
-        near = replace(near, **named, similarities=near.similarities[order], rows=near.rows[order])
-        return replace(self, answers=[self.answers[row] for row in rows], neighbors=near)
-
-    def write(self, path: Path) -> None:
-        """Write the answers in the order of the images, as JSON if the name ends in ``.json``, else as a CSV table."""
-        boxes = [box and list(box[:4]) for box in self.neighbors.boxes]
-        rows = zip(self.answers, self.neighbors.neighbors(), boxes, strict=True)
-        if path.suffix.lower() != ".json":
-            write_table(path, ANSWER_COLUMNS, (_cells(answer, box, *found) for answer, found, box in rows))
-            return
-        images = tuple(
-            {"path": name, "box": box, **answer._asdict(), "nearest": [neighbor.plain() for neighbor in found]}
-            for answer, (name, found), box in rows
-        )
-        near = self.neighbors
-        document = AnswersFile(
-            similarity=near.similarity_name,
-            threshold=self.threshold,
-            least_probability=self.least_probability,
-            accuracy=self.accuracy,
-            images=images,
-            skipped=tuple(near.skipped),
-        )
-        with writing(path):
-            document.write(path)
 
 
 @dataclass(frozen=True)
@@ -212,7 +112,7 @@ def identify(
     searched = opened if place is None else place_gallery(opened, place)
     identifier = Identifier(searched, rule, bar)
     asked = open_queries(images, opened, boxes=boxes, model=model, bar=bar)
-    known = list(_known_labels(images, asked, identifier.names))
+    known = list(known_labels(images, asked.paths, asked.labels, identifier.names))
     groups = None if rule.by_group is None else group_rows(images, asked, rule.by_group, known)
     asked = asked if place is None else place_queries(images, asked, place)
     return identifier.answers(asked, known, groups)
@@ -308,34 +208,19 @@ class Identifier:
             start = rows.stop
 
     def _answer(self, decision: Decision, size: int, right: str | None) -> Answer:
-        code, score, margin = decision
-        sigmoid = self._sigmoid(size if size < MOST_EXACT else 1 << size.bit_length() - 1)
-        guess, probability = self.names[code], None if sigmoid is None else sigmoid.at(margin, score)
-        is_low = self.threshold is not None and score < self.threshold
-        is_doubtful = self.least_probability is not None and (probability or 0) < self.least_probability
-        return Answer(UNKNOWN if is_low or is_doubtful else guess, guess, probability, score, margin, right, size)
+        sigmoid = self.sigmoid(size if size < MOST_EXACT else 1 << size.bit_length() - 1)
+        answer = answer_of(self.names, decision, sigmoid, self.threshold, self.least_probability)
+        return answer._replace(known=right, images=size)
 
-    def _sigmoid(self, size: int) -> Sigmoid | None:
+    def sigmoid(self, size: int) -> Sigmoid | None:
         """Return the probability of guesses on groups of a size."""
         if size not in self.sigmoids:
             if size > 1:
-                found = group_probability(self.source, self.names, self.decider, size) or self._sigmoid(size // 2)
+                found = group_probability(self.source, self.names, self.decider, size) or self.sigmoid(size // 2)
             else:
                 found = self.acceptance.sigmoid if self.acceptance else estimate_probability(self.decider)
             self.sigmoids[size] = found
         return self.sigmoids[size]
-
-
-def _known_labels(images: Path, asked: PointSet, names: Sequence[str]) -> Iterator[str | None]:
-    """Yield the correct label of each query: its own, or the outermost folder named after a label of the source."""
-    labels, root = set(names), images.absolute()
-    for path, label in zip(asked.paths, asked.labels, strict=True):
-        if label or not root.is_dir():
-            yield label if label in labels else None
-            continue
-        place = Path(path).absolute()
-        folders = place.relative_to(root).parts[:-1] if place.is_relative_to(root) else ()
-        yield next((name for name in (root.name, *folders) if name in labels), None)
 
 
 def _advice(searched: PointSet, threshold: float | None) -> str:
@@ -359,11 +244,3 @@ def _pair_threshold(searched: PointSet) -> float | None:
         return stored
     calibrated = threshold_of(RunFolder(searched.run), searched.manifest.model.fingerprint)
     return calibrated.threshold if calibrated else stored
-
-
-def _cells(answer: Answer, box: list[float] | None, path: str, neighbors: list[Neighbor]) -> list[str]:
-    near = [text for _, similarity, item in neighbors for text in (item.path, item.label or "", f"{similarity:.9g}")]
-    numbers = ["" if value is None else f"{value:.9g}" for value in (answer.probability, answer.score, answer.margin)]
-    sides = [""] * len(BOX) if box is None else [f"{side:.9g}" for side in box]
-    cells = [path, answer.label, answer.guess, *numbers, answer.known or "", str(answer.images), *sides, *near]
-    return cells + [""] * (len(ANSWER_COLUMNS) - len(cells))

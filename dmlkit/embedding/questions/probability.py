@@ -11,33 +11,11 @@ import numpy as np
 from torch import Tensor
 
 from dmlkit.embedding.questions.decisions import Decider
+from dmlkit.embedding.questions.rules import Sigmoid
 from dmlkit.metrics.reliability import balanced
 
 SAMPLE = 500  # labeled images on which the probability is estimated
 LEAST = 10  # of them; fewer give no probability
-
-
-class Sigmoid(NamedTuple):
-    """Probability 1 / (1 + exp(-z)) with z = margin_slope * margin + score_slope * score + offset.
-
-    Example:
-        >>> Sigmoid(2.0, 1.0, -1.0).at(0.0, 1.0)
-        0.5
-    """
-
-    margin_slope: float
-    score_slope: float
-    offset: float
-
-    def at(self, margin: float | None, score: float) -> float:
-        """Return the probability of a guess; without another label, whose margin is None, from the score."""
-        return float(self.of(np.array([margin or 0.0]), np.array([score]))[0])
-
-    def of(self, margins: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """Return the probabilities (N,) of guesses."""
-        from scipy.special import expit
-
-        return expit(self.margin_slope * margins + self.score_slope * scores + self.offset)
 
 
 class Trials(NamedTuple):

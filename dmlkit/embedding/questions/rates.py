@@ -9,7 +9,8 @@ from pydantic import BaseModel, NonNegativeInt
 
 from dmlkit.embedding.points import PointsInMemory, all_points
 from dmlkit.embedding.questions.decisions import Decider, random_groups
-from dmlkit.embedding.questions.probability import Sigmoid, Trials, drawn_rows, repeated_rows
+from dmlkit.embedding.questions.probability import Trials, drawn_rows, repeated_rows
+from dmlkit.embedding.questions.rules import Sigmoid
 from dmlkit.metrics.reliability import Reliability, Share, measure_reliability
 from dmlkit.metrics.statistics import LEAST_CLASSES, bootstrap_intervals, effective_number, tail_of
 

@@ -106,7 +106,16 @@ def nearest(
     rows = torch.cat([torch.empty(0, k, dtype=torch.int64), *(one.indices for one in found)])
     index = gallery.index if isinstance(gallery, ApproximateGallery) else None
     return Answers(
-        searched, asked.paths, similarities, rows, asked.skipped, asked.paths, boxes_of(asked), index, reranked
+        searched,
+        asked.paths,
+        similarities,
+        rows,
+        asked.skipped,
+        asked.paths,
+        boxes_of(asked),
+        (reranked or searched.manifold).similarity_name,
+        index,
+        reranked,
     )
 
 

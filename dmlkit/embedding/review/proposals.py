@@ -11,17 +11,19 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.embedding.fusion import ModelChoice
-from dmlkit.embedding.gallery.images import ID_LENGTH, UNKNOWN, LabelledImage
+from dmlkit.embedding.gallery.files import UNKNOWN
+from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage
 from dmlkit.embedding.near_pairs import complete_groups, near_pairs
 from dmlkit.embedding.points import PointSet, PointsInMemory, in_memory
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.identify import Identified, Identifier
+from dmlkit.embedding.questions.identified import Identified
+from dmlkit.embedding.questions.identify import Identifier
 from dmlkit.embedding.questions.search import open_searched
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
+from dmlkit.files.image_file import BadImageError
 from dmlkit.metrics.reliability import Share
 
 SAMPLE = 2000  # images of a gallery whose pairs are compared: 4 million similarities, 16 MB

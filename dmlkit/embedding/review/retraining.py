@@ -10,7 +10,6 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.table import TableConfig
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.embedder import Embedder
@@ -26,6 +25,7 @@ from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.files.escape import near_path
+from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import write_table
 from dmlkit.metrics.reliability import Share
 from dmlkit.metrics.statistics import few_classes_note, paired_comparison

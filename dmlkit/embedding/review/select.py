@@ -12,7 +12,8 @@ from torch import Tensor
 from dmlkit.embedding.groups.duplicates import check_reachable
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.decisions import BLOCK_ROWS, Decider, Decision
+from dmlkit.embedding.questions.decisions import BLOCK_ROWS, Decider
+from dmlkit.embedding.questions.rules import Decision
 from dmlkit.embedding.sources import check_same_model
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import SELECTION_COLUMNS, write_table

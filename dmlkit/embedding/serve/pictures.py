@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
-from dmlkit.datasets.files.dataset import BadImageError
-from dmlkit.datasets.files.image import decode_image, decoding
+from dmlkit.datasets.files.image import decode_image
 from dmlkit.embedding.serve.limits import RefusedError
 from dmlkit.embedding.serve.service import Pixels
 from dmlkit.files.escape import excerpt, printable
+from dmlkit.files.image_file import BadImageError, decoding
 from dmlkit.files.source import EXTENSIONS
 
 MOST_IMAGES = 64  # of one request

@@ -12,11 +12,11 @@ from fastapi import Path as InPath
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dmlkit.datasets.files.dataset import BadImageError
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.embedding.review.folder import MOST_REVIEWER, ReviewFolder
 from dmlkit.embedding.serve.limits import RefusedError
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import BadImageError
 
 HELD = 120  # seconds for which a question that one reviewer sees is not shown to another
 SHOWN = 12  # images of a group

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from scipy.optimize import minimize
 
 from dmlkit.embedding.gallery.change import create_gallery
-from dmlkit.embedding.gallery.images import UNKNOWN
+from dmlkit.embedding.gallery.files import UNKNOWN
 from dmlkit.embedding.gallery.manifest import GalleryManifest
 from dmlkit.embedding.manifest import Description, Manifest, index_of
 from dmlkit.embedding.questions import decisions

@@ -11,7 +11,8 @@ from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions import decisions
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.identify import LabelRule, identify
-from dmlkit.embedding.questions.probability import LEAST, Sigmoid, estimate_probability, fit_sigmoid
+from dmlkit.embedding.questions.probability import LEAST, estimate_probability, fit_sigmoid
+from dmlkit.embedding.questions.rules import Sigmoid
 from dmlkit.embedding.sources import open_points
 from dmlkit.manifolds.sphere import Sphere
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import BadImageError, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.progress_bar import no_bar
 from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
 from dmlkit.evaluation.plots.retrieval import choose_queries, name_lines, nearest_of, plot_retrieval, retrieval_panel
+from dmlkit.files.image_file import BadImageError
 
 
 def similarities(embedded: EmbeddedSplit, query: int) -> list[float]:

@@ -1,0 +1,160 @@
+"""Answers of ``dmlkit identify``, and the file of them. This module imports no torch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+from dmlkit.embedding.gallery.files import UNKNOWN
+from dmlkit.embedding.questions.answers import Answers, Neighbor
+from dmlkit.embedding.questions.answers_file import Accuracy, AnswersFile
+from dmlkit.embedding.questions.rules import Decision, Sigmoid
+from dmlkit.files.outputs import ANSWER_COLUMNS, BOX, write_table, writing
+
+
+class Answer(NamedTuple):
+    """Answer for one image, or for a group of images."""
+
+    label: str  # UNKNOWN where the score is below the threshold
+    guess: str  # the label if there were no threshold
+    probability: float | None  # that the guess is right, if every second image has none of the labels
+    score: float  # similarity of the label's nearest picture, or of its mean
+    margin: float | None  # the score less that of the best other label; None where there is no other
+    known: str | None = None  # the correct label, if it is known and one of the labels
+    images: int = 1  # of the group
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether the label is the correct one; None if that is not known."""
+        return None if self.known is None else self.label == self.known
+
+
+def answer_of(
+    names: Sequence[str],
+    decision: Decision,
+    sigmoid: Sigmoid | None,
+    threshold: float | None,
+    least_probability: float | None,
+) -> Answer:
+    """Return the answer of a decision.
+
+    Args:
+        names: labels by their codes.
+        decision: the decision.
+        sigmoid: probability of guesses, if it is known.
+        threshold: score below which an image is unknown.
+        least_probability: probability below which an image is unknown.
+    """
+    code, score, margin = decision
+    guess, probability = names[code], None if sigmoid is None else sigmoid.at(margin, score)
+    is_low = threshold is not None and score < threshold
+    is_doubtful = least_probability is not None and (probability or 0) < least_probability
+    return Answer(UNKNOWN if is_low or is_doubtful else guess, guess, probability, score, margin)
+
+
+@dataclass(frozen=True)
+class Identified:
+    """Answers with the nearest images."""
+
+    answers: list[Answer]
+    neighbors: Answers
+    threshold: float | None
+    least_probability: float | None = None
+    """Probability below which images are unknown; None if their scores decide."""
+    note: str | None = None
+    """Message on the calibration or the threshold."""
+    unit: tuple[str, str] = ("image", "images")
+    """What each answer is on, singular and plural."""
+
+    def labeled(self) -> Iterator[tuple[str, Answer]]:
+        """Yield each query's path with its answer."""
+        yield from zip(self.neighbors.queries, self.answers, strict=True)
+
+    @cached_property
+    def accuracy(self) -> Accuracy | None:
+        """Counts over the images whose correct label is known; None if there are none."""
+        checked = [answer for answer in self.answers if answer.known is not None]
+        if not checked:
+            return None
+        return Accuracy(
+            images=len(checked),
+            right=sum(answer.label == answer.known for answer in checked),
+            unknown=sum(answer.label == UNKNOWN for answer in checked),
+            guessed=sum(answer.guess == answer.known for answer in checked),
+        )
+
+    @cached_property
+    def in_source(self) -> int:
+        """Number of queries that are themselves the nearest of the labeled images."""
+        near = self.neighbors
+        nearest_items = near.searched.items_at(near.rows[:, 0]) if len(near.rows) else []
+        pairs = zip(near.pictures, nearest_items, strict=True)
+        return sum(Path(one).absolute() == Path(item.path).absolute() for one, item in pairs)
+
+    def most_doubtful_first(self) -> "Identified":
+        """Return the answers in another order: unknown ones first, then by probability, margin and score."""
+
+        def doubt(row: int) -> tuple[float, ...]:
+            answer = self.answers[row]
+            margin = inf if answer.margin is None else answer.margin
+            return answer.label != UNKNOWN, answer.probability or 0.0, margin, answer.score
+
+        rows = sorted(range(len(self.answers)), key=doubt)
+        near = self.neighbors
+        named = {name: [getattr(near, name)[row] for row in rows] for name in ("queries", "pictures", "boxes")}
+        near = replace(near, **named, similarities=near.similarities[rows], rows=near.rows[rows])
+        return replace(self, answers=[self.answers[row] for row in rows], neighbors=near)
+
+    def write(self, path: Path) -> None:
+        """Write the answers in the order of the images, as JSON if the name ends in ``.json``, else as a CSV table."""
+        boxes = [box and list(box[:4]) for box in self.neighbors.boxes]
+        rows = zip(self.answers, self.neighbors.neighbors(), boxes, strict=True)
+        if path.suffix.lower() != ".json":
+            write_table(path, ANSWER_COLUMNS, (_cells(answer, box, *found) for answer, found, box in rows))
+            return
+        images = tuple(
+            {"path": name, "box": box, **answer._asdict(), "nearest": [neighbor.plain() for neighbor in found]}
+            for answer, (name, found), box in rows
+        )
+        near = self.neighbors
+        document = AnswersFile(
+            similarity=near.similarity_name,
+            threshold=self.threshold,
+            least_probability=self.least_probability,
+            accuracy=self.accuracy,
+            images=images,
+            skipped=tuple(near.skipped),
+        )
+        with writing(path):
+            document.write(path)
+
+
+def known_labels(
+    images: Path, paths: Sequence[str], own: Sequence[str | None], names: Sequence[str]
+) -> Iterator[str | None]:
+    """Yield the correct label of each query: its own, or the outermost folder named after a label of the source.
+
+    Args:
+        images: where the queries are from.
+        paths: their paths.
+        own: their own labels.
+        names: labels of the source.
+    """
+    labels, root = set(names), images.absolute()
+    for path, label in zip(paths, own, strict=True):
+        if label or not root.is_dir():
+            yield label if label in labels else None
+            continue
+        place = Path(path).absolute()
+        folders = place.relative_to(root).parts[:-1] if place.is_relative_to(root) else ()
+        yield next((name for name in (root.name, *folders) if name in labels), None)
+
+
+def _cells(answer: Answer, box: list[float] | None, path: str, neighbors: list[Neighbor]) -> list[str]:
+    near = [text for _, similarity, item in neighbors for text in (item.path, item.label or "", f"{similarity:.9g}")]
+    numbers = ["" if value is None else f"{value:.9g}" for value in (answer.probability, answer.score, answer.margin)]
+    sides = [""] * len(BOX) if box is None else [f"{side:.9g}" for side in box]
+    cells = [path, answer.label, answer.guess, *numbers, answer.known or "", str(answer.images), *sides, *near]
+    return cells + [""] * (len(ANSWER_COLUMNS) - len(cells))
