@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -59,11 +60,12 @@ cosine, and of how many photos the 10 nearest are the same.
 
 Run: python benchmarks/embed.py PHOTOS draft
 """
+OPENVINO = ("openvino",) if find_spec("openvino") else ()
 BACKBONES = {
-    "EfficientNet-Lite0": ("tf_efficientnet_lite0", ("onnxruntime", "bf16")),
-    "ResNet-50": ("resnet50", ("bf16",)),
-    "ViT-S/16": ("vit_small_patch16_224", ("bf16",)),
-    "ConvNeXt-T": ("convnext_tiny", ("bf16",)),
+    "EfficientNet-Lite0": ("tf_efficientnet_lite0", ("onnxruntime", *OPENVINO, "bf16")),
+    "ResNet-50": ("resnet50", (*OPENVINO, "bf16")),
+    "ViT-S/16": ("vit_small_patch16_224", (*OPENVINO, "bf16")),
+    "ConvNeXt-T": ("convnext_tiny", (*OPENVINO, "bf16")),
 }
 OVERRIDES = ["dataset={name: glyphs, classes: 20, images_per_class: 8}", "training.epochs=1", "sampler.batch_size=32"]
 
