@@ -84,6 +84,7 @@ bench: setup  ## Run the benchmarks and write benchmarks/results; PHOTOS=FOLDER 
 	  $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/python benchmarks/data.py $(PHOTOS)
 	for name in $(if $(PHOTOS),calibration embed frozen align teachers serve one_image); do $(BIN)/python benchmarks/$$name.py $(PHOTOS) || exit 1; done
+	$(if $(PHOTOS),$(BIN)/python benchmarks/serve.py $(PHOTOS) soak 30)
 
 ifdef PHOTOS
 IMAGES := --set "dataset={name: folder, root: $(PHOTOS), split: reality_check}"

@@ -2,14 +2,13 @@
 
 The model is EfficientNet-Lite0 at 224 pixels with a head; clients are threads of this process that send one photo per
 request and wait for the answer, on the same processors as the server. The model alone is `dmlkit.load(RUN).embed` with
-one photo, decoding included. Requests and calls alternate; a search in a large gallery alternates with the same search
-in a small one. Memory is that of the server's process.
+one photo, decoding included. Requests and calls alternate; a search in a large gallery, with and without an index,
+alternates with the same search in a small one.
 
-Run: python benchmarks/serve.py PHOTOS MINUTES
-
-4 clients send requests for MINUTES, by default 30, to measure growth and failures.
+Run: python benchmarks/serve.py PHOTOS
 """
 
+import shutil
 import statistics
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -31,13 +30,26 @@ import dmlkit
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.change import create_gallery
+from dmlkit.embedding.gallery.files import OF_PRECISION, VectorPrecision
+from dmlkit.embedding.gallery.index import index_gallery
 from dmlkit.embedding.run import embed
 from dmlkit.files.image_file import image_files
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training.train import train
 
+SOAK = """Growth of `dmlkit serve`: 4 clients send requests without a pause.
+
+The model is EfficientNet-Lite0 at 224 pixels with a head; clients are threads of another process that send one photo
+per request to `POST /v1/identify` and wait for the answer. They start a tenth of the time earlier, since the buffers of
+the allocator grow at first. Memory is that of the server's process.
+
+Run: python benchmarks/serve.py PHOTOS soak MINUTES
+"""
 SINGLE, MANY = 200, 400  # requests of one client and of 16
 LARGE, SMALL, DIM = 100_000, 100, 512
+PRECISIONS: tuple[VectorPrecision, ...] = ("int8", "binary")
+RECALL = 0.99
+SOAK_HEADER = ["minutes", "answers", "failed", "memory before", "growth"]
 Rows = list[list[str]]
 
 
@@ -120,21 +132,31 @@ def embed_by_clients(client: dmlkit.Client, photos: Sequence[Path]) -> None:
 
 
 def searches(folder: Path) -> Rows:
-    """A search in a large gallery, compared with one in a small gallery of the same model."""
+    """A search in a large gallery, with and without an index, compared with one in a small gallery."""
     picture = folder / "query.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(picture)
     small, large = (gallery_on_disk(folder, count, DIM) for count in (SMALL, LARGE))
-    seconds: dict[str, list[float]] = {"small": [], "large": []}
-    with server(small, 8911) as (first, _), server(large, 8912) as (second, _):
+    galleries = {f"{SMALL:,} x {DIM}": small, f"{LARGE:,} x {DIM}": large}
+    for precision in PRECISIONS:
+        path = folder / precision
+        shutil.copytree(large, path)
+        found = index_gallery(path, OF_PRECISION[precision], RECALL)
+        galleries[f"{LARGE:,} x {DIM}, --precision {precision}, recall {found.index.recall:.3f}"] = path
+    seconds: dict[str, list[float]] = {name: [] for name in galleries}
+    with ExitStack() as stack:
+        clients = {
+            name: stack.enter_context(server(path, 8911 + port))[0]
+            for port, (name, path) in enumerate(galleries.items())
+        }
         for _ in range(SINGLE):
-            seconds["small"].append(seconds_of(lambda: first.search([picture])))
-            seconds["large"].append(seconds_of(lambda: second.search([picture])))
-    rows = [
-        milliseconds(f"POST /v1/search in {count:,} x {DIM}", seconds[name][10:], seconds["small"][10:])
-        for name, count in (("small", SMALL), ("large", LARGE))
-    ]
-    added = [percentile(seconds[name][10:], 0.5) for name in ("small", "large")]
-    return [*rows, ["the larger gallery adds", f"{1e3 * (added[1] - added[0]):.1f} ms", "", ""]]
+            for name, client in clients.items():
+                seconds[name].append(seconds_of(lambda client=client: client.search([picture])))
+    warm = {name: found[10:] for name, found in seconds.items()}
+    floor = next(iter(warm.values()))
+    rows = [milliseconds(f"POST /v1/search in {name}", found, floor) for name, found in warm.items()]
+    for row, found in zip(rows, warm.values(), strict=True):
+        row.append(f"{1e3 * (percentile(found, 0.5) - percentile(floor, 0.5)):.1f} ms")
+    return rows
 
 
 def memory(process: int) -> float:
@@ -167,13 +189,17 @@ def soak(client: dmlkit.Client, process: int, photos: Sequence[Path], minutes: f
     before = memory(process)
     run_for(minutes)
     grown = memory(process) - before
-    what = f"{minutes:g} min, 4 clients: {answered} answers, {failed} failed"
-    return [[what, f"{grown:+.0f} MB", "", f"{before:.0f} MB before"]]
+    return [[f"{minutes:g}", f"{answered:,}", f"{failed}", f"{before:.0f} MB", f"{grown:+.0f} MB"]]
 
 
 def main() -> None:
-    given, *rest = sys.argv[1:]
-    minutes = float(rest[0]) if rest else 30.0
+    match sys.argv[1:]:
+        case [given]:
+            minutes = 0.0
+        case [given, "soak", number]:
+            minutes = float(number)
+        case _:
+            sys.exit("expected: python benchmarks/serve.py PHOTOS [soak MINUTES]")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         some_of(Path(given), folder / "photos")
@@ -182,10 +208,12 @@ def main() -> None:
         train(read_recipe(Path("start/frozen_lite0"), OVERRIDES), run, device=start_fabric("cpu"))
         create_gallery(run, folder / "photos", gallery, model=ModelChoice(device="cpu"))
         with server(gallery, 8910) as (client, process):
+            if minutes:
+                write_report("serve_soak", SOAK, SOAK_HEADER, soak(client, process, photos, minutes))
+                return
             rows = single(client, run, photos) + together(client, run, folder, photos)
-            rows += soak(client, process, photos, minutes)
-        rows[-1:-1] = searches(folder)
-    write_report("serve", __doc__, ["what", "p50 or median", "p99", "ratio to the first of its kind"], rows)
+        rows = [[*row, ""] for row in rows] + searches(folder)
+    write_report("serve", __doc__, ["what", "p50 or median", "p99", "ratio to the first of its kind", "adds"], rows)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,8 @@ class Client:
             raise UserError(f"{self.url}: {message}") from None
         except URLError as error:
             raise UserError(f"{self.url}: no server answers: {error.reason}") from None
+        except TimeoutError:  # the connection was accepted, and no answer came
+            raise UserError(f"{self.url}: no answer within {self.timeout:g} s") from None
 
 
 def _body(images: Sequence[Image]) -> dict[str, Any]:

@@ -363,6 +363,13 @@ def test_a_body_without_a_length_is_counted_and_must_come_in_time(pieces: list[b
     assert answers[0]["status"] == status and json.loads(answers[1]["body"])["error"]
 
 
+def test_the_client_reports_a_server_that_does_not_answer_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(UserError, match=r"no answer within 0\.05 s"):
+            Client(url, timeout=0.05).info()
+
+
 async def say_hello(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
     await send({"type": "http.response.body", "body": b"hello"})
