@@ -26,9 +26,10 @@ from report import write_report
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_images
+from dmlkit.embedding.keypoints import keypoints_of, match_keypoints
+from dmlkit.embedding.local_features import centered, maps_of, mean_of
 from dmlkit.embedding.trained import TrainedModel
-from dmlkit.evaluation.local import PairOfScores, patches_of
-from dmlkit.evaluation.sift import keypoints_of, match_keypoints
+from dmlkit.evaluation.local import PairOfScores
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.ranking.affine import verify_affine
@@ -69,7 +70,8 @@ def verified_patches(patches: torch.Tensor) -> Match:
 
 def matches_of(trained: TrainedModel, fabric: Ranks, images: Dataset, found: Embeddings) -> dict[str, Match]:
     """Return the local scores by name."""
-    patches, keypoints = patches_of(trained, fabric, images, found), keypoints_of(images, found)
+    maps, keypoints = maps_of(trained, fabric, images, found.indices), keypoints_of(images, found.indices)
+    patches = centered(maps, mean_of(maps))
     return {
         "patches": patch_matches(patches, patches),
         "patches, verified": verified_patches(patches),

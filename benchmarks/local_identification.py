@@ -26,9 +26,10 @@ from report import write_report
 
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_images
+from dmlkit.embedding.local_features import centered, maps_of, mean_of
 from dmlkit.embedding.questions.probability import Trials
 from dmlkit.embedding.questions.rates import best_fit, threshold_for
-from dmlkit.evaluation.local import PairOfScores, patches_of
+from dmlkit.evaluation.local import PairOfScores
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.ranking.local import CANDIDATES, match_patches, patch_matches, score_candidates
 from dmlkit.metrics.statistics import paired_comparison
@@ -89,7 +90,8 @@ def main(photos: str) -> None:
         if split == "test":
             rows = drawn(found.labels, ENROLLED + ASKED)
             found = Embeddings(found.points[rows], found.labels[rows], found.indices[rows], [])
-        own = patches_of(trained, fabric, images, found)
+        maps = maps_of(trained, fabric, images, found.indices)
+        own = centered(maps, mean_of(maps))
         if split == "validation":
             local = score_candidates(space, (found.points, found.points), patch_matches(own, own))
             share = PairOfScores(found, space, local).choice()[1]

@@ -30,8 +30,8 @@ from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
     from dmlkit.embedding.embedder import Embedder, load
-    from dmlkit.embedding.image_gallery import ImageGallery, gallery
     from dmlkit.embedding.serve.client import Client
+    from dmlkit.evaluation.image_gallery import ImageGallery, gallery
     from dmlkit.evaluation.run import evaluate_run as evaluate
     from dmlkit.training.train import train
 
@@ -42,9 +42,9 @@ if not TYPE_CHECKING:  # each is imported when it is first asked for: torch take
     _PLACES = {
         "Client": ("dmlkit.embedding.serve.client", "Client"),
         "Embedder": ("dmlkit.embedding.embedder", "Embedder"),
-        "ImageGallery": ("dmlkit.embedding.image_gallery", "ImageGallery"),
+        "ImageGallery": ("dmlkit.evaluation.image_gallery", "ImageGallery"),
         "evaluate": ("dmlkit.evaluation.run", "evaluate_run"),
-        "gallery": ("dmlkit.embedding.image_gallery", "gallery"),
+        "gallery": ("dmlkit.evaluation.image_gallery", "gallery"),
         "load": ("dmlkit.embedding.embedder", "load"),
         "train": ("dmlkit.training.train", "train"),
     }

@@ -89,6 +89,19 @@ def test_answers_are_those_of_search_and_identify(place: Path, both: tuple[Path,
         device = () if queries == tmp_path / "e" else ("--device", "cpu")
         expected = json.loads(dmlkit("search", typed, queries, "-k", 4, "--json", *device).out)
         assert birds.search(str(queries), k=4).plain() == expected
+    listed = [place / "new" / "finch.jpg", str(place / "new" / "crow.jpg")]
+    near_of = dict(birds.search(place / "new", k=2).neighbors())
+    for path, near in birds.search(listed, k=2).neighbors():
+        assert near == near_of[path]
+    answers = {path: answer.guess for path, answer in birds.identify(place / "new").labeled()}
+    assert birds.identify(listed).answers[0].guess == answers[str(listed[0])]
+    with pytest.raises(UserError, match="got an empty list of images"):
+        birds.identify([])
+    with pytest.raises(UserError, match="a list of images is no table"):
+        birds.identify(listed, by_group="track")
+    for wrong, name in ((3, "int"), ([b"x"], "bytes"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=f"search: expected a path or a list of paths of images, got {name}"):
+            birds.search(wrong)  # type: ignore[arg-type]
     for words, options in (
         ([], {}),
         (["--by", "vote", "-k", 3], {"by": "vote", "k": 3}),

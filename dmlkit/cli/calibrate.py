@@ -13,14 +13,14 @@ from dmlkit.cli.options import (
     Json,
     ModelDevice,
     MovedRun,
-    MovedSecondRun,
     SetDataset,
     checked,
     examples,
+    second_option,
     with_common_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import check_options, kind_of, require_addable, require_calibratable
+from dmlkit.files.source import PLACE, check_options, kind_of, require_addable, require_calibratable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,7 +90,14 @@ def calibrate(
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     run: MovedRun = None,
-    second: MovedSecondRun = None,
+    second: Annotated[
+        Path | None,
+        second_option(
+            "RUN|place",
+            "The gallery's second run, if it has moved; or place: measure the rates of identify --with place.",
+            PLACE,
+        ),
+    ] = None,
     json: Json = False,
     device: ModelDevice = "auto",
 ) -> None:
@@ -114,32 +121,37 @@ def calibrate(
         return
     from rich.console import Console
 
-    from dmlkit.cli.console import say, say_json, say_prose
+    from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.questions.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
     from dmlkit.evaluation.fusion import fusion_of
+    from dmlkit.evaluation.place import place_fusion_of
     from dmlkit.evaluation.plots.reliability import plot_reliability
     from dmlkit.evaluation.rates_by_value import identification_rates_by_value
 
     console = Console(stderr=json)
-    model = ModelChoice(run, fusion=fusion_of(source, second), device=device)
-    found = calibrate_gallery(source, fpir=fpir, strangers=strangers, near=near, model=model, bar=bars(console))
+    place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
+    model = ModelChoice(run, fusion=fusion_of(source, None if place else second), device=device)
+    if place is not None and column is not None:
+        raise UserError(f"calibrate: --by {by}: does not apply to --with place; leave one out")
+    options: Any = {"fpir": fpir, "strangers": strangers, "near": near, "place": place, "model": model}
+    found = calibrate_gallery(source, **options, bar=bars(console))
     by_value = None if column is None else identification_rates_by_value(source, found, *column)
     title, share = "Guesses of identify", "share of the guesses that is right"
-    plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)
+    written = "nothing was written: identify --with place finds its threshold itself, on images of the gallery alone"
+    if place is None:
+        plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)
+        written = f"written to {source / 'identification.json'} and {plot}"
     if json:
         say_json({**found.stamped(), **_as_data(by_value)})
     else:
         print_identification(found, source, console)
         if fpir is None and found.requested > USUAL_FPIR:
-            say_prose(
-                console,
-                f"requested FPIR: {found.requested:g}, the lowest that {found.fpir.images:,} images of absent labels "
-                f"allow ({USUAL_FPIR:g} needs {LEAST_ACCEPTED / USUAL_FPIR:,.0f})",
-            )
+            images = f"{found.fpir.images:,} images of absent labels"
+            say_lowest("FPIR", found.requested, images, USUAL_FPIR, LEAST_ACCEPTED, console)
         print_values(by_value, console, ["fpir", "fnir"])
-        say(console, f"written to {source / 'identification.json'} and {plot}")
+        say(console, written)
 
 
 def print_identification(found: "Identification", gallery: Path, console: "Console") -> None:
@@ -174,6 +186,14 @@ def print_identification(found: "Identification", gallery: Path, console: "Conso
             "note: these rates are optimistic: they are of labels that the model was trained on, which separate "
             "better than others; add other labels to the gallery, or name strangers with --strangers FOLDER",
         )
+
+
+def say_lowest(rate: str, requested: float, items: str, usual: float, least: int, console: "Console") -> None:
+    """Print that a rate is the lowest that some pairs or images allow."""
+    from dmlkit.cli.console import say_prose
+
+    needed = f"{usual:g} needs {least / usual:,.0f}"
+    say_prose(console, f"requested {rate}: {requested:g}, the lowest that {items} allow ({needed})")
 
 
 def say_reliability(found: "Reliability", console: "Console") -> None:
@@ -228,11 +248,8 @@ def _calibrate_run(
     print_table(rate_rows(found), console, f"{found.checkpoint} checkpoint of {run}")
     say(console, f"threshold: {found.similarity} >= {found.threshold:.6g} counts as the same class")
     if far is None and found.far > USUAL_FAR:
-        say_prose(
-            console,
-            f"requested FAR: {found.far:g}, the lowest that {found.validation.different:,} pairs of different classes "
-            f"allow ({USUAL_FAR:g} needs {LEAST_ACCEPTED / USUAL_FAR:,.0f})",
-        )
+        pairs = f"{found.validation.different:,} pairs of different classes"
+        say_lowest("FAR", found.far, pairs, USUAL_FAR, LEAST_ACCEPTED, console)
     classes = f"{found.validation.classes:,}"
     if found.far_interval is None:
         say_prose(

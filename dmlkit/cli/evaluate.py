@@ -35,8 +35,8 @@ from dmlkit.files.source import (
     partner_path,
     require_array,
     require_dataset,
-    require_partner,
     require_path,
+    require_second_run,
     require_source,
 )
 
@@ -155,7 +155,7 @@ def evaluate(
             "patches (local) or keypoints (sift) of the 100 nearest images, or of the columns latitude, longitude and "
             "time (place). A run in a folder of such a name is e.g. ./local.",
             parser=partner_path,
-            callback=checked(require_partner),
+            callback=checked(partial(require_second_run, allowed=PARTNERS)),
             show_default=False,
         ),
     ] = None,

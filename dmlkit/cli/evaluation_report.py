@@ -213,7 +213,11 @@ def tell_run(
         options: Any = {"checkpoint": checkpoint, "fabric": fabric, "bar": bars(shown.console)}
         if second in PARTNERS:
             is_place = second == Path(PLACE)
-            fusion = choose_place(source, **options) if is_place else choose_local(source, kind=second.name, **options)
+            fusion = (
+                choose_place(source, **options)
+                if is_place
+                else choose_local(source, kind=second.name, **options).weight
+            )
         else:
             fusion = choose_fusion(source, second, **options)
         shown = replace(shown, fusion=fusion)

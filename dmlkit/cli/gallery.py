@@ -19,7 +19,7 @@ from dmlkit.cli.options import (
     MovedRun,
     MovedSecondRun,
     RunPath,
-    WithRun,
+    WithFeatures,
     Writes,
     boxes_of,
     checked,
@@ -94,7 +94,7 @@ def create(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
-    second: WithRun = None,
+    second: WithFeatures = None,
     device: ModelDevice = "auto",
 ) -> None:
     """Create a gallery from images embedded by a run, or by two."""
@@ -104,10 +104,10 @@ def create(
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.gallery.change import create_gallery
-    from dmlkit.evaluation.fusion import fusion_of
+    from dmlkit.evaluation.local import fusion_or_local_of
 
     console = Console()
-    fusion = fusion_of(run, second, checkpoint=checkpoint, device=device, bar=bars(console))
+    fusion = fusion_or_local_of(run, second, checkpoint=checkpoint, device=device, bar=bars(console))
     incoming = create_gallery(
         run,
         images,
@@ -222,7 +222,7 @@ def info(
         from dmlkit.embedding.gallery.folder import GalleryFolder
 
         found = GalleryFolder(gallery)
-        summary = GallerySummary.from_json(found.manifest.text(), str(gallery / MANIFEST))
+        summary = GallerySummary.parse(found.manifest.stamped(), str(gallery / MANIFEST))  # its model is first
         if verify:
             found.check()
             verified = found.has_checksums
@@ -247,8 +247,9 @@ def info(
     model = summary.model
     say(console, f"{summary.dim} dimensions on {summary.manifold['name']}, similarity: {summary.similarity}")
     say_prose(console, f"{model['checkpoint']} weights {model['fingerprint'][:12]} of {near_path(summary.run)}")
-    if summary.fusion is not None:
-        say(console, fusion_line(summary.fusion))
+    for added in (summary.fusion, summary.local):
+        if added is not None:
+            say(console, fusion_line(added))
     floor = "none" if summary.threshold is None else f"{summary.threshold:.6g}"
     probabilities = "calibrated" if is_calibrated(gallery, summary.current) else "not calibrated"
     say(console, f"thumbnails: {'yes' if summary.thumbnails else 'no'}")

@@ -11,7 +11,7 @@ from dmlkit.cli.options import (
     Json,
     ModelDevice,
     RunPath,
-    WithRun,
+    WithFeatures,
     checked,
     existing,
     with_common_options,
@@ -94,7 +94,7 @@ def migrate(
         ),
     ] = None,
     checkpoint: Checkpoint = None,
-    second: WithRun = None,
+    second: WithFeatures = None,
     device: ModelDevice = "auto",
 ) -> None:
     """Embed all images again with a newer run, and replace the old embeddings when all are done."""
@@ -103,10 +103,10 @@ def migrate(
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.gallery.migrate import migrate_gallery
-    from dmlkit.evaluation.fusion import fusion_of
+    from dmlkit.evaluation.local import fusion_or_local_of
 
     console = Console()
-    fusion = fusion_of(run, second, checkpoint=checkpoint, device=device, bar=bars(console))
+    fusion = fusion_or_local_of(run, second, checkpoint=checkpoint, device=device, bar=bars(console))
     model = ModelChoice(checkpoint=checkpoint, fusion=fusion, device=device)
     found = migrate_gallery(gallery, run, images, model=model, bar=bars(console))
     print_migrated(found, gallery, run, console)
@@ -127,5 +127,7 @@ def print_migrated(found: "Migrated", gallery: Path, run: Path, console: "Consol
     used = "the threshold of the new run for pairs is used" if found.threshold is not None else "no image is unknown"
     say(console, "the old model's thresholds and probabilities do not hold for the new one, and are not used;")
     say(console, f"run dmlkit calibrate {gallery}; until then {used}")
+    if found.lost is not None:
+        say(console, f"the new embeddings have no {found.lost} to compare; --with keeps them")
     if found.index is not None:
         say(console, f"searches are exact until you run dmlkit gallery index {gallery} {found.index}")

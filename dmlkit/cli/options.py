@@ -12,7 +12,9 @@ from dmlkit.distributed.device_name import parse_device
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_page
 from dmlkit.files.source import (
+    LOCAL,
     PLACE,
+    SIFT,
     partner_path,
     require_array,
     require_path,
@@ -293,27 +295,38 @@ ColumnTable = Annotated[
         show_default=False,
     ),
 ]
+
+
+def second_option(metavar: str, meaning: str, *allowed: str) -> Any:
+    """Return the option ``--with`` of a command, which takes a second run, or one of some names instead."""
+    check = checked(partial(require_second_run, allowed=tuple(map(Path, allowed))))
+    parser = partner_path if allowed else None
+    return typer.Option("--with", metavar=metavar, help=meaning, parser=parser, callback=check, show_default=False)
+
+
 WithRun = Annotated[
     Path | None,
-    typer.Option(
-        "--with",
-        metavar="RUN",
-        help="Add the similarity of a second run of the same dataset, weighted by validation classes.",
-        callback=checked(require_second_run),
-        show_default=False,
+    second_option("RUN", "Add the similarity of a second run of the same dataset, weighted by validation classes."),
+]
+WithFeatures = Annotated[
+    Path | None,
+    second_option(
+        "RUN|local|sift",
+        "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of the "
+        "patches (local) or keypoints (sift) of the 100 nearest images, which the gallery keeps. A run in a folder of "
+        "such a name is e.g. ./local.",
+        LOCAL,
+        SIFT,
     ),
 ]
 WithPlace = Annotated[
     Path | None,
-    typer.Option(
-        "--with",
-        metavar="RUN|place",
-        help="Add the similarity of a second run of the same dataset, or, with place, that of the columns latitude, "
+    second_option(
+        "RUN|place",
+        "Add the similarity of a second run of the same dataset, or, with place, that of the columns latitude, "
         "longitude and time of a gallery and a table of images; weighted by validation classes. A run in a folder "
         "named place is ./place.",
-        parser=partner_path,
-        callback=checked(lambda path: path == Path(PLACE) or require_second_run(path)),
-        show_default=False,
+        PLACE,
     ),
 ]
 MovedRun = Annotated[
@@ -325,16 +338,7 @@ MovedRun = Annotated[
         show_default=False,
     ),
 ]
-MovedSecondRun = Annotated[
-    Path | None,
-    typer.Option(
-        "--with",
-        metavar="RUN",
-        help="The gallery's second run, if it has moved.",
-        callback=checked(require_second_run),
-        show_default=False,
-    ),
-]
+MovedSecondRun = Annotated[Path | None, second_option("RUN", "The gallery's second run, if it has moved.")]
 Html = Annotated[
     Path | None,
     Writes(check_page),

@@ -11,15 +11,15 @@ from dmlkit.cli.options import (
     Json,
     ModelDevice,
     RunPath,
-    WithRun,
     Writes,
     examples,
     existing,
+    second_option,
     with_common_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import PAIR_COLUMNS, check_table
-from dmlkit.files.source import require_image, require_path
+from dmlkit.files.source import LOCAL, SIFT, require_image, require_path
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,7 +72,16 @@ def verify(
         typer.Option("--csv", metavar="FILE", help="Write all pairs to this CSV file.", show_default=False),
     ] = None,
     checkpoint: Checkpoint = None,
-    second: WithRun = None,
+    second: Annotated[
+        Path | None,
+        second_option(
+            "RUN|local|sift",
+            "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of "
+            "the patches (local) or keypoints (sift) of both images. A run in a folder of such a name is e.g. ./local.",
+            LOCAL,
+            SIFT,
+        ),
+    ] = None,
     json: Json = False,
     device: ModelDevice = "auto",
 ) -> None:
@@ -91,7 +100,7 @@ def verify(
     from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
-    from dmlkit.evaluation.fusion import fusion_of
+    from dmlkit.evaluation.local import fusion_or_local_of
     from dmlkit.evaluation.verification import ImagePair, read_pairs
     from dmlkit.evaluation.verification import verify as verify_pairs
 
@@ -99,7 +108,7 @@ def verify(
     fabric = start_ranks(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
     bar = bars(console)
-    fusion = fusion_of(run, second, checkpoint=checkpoint, device=device, bar=bar)
+    fusion = fusion_or_local_of(run, second, checkpoint=checkpoint, device=device, bar=bar)
     found = verify_pairs(run, wanted, prior=prior, checkpoint=checkpoint, fusion=fusion, fabric=fabric, bar=bar)
     if not fabric.is_global_zero:
         return

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.manifest import Fusion
+from dmlkit.embedding.manifest import Fusion, LocalFusion
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
+from dmlkit.files.source import LOCAL, SIFT
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.products import unit_vectors
 from dmlkit.manifolds.sphere import Sphere
@@ -29,7 +30,8 @@ class ModelChoice:
     checkpoint: CheckpointName | None = None
     """Its checkpoint. Default: best, otherwise last."""
     fusion: Fusion | None = None
-    """Second model that embeds too, see `dmlkit.evaluation.fusion.choose_fusion`. Default: that of the points."""
+    """Second model that embeds too, see `dmlkit.evaluation.fusion.choose_fusion`, or local features of a new gallery.
+    Default: that of the points."""
     device: str | None = None
     """Device, see `start_ranks`. Default: auto."""
 
@@ -44,6 +46,8 @@ class ModelChoice:
             UserError: see `load_model` and `fuse`.
         """
         trained = load_model(run, fabric, self.checkpoint, overrides=overrides)
+        if isinstance(self.fusion, LocalFusion):
+            return with_local(trained, self.fusion, str(run.path))
         return fuse(trained, self.fusion, fabric) if self.fusion else trained
 
 
@@ -89,6 +93,38 @@ def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:
         computation=least,
         aligned_to=None,
     )
+
+
+def with_local(trained: TrainedModel, local: LocalFusion | None, where: str) -> TrainedModel:
+    """Return a model that computes local features with its points.
+
+    Args:
+        trained: the model.
+        local: the features. Default: none.
+        where: what they are for.
+
+    Raises:
+        UserError: patches are those of another network, or something else than torch computes the network.
+    """
+    if local is None or local.run == SIFT:
+        return replace(trained, local=local)
+    require_torch(trained)
+    if trained.fingerprint != local.fingerprint:
+        raise UserError(
+            f"{where}: its patches are those of weights {local.fingerprint[:12]}, and cannot be compared with those of "
+            f"weights {trained.fingerprint[:12]}; use its own run, or run dmlkit gallery migrate --with {LOCAL}"
+        )
+    return replace(trained, local=local)
+
+
+def require_torch(trained: TrainedModel) -> None:
+    """Raise an error unless torch computes a network in float32, whose maps can be read.
+
+    Raises:
+        UserError: something else does.
+    """
+    if trained.computation is not None:
+        raise UserError(f"--with {LOCAL}: needs torch in float32; use --device without {trained.computation.option}")
 
 
 def check_fusible(first: TrainedModel, second: TrainedModel, path: Path) -> None:

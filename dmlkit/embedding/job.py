@@ -2,17 +2,20 @@
 
 import hashlib
 from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from dmlkit import __version__
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.in_memory import UNSOUND, Embeddings, Known, fused
+from dmlkit.embedding.local_features import batch_features
 from dmlkit.embedding.manifest import SplitRecord
 from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.progress_bar import Advance
@@ -75,7 +78,8 @@ class EmbedJob:
         images = {"count": len(self.dataset), "hash": digest.hexdigest(), "images_per_part": self.parts.part_images}
         model = describe(trained).plain()
         plugins = [record.model_dump() for record in plugins_of(trained.recipe)]
-        theirs = {"plugins": plugins} if plugins else {}
+        theirs: dict[str, Any] = {"plugins": plugins} if plugins else {}
+        theirs |= {"local": trained.local.model_dump(mode="json")} if trained.local else {}
         return {"dmlkit": __version__, **model, "source": self.source, "list": images, **theirs}
 
 
@@ -92,7 +96,8 @@ class PartEmbedder:
     def __init__(self, job: EmbedJob, trained: TrainedModel, fabric: Ranks, *, workers: int | None) -> None:
         self.parts, self.paths = job.parts, job.dataset.paths
         self.skip_bad_images, self.way_on = job.skip_bad_images, job.way_on
-        self.trained, self.device = trained, fabric.device
+        self.trained, self.device, self.dataset = trained, fabric.device, job.dataset
+        self.kept: list[Tensor] = []  # local features of the batches of a part
         self.known = job.known or Known(torch.empty(0, dtype=torch.int64), torch.empty(0, trained.manifold.point_dim))
         self.batches = PartBatches(self.parts, {*self.known.rows.tolist()})
         self.loaders: list[tuple[TrainedModel, Any]] = []
@@ -108,18 +113,28 @@ class PartEmbedder:
         """See `Compute`."""
         self.batches.numbers = numbers
         batches = [(model, iter(loader)) for model, loader in self.loaders]
-        for number in numbers:
-            known, count = self.known.within(self.parts.images(number)), len(self.batches.of(number))
-            if len(known.rows):
-                advance(len(known.rows))
-            found = [self._part(model, islice(given, count), advance) for model, given in batches]
-            part = found[0] if len(found) == 1 else fused(self.trained, found)
-            rows, points = known.joined(part.indices, part.points)
-            self.parts.write(number, Part(points, rows, part.faults, self.trained.place))
+        local = self.trained.local
+        with batch_features(local, self.trained, self.dataset) if local else nullcontext() as features:
+            for number in numbers:
+                known, count = self.known.within(self.parts.images(number)), len(self.batches.of(number))
+                if len(known.rows):
+                    advance(len(known.rows))
+                self.kept = [torch.empty(0, *local.shape, dtype=torch.float16)] if local else []
+                found = [self._part(model, islice(given, count), advance, features) for model, given in batches]
+                part = found[0] if len(found) == 1 else fused(self.trained, found)
+                rows, points = known.joined(part.indices, part.points)
+                kept = torch.cat(self.kept) if local else None
+                self.parts.write(number, Part(points, rows, part.faults, self.trained.place, kept))
 
     @torch.inference_mode()
-    def _part(self, trained: TrainedModel, batches: Iterator[Any], advance: Advance) -> Embeddings:
-        """Embed the images of a part that are not known with one model."""
+    def _part(
+        self,
+        trained: TrainedModel,
+        batches: Iterator[Any],
+        advance: Advance,
+        features: Callable[[Tensor], Tensor] | None,
+    ) -> Embeddings:
+        """Embed the images of a part that are not known with one model, and keep their local features."""
         points = [torch.empty(0, trained.manifold.point_dim)]
         labels = [torch.empty(0, dtype=torch.int64)]
         indices = [torch.empty(0, dtype=torch.int64)]
@@ -134,6 +149,8 @@ class PartEmbedder:
                 indices.append(batch.indices)
                 names = [str(self.paths[index]) for index in batch.indices.tolist()]
                 check_points(trained.manifold, points[-1], names.__getitem__, UNSOUND)
+                if features is not None:
+                    self.kept.append(features(batch.indices))
             if trained is self.loaders[0][0]:
                 advance(len(batch.labels) + len(batch.faults))
         return Embeddings(torch.cat(points), torch.cat(labels), torch.cat(indices), faults)

@@ -103,6 +103,25 @@ class Fusion(BaseModel, frozen=True, extra="forbid", strict=True):
     """map@r of the fusion on validation classes that did not fit the weight."""
 
 
+class LocalFusion(Fusion, frozen=True, extra="forbid", strict=True):
+    """Weight of matches of local features, which a gallery keeps for each image; see `dmlkit.embedding.matched`."""
+
+    mean: tuple[FiniteFloat, ...]
+    """Mean of the patches of validation images, which is subtracted from all patches; empty for keypoints."""
+    shape: tuple[PositiveInt, PositiveInt]
+    """Features of an image, and numbers of each."""
+
+    @property
+    def what(self) -> str:
+        """What is matched, in words."""
+        return "keypoints" if self.run == "sift" else "patches"
+
+    @property
+    def weight(self) -> Fusion:
+        """The weight alone."""
+        return Fusion(**{name: getattr(self, name) for name in Fusion.model_fields})
+
+
 class Computation(BaseModel, frozen=True, extra="forbid", strict=True):
     """What computed embeddings instead of torch in float32, and how far both agree on training images of the run."""
 

@@ -34,6 +34,7 @@ class Part(NamedTuple):
     indices: Tensor  # (n,) int64, into the list
     faults: list[str]  # one message per image that could not be read
     device: str = ""  # kind of the device that computed it
+    local: Tensor | None = None  # (n, P, C) float16, local features, if they are asked for
 
 
 class PartFolder:
@@ -140,7 +141,8 @@ class PartFolder:
                 metadata = file.metadata()
                 faults: Any = json.loads(metadata["faults"])
                 device = metadata.get("device", "")
-                content = Part(file.get_tensor("points"), file.get_tensor("indices"), faults, device)
+                local = file.get_tensor("local") if "local" in file.keys() else None  # noqa: SIM118 - no mapping
+                content = Part(file.get_tensor("points"), file.get_tensor("indices"), faults, device, local)
         # not there | damaged | no metadata | others | no JSON
         except (OSError, SafetensorError, TypeError, KeyError, ValueError):
             return None
@@ -151,6 +153,7 @@ class PartFolder:
         """Write a part, all or nothing."""
         with atomic_write(self.file(part), scratch=self.path) as partial:
             tensors = {"points": content.points, "indices": content.indices}
+            tensors |= {} if content.local is None else {"local": content.local.contiguous()}
             metadata = {"faults": json.dumps(content.faults), "device": content.device}
             partial.write_bytes(save(tensors, metadata))
 
@@ -200,7 +203,7 @@ def is_part_of(part: Part, images: range, dim: int) -> bool:
         >>> is_part_of(part, range(4, 7), 3), is_part_of(part, range(4, 8), 3), is_part_of(part, range(4, 7), 2)
         (True, False, False)
     """
-    points, indices, faults, _ = part
+    points, indices, faults, _, local = part
     return (
         points.dtype == torch.float32
         and indices.dtype == torch.int64
@@ -210,6 +213,7 @@ def is_part_of(part: Part, images: range, dim: int) -> bool:
         and all(index in images for index in indices.tolist())
         and bool((indices.diff() > 0).all())
         and bool(points.isfinite().all())
+        and (local is None or len(local) == len(indices))
     )
 
 

@@ -135,6 +135,8 @@ class PointsInMemory:
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
         """Return what is known of the images of rows (M,)."""
+        if self.stored is not None:
+            return self.stored.items_at(rows)
         return [PointItem(row, self.labels[row], self.paths[row]) for row in map(int, rows)]
 
     def part(self, rows: Tensor) -> "PointsInMemory":

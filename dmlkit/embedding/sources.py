@@ -14,7 +14,7 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.images import NONE, dataset_of, lacks_labels
+from dmlkit.embedding.images import NONE, ImageList, dataset_of, lacks_labels
 from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.manifest import check_same_description
 from dmlkit.embedding.points import PointSet, PointsInMemory, load_same_model
@@ -79,8 +79,13 @@ def open_points(
     return found
 
 
+def path_of(queries: Path | Sequence[Path]) -> Path:
+    """Return the path of queries; for a list of images a name that is in messages."""
+    return queries if isinstance(queries, Path) else Path("a list of images")
+
+
 def open_queries(
-    queries: Path,
+    queries: Path | Sequence[Path],
     searched: PointSet,
     *,
     boxes: Boxes | None = None,
@@ -90,7 +95,7 @@ def open_queries(
     """Open what to search with: images, which the model of the searched points embeds, or points of the same model.
 
     Args:
-        queries: an image, a folder or table of images, or whatever `open_points` takes.
+        queries: an image, a list of images, a folder or table of images, or whatever `open_points` takes.
         searched: points to search in.
         boxes: boxes of the images, see `images_at`.
         model: model that embeds images. Default: that of ``searched``.
@@ -99,6 +104,8 @@ def open_queries(
     Raises:
         UserError: there is nothing to read, it comes from another model, or no run is known that embeds images.
     """
+    if not isinstance(queries, Path):
+        return _open_list(queries, searched, boxes, model, bar)
     kind = require_queries(queries)
     check_options(queries, kind, {"--run": model.run, **(Boxes() if boxes is None else boxes).given()})
     if kind == "array":
@@ -112,6 +119,23 @@ def open_queries(
     trained = load_same_model(searched, model, fabric)
     dataset = queries_dataset(queries, trained, boxes)
     return embedded_points(trained, fabric, dataset, str(queries), bar)
+
+
+def _open_list(
+    images: Sequence[Path], searched: PointSet, boxes: Boxes | None, model: ModelChoice, bar: Bar
+) -> PointSet:
+    """Embed a list of image files.
+
+    Raises:
+        UserError: it is empty, boxes are given, or none can be read.
+    """
+    if not images:
+        raise UserError("got an empty list of images; expected at least one")
+    if boxes is not None:
+        raise UserError("boxes: applies to a folder or a table of images, not to a list; give one of them")
+    fabric = model.start()
+    trained = load_same_model(searched, model, fabric)
+    return embedded_points(trained, fabric, ImageList([str(image) for image in images]), str(path_of(images)), bar)
 
 
 def queries_dataset(queries: Path, trained: TrainedModel, boxes: Boxes | None = None) -> Dataset:

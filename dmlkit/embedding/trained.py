@@ -20,6 +20,7 @@ from dmlkit.embedding.manifest import (
     Computation,
     Description,
     Fusion,
+    LocalFusion,
     Manifest,
     ModelSource,
     Preprocessing,
@@ -61,6 +62,7 @@ class TrainedModel:
         run: run of the whole model.
         fusion: second model that embeds too, see `dmlkit.embedding.fusion.fuse`.
         members: the two models of a fusion.
+        local: local features that are computed with the points, for a gallery.
         computation: what computes it, if not torch in float32.
         aligned_to: fingerprint of the older model in whose space it is, by ``dmlkit align`` or by the regularizer
             ``compatible``; None if it has its own space.
@@ -78,6 +80,7 @@ class TrainedModel:
     run: RunFolder | None = None
     fusion: Fusion | None = None
     members: "tuple[TrainedModel, ...]" = ()
+    local: LocalFusion | None = None
     computation: Computation | None = None
     aligned_to: str | None = None
 

@@ -83,7 +83,15 @@ def choose_threshold(run: RunFolder, trained: TrainedModel, far: float | None, f
     Raises:
         UserError: there are too few pairs for ``far``, or for any rate.
     """
-    validation = points_of_split(run, trained, "validation", fabric, bar)
+    return threshold_on(points_of_split(run, trained, "validation", fabric, bar), run, trained, far)
+
+
+def threshold_on(validation: Points, run: RunFolder, trained: TrainedModel, far: float | None) -> Threshold:
+    """Choose the threshold and the probability on points of validation images.
+
+    Raises:
+        UserError: there are too few pairs for ``far``, or for any rate.
+    """
     if far is None:
         far = max(USUAL_FAR, lowest_share(LEAST_ACCEPTED, Pairing.of(validation).different))
     try:
@@ -93,7 +101,7 @@ def choose_threshold(run: RunFolder, trained: TrainedModel, far: float | None, f
     return Threshold(
         weights=trained.fingerprint,
         checkpoint=trained.checkpoint,
-        similarity=trained.manifold.similarity_name,
+        similarity=validation.manifold.similarity_name,
         threshold=found.threshold,
         far=far,
         far_interval=found.interval,

@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -110,17 +110,22 @@ def choose_fusion(
     kept = [torch.isin(one.indices, two.indices) for one, two in (found, found[::-1])]
     spaces = [deepcopy(model.manifold).cpu() for model in models]
     points = [one.points[rows] for one, rows in zip(found, kept, strict=True)]
-    pair = PairOfModels(points, found[0].labels[kept[0]], spaces)
-    weights, share, alone, together = pair.choice()
+    choice = PairOfModels(points, found[0].labels[kept[0]], spaces).choice()
+    second = models[1]
     return Fusion(
-        run=str(other.resolve()),
-        checkpoint=models[1].checkpoint,
-        fingerprint=models[1].fingerprint,
-        share=share,
-        weights=weights,
-        alone=alone,
-        together=together,
+        run=str(other.resolve()), checkpoint=second.checkpoint, fingerprint=second.fingerprint, **choice._asdict()
     )
+
+
+class WeightChoice(NamedTuple):
+    """Weight of a second similarity, as `Fusion` has it."""
+
+    weights: Weights
+    share: float
+    alone: float | None
+    """map@r without it; None for fewer than 3 classes, like the next one."""
+    together: float | None
+    """map@r with it."""
 
 
 class PairOfModels:
@@ -141,15 +146,15 @@ class PairOfModels:
             for space, own in zip(manifolds, points, strict=True)
         ]
 
-    def choice(self) -> tuple[Weights, float, float | None, float | None]:
-        """Return the weights, the share of the second model, and the map@r without it and with it.
+    def choice(self) -> WeightChoice:
+        """Choose the share of the second similarity.
 
         For fewer than 3 classes, of which two fit the weights, these are the mean, and the map@r is not measured.
         """
         names, codes = self.labels.unique(return_inverse=True)
         everything = np.ones(len(self.classes), bool)
         if len(names) < LEAST:
-            return "mean", self.share("mean", everything), None, None
+            return WeightChoice("mean", self.share("mean", everything), None, None)
         count = min(FOLDS, len(names))
         of_classes = np.random.default_rng(0).permutation(len(names)) % count
         folds, of_pairs = of_classes[codes], of_classes[np.searchsorted(names.numpy(), self.classes)]
@@ -161,7 +166,7 @@ class PairOfModels:
                 values[name].append(self.map_at_r(share, torch.from_numpy(folds == fold)))
         means = {name: float(torch.cat(found).mean()) for name, found in values.items()}
         best = max(WEIGHTS, key=lambda weights: means[weights])
-        return best, self.share(best, everything), means["alone"], means[best]
+        return WeightChoice(best, self.share(best, everything), means["alone"], means[best])
 
     def share(self, weights: Weights, pairs: np.ndarray) -> float:
         """Fit the share of the second model to some of the pairs (P,) bool."""

@@ -65,15 +65,12 @@ def choose_place(
     sightings = sightings_of(trained, dataset, found.indices.tolist())
     with torch.no_grad():
         pair = PairWithPlace(found, deepcopy(trained.manifold).cpu(), sightings)
-        weights, share, alone, together = pair.choice()
+        choice = pair.choice()
     return PlaceFusion(
         run=PLACE,
         checkpoint=trained.checkpoint,
         fingerprint=trained.fingerprint,
-        share=share,
-        weights=weights,
-        alone=alone,
-        together=together,
+        **choice._asdict(),
         kilometers=pair.range.kilometers,
         spread=pair.range.spread,
         days=pair.range.days if isfinite(pair.range.days) else None,

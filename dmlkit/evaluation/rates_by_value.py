@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.matched import matched_gallery
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.calibration import Identification, labeled_decider
 from dmlkit.embedding.questions.probability import Trials, repeated_rows
-from dmlkit.embedding.questions.rates import MOST
+from dmlkit.embedding.questions.rates import most_trials
 from dmlkit.embedding.sources import open_points, split_points
 from dmlkit.embedding.trained import load_model
 from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, table_of
@@ -101,9 +102,9 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
     """
     gallery = open_points(path)
     file, root = _table(None if gallery.run is None else RunFolder(gallery.run), column, table)
-    names, decider = labeled_decider(gallery, near=found.near)
+    names, decider = labeled_decider(matched_gallery(gallery) or gallery, near=found.near)
     allowed = np.ones(len(names), bool) if found.is_optimistic else ~np.isin(names, found.trained_labels or ())
-    rows = repeated_rows(decider, MOST, allowed[decider.codes])
+    rows = repeated_rows(decider, most_trials(decider), allowed[decider.codes])
     points, classes = decider.trial_points(rows), decider.codes[rows]
     own, without = (Trials.of(decider, points, classes, rows, absent=absent) for absent in (False, True))
     said = [found.acceptance.sigmoid.of(trials.margins, trials.scores) for trials in (own, without)]

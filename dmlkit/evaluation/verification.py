@@ -15,12 +15,13 @@ from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.fusion import fuse
 from dmlkit.embedding.images import ImageList
 from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.manifest import Fusion
+from dmlkit.embedding.manifest import Fusion, LocalFusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import choose_threshold
+from dmlkit.evaluation.local_pairs import choose_local_threshold, matched_images
 from dmlkit.evaluation.pair_probability import check_prior, probability_at
 from dmlkit.files.document import Document
 from dmlkit.files.escape import excerpt
@@ -157,7 +158,7 @@ class Verification(Document, frozen=True):
     weights: str
     """Fingerprint of the model."""
     fusion: Fusion | None = None
-    """Second model, whose similarity is added, with ``--with``."""
+    """Second model, or local features, whose similarity is added, with ``--with``."""
     similarity: str
     threshold: float
     far: Share
@@ -209,8 +210,8 @@ def verify(
         prior: share of the pairs that are of the same class, for which the probabilities hold; verdicts do not depend
             on it.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
-        fusion: second model. The threshold is then chosen again on the validation classes of both, for the false accept
-            rate with which the run was calibrated.
+        fusion: second model, or local features. The threshold is then chosen again on the validation classes, for the
+            false accept rate with which the run was calibrated.
 
     Raises:
         UserError: the run has no threshold for these weights, or no pair has two images that can be read.
@@ -227,12 +228,17 @@ def verify(
             + (f" --checkpoint {checkpoint}" if checkpoint else "")
             + (f" --device {trained.place}" if trained.computation else "")
         )
-    if fusion is not None:
+    if isinstance(fusion, LocalFusion):
+        threshold = choose_local_threshold(run, trained, fusion, threshold.far, fabric, bar)
+    elif fusion is not None:
         trained = fuse(trained, fusion, fabric)
         threshold = choose_threshold(run, trained, threshold.far, fabric, bar)
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
-    found = embed_files(trained, fabric, ImageList(images), "pairs", bar)
-    judged = judge(pairs, images, found, trained.manifold.cpu(), threshold, prior)
+    found, space = embed_files(trained, fabric, ImageList(images), "pairs", bar), trained.manifold.cpu()
+    if isinstance(fusion, LocalFusion):
+        found, space = matched_images(images, found, trained, fusion, fabric, bar)
+        fusion = fusion.weight
+    judged = judge(pairs, images, found, space, threshold, prior)
     if all(pair.same is None for pair in judged):
         raise UserError(f"no pair has two images that can be read; the first error is: {found.faults[0]}")
     return Verification(

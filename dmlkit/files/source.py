@@ -4,7 +4,7 @@ It imports no torch, so that the command line refuses a wrong path at once.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
@@ -35,9 +35,9 @@ NO_CLASS_FOLDERS = (
 PLACE = "place"  # instead of a second run: where and when the images were taken
 SIFT = "sift"  # instead of a second run: keypoints
 PARTNERS = {
-    Path(LOCAL): "eval compares patches",
-    Path(SIFT): "eval compares keypoints",
-    Path(PLACE): "eval, identify and search compare places and times",
+    Path(LOCAL): "eval, verify and gallery create take patches, which a gallery then compares by itself",
+    Path(SIFT): "eval, verify and gallery create take keypoints, which a gallery then compares by itself",
+    Path(PLACE): "eval, identify, search and calibrate compare places",
 }
 """What takes each of them."""
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
@@ -287,16 +287,6 @@ def require_image(path: Path) -> None:
         raise UserError(f"{path}: this is a folder; expected an image")
 
 
-def require_partner(path: Path) -> None:
-    """Check that a path is ``local``, ``sift``, ``place`` or a run.
-
-    Raises:
-        UserError: see `require_run`.
-    """
-    if path not in PARTNERS:
-        require_run(path)
-
-
 def partner_path(text: str) -> Path:
     """Read the path of a second run, or one of `PARTNERS`; ``./local`` is the run in a folder of this name.
 
@@ -308,12 +298,14 @@ def partner_path(text: str) -> Path:
     return path.absolute() if path in PARTNERS and text != str(path) else path
 
 
-def require_second_run(path: Path) -> None:
-    """Check that a path is a run, and not one of `PARTNERS`.
+def require_second_run(path: Path, allowed: Container[Path] = ()) -> None:
+    """Check that a path is a run, or one of those of `PARTNERS` that are allowed.
 
     Raises:
         UserError: see `require_run`.
     """
+    if path in allowed:
+        return
     if path in PARTNERS and not path.exists():
         raise UserError(f"--with {path}: only {PARTNERS[path]}; expected a second run")
     require_run(path)

@@ -11,6 +11,7 @@ from torch import Tensor
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.products import inner_products_into
+from dmlkit.metrics.ranking.scored import ScoredSpace
 from dmlkit.metrics.ranking.search import Lookup, repeated_rows
 
 BLOCK_ENTRIES = 2**24  # scores per thread: 64 MB; 277 rows of 60 502, whose product is as fast as that of more rows
@@ -52,11 +53,11 @@ class Pairing:
             sides.append(targets.embeddings)
             labels = [targets.point_labels, targets.labels]
         manifold = points.manifold
-        is_distance = manifold.similarity_name.endswith("distance")
-        if not is_distance:
+        is_computed = manifold.similarity_name.endswith("distance") or isinstance(manifold, ScoredSpace)
+        if not is_computed:
             sides = [manifold.product_vectors(side) for side in sides]
         is_double = sides[0].dtype == torch.float64
-        exact = is_distance or is_double or any(len(repeated_rows(side.contiguous())[0]) > 0 for side in sides)
+        exact = is_computed or is_double or any(len(repeated_rows(side.contiguous())[0]) > 0 for side in sides)
         device = points.embeddings.device
         orders = [side.to(device).argsort(stable=True) for side in labels]
         ordered = [side.to(device)[order] for side, order in zip(labels, orders, strict=True)]
@@ -74,7 +75,7 @@ class Pairing:
             torch.searchsorted(ordered[-1], ordered[0], right=True),
             targets is None,
             own,
-            manifold if is_distance else None,
+            manifold if is_computed else None,
             exact,
         )
 

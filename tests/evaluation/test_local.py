@@ -13,13 +13,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.metrics.ranking import local
 from dmlkit.metrics.ranking.affine import verify_affine
 from dmlkit.metrics.ranking.local import match_patches, patch_matches, score_candidates
 from dmlkit.metrics.scoring import score_retrieval
-from tests.conftest import TINY_RECIPE, Result
+from tests.conftest import Result
 
 
 def patches_of(images: int, seed: int) -> Tensor:
@@ -125,7 +124,7 @@ def blobs(seed: int) -> np.ndarray:
 def test_a_turned_and_cropped_photo_verifies_and_another_does_not():
     """The map that the keypoints of both photos give is the one with which the copy was made."""
     pytest.importorskip("cv2", reason="needs OpenCV (pip install 'dmlkit[sift]')")
-    from dmlkit.evaluation.sift import TOLERANCE, keypoints_of, match_keypoints, matches
+    from dmlkit.embedding.keypoints import TOLERANCE, Keypoints, keypoints_of, match_keypoints, matches
 
     photo, angle, scale = blobs(0), math.radians(30), 1.2  # the copy is 1.2 times as large, and shows the middle
     back = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]) / scale
@@ -135,45 +134,35 @@ def test_a_turned_and_cropped_photo_verifies_and_another_does_not():
         (200, 200), Image.Transform.AFFINE, coefficients, Image.Resampling.BICUBIC
     )
     photos = Photos([photo, np.asarray(copied), blobs(1), np.full((60, 60, 3), 128, np.uint8)])
-    keypoints = keypoints_of(photos, Embeddings(torch.zeros(4, 1), photos.labels, torch.arange(4), []))
+    found = keypoints_of(photos, torch.arange(4))
+    keypoints = Keypoints.of(found.packed)  # as a gallery keeps them
+    assert torch.equal(keypoints.places, found.places) and torch.equal(keypoints.descriptors, found.descriptors)
     scores = match_keypoints(keypoints, keypoints)(1, torch.arange(4))
     assert scores[1] > 0.99 and scores[0] > 0.6 and scores[2] < 0.35 and scores[3] == 0
     place, matched = matches(keypoints.descriptors[1].float(), keypoints.descriptors[:1].float())
-    found = verify_affine(
+    fitted = verify_affine(
         keypoints.places[1], keypoints.places[:1].gather(1, place[..., None].expand(-1, -1, 2)), matched, TOLERANCE
     )
     expected = np.concatenate([back.T * 200 / 240, shift[None] / 240])  # places are by the longer side
-    assert found.inliers.sum() > 20 and found.maps[0].numpy() == pytest.approx(expected, abs=0.02)
+    assert fitted.inliers.sum() > 20 and fitted.maps[0].numpy() == pytest.approx(expected, abs=0.02)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from dmlkit.training.train import train
-
-    folder = tmp_path_factory.mktemp("local")
-    for name, side in (("run", 32), ("small", 16)):
-        recipe = TINY_RECIPE.replace("size: 16", f"size: {side}").replace("epochs: 3", "epochs: 1, workers: 0")
-        (folder / "recipe.yaml").write_text(recipe)
-        train(folder / "recipe.yaml", folder / name, device="cpu")
-    return folder / "run"
-
-
-def test_eval_with_local_scores(run: Path, dmlkit: Callable[..., Result]):
-    found = json.loads(dmlkit("eval", run, "--with", "local", "--metric", "recall@1", "--json").out)
+def test_eval_with_local_scores(patches_run: Path, dmlkit: Callable[..., Result]):
+    found = json.loads(dmlkit("eval", patches_run, "--with", "local", "--metric", "recall@1", "--json").out)
     changed = found["alternative"]
     assert changed["fusion"]["run"] == "local" and 0 <= changed["fusion"]["share"] <= 1
     difference = changed["differences"]["recall@1"]["difference"]
     assert difference == pytest.approx(changed["metrics"]["recall@1"] - found["metrics"]["recall@1"])
-    assert "of matches of patches (" in dmlkit("eval", run, "--with", "local", "--metric", "recall@1").out
+    assert "of matches of patches (" in dmlkit("eval", patches_run, "--with", "local", "--metric", "recall@1").out
 
 
-def test_eval_with_keypoints(run: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch):
+def test_eval_with_keypoints(patches_run: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
-    wrong = dmlkit("eval", run, "--with", "sift", "--metric", "recall@1")
+    wrong = dmlkit("eval", patches_run, "--with", "sift", "--metric", "recall@1")
     assert wrong.code == 2 and "--with sift: this needs OpenCV; install it with: pip install" in wrong.err, wrong
     monkeypatch.undo()
     pytest.importorskip("cv2", reason="needs OpenCV (pip install 'dmlkit[sift]')")
-    found = dmlkit("eval", run, "--with", "sift", "--metric", "recall@1")
+    found = dmlkit("eval", patches_run, "--with", "sift", "--metric", "recall@1")
     assert found.code == 0 and "of matches of SIFT keypoints (" in found.out, found
 
 
@@ -185,11 +174,11 @@ def test_eval_with_keypoints(run: Path, dmlkit: Callable[..., Result], monkeypat
         (("--with", "lokal"), "lokal: no run here"),
     ],
 )
-def test_mistakes(run: Path, dmlkit: Callable[..., Result], more: tuple[str, ...], message: str):
-    wrong = dmlkit("eval", run, *([] if "--with" in more else ["--with", "local"]), *more)
+def test_mistakes(patches_run: Path, dmlkit: Callable[..., Result], more: tuple[str, ...], message: str):
+    wrong = dmlkit("eval", patches_run, *([] if "--with" in more else ["--with", "local"]), *more)
     assert wrong.code == 2 and message in wrong.err, wrong.err
 
 
-def test_too_small_images(run: Path, dmlkit: Callable[..., Result]):
-    wrong = dmlkit("eval", run.parent / "small", "--with", "local")
+def test_too_small_images(patches_run: Path, dmlkit: Callable[..., Result]):
+    wrong = dmlkit("eval", patches_run.parent / "small", "--with", "local")
     assert wrong.code == 2 and "no map of at least 64 cells; use larger images" in wrong.err, wrong.err

@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from dmlkit import gallery as load_gallery
 from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.evaluation.place import PairWithPlace, fit_range
 from dmlkit.files.source import partner_path
@@ -229,6 +230,25 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
     result = dmlkit("identify", gallery, table, "--with", "place", "-o", tmp_path / "a.json", "--device", "cpu")
     found = json.loads((tmp_path / "a.json").read_text())
     assert result.code == 0 and found["least_probability"] == pytest.approx(accepted.threshold)
+    before = (gallery / "identification.json").read_bytes()
+    measured = dmlkit("calibrate", gallery, "--fpir", "0.2", "--with", "place", "--json", "--device", "cpu")
+    assert json.loads(measured.out)["threshold"] == pytest.approx(accepted.threshold), measured
+    known = ("calibrate", gallery, "--fpir", "0.2", "--with", "place", "--strangers", table, "--device", "cpu")
+    assert "nothing was written" in dmlkit(*known).out and (gallery / "identification.json").read_bytes() == before
+    wrong = dmlkit(*known, "--by", "animal")
+    assert wrong.code == 2 and "--by animal: does not apply to --with place" in wrong.err, wrong
+    lynx = load_gallery(gallery, device="cpu")
+    answers = lynx.identify(table, place=True)
+    assert answers.least_probability == found["least_probability"] and answers.note == accepted.note
+    assert [answer.score for answer in answers.answers] == [one["score"] for one in found["images"]]
+    near = lynx.search(table, k=2, place=True)
+    assert near.similarity_name == "cosine_and_place" and next(near.neighbors())[1][0].item.id in ids_of(gallery)
+
+
+def ids_of(gallery: Path) -> list[str]:
+    from dmlkit.embedding.gallery.folder import GalleryFolder
+
+    return GalleryFolder(gallery).ids
 
 
 @pytest.mark.slow
@@ -291,5 +311,5 @@ def test_mistakes(run: Path, tmp_path: Path, trained_run: Path, dmlkit: Cli):
     verified = dmlkit(
         "verify", run, run.parent / "photos" / "0.jpg", run.parent / "photos" / "1.jpg", "--with", "place"
     )
-    assert verified.code == 2 and "--with place: only eval, identify and search compare places" in verified.err
+    assert verified.code == 2 and "place: only eval, identify, search and calibrate compare places" in verified.err
     assert partner_path("./place") == Path.cwd() / "place" and partner_path("place") == Path("place")

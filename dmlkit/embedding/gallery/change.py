@@ -10,7 +10,7 @@ from typing import Any
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.paths import readable_name
-from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
+from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice, with_local
 from dmlkit.embedding.gallery.files import (
     CREATING,
     MANIFEST,
@@ -84,6 +84,7 @@ def add_images(
             trained = load_same_model(gallery, model, fabric)
         else:  # loaded before a migration, perhaps
             check_same_description(describe(trained), "the loaded model", gallery.manifest, str(path))
+        trained = with_local(trained, gallery.manifest.local, str(path))
         warn_of_other_model(describe(trained), gallery)
         with incoming.embedded(gallery.manifest, trained, fabric, place, bar) as rows, changing(path) as table:
             if model_name(table) != gallery.manifest.current:
@@ -263,6 +264,7 @@ def create_gallery(
         thumbnails=thumbnails,
         threshold=threshold,
         threshold_is_own=is_own,
+        local=trained.local,
     )
     with sole_writer(output, what="the creation of a gallery"):
         check_new_gallery(output)

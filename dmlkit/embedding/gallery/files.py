@@ -119,10 +119,11 @@ class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
     """``gallery.json`` without the classes of its model: `GalleryManifest` checks what is only kept here."""
 
     kind: ClassVar[str] = "manifest of a gallery"
-    version: ClassVar[int] = 10
+    version: ClassVar[int] = 11
     # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone; 4 no threshold_is_own; 5 no
-    # state and no fusion; 6 no computation; 7 no aligned_to; 8 no places of images; 9 no boxes and one model
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: (), 4: (), 5: (), 6: (), 7: (), 8: (), 9: ()}
+    # state and no fusion; 6 no computation; 7 no aligned_to; 8 no places of images; 9 no boxes and one model; 10 no
+    # local features
+    older: ClassVar[dict[int, tuple[str, ...]]] = dict.fromkeys(range(1, 11), ())
 
     dim: PositiveInt
     """Number of coordinates of an embedding."""
@@ -139,6 +140,7 @@ class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
     thumbnails: bool
     threshold: FiniteFloat | None
     approximate: ApproximateIndex | None = None
+    local: dict[str, Any] | None = None
     current: str = ""
     others: dict[str, Any] = Field(default_factory=dict[str, Any])
     contents: dict[int, Content] = Field(default_factory=dict[int, Content])

@@ -31,6 +31,7 @@ from dmlkit.run_folder.folder import find_run
 
 IDS = 1000  # looked up at once
 KEPT = 2**26  # bytes of points that stay in memory: for LanceDB to look rows up takes milliseconds each time
+LARGE_ROWS = 1024  # with local features, read at once: 23 MB of 100 patches of 112 numbers
 
 
 class GalleryFolder:
@@ -107,6 +108,13 @@ class GalleryFolder:
         self._check(points, rows)
         return points
 
+    def local_at(self, rows: Tensor) -> Tensor:
+        """Return the local features (M, P, C) float16 of rows (M,), of a gallery that has them."""
+        assert self.manifest.local is not None
+        found, places = self._take(rows, ["local"])
+        content = bytearray().join(found.column("local").to_pylist())
+        return torch.frombuffer(content, dtype=torch.float16).view(-1, *self.manifest.local.shape)[places]
+
     def items_at(self, rows: Tensor) -> list[PointItem]:
         """Return what is known of the images of rows (M,)."""
         found, places = self._take(rows, ["id", "label", "path", "thumbnail"])
@@ -178,7 +186,7 @@ class GalleryFolder:
         if columns is None:
             columns = [name for name in CHECKED if name in self.table.schema.names]
             check_files(self.path, self.manifest, self.version, trust_stamps=False)
-        for _ in self.batches(columns):
+        for _ in self.batches(columns, LARGE_ROWS if "local" in columns else BLOCK):
             pass
 
     def batches(self, columns: Sequence[str], rows: int = BLOCK) -> Iterator[Any]:

@@ -59,8 +59,9 @@ def schema_of(manifest: GalleryManifest) -> Any:
             pa.field("vector", pa.list_(pa.float32(), lifted), nullable=False),
             *(pa.field(name, pa.string()) for name in SightingCells._fields),
             pa.field("box", pa.string()),
+            *([pa.field("local", pa.binary(), nullable=False)] if manifest.local else []),
             pa.field("added", pa.timestamp("us", "UTC"), nullable=False),
-            checksum_field(len(CHECKED)),
+            checksum_field(len(CHECKED) - (manifest.local is None)),
         ],
         metadata={MODEL: manifest.current} if manifest.current else None,
     )
@@ -96,11 +97,11 @@ class EmbeddedRows:
             read = part.indices.tolist()
             missing = [pairs[row][0] for row in sorted({*parts.images(number)}.difference(read))]
             broken |= zip(missing, part.faults, strict=True)
-            self._write([pairs[row] for row in read], part.points)
+            self._write([pairs[row] for row in read], part.points, part.local)
         return broken
 
-    def write_columns(self, columns: Mapping[str, Any], points: Tensor) -> None:
-        """Write rows with points (n, D), given their other columns as Arrow arrays.
+    def write_columns(self, columns: Mapping[str, Any], points: Tensor, local: Tensor | None) -> None:
+        """Write rows with points (n, D) and local features (n, P, C), given their other columns as Arrow arrays.
 
         Raises:
             UserError: a point has no vector of an index.
@@ -111,7 +112,9 @@ class EmbeddedRows:
         # numbers near 1e38 may be points of flat space, while their squares are none
         check_points(Euclidean(vectors.shape[1]), vectors, lambda row: columns["path"][row].as_py(), UNSOUND)
         arrays = {**columns, "point": _lists(points), "vector": _lists(vectors)}
-        arrays[CHECKSUM] = row_checksums([arrays[name] for name in CHECKED])
+        if local is not None:
+            arrays["local"] = pa.array([row.tobytes() for row in local.numpy()], pa.binary())
+        arrays[CHECKSUM] = row_checksums([arrays[name] for name in CHECKED if name in arrays])
         self.writer.write_batch(pa.record_batch([arrays[name] for name in self.schema.names], schema=self.schema))
 
     def reader(self, ids: Container[str], schema: Any = None) -> Any:
@@ -140,7 +143,7 @@ class EmbeddedRows:
 
         return pa.RecordBatchReader.from_batches(fields, kept())
 
-    def _write(self, images: list[tuple[str, LabelledImage]], points: Tensor) -> None:
+    def _write(self, images: list[tuple[str, LabelledImage]], points: Tensor, local: Tensor | None) -> None:
         import pyarrow as pa
 
         texts: dict[str, list[str | None]] = {
@@ -153,7 +156,7 @@ class EmbeddedRows:
         columns = {name: pa.array(cells, pa.string()) for name, cells in texts.items()}
         columns["thumbnail"] = pa.array([self._thumbnail(image) for _, image in images], pa.binary())
         columns["added"] = pa.array([datetime.now(UTC)] * len(images), pa.timestamp("us", "UTC"))
-        self.write_columns(columns, points)
+        self.write_columns(columns, points, local)
 
     def _thumbnail(self, image: LabelledImage) -> bytes | None:
         return thumbnail(image.path, image.box) if self.manifest.thumbnails else None
@@ -241,7 +244,7 @@ class Incoming:
             UserError: none of the images could be read, or see `PartEmbedder`.
         """
         images = LabelledImages(self.new)
-        known = known_points(trained, images, fabric)
+        known = None if trained.local else known_points(trained, images, fabric)
         job = EmbedJob(images, "images for a gallery", place, skip_bad_images=True, known=known)
         parts, description = job.parts, job.describe(trained)
         try:

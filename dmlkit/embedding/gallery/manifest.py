@@ -20,7 +20,7 @@ from dmlkit.embedding.gallery.files import (
     way_back,
 )
 from dmlkit.embedding.gallery.table import model_name, reading
-from dmlkit.embedding.manifest import Description
+from dmlkit.embedding.manifest import Description, LocalFusion
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.files.source import require_gallery
@@ -43,6 +43,8 @@ class GalleryModel(Description, frozen=True, strict=True):
     newer one of the run replaces it."""
     approximate: ApproximateIndex | None = None
     """Index built by ``dmlkit gallery index``."""
+    local: LocalFusion | None = None
+    """Local features of all images, in the column ``local``; null if there are none."""
 
 
 class GalleryManifest(GalleryModel, frozen=True, strict=True):
@@ -108,9 +110,9 @@ def read_gallery_manifest(path: Path) -> GalleryManifest:
     return GalleryManifest.read(path / MANIFEST)
 
 
-CHECKED = ("id", "label", "path", "thumbnail", "point", "vector", *SightingCells._fields, "box")
+CHECKED = ("id", "label", "path", "thumbnail", "point", "vector", *SightingCells._fields, "box", "local")
 """Columns that have a checksum, in the order of the checksums; galleries up to format 8 have the first six, those of
-format 9 the first nine."""
+format 9 the first nine, and those without local features all but the last."""
 CHECKSUM = "checksum"
 BLOCK = 65_536  # rows whose checksums are added at once
 
@@ -130,11 +132,11 @@ def column_checksums(column: Any) -> Values:
 
 
 def row_checksums(columns: Iterable[Any]) -> Any:
-    """Return the Arrow column of checksums of rows whose `CHECKED` columns are given."""
+    """Return the Arrow column of checksums of rows, given their first `CHECKED` columns."""
     import pyarrow as pa
 
     values = np.stack([column_checksums(column) for column in columns], axis=1)
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), len(CHECKED))
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
 
 
 def checksum_field(width: int) -> Any:

@@ -19,7 +19,7 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.change import changing
 from dmlkit.embedding.gallery.files import INCOMING, MANIFEST, TABLE
-from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.folder import LARGE_ROWS, GalleryFolder
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages, box_of_cell
 from dmlkit.embedding.gallery.incoming import EmbeddedRows
 from dmlkit.embedding.gallery.manifest import GalleryManifest, GalleryModel, read_gallery_manifest
@@ -65,6 +65,8 @@ class Migrated:
     """Threshold for pairs of the calibrated new run."""
     index: str | None = None
     """Options that built the approximate index of the old embeddings, which the new ones do not have."""
+    lost: str | None = None
+    """Local features that the old embeddings had and the new ones do not have."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,17 @@ def migrate_gallery(
 
 
 def _has_model(gallery: GalleryFolder, trained: TrainedModel) -> bool:
-    """Return whether the embeddings of a gallery are those of a model itself, not of one that was aligned with it."""
+    """Return whether the embeddings of a gallery are those of a model itself, not of one that was aligned with it.
+
+    Local features must be the same ones too.
+    """
     ours = describe(trained)
     try:
         check_same_description(ours, "", gallery.manifest, "")
     except UserError:
         return False
-    return ours.model.fingerprint == gallery.manifest.model.fingerprint
+    same = ours.model.fingerprint == gallery.manifest.model.fingerprint
+    return same and trained.local == gallery.manifest.local
 
 
 class Migration:
@@ -191,6 +197,7 @@ class Migration:
                 run=str(run.resolve()),
                 threshold=calibrated.threshold if calibrated else None,
                 threshold_is_own=False,
+                local=self.trained.local,
             )
             kept, name = read_gallery_manifest(self.path), uuid4().hex[:12]
             announced = kept.model_copy(update={"others": {**kept.others, name: model}})
@@ -205,7 +212,7 @@ class Migration:
                     raise
             before = int(table.version)
         shutil.rmtree(self.place / "jobs", ignore_errors=True)
-        index = gallery.approximate
+        index, before_local = gallery.approximate, gallery.manifest.local
         return Migrated(
             len(gallery),
             before,
@@ -214,6 +221,7 @@ class Migration:
             is_new=True,
             threshold=model.threshold,
             index=index.option if index else None,
+            lost=before_local.what if before_local and not self.trained.local else None,
         )
 
     def leave(self) -> None:
@@ -231,6 +239,8 @@ class Migration:
 
     def _known(self, images: LabelledImages) -> Known | None:
         """Return the points of those images that earlier jobs of this model, or its run, have embedded."""
+        if self.trained.local is not None:
+            return None  # only the points of earlier jobs are kept in memory
         rows = {name: row for row, name in enumerate(images.ids)}
         points: dict[int, Tensor] = {}
         stored = known_points(self.trained, images, self.fabric)
@@ -299,15 +309,18 @@ class Migration:
 
         rows = EmbeddedRows(manifest, file)
         names = [name for name in KEPT if name in gallery.table.schema.names]
-        blocks, held = (part.points for part in parts.read()), torch.empty(0, manifest.dim)
-        for batch in gallery.batches(names, ROWS):
+        blocks, held, local = parts.read(), torch.empty(0, manifest.dim), None
+        for batch in gallery.batches(names, LARGE_ROWS if manifest.local else ROWS):
             count = batch.num_rows
             while len(held) < count:
-                held = torch.cat([held, next(blocks)])
+                part = next(blocks)
+                held = torch.cat([held, part.points])
+                local = part.local if local is None or part.local is None else torch.cat([local, part.local])
             columns: Mapping[str, Any] = {
                 name: batch.column(name) if name in names else pa.nulls(count, pa.string()) for name in KEPT
             }
             paths = [self.found[name].path for name in batch.column("id").to_pylist()]
-            rows.write_columns({**columns, "path": pa.array(paths, pa.string())}, held[:count])
-            held = held[count:]
+            kept = None if local is None else local[:count]
+            rows.write_columns({**columns, "path": pa.array(paths, pa.string())}, held[:count], kept)
+            held, local = held[count:], None if local is None else local[count:]
         return rows

@@ -11,25 +11,24 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import torch
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
-from dmlkit.embedding.gallery.files import IDENTIFICATION, CalibrationSummary, is_calibrated
+from dmlkit.embedding.gallery.files import IDENTIFICATION, CalibrationSummary
 from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.matched import MatchedSpace, matched_gallery
 from dmlkit.embedding.near_pairs import near_pairs
-from dmlkit.embedding.points import PointSet, all_points, load_same_model
+from dmlkit.embedding.placed import PlaceFusion, place_gallery, place_queries
+from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.probability import (
     LEAST,
     Trials,
-    drawn_rows,
     estimate_probability,
     tried_together,
 )
 from dmlkit.embedding.questions.rates import (
-    MOST,
     Rate,
     SizedRates,
     Strangers,
@@ -41,21 +40,18 @@ from dmlkit.embedding.questions.rates import (
     trials_on,
 )
 from dmlkit.embedding.questions.rules import Rule, Sigmoid
+from dmlkit.embedding.questions.strangers import drawn_strangers, stored_strangers, write_strangers
 from dmlkit.embedding.sources import open_points, open_queries, split_points
 from dmlkit.errors import UserError
-from dmlkit.files.arrays import read_array
-from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.files.outputs import writing
 from dmlkit.files.source import PLACE
-from dmlkit.manifolds.numerics.check_points import check_points
 from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.reliability import Reliability, Share
 from dmlkit.metrics.statistics import lowest_share
 from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 
-STRANGERS = "strangers.npy"
 USUAL_FPIR = 0.01
 """Requested FPIR, if none is given and the images allow it."""
 LEAST_ACCEPTED = 5  # images of absent labels that get a label: fewer say little about their rate
@@ -100,6 +96,17 @@ class Identification(Document, frozen=True):
     """Whether the rates are of labels that the model was trained on, which separate better than others; null if the
     run was not there."""
 
+    @classmethod
+    def of(cls, gallery: GalleryFolder) -> "Identification | None":
+        """Return the calibration of a gallery; None if it has none, or one of another model.
+
+        Raises:
+            UserError: the calibration is damaged.
+        """
+        file = gallery.path / IDENTIFICATION
+        found = cls.read(file) if file.exists() else None
+        return found if found and found.gallery_model == gallery.manifest.current else None
+
     @property
     def acceptance(self) -> "Acceptance":
         """Probability of a guess, and its threshold."""
@@ -120,6 +127,7 @@ def calibrate_gallery(
     fpir: float | None = None,
     strangers: Path | None = None,
     near: float | None = None,
+    place: PlaceFusion | None = None,
     model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> Identification:
@@ -136,6 +144,8 @@ def calibrate_gallery(
         strangers: images whose labels are not in the gallery, see `open_queries`. Default: the run's validation images
             of such labels.
         near: similarity above which images of one label are near-duplicates, which are left out together.
+        place: weight of the evidence of place and time. Then nothing is written, because `identify` calibrates places
+            itself, and strangers are from a table with such columns. Default of strangers: none.
         model: run of the gallery, if it was moved, and device.
         bar: shows each step.
 
@@ -146,19 +156,22 @@ def calibrate_gallery(
         raise UserError(f"--fpir {fpir:g}: expected a share between 0 and 1, e.g. 0.01")
     gallery = open_points(path)
     assert isinstance(gallery, GalleryFolder)
-    names, decider = labeled_decider(gallery, near=near)
+    matched = matched_gallery(gallery) if place is None else None
+    names, decider = labeled_decider(place_gallery(gallery, place) if place else matched or gallery, near=near)
     home, asked = model.run or gallery.run, None
     if strangers is not None:
         asked = open_queries(strangers, gallery, model=model, bar=bar)
-    elif home is not None and RunFolder(home).recipe().dataset.validates:
+        asked = asked if place is None else place_queries(strangers, asked, place)
+    elif place is None and home is not None and RunFolder(home).recipe().dataset.validates:
         fabric = model.start()
         asked = split_points(RunFolder(home), load_same_model(gallery, model, fabric), fabric, "validation", bar)
     trained = None if home is None else TrainingClasses.read(RunFolder(home).classes_path).training_classes
-    others = _strangers(asked, names)
+    others = drawn_strangers(asked, names, matched, model, bar)
     found = _calibrated(gallery, names, decider, others, fpir, near, trained)
+    if place is not None:
+        return found
     with writing(path):
-        with atomic_write(path / STRANGERS) as partial, partial.open("wb") as file:
-            np.save(file, others.points.numpy(), allow_pickle=False)
+        write_strangers(path, others, decider)
         found.write(path / IDENTIFICATION)
     return found
 
@@ -172,12 +185,13 @@ def labeled_decider(
         UserError: an image has no label.
     """
     given = list(searched.labels)
+    alone = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
     if None in given:
-        is_gallery = isinstance(searched, GalleryFolder)
+        is_gallery = isinstance(alone, GalleryFolder)
         advice = "remove them, and add them with --label" if is_gallery else "give every image a label"
         raise UserError(f"{searched.source}: {given.count(None)} of {len(given)} images have no label; {advice}")
     names, codes = np.unique(np.array(given, dtype=object), return_inverse=True)
-    groups = None if near is None else near_groups(searched, codes, near)
+    groups = None if near is None else near_groups(alone, codes, near)
     return [str(name) for name in names], Decider(searched, codes, rule, k, groups)
 
 
@@ -197,28 +211,29 @@ def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider
     """Return the acceptance of a calibrated gallery; None if it is not calibrated.
 
     If more than `STALE` of the images have changed, the gallery is calibrated again, with the same strangers. For
-    another rule than ``nearest``, and with places, the acceptance is computed but not kept. The places of strangers are
-    not known, so that only images of the gallery count then.
+    another rule than ``nearest``, with places, and without the matches of a gallery that has local features, the
+    acceptance is computed but not kept. The places of strangers are not known, so that only images of the gallery count
+    then.
 
     Raises:
         UserError: the calibration is damaged, or with places there are too few images.
     """
-    file = gallery.path / IDENTIFICATION
-    if not is_calibrated(gallery.path, gallery.manifest.current):
+    file, stored = gallery.path / IDENTIFICATION, Identification.of(gallery)
+    if stored is None:
         return None
-    stored = Identification.read(file)
-    changed = _changed(gallery, stored)
-    is_stale, is_placed = changed > STALE * stored.images, isinstance(decider.searched.manifold, PlacedSpace)
-    if not is_stale and decider.rule == "nearest" and not is_placed:
+    changed, space = _changed(gallery, stored), decider.searched.manifold
+    is_placed, is_matched = isinstance(space, PlacedSpace), isinstance(space, MatchedSpace)
+    is_kept = decider.rule == "nearest" and not is_placed and is_matched == (gallery.manifest.local is not None)
+    if is_kept and changed <= STALE * stored.images:
         return stored.acceptance
     if stored.near is not None:
         decider = decider.grouped(near_groups(gallery, decider.codes, stored.near))
     advice = f"calibrate again with dmlkit calibrate {gallery.path}"
     if is_placed:
         return _with_places(gallery, names, decider, stored, advice)
-    others = _kept_strangers(gallery, stored, decider)
+    others = stored_strangers(gallery, np.array(stored.strangers, np.int64), decider)
     try:
-        if decider.rule != "nearest":
+        if not is_kept:
             trials, _ = _measured(gallery, names, decider, others, stored.trained_labels)
             fit = best_fit(trials, _allowed(stored.requested, trials))
             return Acceptance(fit.sigmoid, fit.threshold)
@@ -242,7 +257,7 @@ def _with_places(
     Raises:
         UserError: there are too few images.
     """
-    others = _kept_strangers(gallery, stored, decider)
+    others = stored_strangers(gallery, np.array(stored.strangers, np.int64), decider)
     try:
         trials, is_optimistic = _measured(gallery, names, decider, others, stored.trained_labels)
         fit = best_fit(trials, _allowed(stored.requested, trials))
@@ -251,17 +266,6 @@ def _with_places(
     note = f"the probability for --with {PLACE} is calibrated on labels of the gallery alone"
     note += ", which the model was trained on, so it is optimistic" if is_optimistic else ""
     return Acceptance(fit.sigmoid, fit.threshold, note)
-
-
-def _kept_strangers(gallery: GalleryFolder, stored: Identification, decider: Decider) -> Strangers:
-    """Return the strangers of a calibration; none with places, which are not kept.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
-    if isinstance(decider.searched.manifold, PlacedSpace):
-        return Strangers(torch.empty(0, 0), np.empty(0, np.int64))
-    return Strangers(_stored_strangers(gallery, len(stored.strangers)), np.array(stored.strangers, np.int64))
 
 
 def group_probability(gallery: PointSet, names: Sequence[str], decider: Decider, size: int) -> Sigmoid | None:
@@ -273,15 +277,16 @@ def group_probability(gallery: PointSet, names: Sequence[str], decider: Decider,
     Raises:
         UserError: the calibration is damaged.
     """
-    if not isinstance(gallery, GalleryFolder) or not is_calibrated(gallery.path, gallery.manifest.current):
+    stored = Identification.of(gallery) if isinstance(gallery, GalleryFolder) else None
+    if not isinstance(gallery, GalleryFolder) or stored is None:
         return estimate_probability(decider, size)
-    stored = Identification.read(gallery.path / IDENTIFICATION)
     if stored.near is not None:
         decider = decider.grouped(near_groups(gallery, decider.codes, stored.near))
-    others = _kept_strangers(gallery, stored, decider)
+    others = stored_strangers(gallery, np.array(stored.strangers, np.int64), decider)
     is_trained = np.isin(names, stored.trained_labels or ())
     found = Trials.all(
-        trials_on(part, is_trained, others.together(size, seed))[0] for seed, part in tried_together(decider, size)
+        trials_on(part, is_trained, others.together(size, seed), again=True)[0]
+        for seed, part in tried_together(decider, size)
     )
     return None if (~found.absent).sum() < LEAST else found.fit(by_score=stored.margin_slope == 0)
 
@@ -362,34 +367,8 @@ def _allowed(fpir: float | None, trials: Trials) -> float:
     return fpir
 
 
-def _strangers(points: PointSet | None, names: Sequence[str]) -> Strangers:
-    """Return the points whose labels are not in a gallery, at most `MOST`; those without a label are one class each."""
-    if points is None:
-        return Strangers(torch.empty(0, 0), np.empty(0, np.int64))
-    given = [label or f"/{row}" for row, label in enumerate(points.labels)]
-    rows = np.flatnonzero(~np.isin(given, names))
-    codes = np.unique(np.array(given), return_inverse=True)[1]
-    rows = drawn_rows(rows, codes, MOST)
-    return Strangers(points.points_at(torch.from_numpy(rows)), np.unique(codes[rows], return_inverse=True)[1])
-
-
 def _changed(gallery: GalleryFolder, stored: Identification) -> int:
     """Return how many images were added or removed since the calibration, as far as versions are recorded."""
     after = sorted((number, content.images) for number, content in gallery.manifest.contents.items())
     counts = [stored.images, *(images for number, images in after if number > stored.gallery_version), len(gallery)]
     return int(np.abs(np.diff(counts)).sum())
-
-
-def _stored_strangers(gallery: GalleryFolder, count: int) -> torch.Tensor:
-    """Read the points of the strangers of a calibration.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
-    path, advice = gallery.path / STRANGERS, f"calibrate again with dmlkit calibrate {gallery.path}"
-    points = torch.from_numpy(np.array(read_array(path)))
-    width = gallery.manifold.point_dim
-    if len(points) != count or (count and points.shape[1:] != (width,)) or points.dtype != torch.float32:
-        raise UserError(f"{path}: this file is damaged: expected float32 ({count}, {width}); {advice}")
-    check_points(gallery.manifold, points.reshape(count, -1), lambda row: f"{path}: row {row}", advice)
-    return points

@@ -10,7 +10,6 @@ from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt
 from torch import Tensor
 
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
-from dmlkit.embedding.gallery.files import IDENTIFICATION, is_calibrated
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.points import PointsInMemory, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
@@ -80,9 +79,10 @@ def check_queries(path: Path, images: Path, *, model: ModelChoice = OWN_MODEL, b
     """
     gallery = open_points(path)
     assert isinstance(gallery, GalleryFolder)
-    if not is_calibrated(path, gallery.manifest.current):
+    calibration = Identification.of(gallery)
+    if calibration is None:
         raise UserError(f"{path}: this gallery is not calibrated; run dmlkit calibrate {path} first")
-    near = Identification.read(path / IDENTIFICATION).near
+    near = calibration.near
     decider = labeled_decider(gallery, near=near)[1]
     asked = open_queries(images, gallery, model=model, bar=bar)
     queries = all_points(asked)

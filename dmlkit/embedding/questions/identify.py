@@ -10,6 +10,7 @@ from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.files import check_threshold
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.images import FOLDER
+from dmlkit.embedding.matched import matched_gallery, matched_queries
 from dmlkit.embedding.placed import PlaceFusion, place_gallery, place_queries
 from dmlkit.embedding.points import PointSet, PointsInMemory, of_other_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
@@ -22,11 +23,12 @@ from dmlkit.embedding.questions.reranked import NOTE, RerankedGallery
 from dmlkit.embedding.questions.rules import Decision, Rule, Sigmoid
 from dmlkit.embedding.questions.search import QUERY_ROWS, check_together, nearest, open_searched
 from dmlkit.embedding.search import Neighbors
-from dmlkit.embedding.sources import open_queries
+from dmlkit.embedding.sources import open_queries, path_of
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import NEAREST
 from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.ranking.rerank import Rerank
+from dmlkit.metrics.ranking.scored import ScoredSpace
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -73,7 +75,7 @@ NEAREST_IMAGE = LabelRule()
 
 def identify(
     source: Path,
-    images: Path,
+    images: Path | Sequence[Path],
     *,
     rule: LabelRule = NEAREST_IMAGE,
     place: PlaceFusion | None = None,
@@ -86,7 +88,8 @@ def identify(
     """Find the label of each image among labeled images, or of each group of images, or report it as unknown.
 
     The probability of a guess is estimated from its margin and score, see `estimate_probability`. In a gallery that was
-    calibrated, an image is `UNKNOWN` if its probability is too low.
+    calibrated, an image is `UNKNOWN` if its probability is too low. In a gallery with local features the matches of the
+    100 nearest images count, but not with ``by`` mean, ``rerank`` or ``place``.
 
     Args:
         source: a gallery, or other labeled points, see `open_points`.
@@ -102,19 +105,25 @@ def identify(
         UserError: the source is empty or has an image without a label, or the queries come from another model,
             or a group has images of two known labels.
     """
-    if rule.by_group is None and is_video(images):
+    where = path_of(images)
+    if rule.by_group is None and is_video(where):
         rule = replace(rule, by_group=FOLDER)
     rule.check()  # before anything is embedded
     check_together(rule.rerank, place)
     if rule.by == "mean" and place is not None:
         raise UserError("--by mean: does not apply to --with place, since a mean has no place; use --by nearest")
     opened = open_searched(source, model, bar, labels=labels, manifold=manifold)
-    searched = opened if place is None else place_gallery(opened, place)
+    compares = place is None and rule.rerank is None and rule.by != "mean"
+    matched = matched_gallery(opened) if compares else None
+    searched = (matched or opened) if place is None else place_gallery(opened, place)
     identifier = Identifier(searched, rule, bar)
     asked = open_queries(images, opened, boxes=boxes, model=model, bar=bar)
-    known = list(known_labels(images, asked.paths, asked.labels, identifier.names))
-    groups = None if rule.by_group is None else group_rows(images, asked, rule.by_group, known)
-    asked = asked if place is None else place_queries(images, asked, place)
+    known = list(known_labels(where, asked.paths, asked.labels, identifier.names))
+    groups = None if rule.by_group is None else group_rows(where, asked, rule.by_group, known)
+    if place is not None:
+        asked = place_queries(where, asked, place)
+    elif matched is not None:
+        asked = matched_queries(matched, asked, model, bar=bar)
     return identifier.answers(asked, known, groups)
 
 
@@ -138,6 +147,7 @@ class Identifier:
         self.names, self.decider = labeled_decider(searched, rule.by, rule.k)
         self.acceptance, self.reranked = None, None
         is_placed = isinstance(searched.manifold, PlacedSpace)  # thresholds of similarities do not apply
+        is_scored = isinstance(searched.manifold, ScoredSpace)  # nor do those for pairs of embeddings
         if rule.rerank is not None:
             self.decider.searcher = self.reranked = RerankedGallery(searched, rule.rerank, bar)
             self.note, self.least_probability, self.threshold = _reranked_note(threshold), None, threshold
@@ -150,7 +160,7 @@ class Identifier:
         self.note, self.least_probability = self.acceptance.note if self.acceptance else None, None
         if threshold is None and self.acceptance is not None:
             self.least_probability = self.acceptance.threshold
-        elif threshold is None and is_placed:
+        elif threshold is None and is_scored:
             self.note = _advice(self.source, None)
         elif threshold is None:
             threshold = _pair_threshold(self.source)
@@ -181,8 +191,15 @@ class Identifier:
             near = neighbors_of_groups(near, groups)
         answers = [self._answer(*one) for one in zip(decisions, sizes, right, strict=True)]
         unit = ("image", "images") if groups is None else ("group", "groups")
-        note = "; ".join(filter(None, (self.note, self._note_of_model(asked)))) or None
+        note = "; ".join(filter(None, (self.note, self._note_of_features(), self._note_of_model(asked)))) or None
         return Identified(answers, near, self.threshold, self.least_probability, note, unit)
+
+    def _note_of_features(self) -> str | None:
+        """Return whether local features of the gallery do not count."""
+        local = self.source.manifest.local if isinstance(self.source, GalleryFolder) else None
+        if local is None or self.decider.compares_matches:
+            return None
+        return f"the {local.what} of {self.source.source} are not compared here"
 
     def _note_of_model(self, asked: PointSet) -> str | None:
         """Return whether the gallery's threshold holds for points of a model that was mapped into its space."""

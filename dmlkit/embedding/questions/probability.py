@@ -15,6 +15,7 @@ from dmlkit.embedding.questions.rules import Sigmoid
 from dmlkit.metrics.reliability import balanced
 
 SAMPLE = 500  # labeled images on which the probability is estimated
+SAMPLE_MATCHED = 200  # the same where matches are compared, which take 16 ms each
 LEAST = 10  # of them; fewer give no probability
 
 
@@ -125,18 +126,22 @@ def estimate_probability(decider: Decider, size: int = 1) -> Sigmoid | None:
         return None
     found: list[Trials] = []
     for _, part in tried_together(decider, size):
-        rows = repeated_rows(part, SAMPLE)
+        rows = repeated_rows(part, SAMPLE_MATCHED // size if part.compares_matches else SAMPLE)
         points, classes = part.trial_points(rows), part.codes[rows]
         found += [Trials.of(part, points, classes, rows, absent=absent) for absent in (False, True)]
     return None if sum(len(trials.right) for trials in found) < 2 * LEAST else Trials.all(found).fit()
 
 
 def tried_together(decider: Decider, size: int) -> Iterator[tuple[int, Decider]]:
-    """Yield a seed and a decider that is tried on random groups of ``size`` images, `SAMPLE` groups or more in all."""
+    """Yield a seed and a decider that is tried on random groups of ``size`` images, `SAMPLE` groups or more in all.
+
+    Where matches are compared, each image is in one group at most.
+    """
     if size == 1:
         yield 0, decider
         return
-    for seed in range(max(1, min(size, -(-SAMPLE * size // len(decider.codes))))):
+    draws = 1 if decider.compares_matches else min(size, -(-SAMPLE * size // len(decider.codes)))
+    for seed in range(max(1, draws)):
         yield seed, decider.together(size, seed)
 
 

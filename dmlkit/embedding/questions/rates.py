@@ -9,12 +9,13 @@ from pydantic import BaseModel, NonNegativeInt
 
 from dmlkit.embedding.points import PointsInMemory, all_points
 from dmlkit.embedding.questions.decisions import Decider, random_groups
-from dmlkit.embedding.questions.probability import Trials, drawn_rows, repeated_rows
+from dmlkit.embedding.questions.probability import SAMPLE_MATCHED, Trials, drawn_rows, repeated_rows
 from dmlkit.embedding.questions.rules import Sigmoid
 from dmlkit.metrics.reliability import Reliability, Share, measure_reliability
 from dmlkit.metrics.statistics import LEAST_CLASSES, bootstrap_intervals, effective_number, tail_of
 
 MOST = 4000  # images of each kind that are decided on: 0.5 s in a gallery of 10 000
+MOST_MATCHED = 1000  # the same where matches are compared, which take 16 ms each
 MOST_SIZED = 2**18  # images in memory while smaller galleries are tried
 FOLDS, RESAMPLES, DRAWS = 5, 1000, 3
 LARGER = 10  # times as many labels, to which the rates are extrapolated
@@ -44,6 +45,13 @@ class Strangers(NamedTuple):
     points: torch.Tensor  # (M, D), or (M, n, D) for groups of n points
     classes: np.ndarray  # (M,) int64 from 0
 
+    def drawn(self, most: int) -> Self:
+        """Return at most so many of the points."""
+        if len(self.classes) <= most:
+            return self
+        rows = drawn_rows(np.arange(len(self.classes)), self.classes, most)
+        return type(self)(self.points[torch.from_numpy(rows)], self.classes[rows])
+
     def together(self, size: int, seed: int) -> Self:
         """Return random groups of ``size`` points of one class, (G, size, D)."""
         if size == 1:
@@ -52,21 +60,39 @@ class Strangers(NamedTuple):
         return type(self)(self.points[torch.from_numpy(groups)], self.classes[groups[:, 0]])
 
 
-def trials_on(decider: Decider, is_trained: np.ndarray, strangers: Strangers) -> tuple[Trials, bool]:
-    """Decide on images whose answer is known; return also whether some labels of either kind were trained on."""
+def most_trials(decider: Decider, *, again: bool = False) -> int:
+    """Return how many images, or groups of images, of each kind are decided on at most, see `trials_on`."""
+    if not decider.compares_matches:
+        return MOST
+    return (SAMPLE_MATCHED if again else MOST_MATCHED) // decider.size
+
+
+def trials_on(
+    decider: Decider, is_trained: np.ndarray, strangers: Strangers, *, again: bool = False
+) -> tuple[Trials, bool]:
+    """Decide on images whose answer is known; return also whether some labels of either kind were trained on.
+
+    Args:
+        decider: labeled points.
+        is_trained: (L,) bool, which labels were trained on.
+        strangers: points of other labels.
+        again: decide on fewer images where matches are compared, because this is one of several measurements.
+    """
+    most = most_trials(decider, again=again)
+    strangers = strangers.drawn(most)
     codes, labels = decider.codes, len(decider.sizes)
     untrained = ~is_trained[codes]
 
     def own(rows: np.ndarray, *, absent: bool) -> Trials:
         return Trials.of(decider, decider.trial_points(rows), codes[rows], rows, absent=absent)
 
-    rows = repeated_rows(decider, MOST, untrained)
+    rows = repeated_rows(decider, most, untrained)
     is_optimistic = len(np.unique(codes[rows])) < LEAST_CLASSES and bool(is_trained.any())
-    found = own(repeated_rows(decider, MOST) if is_optimistic else rows, absent=False)
+    found = own(repeated_rows(decider, most) if is_optimistic else rows, absent=False)
     few = len(np.unique(codes[untrained])) + len(np.unique(strangers.classes)) < LEAST_CLASSES
     allowed = np.ones(len(codes), bool) if few else untrained
     if labels > 1 and allowed.any():
-        found = found.joined(own(drawn_rows(np.flatnonzero(allowed & decider.tried), codes, MOST), absent=True))
+        found = found.joined(own(drawn_rows(np.flatnonzero(allowed & decider.tried), codes, most), absent=True))
     if len(strangers.points):
         found = found.joined(Trials.of(decider, strangers.points, labels + strangers.classes, absent=True))
     return found, is_optimistic or (few and bool(is_trained.any()))
@@ -191,7 +217,7 @@ def rates_by_size(
         rates: list[tuple[float, float]] = []
         for _ in range(DRAWS):
             chosen = np.sort(generator.permutation(labels)[:count])
-            trials = trials_on(_part(decider, points, chosen), is_trained[chosen], strangers)[0]
+            trials = trials_on(_part(decider, points, chosen), is_trained[chosen], strangers, again=True)[0]
             accepted = fit.sigmoid.of(trials.margins, trials.scores) >= fit.threshold
             if trials.absent.all():
                 return ()

@@ -1,5 +1,6 @@
 """Nearest neighbors of images or points: what ``dmlkit search`` does."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,25 +12,27 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import ApproximateGallery
+from dmlkit.embedding.matched import MatchedSearch, MatchedSpace, matched_gallery, matched_queries
 from dmlkit.embedding.placed import PlacedGallery, PlaceFusion, place_gallery, place_queries
 from dmlkit.embedding.points import PointSet, PointsInMemory, boxes_of
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.reranked import RerankedGallery
 from dmlkit.embedding.search import Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
-from dmlkit.embedding.sources import open_points, open_queries
+from dmlkit.embedding.sources import open_points, open_queries, path_of
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
 from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.ranking.rerank import Rerank
 
 LEAST_HALF = 10_000  # points; fewer are searched in 2 ms
+MATCHED_ROWS = 256  # searched at once where matches are compared: 4 s, so that the bar moves
 QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
 
 
 def search(
     source: Path,
-    queries: Path,
+    queries: Path | Sequence[Path],
     *,
     k: int = 10,
     exact: bool = False,
@@ -41,6 +44,9 @@ def search(
     bar: Bar = no_bar,
 ) -> Answers:
     """Find the k nearest neighbors of each query, in bounded memory: exactly, unless a gallery has an index.
+
+    In a gallery with local features the 100 nearest images are ordered again by their matches, unless ``rerank`` or
+    ``place`` is given; its points are in memory then.
 
     Args:
         source: what to search in, see `open_points`.
@@ -64,7 +70,9 @@ def search(
     searched = open_searched(source, model, bar, manifold=manifold)
     asked = open_queries(queries, searched, boxes=boxes, model=model, bar=bar)
     if place is not None:
-        searched, asked = place_gallery(searched, place), place_queries(queries, asked, place)
+        searched, asked = place_gallery(searched, place), place_queries(path_of(queries), asked, place)
+    elif rerank is None and (matched := matched_gallery(searched)) is not None:
+        searched, asked = matched, matched_queries(matched, asked, model, bar=bar)
     reranked = None if rerank is None else RerankedGallery(searched, rerank, bar)
     return nearest(searched, asked, k, exact=exact, reranked=reranked, bar=bar)
 
@@ -99,12 +107,13 @@ def nearest(
     k = min(k, len(searched))
     found: list[Neighbors] = []
     with bar("searching", len(asked)) as advance:
-        for block in asked.blocks(QUERY_ROWS):
+        for block in asked.blocks(MATCHED_ROWS if isinstance(gallery, MatchedSearch) else QUERY_ROWS):
             found.append(gallery.search(block, k))
             advance(len(block))
     similarities = torch.cat([torch.empty(0, k), *(one.similarities for one in found)])
     rows = torch.cat([torch.empty(0, k, dtype=torch.int64), *(one.indices for one in found)])
-    index = gallery.index if isinstance(gallery, ApproximateGallery) else None
+    base = gallery.base if isinstance(gallery, MatchedSearch) else gallery
+    index = base.index if isinstance(base, ApproximateGallery) else None
     return Answers(
         searched,
         asked.paths,
@@ -137,8 +146,12 @@ class SearchedOften(PointsInMemory):
 
 def searcher_of(
     searched: PointSet, *, exact: bool = False
-) -> StoredGallery | Gallery | ApproximateGallery | PlacedGallery:
+) -> StoredGallery | Gallery | ApproximateGallery | PlacedGallery | MatchedSearch:
     """Return the search: through the index of a gallery that has one, unless it shall be exact or looks at places."""
+    if isinstance(searched, PointsInMemory) and isinstance(searched.manifold, MatchedSpace):
+        space = searched.manifold.space
+        alone = searched.stored or PointsInMemory("", space, searched.points[:, :-1].float(), (), ())
+        return MatchedSearch(searched, searcher_of(alone, exact=exact))
     if isinstance(searched, PointsInMemory) and isinstance(searched.manifold, PlacedSpace):
         return PlacedGallery(searched.manifold, searched.points)
     if isinstance(searched, SearchedOften):

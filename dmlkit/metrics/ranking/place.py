@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dmlkit.manifolds.base import Manifold, Side
+from dmlkit.manifolds.base import Manifold
+from dmlkit.metrics.ranking.scored import ScoredSpace
 
 EARTH = 6371.0088  # mean radius in km
 SURE = 0.99  # probability that an individual is in its home range at the same time
@@ -111,7 +112,7 @@ class PlaceScores(NamedTuple):
 WIDTH = 4  # coordinates of a sighting behind those of a point: three of the place, one of the time
 
 
-class PlacedSpace(Manifold):
+class PlacedSpace(ScoredSpace):
     """Geometry of points that are followed by their sightings, in float64: there is a similarity, and no distance.
 
     The similarity is that of the points with the evidence of the sightings, in the shares of `PlaceScores`.
@@ -131,9 +132,8 @@ class PlacedSpace(Manifold):
     """
 
     def __init__(self, space: Manifold, range: Range, share: float) -> None:  # noqa: A002
-        super().__init__(space.dim)
-        self.space, self.range, self.share = space, range, share
-        self.point_dim, self.similarity_name = space.point_dim + WIDTH, f"{space.similarity_name}_and_place"
+        super().__init__(space, WIDTH, "place")
+        self.range, self.share = range, share
 
     def placed(self, points: Tensor, sightings: Sightings) -> Tensor:
         """Return points (N, D) followed by their sightings, (N, D + 4) float64."""
@@ -152,28 +152,6 @@ class PlacedSpace(Manifold):
         (first, seen), (second, others) = self._split(x), self._split(y)
         evidence = self.range.evidence(seen, others)
         return (1 - self.share) * self.space.paired_similarity(first, second) + self.share * evidence
-
-    def distance_off(self, points: Tensor) -> Tensor:
-        """Return how far the points are from their manifold."""
-        return self.space.distance_off(self._split(points)[0])
-
-    def from_features(self, features: Tensor) -> Tensor:
-        """Raise an error: features have no place."""
-        raise NotImplementedError("features have no place; see PlacedSpace.placed")
-
-    def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Raise an error: there is no distance."""
-        raise NotImplementedError("points with a place have no distance")
-
-    paired_distance = distance
-
-    def product_vectors(self, points: Tensor) -> Tensor:
-        """Raise an error: the evidence is no inner product."""
-        raise NotImplementedError("the evidence of places is no inner product")
-
-    def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
-        """Raise an error: the evidence is no inner product."""
-        raise NotImplementedError("the evidence of places is no inner product")
 
     def _split(self, points: Tensor) -> tuple[Tensor, Sightings]:
         return points[..., :-WIDTH], Sightings(points[..., -WIDTH:-1], points[..., -1])

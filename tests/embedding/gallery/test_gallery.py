@@ -274,8 +274,8 @@ def test_a_gallery_that_is_damaged_or_newer_is_told(place: Path, tmp_path: Path,
     create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
     path = gallery / "gallery.json"
     text = path.read_text()
-    path.write_text(text.replace('"format": 10', '"format": 11').replace('"dmlkit": "', '"dmlkit": "9.'))
-    refused(dmlkit("gallery", "info", gallery), "a manifest of a gallery of format 11, written by dmlkit 9.")
+    path.write_text(text.replace('"format": 11', '"format": 12').replace('"dmlkit": "', '"dmlkit": "9.'))
+    refused(dmlkit("gallery", "info", gallery), "a manifest of a gallery of format 12, written by dmlkit 9.")
     path.write_text(text.replace('"thumbnails": false', '"thumbnails": "no"'))
     refused(dmlkit("search", gallery, gallery), "thumbnails: input should be a valid boolean")
     path.write_text(text)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images
-from dmlkit.embedding.image_gallery import gallery as load_gallery
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery, labeled_decider
 from dmlkit.embedding.questions.decisions import Decider
@@ -26,6 +25,7 @@ from dmlkit.embedding.questions.rates import (
 )
 from dmlkit.embedding.sources import open_points
 from dmlkit.errors import UserError
+from dmlkit.evaluation.image_gallery import gallery as load_gallery
 from dmlkit.manifolds.sphere import Sphere
 from tests.conftest import Result
 from tests.datasets import trees

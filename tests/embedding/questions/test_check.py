@@ -11,13 +11,13 @@ import torch
 from scipy.stats import energy_distance
 
 from dmlkit.embedding.gallery.change import create_gallery
-from dmlkit.embedding.image_gallery import gallery as load_gallery
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions import check
 from dmlkit.embedding.questions.calibration import calibrate_gallery
 from dmlkit.embedding.questions.check import check_queries, compare_images, energy_test, measure_difference
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.errors import UserError
+from dmlkit.evaluation.image_gallery import gallery as load_gallery
 from dmlkit.manifolds.sphere import Sphere
 from tests.conftest import Result
 from tests.datasets import trees

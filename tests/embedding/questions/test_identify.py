@@ -17,13 +17,13 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Box
 from dmlkit.embedding.gallery.change import add_images, create_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.image_gallery import gallery as load_gallery
 from dmlkit.embedding.points import in_memory
 from dmlkit.embedding.questions import decisions
 from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.page import drawn_picture
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
+from dmlkit.evaluation.image_gallery import gallery as load_gallery
 from dmlkit.manifolds.numerics.frechet import frechet_mean
 from tests.conftest import ON_THE_BALL, Result
 from tests.datasets import trees

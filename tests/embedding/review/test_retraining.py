@@ -10,11 +10,11 @@ import pytest
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.embedder import load
 from dmlkit.embedding.gallery.change import create_gallery
-from dmlkit.embedding.image_gallery import ImageGallery
 from dmlkit.embedding.review.folder import ReviewFolder
 from dmlkit.embedding.review.retraining import compare_on_answers, write_training_table
 from dmlkit.embedding.review.table import review
 from dmlkit.errors import UserError
+from dmlkit.evaluation.image_gallery import ImageGallery
 from dmlkit.run_folder.folder import RunFolder
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import BIRDS, place  # noqa: F401 - a fixture

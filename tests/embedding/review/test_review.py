@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from dmlkit.embedding.gallery.change import create_gallery
-from dmlkit.embedding.image_gallery import ImageGallery
 from dmlkit.embedding.review import journal as journal_file
 from dmlkit.embedding.review.folder import ReviewFolder
 from dmlkit.embedding.review.proposals import ProposedLabel, Review
 from dmlkit.errors import UserError
+from dmlkit.evaluation.image_gallery import ImageGallery
 from dmlkit.metrics.audit import LabelAudit
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture

@@ -15,7 +15,6 @@ pytest.importorskip("fastapi", reason="needs dmlkit[serve]")
 from fastapi.testclient import TestClient
 
 from dmlkit.embedding.gallery.change import create_gallery
-from dmlkit.embedding.image_gallery import ImageGallery
 from dmlkit.embedding.questions.why import explain
 from dmlkit.embedding.review import journal
 from dmlkit.embedding.review.folder import ReviewFolder
@@ -24,6 +23,7 @@ from dmlkit.embedding.serve.app import make_app
 from dmlkit.embedding.serve.limits import Access
 from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
+from dmlkit.evaluation.image_gallery import ImageGallery
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import place  # noqa: F401  # pyright: ignore[reportUnusedImport] - a fixture
 from tests.embedding.stored import ON_CPU

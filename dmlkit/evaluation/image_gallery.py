@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dmlkit.datasets.files.boxes import Boxes, boxes_of
 from dmlkit.embedding.fusion import ModelChoice
@@ -17,7 +18,11 @@ from dmlkit.embedding.questions.identified import Identified
 from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.rules import Rule
 from dmlkit.embedding.questions.search import search
-from dmlkit.files.source import kind_of
+from dmlkit.evaluation.place import PlaceFusion, place_fusion_of
+from dmlkit.files.source import PLACE, kind_of
+
+ImagePaths = str | Path | Sequence[str | Path]
+"""What is asked about: the path of images, of a table or of points; or a list of paths of images."""
 
 
 class ImageGallery:
@@ -105,10 +110,11 @@ class ImageGallery:
 
     def search(
         self,
-        queries: str | Path,
+        queries: ImagePaths,
         *,
         k: int = 10,
         exact: bool = False,
+        place: bool = False,
         boxes: str | Path | None = None,
         box_margin: float | None = None,
         box_confidence: float | None = None,
@@ -116,25 +122,36 @@ class ImageGallery:
         """Find the k nearest images of each query; ``neighbors()`` of the result yields them, nearest first.
 
         Args:
-            queries: image, folder of images, or a run, embeddings or gallery of the same model.
+            queries: image, list of images, folder or table of images, or a run, embeddings or gallery of the same
+                model.
             k: neighbors per query; all images if there are fewer.
             exact: compare with every image, even if the gallery has an index.
+            place: add the evidence of place and time; the gallery and the queries are from tables with such columns.
             boxes, box_margin, box_confidence: boxes of the queries, see `add`.
 
         Raises:
             UserError: there is nothing to search in or with, or the queries come from another model.
         """
-        found = _boxes(boxes, box_margin, box_confidence)
-        return search(self.path, Path(queries), k=k, exact=exact, boxes=found, model=self._model_for(queries))
+        asked = _paths("search", queries)
+        return search(
+            self.path,
+            asked,
+            k=k,
+            exact=exact,
+            place=self._place(place),
+            boxes=_boxes(boxes, box_margin, box_confidence),
+            model=self._model_for(asked),
+        )
 
     def identify(
         self,
-        queries: str | Path,
+        queries: ImagePaths,
         *,
         by: Rule = "nearest",
         k: int | None = None,
         threshold: float | None = None,
         by_group: str | None = None,
+        place: bool = False,
         boxes: str | Path | None = None,
         box_margin: float | None = None,
         box_confidence: float | None = None,
@@ -148,17 +165,20 @@ class ImageGallery:
             threshold: similarity below which an image is unknown. Default: the one given for the gallery, else the
                 probability of its calibration, else the threshold of its calibrated run.
             by_group: ``folder`` or a column of a table: give one answer per group of images with the same one.
+            place: see `search`.
             boxes, box_margin, box_confidence: boxes of the queries, each of which gets an answer, see `add`.
 
         Raises:
             UserError: the gallery is empty or has an image without a label, or the queries come from another model.
         """
+        asked = _paths("identify", queries)
         return identify(
             self.path,
-            Path(queries),
+            asked,
             rule=LabelRule(by, k, threshold, by_group),
+            place=self._place(place),
             boxes=_boxes(boxes, box_margin, box_confidence),
-            model=self._model_for(queries),
+            model=self._model_for(asked),
         )
 
     def calibrate(
@@ -188,15 +208,35 @@ class ImageGallery:
         Raises:
             UserError: the gallery is not calibrated, or there are too few images to compare.
         """
-        return check_queries(self.path, Path(images), model=self._model_for(images))
+        return check_queries(self.path, Path(images), model=self._model_for(Path(images)))
 
     def _model(self, run: Path | None) -> ModelChoice:
         return ModelChoice(run, device=self.device)
 
-    def _model_for(self, queries: str | Path) -> ModelChoice:
+    def _model_for(self, queries: Path | Sequence[Path]) -> ModelChoice:
         """Return the model for queries that are embedded; points have their own."""
-        path = Path(queries)
-        return self._model(self.run if path.exists() and kind_of(path) == "images" else None)
+        is_embedded = not isinstance(queries, Path) or (queries.exists() and kind_of(queries) == "images")
+        return self._model(self.run if is_embedded else None)
+
+    def _place(self, is_wanted: bool) -> PlaceFusion | None:
+        """Return the weight of place and time, chosen on validation classes of the gallery's run."""
+        return place_fusion_of(self.path, Path(PLACE), run=self.run, device=self.device) if is_wanted else None
+
+
+def _paths(call: str, given: Any) -> Path | list[Path]:
+    """Return what was given as one path or a list of them.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(given, str | Path):
+        return Path(given)
+    items: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    for item in items:
+        if not isinstance(item, str | Path):
+            got = type(item).__name__
+            raise TypeError(f"{call}: expected a path or a list of paths of images, got {got}; save images first")
+    return [Path(item) for item in items]
 
 
 def _boxes(source: str | Path | None, margin: float | None, confidence: float | None) -> Boxes | None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.files.source import SIFT
@@ -34,15 +33,25 @@ class Keypoints(NamedTuple):
         """Return those of some images, by rows or (N,) bool."""
         return Keypoints(self.places[rows], self.descriptors[rows])
 
+    @property
+    def packed(self) -> Tensor:
+        """The same bits as one tensor (N, P, 132) float16: each float32 of a place takes two numbers."""
+        return torch.cat([self.descriptors, self.places.contiguous().view(torch.float16)], dim=2)
 
-def keypoints_of(dataset: Dataset, found: Embeddings, bar: Bar = no_bar) -> Keypoints:
+    @classmethod
+    def of(cls, packed: Tensor) -> "Keypoints":
+        """Return the keypoints of `packed`."""
+        return cls(packed[..., 128:].contiguous().view(torch.float32), packed[..., :128])
+
+
+def keypoints_of(dataset: Dataset, rows: Tensor, bar: Bar = no_bar) -> Keypoints:
     """Return the keypoints of images (SIFT, Lowe 2004), described by the roots of its histograms.
 
     The roots are those of RootSIFT (Arandjelović & Zisserman 2012), whose cosine compares histograms.
 
     Args:
         dataset: the images.
-        found: their embeddings, which say which of them can be read.
+        rows: (N,) indices of the images, all of which can be read.
         bar: shows the images.
 
     Raises:
@@ -52,10 +61,10 @@ def keypoints_of(dataset: Dataset, found: Embeddings, bar: Bar = no_bar) -> Keyp
     if not dataset.kind.has_pixels:
         raise UserError(f"--with {SIFT}: matches keypoints of images, got {dataset.kind.name}s; leave it out")
     detector = cv2.SIFT_create(nfeatures=MOST)
-    places = torch.zeros(len(found.indices), MOST, 2)
-    descriptors = torch.zeros(len(found.indices), MOST, 128, dtype=torch.float16)
-    with bar("keypoints", len(found.indices)) as advance:
-        for row, index in enumerate(found.indices.tolist()):
+    places = torch.zeros(len(rows), MOST, 2)
+    descriptors = torch.zeros(len(rows), MOST, 128, dtype=torch.float16)
+    with bar("keypoints", len(rows)) as advance:
+        for row, index in enumerate(rows.tolist()):
             pixels = dataset.sample(index).permute(1, 2, 0).numpy()
             gray, longest = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), max(pixels.shape[:2])
             scale = min(1.0, SIDE / longest)

@@ -1,0 +1,353 @@
+"""Galleries with patches: what they keep, and the answers of search, identify and calibrate, against loops."""
+
+import json
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from dmlkit.embedding import matched
+from dmlkit.embedding.fusion import ModelChoice
+from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images, restore_version
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.gallery.migrate import migrate_gallery
+from dmlkit.embedding.manifest import LocalFusion
+from dmlkit.embedding.matched import MatchedSpace, matched_gallery
+from dmlkit.embedding.questions.calibration import Identification, acceptance_of, labeled_decider
+from dmlkit.embedding.questions.probability import Trials
+from dmlkit.embedding.questions.search import search
+from dmlkit.errors import UserError
+from dmlkit.evaluation.local import fusion_or_local_of
+from tests.conftest import Result
+from tests.datasets import trees
+from tests.evaluation.test_local import naive_match
+
+Cli = Callable[..., Result]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos of four birds, without cells that are equal and could match either way."""
+    folder = tmp_path_factory.mktemp("photos")
+    for label, name in enumerate(("crow", "dove", "finch", "gull")):
+        for index in range(9):
+            half = "asked" if index % 3 == 0 else "known"
+            trees.photo(folder / half / name / f"{index}.jpg", 10 * label + index, (32, 32))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(patches_run: Path) -> ModelChoice:
+    """The run with patches."""
+    fusion = fusion_or_local_of(patches_run, Path("local"), device="cpu")
+    assert isinstance(fusion, LocalFusion)
+    return ModelChoice(fusion=fusion.model_copy(update={"share": 0.4}), device="cpu")  # so that they count
+
+
+ON_CPU = ModelChoice(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def gallery(patches_run: Path, photos: Path, model: ModelChoice, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A gallery of the known photos; copy it before it is changed."""
+    place = tmp_path_factory.mktemp("gallery") / "gallery"
+    create_gallery(patches_run, photos / "known", place, model=model)
+    return place
+
+
+def naive_patches(run: Path, paths: list[str], mean: Tensor) -> np.ndarray:
+    """The last map of the small network, whose layers are run one after the other."""
+    from dmlkit.distributed.launch import start_ranks
+    from dmlkit.embedding.trained import load_model
+    from dmlkit.run_folder.folder import RunFolder
+
+    network = load_model(RunFolder(run), start_ranks("cpu")).model
+    transform = RunFolder(run).recipe().transform
+    assert transform is not None
+    found: list[np.ndarray] = []
+    for path in paths:
+        pixels = torch.from_numpy(np.asarray(Image.open(path).convert("RGB")).copy()).permute(2, 0, 1)[None].float()
+        pixels = (pixels * (transform.pixel_max / 255) - torch.tensor(transform.mean)[:, None, None]) / torch.tensor(
+            transform.std
+        )[:, None, None]
+        with torch.no_grad():
+            maps = network.backbone.layers(pixels)  # type: ignore[operator, union-attr]
+        cells = maps.flatten(2)[0].T.half().float() - mean  # kept in float16, before and after
+        found.append(nn.functional.normalize(cells, dim=1).half().float().numpy())
+    return np.stack(found)
+
+
+def test_a_gallery_keeps_patches_and_search_compares_them(
+    gallery: Path, photos: Path, patches_run: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
+):
+    """Against a loop: the 5 nearest are ordered by both, and behind them the others by their cosine."""
+    monkeypatch.setattr(matched, "CANDIDATES", 5)
+    folder = GalleryFolder(gallery)
+    local = folder.manifest.local
+    assert local is not None and local.shape == (64, 16)
+    mean = torch.tensor(local.mean)
+    stored = folder.local_at(torch.arange(len(folder))).float().numpy()
+    assert stored == pytest.approx(naive_patches(patches_run, folder.paths, mean), abs=2e-3)
+    found = json.loads(dmlkit("search", gallery, photos / "asked", "-k", len(folder), "--json", "--device", "cpu").out)
+    assert found["similarity"] == "cosine_and_matches"
+    plain = search(gallery, photos / "asked", k=len(folder), rerank=None, model=ON_CPU)
+    assert plain.plain()["queries"] == found["queries"]
+    from dmlkit import load
+
+    asked = [query["path"] for query in found["queries"]]
+    points = load(patches_run, device="cpu").embed([*asked, *folder.paths]).astype(float)
+    cosines = points[: len(asked)] @ points[len(asked) :].T
+    for row, (query, patches) in enumerate(zip(found["queries"], naive_patches(patches_run, asked, mean), strict=True)):
+        order = np.argsort(-cosines[row])
+        mixed = {int(near): 0.6 * cosines[row, near] for near in order}
+        for near in order[:5]:
+            mixed[int(near)] += 0.4 * naive_match(patches, stored[near])
+        expected = {folder.paths[near]: value for near, value in mixed.items()}
+        got = {one["path"]: one["similarity"] for one in query["neighbors"]}
+        assert got == pytest.approx(expected, abs=2e-3)
+        assert list(got.values()) == sorted(got.values(), reverse=True)
+        assert {one["id"] for one in query["neighbors"]} == set(folder.ids)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch: pytest.MonkeyPatch):
+    """Decisions without the image, or group of images, itself and without its label, against loops over all pairs."""
+    monkeypatch.setattr(matched, "CANDIDATES", 3)
+    monkeypatch.setattr("dmlkit.embedding.questions.decisions.CANDIDATES", 3)
+    searched = matched_gallery(GalleryFolder(gallery))
+    assert searched is not None and isinstance(searched.manifold, MatchedSpace)
+    _, decider = labeled_decider(searched)
+    part = decider if size == 1 else decider.together(size, 0)
+    rows = np.flatnonzero(part.tried)[:8]
+    cosines = (searched.points[:, :-1] @ searched.points[:, :-1].T).numpy()
+    patches = searched.manifold.store.at(torch.arange(len(searched))).float().numpy()
+    for absent in (False, True):
+        trials = Trials.of(part, part.trial_points(rows), part.codes[rows], rows, absent=absent)
+        units = part.codes if absent else part.groups
+        for place, row in enumerate(rows):
+            members = [int(row)] if part.members is None else part.members[int(row)].tolist()
+            scores = np.zeros(len(part.sizes))
+            for one in members:
+                others = np.flatnonzero(units != units[row])
+                mixed = 0.6 * cosines[one]
+                for near in others[np.argsort(-cosines[one, others], kind="stable")][:3]:
+                    mixed[near] += 0.4 * naive_match(patches[one], patches[near])
+                scores += [
+                    max((mixed[other] for other in others[part.codes[others] == code]), default=-inf)
+                    for code in range(len(scores))
+                ]
+            best = np.sort(scores / len(members))[::-1]
+            assert trials.scores[place] == pytest.approx(best[0], abs=1e-5)
+            assert trials.margins[place] == pytest.approx(best[0] - best[1], abs=1e-5)
+
+
+def test_identify_and_calibrate_agree(gallery: Path, photos: Path, tmp_path: Path, dmlkit: Cli):
+    """The threshold is that of scores with matches, and strangers with their patches are read again."""
+    import shutil
+
+    own = Path(shutil.copytree(gallery, tmp_path / "own"))
+    strangers = photos / "asked"
+    result = dmlkit("calibrate", own, "--fpir", "0.3", "--strangers", strangers, "--json", "--device", "cpu")
+    assert result.code == 0, result.err
+    folder = GalleryFolder(own)
+    stored, searched = Identification.of(folder), matched_gallery(folder)
+    assert stored is not None and searched is not None
+    names, decider = labeled_decider(searched)
+    accepted = acceptance_of(folder, names, decider)
+    assert accepted is not None and accepted.threshold == stored.threshold
+    asked = dmlkit("identify", own, photos / "asked", "-o", tmp_path / "a.json", "--device", "cpu")
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert asked.code == 0 and found["least_probability"] == stored.threshold
+    for one in found["images"]:
+        assert one["score"] == one["nearest"][0]["similarity"]
+        assert one["probability"] == pytest.approx(stored.acceptance.sigmoid.at(one["margin"], one["score"]))
+    grouped = dmlkit("identify", own, photos / "asked", "--by-group", "folder", "--device", "cpu")
+    assert grouped.code == 0, grouped.err
+    mean = dmlkit("identify", own, photos / "asked", "--by", "mean", "--device", "cpu")
+    assert mean.code == 0 and "are not compared here" in " ".join(mean.out.split())
+    again = dmlkit("gallery", "add", own, photos / "asked", "--device", "cpu")
+    assert again.code == 0 and len(GalleryFolder(own)) > 1.2 * stored.images
+    stale = dmlkit("identify", own, photos / "asked", "--device", "cpu")
+    assert stale.code == 0 and "so it was calibrated again" in " ".join(stale.out.split()), stale
+
+
+def test_changes_keep_patches_with_their_images(
+    gallery: Path, photos: Path, patches_run: Path, model: ModelChoice, tmp_path: Path, dmlkit: Cli
+):
+    place = tmp_path / "gallery"
+    labels = sorted(one.name for one in (photos / "known").iterdir())
+
+    def patches(folder: GalleryFolder) -> dict[str, list[float]]:
+        kept = folder.local_at(torch.arange(len(folder)).flip(0)).flip(0)
+        return {name: one.flatten().tolist() for name, one in zip(folder.ids, kept, strict=True)}
+
+    whole = patches(GalleryFolder(gallery))
+    create_gallery(patches_run, photos / "known" / labels[0], place, label=labels[0], model=model)
+    for label in labels[1:]:
+        add_images(place, photos / "known" / label, label=label, model=ON_CPU)
+    added = patches(GalleryFolder(place))
+    assert added.keys() == whole.keys()  # in other batches, which round differently
+    assert all(added[name] == pytest.approx(whole[name], abs=2e-3) for name in whole)
+    before = GalleryFolder(place).version
+    remove_images(place, labels=labels[:1])
+    assert patches(GalleryFolder(place)) == {name: added[name] for name in GalleryFolder(place).ids if name in added}
+    assert dmlkit("gallery", "compact", place).code == 0
+    assert not migrate_gallery(place, patches_run, model=model).is_new
+    dropped = migrate_gallery(place, patches_run, model=ON_CPU)
+    assert dropped.is_new and dropped.lost == "patches" and GalleryFolder(place).manifest.local is None
+    assert search(place, photos / "asked", model=ON_CPU).similarity_name == "cosine"
+    restore_version(place, before)
+    assert patches(GalleryFolder(place)) == added
+    assert migrate_gallery(place, patches_run, model=ON_CPU).is_new
+    assert migrate_gallery(place, patches_run, model=model).lost is None
+    assert patches(GalleryFolder(place)).keys() == whole.keys()
+    shown = dmlkit("gallery", "info", place, "--verify")
+    assert "with 0.40 of matches of patches" in shown.out and "verified: all rows match" in shown.out
+    data = json.loads((place / "gallery.json").read_text())
+    assert data["format"] == 11
+
+
+def test_a_gallery_of_format_10_is_read(patches_run: Path, photos: Path, tmp_path: Path):
+    place = tmp_path / "gallery"
+    create_gallery(patches_run, photos / "known", place, model=ON_CPU)
+    data = json.loads((place / "gallery.json").read_text())
+    del data["local"]
+    (place / "gallery.json").write_text(json.dumps({**data, "format": 10}))
+    assert "local" not in GalleryFolder(place).table.schema.names
+    added = add_images(place, photos / "asked", model=ON_CPU).added
+    assert added and search(place, photos / "asked", model=ON_CPU).similarity_name == "cosine"
+
+
+def test_an_interrupted_addition_resumes(
+    gallery: Path, photos: Path, tmp_path: Path, patches_run: Path, model: ModelChoice, monkeypatch: pytest.MonkeyPatch
+):
+    from dmlkit.embedding import parts
+    from dmlkit.embedding.gallery import incoming
+
+    place = tmp_path / "gallery"
+    create_gallery(patches_run, None, place, model=model)
+    monkeypatch.setattr(parts, "BATCH_IMAGES", 8)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(incoming.EmbeddedRows, "write", killed)
+        add_images(place, photos / "known", model=ON_CPU)
+    assert len(GalleryFolder(place)) == 0
+    found = add_images(place, photos / "known", model=ON_CPU)
+    assert found.resumed == found.added == len(GalleryFolder(gallery))
+    assert set(GalleryFolder(place).ids) == set(GalleryFolder(gallery).ids)
+
+
+def test_mistakes(gallery: Path, photos: Path, patches_run: Path, tmp_path: Path, dmlkit: Cli):
+    asked, device = photos / "asked", ("--device", "cpu")
+    assert dmlkit("embed", patches_run, asked, "-o", tmp_path / "points", *device).code == 0
+    new = tmp_path / "new"
+    cases = (
+        (
+            ("gallery", "create", patches_run.parent / "small", asked, "-o", new, "--with", "local", *device),
+            "no map of at least 64 cells; use larger images",
+        ),
+        (
+            ("gallery", "create", patches_run, asked, "-o", new, "--with", "place", *device),
+            "--with place: only eval, identify, search and calibrate compare places",
+        ),
+        (("search", gallery, tmp_path / "points"), "points: has no patches, which"),
+        (
+            ("identify", gallery, asked, "--with", "local", *device),
+            "--with local: only eval, verify and gallery create take",
+        ),
+        (
+            ("search", gallery, asked, "--with", "sift", *device),
+            "--with sift: only eval, verify and gallery create take",
+        ),
+    )
+    for words, message in cases:
+        wrong = dmlkit(*words)
+        assert wrong.code == 2 and message in wrong.err and len(wrong.err.strip().splitlines()) == 1, (words, wrong)
+    assert not new.exists()
+    for method in ("expansion:n=2,alpha=1",):
+        assert "cosine" in dmlkit("search", gallery, asked, "--rerank", method, "--json", *device).out
+
+
+def test_a_gallery_keeps_keypoints(photos: Path, patches_run: Path, tmp_path: Path, dmlkit: Cli):
+    """Each score has that of the keypoints of both photos, which are found in the files again."""
+    pytest.importorskip("cv2", reason="needs OpenCV (pip install 'dmlkit[sift]')")
+    from dmlkit import load
+    from dmlkit.embedding.images import ImageList
+    from dmlkit.embedding.keypoints import keypoints_of, match_keypoints
+
+    place, device = tmp_path / "gallery", ("--device", "cpu")
+    words = ("gallery", "create", patches_run, photos / "known", "-o", place, "--with", "sift", *device)
+    assert dmlkit(*words).code == 0
+    folder = GalleryFolder(place)
+    local = folder.manifest.local
+    assert local is not None and (local.shape, local.mean) == ((128, 132), ())
+    found = json.loads(dmlkit("search", place, photos / "asked", "-k", len(folder), "--json", *device).out)
+    paths = folder.paths
+    gallery = keypoints_of(ImageList(paths), torch.arange(len(paths)))
+    model = load(patches_run, device="cpu")
+    for query in found["queries"]:
+        own = keypoints_of(ImageList([query["path"]]), torch.arange(1))
+        matches = match_keypoints(own, gallery)(0, torch.arange(len(paths))).numpy()
+        cosines = (model.embed([query["path"]]) @ model.embed(paths).T)[0]
+        expected = dict(zip(paths, (1 - local.share) * cosines + local.share * matches, strict=True))
+        assert {one["path"]: one["similarity"] for one in query["neighbors"]} == pytest.approx(expected, abs=1e-5)
+
+
+def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice, tmp_path: Path, dmlkit: Cli):
+    """Scores against a loop; the threshold lets the requested share of the validation pairs through."""
+    import shutil
+
+    from dmlkit import load
+    from dmlkit.loading.cache import images_of_split
+    from dmlkit.run_folder.folder import RunFolder
+
+    run = Path(shutil.copytree(patches_run, tmp_path / "run"))
+    assert dmlkit("calibrate", run, "--far", "0.1", "--device", "cpu").code == 0
+    first, *others = sorted(map(str, (photos / "asked").rglob("*.jpg")))
+    (tmp_path / "pairs.csv").write_text("a,b\n" + "".join(f"{first},{other}\n" for other in others))
+    words = ("verify", run, "--pairs", tmp_path / "pairs.csv", "--with", "local", "--json", "--device", "cpu")
+    found = json.loads(dmlkit(*words).out)
+    fusion = fusion_or_local_of(run, Path("local"), device="cpu")
+    assert isinstance(fusion, LocalFusion) and found["fusion"] == fusion.weight.model_dump(mode="json")
+    assert found["similarity"] == "cosine_and_matches"
+
+    def scores(paths: list[str]) -> np.ndarray:
+        points = load(run, device="cpu").embed(paths).astype(float)
+        patches = naive_patches(run, paths, torch.tensor(fusion.mean))
+        matches = [[naive_match(one, other) for other in patches] for one in patches]
+        return (1 - fusion.share) * points @ points.T + fusion.share * np.array(matches)
+
+    expected = scores([first, *others])[0, 1:]
+    assert [pair["score"] for pair in found["pairs"]] == pytest.approx(expected.tolist(), abs=2e-3)
+    dataset, paths = images_of_split(RunFolder(run).recipe().dataset, "validation"), list[str]()
+    for index in range(len(dataset)):
+        paths.append(str(tmp_path / f"{index}.png"))
+        Image.fromarray(dataset.sample(index).permute(1, 2, 0).numpy()).save(paths[-1])
+    upper = np.triu_indices(len(paths), 1)
+    different = (dataset.labels[:, None] != dataset.labels).numpy()[upper]
+    accepted = (scores(paths)[upper][different] >= found["threshold"]).mean()
+    assert accepted == pytest.approx(0.1, abs=0.02)  # equal cells of glyphs match either way
+    assert "of matches of patches" in dmlkit(*words[:-3]).out
+    wrong = dmlkit("verify", run, first, others[0], "--with", "place")
+    assert wrong.code == 2 and "--with place: only eval, identify, search and calibrate" in wrong.err
+
+
+def test_patches_of_other_weights_are_refused(gallery: Path, patches_run: Path):
+    from dmlkit.distributed.launch import start_ranks
+    from dmlkit.embedding.fusion import with_local
+    from dmlkit.embedding.trained import load_model
+    from dmlkit.run_folder.folder import RunFolder
+
+    local = GalleryFolder(gallery).manifest.local
+    trained = load_model(RunFolder(patches_run.parent / "small"), start_ranks("cpu"))
+    with pytest.raises(UserError, match=r"its patches are those of weights .* and cannot be compared with those of"):
+        with_local(trained, local, "birds")
