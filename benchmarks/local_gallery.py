@@ -1,0 +1,111 @@
+"""Galleries with patches: identification with and without `dmlkit gallery create --with local`.
+
+The run is that of recipes/start/frozen_lite0.yaml at 160 pixels: a head on EfficientNet-Lite0 with ImageNet weights, on
+photos whose classes are divided in half; a quarter of the training classes validate. At most 25 images of each test
+class are drawn. In each division 28 of 41 test classes are enrolled with 10 images each (in general two thirds; half of
+the images of a class with fewer than 20), their other images are asked, and the images of the remaining classes are
+strangers. Each gallery is made twice, without and with patches, and calibrated with an FPIR of 0.05, on its own images
+and on validation classes of the run; it has seen no stranger of the test.
+
+- `FNIR`: share of the asked images that do not get their own label.
+- `FPIR`: share of the strangers that get a label.
+- `at FPIR 0.05`: FNIR at the probability that 5 % of the strangers of the test reach.
+- `rank 1`: share of the asked images whose best guess is right, without a threshold.
+
+Differences are paired, with 95 % intervals over test classes; those of the FPIR over classes of strangers.
+
+Run: dmlkit train start/frozen_lite0 -o RUN --set dataset.root=PHOTOS --set transform.size=160
+--set dataset.validation_fraction=0.25; python benchmarks/local_gallery.py RUN. PHOTOS are those of the Grocery Store
+data set, one folder per product. DIVISIONS=N changes the number of divisions, 10 by default; the table is written after
+each. KIND=sift compares keypoints.
+"""
+
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from report import write_report
+
+from dmlkit.embedding.fusion import ModelChoice
+from dmlkit.embedding.gallery.change import add_images, create_gallery
+from dmlkit.embedding.gallery.images import LabelledImage
+from dmlkit.embedding.questions.rates import threshold_for
+from dmlkit.evaluation.image_gallery import ImageGallery
+from dmlkit.evaluation.local import fusion_or_local_of
+from dmlkit.loading.cache import images_of_split
+from dmlkit.metrics.statistics import paired_comparison
+from dmlkit.run_folder.folder import RunFolder
+
+DIVISIONS, ENROLLED, ASKED, FPIR = int(os.environ.get("DIVISIONS", "10")), 10, 15, 0.05
+KIND = os.environ.get("KIND", "local")
+NAMES = ("FNIR", "FPIR", "at FPIR 0.05", "rank 1")
+
+
+def main(run: Path) -> None:
+    """Choose the weight on validation classes, and identify images of each division with both galleries."""
+    images = images_of_split(RunFolder(run).recipe().dataset, "test")
+    labels, generator = images.labels.numpy(), np.random.default_rng(0)
+    kept = [generator.permutation(np.flatnonzero(labels == code))[: ENROLLED + ASKED] for code in np.unique(labels)]
+    paths, names = [str(path) for path in images.paths], [images.class_names[code] for code in labels]
+    on_cpu = ModelChoice(device="cpu")
+    fusion = fusion_or_local_of(run, Path(KIND), device="cpu")
+    found: dict[tuple[str, bool], list[np.ndarray]] = {(name, both): [] for name in NAMES for both in (False, True)}
+    classes: dict[str, list[np.ndarray]] = {"asked": [], "strangers": []}
+    for division in range(DIVISIONS):
+        generator = np.random.default_rng(division)
+        order = generator.permutation(len(kept))
+        enrolled = [generator.permutation(kept[code]) for code in order[: round(len(kept) * 28 / 41)]]
+        counts = [min(ENROLLED, len(rows) // 2) for rows in enrolled]
+        known = np.concatenate([rows[:count] for rows, count in zip(enrolled, counts, strict=True)])
+        asked = np.concatenate([rows[count:] for rows, count in zip(enrolled, counts, strict=True)])
+        strangers = np.concatenate([kept[code] for code in order[len(enrolled) :]])
+        classes["asked"].append(labels[asked])
+        classes["strangers"].append(labels[strangers])
+        for both in (False, True):
+            with TemporaryDirectory() as folder:
+                place = Path(folder) / "gallery"
+                model = ModelChoice(fusion=fusion if both else None, device="cpu")
+                create_gallery(run, None, place, model=model)
+                add_images(place, [LabelledImage(paths[row], names[row]) for row in known], model=on_cpu)
+                gallery = ImageGallery(place, device="cpu")
+                gallery.calibrate(fpir=FPIR)
+                answers = gallery.identify([paths[row] for row in np.concatenate([asked, strangers])])
+            assert len(answers.answers) == len(asked) + len(strangers)
+            own = np.array([names[row] for row in asked])
+            guesses = np.array([answer.guess for answer in answers.answers])
+            given = np.array([answer.label for answer in answers.answers])
+            said = np.array([answer.probability for answer in answers.answers])
+            right = guesses[: len(asked)] == own
+            floor = threshold_for(said[len(asked) :], FPIR)
+            found["FNIR", both].append(given[: len(asked)] != own)
+            found["FPIR", both].append(given[len(asked) :] != "unknown")
+            found["at FPIR 0.05", both].append(~(right & (said[: len(asked)] >= floor)))
+            found["rank 1", both].append(right)
+        means = [f"{name} {found[name, both][-1].mean():.3f}" for name in NAMES for both in (False, True)]
+        print(division, *means, flush=True)
+        write_means(found, classes, fusion.share if fusion else 0.0)
+
+
+def write_means(
+    found: dict[tuple[str, bool], list[np.ndarray]],
+    classes: dict[str, list[np.ndarray]],
+    share: float,
+) -> None:
+    """Write the means over the divisions so far, and their differences."""
+    rows: list[list[str]] = []
+    for name in NAMES:
+        sides = [torch.from_numpy(np.concatenate(found[name, both])).double() for both in (False, True)]
+        codes = torch.from_numpy(np.concatenate(classes["strangers" if name == "FPIR" else "asked"]))
+        change = paired_comparison(sides[0], sides[1], codes)
+        ends = f"{change.low:+.3f} .. {change.high:+.3f}"
+        rows.append([name, *(f"{side.mean():.3f}" for side in sides), f"{change.difference:+.3f}", ends])
+    rows.append(["share of the matches", "", f"{share:.3f}", "", ""])
+    header = [f"{len(classes['asked'])} divisions", "cosine", f"with {KIND}", "difference", "95 % interval"]
+    write_report("local_gallery" if KIND == "local" else f"local_gallery_{KIND}", __doc__, header, rows)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
