@@ -17,13 +17,13 @@ from dmlkit.cli.options import (
     Json,
     ModelDevice,
     MovedRun,
-    MovedSecondRun,
     RunPath,
     WithFeatures,
     Writes,
     boxes_of,
     checked,
     examples,
+    second_option,
     with_common_options,
 )
 from dmlkit.errors import UserError
@@ -51,6 +51,7 @@ NOT_PRINTED = ("contents", "files", "stamps", "state", "others")
 """Fields of a gallery's manifest: checksums, what is printed anyway, and the models of other versions."""
 MOST_SHOWN = 5  # images of each kind that were not added
 MOST_LABELS = 20
+MovedSecondRun = Annotated[Path | None, second_option("RUN", "The gallery's second run, if it has moved.")]
 
 
 def check_new(path: Path, **given: Any) -> None:

@@ -332,13 +332,9 @@ WithPlace = Annotated[
 MovedRun = Annotated[
     Path | None,
     typer.Option(
-        metavar="RUN",
-        help="The gallery's run, if the run has moved.",
-        callback=checked(require_run),
-        show_default=False,
+        metavar="RUN", help="The gallery's run, if it has moved.", callback=checked(require_run), show_default=False
     ),
 ]
-MovedSecondRun = Annotated[Path | None, second_option("RUN", "The gallery's second run, if it has moved.")]
 Html = Annotated[
     Path | None,
     Writes(check_page),

@@ -256,7 +256,11 @@ MISTAKES = [
         "none: no such file or folder; expected an image, a folder of images, or a table",
     ),
     ("embed run empty --boxes none", "none: no such file or folder; expected a folder of .txt files or a .json file"),
-    ("search x.npy images --with local", "--with local: only eval compares patches; expected a second run"),
+    (
+        "search x.npy images --with local",
+        "--with local: only eval, verify and gallery create take patches, which a gallery then compares by itself; "
+        "expected a second run",
+    ),
     ("compare empty half", f"empty: {NO_RUN}"),
     ("data check empty --model none --threshold 0.9", f"none: {NO_RUN}"),
     ("data check none", f"none: {NO_DATA}"),
