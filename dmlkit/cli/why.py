@@ -86,6 +86,13 @@ def print_explanation(found: "Explanation", top: int, console: "Console") -> Non
             f"the contributions of all {pairs} sum to {total:.4g}: they are the gradient of the {name} along the "
             "inner product; the rest depends on the lengths of both vectors",
         )
+    for image, falls in zip("AB", found.falls, strict=True):
+        most = max(falls)
+        row, column = divmod(falls.index(most), columns)
+        say(
+            console,
+            f"painting over row {row + 1}, column {column + 1} of {image} lowers the {name} most, by {most:.4f}",
+        )
     spread = max(found.spread)
     if spread >= 0.01:
         say(console, f"note: {percent(spread)} of a vector are biases, which are spread evenly over the patches")

@@ -24,6 +24,7 @@ from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
 MEAN_OFF = 1e-4  # relative: the features of a network that averages differ from the mean of its map by rounding
+PAINTED = 16  # images at once
 AHEAD = 1e-6  # of the length: how far two parallel vectors are turned apart, since no direction is across them
 
 
@@ -65,6 +66,8 @@ class Explanation(Document, frozen=True):
     spread: tuple[float, float]
     """Per image, the length of what belongs to no patch (biases, normalization layers) relative to the whole vector;
     it is spread evenly over the patches."""
+    falls: tuple[tuple[FiniteFloat, ...], tuple[FiniteFloat, ...]]
+    """Per image, by how much the score falls if each of its patches, row by row, is painted over."""
 
     def strongest(self, most: int) -> list[PatchPair]:
         """Return the pairs of patches that contribute most, the first one the most."""
@@ -124,7 +127,8 @@ def explain_images(trained: TrainedModel, images: Dataset, run: RunFolder | None
             raise UserError(item.fault)
         shown.append(item.input)
     seen, source = torch.stack(shown), "this model" if run is None else str(run.path)
-    found = pair_contributions(trained.model, *seen.to(trained.device), source=source)
+    on_device = seen.to(trained.device)
+    found = pair_contributions(trained.model, *on_device, source=source)
     threshold = None if run is None else threshold_of(run, trained.fingerprint)
     explanation = Explanation(
         weights=trained.fingerprint,
@@ -137,8 +141,38 @@ def explain_images(trained: TrainedModel, images: Dataset, run: RunFolder | None
         contributions=tuple(tuple(row) for row in found.values.tolist()),
         is_sum=found.is_sum,
         spread=found.spread,
+        falls=painted_falls(trained.model, on_device, found.grid),
     )
     return Seen(explanation, seen)
+
+
+@torch.no_grad()
+def painted_falls(
+    model: EmbeddingModel, images: Tensor, grid: tuple[int, int]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return by how much the similarity of two images falls if a patch is painted over with the image's mean color.
+
+    A patch of the last map sees most of the image, so its contribution does not say what the model sees at this place;
+    this does, at the price of a pass per patch.
+
+    Args:
+        model: the model, in evaluation mode.
+        images: (2, 3, S, S) uint8, on the device of the model.
+        grid: rows and columns of patches.
+
+    Returns:
+        For each image the fall of each patch, row by row.
+    """
+    wholes, manifold = model(images).double(), model.manifold
+    score = manifold.paired_similarity(wholes[:1], wholes[1:])
+    cells = torch.eye(prod(grid), device=images.device).reshape(-1, 1, *grid)
+    masks = nn.functional.interpolate(cells, images.shape[2:], mode="nearest").bool()
+    falls: list[tuple[float, ...]] = []
+    for image, other in zip(images, wholes.flip(0), strict=True):
+        color = image.float().mean((1, 2), keepdim=True).round().to(image.dtype)
+        points = torch.cat([model(torch.where(some, color, image)) for some in masks.split(PAINTED)]).double()
+        falls.append(tuple((score - manifold.paired_similarity(points, other.expand_as(points))).tolist()))
+    return falls[0], falls[1]
 
 
 class Contributions(NamedTuple):
@@ -184,7 +218,7 @@ def pair_contributions(model: EmbeddingModel, a: Tensor, b: Tensor, *, source: s
         >>> found.values.shape, abs(float(found.values.sum()) - found.score) < 1e-5
         (torch.Size([16, 16]), True)
     """
-    first, second = (_parts(model, image, source) for image in (a, b))
+    first, second = (patch_vectors(model, image, source) for image in (a, b))
 
     def similarity(x: Tensor, y: Tensor) -> Tensor:
         return model.manifold.paired_similarity(model.head.to_points(x[None]), model.head.to_points(y[None]))[0]
@@ -197,22 +231,24 @@ def pair_contributions(model: EmbeddingModel, a: Tensor, b: Tensor, *, source: s
     return Contributions(values.cpu(), first.grid, score, is_sum, (first.spread, second.spread))
 
 
-class _Parts(NamedTuple):
+class PatchVectors(NamedTuple):
+    """Vector of an image, divided among the patches of its last map."""
+
     parts: Tensor  # (P, d) float64, which sum to the whole
     whole: Tensor  # (d,) float64: the head's projection of an image
     grid: tuple[int, int]
     spread: float
 
 
-def _parts(model: EmbeddingModel, image: Tensor, source: str) -> _Parts:
-    """Divide the head's projection of an image (3, S, S) among the patches of its last map."""
+def patch_vectors(model: EmbeddingModel, image: Tensor, source: str = "model") -> PatchVectors:
+    """Divide the head's projection of an image (3, S, S) among its patches, see `pair_contributions`."""
     maps, derivative, outputs = _derivative(model, image[None], source)
     patches = torch.eye(prod(maps.shape[2:]), dtype=maps.dtype, device=maps.device).unflatten(1, maps.shape[2:])
     parts = torch.stack([derivative(maps * patch)[0] for patch in patches])
     whole = outputs[0]
     rest = whole - parts.sum(0)
     spread = float(rest.norm() / whole.norm().clamp(min=torch.finfo(torch.float64).tiny))
-    return _Parts(parts + rest / len(parts), whole, _grid_of(maps), spread)
+    return PatchVectors(parts + rest / len(parts), whole, _grid_of(maps), spread)
 
 
 class RegionVectors(NamedTuple):

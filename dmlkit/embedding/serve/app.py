@@ -347,8 +347,8 @@ def explained(service: Service, images: Sequence[Pixels | Path]) -> dict[str, An
 
     Returns:
         ``similarity`` and ``score``; ``grid``, rows and columns of patches; ``images``, two JPEGs in base64; ``heat``,
-        per image what each patch contributes, row by row; ``pairs``, each with the positions ``a`` and ``b`` of two
-        patches and their ``contribution``, the largest first.
+        per image by how much the score falls without each patch, row by row; ``pairs``, each with the positions ``a``
+        and ``b`` of two patches and their ``contribution``, the largest first.
 
     Raises:
         UserError: the features of the model have no parts, or a file cannot be read.
@@ -359,13 +359,13 @@ def explained(service: Service, images: Sequence[Pixels | Path]) -> dict[str, An
     with torch.inference_mode(False), torch.enable_grad():
         seen = explain_images(trained, GivenImages(images), None if service.run is None else RunFolder(service.run))
     found = seen.explanation
-    values, columns = torch.tensor(found.contributions, dtype=torch.float64), found.grid[1]
+    columns = found.grid[1]
     return {
         "similarity": found.similarity,
         "score": found.score,
         "grid": list(found.grid),
         "images": [base64.b64encode(ImageSamples().picture(one, SIDE)).decode() for one in seen.images],
-        "heat": [values.sum(1).tolist(), values.sum(0).tolist()],
+        "heat": found.falls,
         "pairs": [
             {
                 "a": pair.a.row * columns + pair.a.column,

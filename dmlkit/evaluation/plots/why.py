@@ -1,4 +1,4 @@
-"""Pictures of why two images are similar: their patches by contribution, and lines between those that match."""
+"""Pictures of why two images are similar: heat maps of what each patch is worth, and lines between those that match."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ LINES = 8  # more of them hide the images
 
 
 def plot_explanation(found: Explanation, images: Tensor, output: Path, *, lines: int = LINES) -> Path:
-    """Draw two images with a heat map of what their patches contribute, and lines between the strongest pairs.
+    """Draw two images with a heat map of how much each patch is needed, and lines between the strongest pairs.
 
     Args:
         found: the explanation.
@@ -29,8 +29,7 @@ def plot_explanation(found: Explanation, images: Tensor, output: Path, *, lines:
     """
     from matplotlib.patches import ConnectionPatch
 
-    values = torch.tensor(found.contributions, dtype=torch.float64)
-    heat = torch.stack([values.sum(1), values.sum(0)]).unflatten(1, found.grid)
+    heat = torch.tensor(found.falls, dtype=torch.float64).unflatten(1, found.grid)
     most = float(heat.abs().max()) or 1.0
     size = images.shape[-1]
     with picture(output, COLUMN * 0.75) as figure:
@@ -48,7 +47,8 @@ def plot_explanation(found: Explanation, images: Tensor, output: Path, *, lines:
             line.set(linewidth=0.7, alpha=0.8, in_layout=False)
             figure.add_artist(line)
         bar = figure.colorbar(shades[0], ax=sides, location="bottom", shrink=0.6, aspect=40)
-        bar.set_label(f"contribution of a patch to the {found.similarity.replace('_', ' ')} of {found.score:.3f}")
+        name = found.similarity.replace("_", " ")
+        bar.set_label(f"fall of the {name} of {found.score:.3f} if the patch is painted over")
     return output
 
 

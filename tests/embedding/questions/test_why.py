@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dmlkit.backbones import SmallCNN
 from dmlkit.backbones.base import Backbone
 from dmlkit.datasets.files.samples import samples_named
-from dmlkit.embedding.questions.why import pair_contributions
+from dmlkit.embedding.questions.why import painted_falls, pair_contributions
 from dmlkit.errors import UserError
 from dmlkit.heads import Linear, MobiusLinear
 from dmlkit.manifolds import Euclidean, Lorentz, Manifold, Poincare, Sphere
@@ -102,6 +102,34 @@ def test_a_distance_is_divided_by_its_slope_along_the_inner_product(manifold: Ma
     found = pair_contributions(model, A, B)
     assert not found.is_sum
     assert float(found.values.sum()) == pytest.approx(float(x @ y) * (above - below) / (more - less), rel=1e-3)
+
+
+class Scaled(nn.Module):
+    """Pixels from bytes."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.float() / 255
+
+
+def test_falls_are_those_of_images_with_one_patch_painted():
+    model = model_of(Pooled(Avg()), Poincare(8))
+    model.normalization = Scaled()
+    images = (torch.stack([A, B]) * 255).to(torch.uint8)
+    falls = painted_falls(model, images, (2, 2))
+
+    def distance(first: Tensor, second: Tensor) -> float:
+        with torch.no_grad():
+            x, y = model(torch.stack([first, second])).double()
+        return float(model.manifold.paired_similarity(x[None], y[None]))
+
+    for side in (0, 1):
+        for patch in range(4):
+            painted, (row, column) = images.clone(), divmod(patch, 2)
+            for channel in range(3):
+                mean = round(float(images[side, channel].double().mean()))
+                painted[side, channel, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = mean
+            expected = distance(*images) - distance(*painted)
+            assert falls[side][patch] == pytest.approx(expected, abs=1e-5)
 
 
 def test_parts_of_a_hyperbolic_head_and_of_a_class_token():

@@ -1,4 +1,4 @@
-// Why two images are similar: a heat map on each, and lines between the pairs of patches that contribute most.
+// Why two images are similar: a heat map of how much each patch is needed, and lines between the strongest pairs.
 
 import { $, attempt, node, number, post, say } from "./core.js";
 
