@@ -13,11 +13,12 @@ or left out of the `map` from which the features are pooled. The explanations:
   depends on, by the squared slope along their pixels; `by change`: by the absolute slope times the difference from the
   mean color; `by center`: as the patch in the middle depends on those around it;
 - slope of pixels: the slope of the cosine along the difference of each pixel from the mean color;
-- occlusion: by how much the cosine falls when this patch alone is painted. It takes as many passes as there are
-  patches, and is a ceiling for what an explanation by single patches can reach.
+- occlusion: by how much the cosine falls when this patch alone is painted, as in the heat maps of `dmlkit why`. It
+  takes as many passes as there are patches. `painted` deletes in the same way, `blurred` in another.
 
-All of them were compared on 60 pairs of training classes. What `dmlkit why` shows, and the ceiling, were then measured
-on 200 pairs of test classes, once. `sum` is the largest difference of a cosine from the sum of its contributions.
+All of them were compared on 60 pairs of training classes. What `dmlkit why` prints and what its heat maps show were
+then measured on 200 pairs of test classes, once. `sum` is the largest difference of a cosine from the sum of its
+contributions.
 
 Run: dmlkit train start/frozen_lite0 -o runs/grocery --set dataset.root=PHOTOS --set transform.size=160
 python benchmarks/why.py runs/grocery. PHOTOS are those of the Grocery Store data set, one folder per product.

@@ -134,7 +134,9 @@ def test_a_run_is_the_same_within_rounding(dmlkit, tiny_recipe: Path, tmp_path: 
 
 
 class ForcedOnDevice(TransformedImages):
-    def __init__(self, dataset: Dataset, transform: TransformConfig, *, training: bool, on_device: bool) -> None:
-        assert not on_device
+    def __init__(
+        self, dataset: Dataset, transform: TransformConfig, *, training: bool, on_device: bool, draft: bool
+    ) -> None:
+        assert not on_device and not draft
         super().__init__(dataset, transform, training=training, on_device=training)
         assert isinstance(self.windows, WindowTransform) == training
