@@ -9,6 +9,7 @@ from typing import cast, get_args
 from dmlkit.backbones.tuning import LoRAConfig
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.gallery.manifest import read_gallery_manifest
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import load_model, shortened
 from dmlkit.errors import UserError
@@ -143,7 +144,9 @@ def export(
     if kind_of(source) == "gallery":
         _check_applies(applies=False, formats="runs", options=_of_run(model))
         path, parity = export_gallery(source, path)
-        return Exported([path], _agreement(parity, "images"))
+        has_local = read_gallery_manifest(source).local is not None
+        notes = ["answers compare embeddings alone; its patches or keypoints stay in the gallery"] if has_local else []
+        return Exported([path], _agreement(parity, "images"), notes)
     if format in MODEL_FORMATS:
         return _export_run(source, format, path, model)
     check_options(source, "embeddings", {"--checkpoint": model.checkpoint, "--set": list(model.overrides)})
