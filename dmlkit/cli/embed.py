@@ -92,9 +92,8 @@ def embed(
         Literal["local", "torchrun", "ray"] | None,
         typer.Option(
             metavar="ENGINE",
-            help="Who embeds: local (this process), torchrun (its processes), or ray (a cluster that can read all "
-            "files). "
-            "Default: torchrun if it started this command, else local.",
+            help="Which processes embed: local (this one), torchrun (its own), or ray (those of a cluster that can "
+            "read all files). Default: torchrun if it started this command, else local.",
             show_default=False,
         ),
     ] = None,

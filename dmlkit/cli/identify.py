@@ -31,7 +31,6 @@ from dmlkit.files.source import is_exported
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dmlkit.datasets.files.boxes import Boxes
     from dmlkit.embedding.questions.identified import Answer, Identified
 
 app = typer.Typer()
@@ -115,9 +114,9 @@ def identify(
     """
     from rich.console import Console
 
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import fusion_line, say
 
-    console = Console()
+    console, added = Console(), None
     if is_exported(source):
         from functools import partial
 
@@ -126,22 +125,33 @@ def identify(
 
         others = {"--by": None if by == "nearest" else by, "-k": k, "--by-group": by_group, "--labels": labels}
         others |= others_of(box_source, box_margin, box_confidence, run, second, rerank, manifold, device)
-        found = identify_exported(
-            source, images, threshold=threshold, others=others, bar=partial(image_progress, console)
-        )
-        print_answers(found, images, console)
+        bar = partial(image_progress, console)
+        found = identify_exported(source, images, threshold=threshold, others=others, bar=bar)
     else:
-        found = identified(
+        from dmlkit.cli.progress import bars
+        from dmlkit.embedding.fusion import ModelChoice
+        from dmlkit.embedding.questions.identify import LabelRule
+        from dmlkit.embedding.questions.identify import identify as identify_images
+        from dmlkit.evaluation.fusion import fusion_of
+        from dmlkit.evaluation.place import place_fusion_of
+
+        place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
+        fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
+        added = fusion or place
+        found = identify_images(
             source,
             images,
-            rule=(by, k, threshold, by_group, rerank_of(rerank)),
+            rule=LabelRule(by, k, threshold, by_group, rerank_of(rerank)),
+            place=place,
             boxes=boxes_of(box_source, box_margin, box_confidence),
-            run=run,
-            second=second,
-            arrays={"labels": labels, "manifold": manifold},
-            device=device,
-            console=console,
+            model=ModelChoice(run, fusion=fusion, device=device),
+            labels=labels,
+            manifold=manifold,
+            bar=bars(console),
         )
+    print_answers(found, images, console)
+    if added is not None:
+        say(console, fusion_line(added.model_dump()))
     size = len(found.neighbors.searched)
     if k is not None and k > size:
         say(console, f"note: -k {k} is reduced to {size}, the number of images in {source}")
@@ -150,45 +160,6 @@ def identify(
         say(console, f"wrote {output}")
     if html is not None:
         write_answers_page(found, html, f"{images} in {source}", console)
-
-
-def identified(
-    source: Path,
-    images: Path,
-    *,
-    rule: tuple[Any, ...],
-    boxes: "Boxes | None",
-    run: Path | None,
-    second: Path | None,
-    arrays: dict[str, Any],
-    device: str,
-    console: "Console",
-) -> "Identified":
-    """Label images by torch, with all options, and print the answers; see `identify`."""
-    from dmlkit.cli.console import fusion_line, say
-    from dmlkit.cli.progress import bars
-    from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.questions.identify import LabelRule
-    from dmlkit.embedding.questions.identify import identify as identify_images
-    from dmlkit.evaluation.fusion import fusion_of
-    from dmlkit.evaluation.place import place_fusion_of
-
-    place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
-    fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
-    found = identify_images(
-        source,
-        images,
-        rule=LabelRule(*rule),
-        place=place,
-        boxes=boxes,
-        model=ModelChoice(run, fusion=fusion, device=device),
-        **arrays,
-        bar=bars(console),
-    )
-    print_answers(found, images, console)
-    if (added := fusion or place) is not None:
-        say(console, fusion_line(added.model_dump()))
-    return found
 
 
 def print_answers(found: "Identified", images: Path, console: "Console") -> None:

@@ -1,7 +1,7 @@
 """``dmlkit search``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -90,26 +90,33 @@ def search(
         others = others_of(box_source, box_margin, box_confidence, run, second, rerank, manifold, device)
         answers = search_exported(source, queries, k=k, others=others, bar=partial(image_progress, console))
     else:
-        boxes = boxes_of(box_source, box_margin, box_confidence)
-        answers, added = found_neighbors(
+        from dmlkit.cli.progress import bars
+        from dmlkit.embedding.fusion import ModelChoice
+        from dmlkit.embedding.questions.search import search as search_images
+        from dmlkit.evaluation.fusion import fusion_of
+        from dmlkit.evaluation.place import place_fusion_of
+
+        place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
+        fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
+        added = fusion or place
+        answers = search_images(
             source,
             queries,
-            second,
-            run,
-            console,
             k=k,
             exact=exact,
             rerank=rerank_of(rerank),
             manifold=manifold,
-            boxes=boxes,
-            device=device,
+            place=place,
+            boxes=boxes_of(box_source, box_margin, box_confidence),
+            model=ModelChoice(run, fusion=fusion, device=device),
+            bar=bars(console),
         )
     if json:
         say_json(answers.plain())
     else:
         print_neighbors(answers, console)
     if added is not None:
-        say(console, fusion_line(added))
+        say(console, fusion_line(added.model_dump()))
     print_notes(answers, k, source, console)
     if csv is not None:
         write_neighbors(answers, csv)
@@ -132,31 +139,6 @@ def others_of(
     boxes = {"--boxes": box_source, "--box-margin": box_margin, "--box-confidence": box_confidence}
     model = {"--run": run, "--with": second, "--rerank": rerank, "--manifold": manifold}
     return {**boxes, **model, "--device": None if device in EXPORTED_DEVICES else device}
-
-
-def found_neighbors(
-    source: Path,
-    queries: Path,
-    second: Path | None,
-    run: Path | None,
-    console: "Console",
-    *,
-    device: str,
-    **options: Any,
-) -> "tuple[Answers, dict[str, Any] | None]":
-    """Find neighbors by torch, with all options; return them with what was added to the similarity, see `search`."""
-    from dmlkit.cli.progress import bars
-    from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.questions.search import search as search_images
-    from dmlkit.evaluation.fusion import fusion_of
-    from dmlkit.evaluation.place import place_fusion_of
-
-    place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
-    fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
-    model = ModelChoice(run, fusion=fusion, device=device)
-    answers = search_images(source, queries, place=place, model=model, bar=bars(console), **options)
-    added = fusion or place
-    return answers, None if added is None else added.model_dump()
 
 
 def print_notes(answers: "Answers", k: int, source: Path, console: "Console") -> None:

@@ -1,9 +1,9 @@
 """What computes a network: torch in float32, or a faster runtime, compared with it before it is used.
 
 A device names it: ``cpu`` is torch in float32, ``cpu+onnxruntime``, ``cpu+openvino``, ``cpu+bf16`` and ``cpu+fastest``
-are the others.
-The first use of a model compares the embeddings of 64 training images of the run with torch's, and times both. The
-answer is kept in the user's cache with the ONNX graph, for these weights, versions of packages, and processor.
+are the others. The first use of a model compares the embeddings of 64 training images of the run with torch's, and
+times both. The answer is kept in the user's cache with the ONNX graph, for these weights, versions of packages, and
+processor.
 A recipe may name one for the features of training images, and ``dmlkit start`` chooses it.
 """
 
@@ -89,8 +89,7 @@ def accelerate(
         recipe: its recipe, whose training images are compared.
         engine: ``bf16``, ``onnxruntime`` or ``openvino``; or ``fastest`` of these and torch whose embeddings agree:
             every cosine is at least 0.9999, and all 10 nearest images are the same. ``bf16`` is not tried where it is
-            emulated, nor ``openvino`` where it is not installed.
-            Empty for torch, if only ``draft`` changes.
+            emulated, nor ``openvino`` where it is not installed. Empty for torch, if only ``draft`` changes.
         option: where the user named the engine, for messages.
         draft: whether large JPEGs are decoded at a smaller size, on which the agreement depends too.
 
