@@ -2,7 +2,8 @@
 
 losses: forward and backward pass of proxy losses, in float32 and under bf16 autocast, compared with three products.
 training: images/s of `dmlkit train` compared with a bare loop of the same model, loss and optimizer, glyphs of 128
-    pixels.
+    pixels. The bare loop has all images on the device before it starts.
+compile: the same of a ResNet-50 in bf16 with `training.compile`, and the seconds of its first epoch.
 loader: JPEGs of 500 x 375 pixels to crops of 224 pixels on the device, compared with torchvision's ImageFolder and
     DataLoader.
 evaluation: recall and MAP@R of 512-dimensional unit vectors, compared with the product of all queries and the gallery.
@@ -18,6 +19,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import losses
@@ -39,6 +42,7 @@ from dmlkit.metrics import retrieval_metrics
 from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.documents import EpochRow
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
 
@@ -92,26 +96,34 @@ def loss_rows(tiny: bool) -> list[Row]:
     return rows
 
 
-def recipe(backbone: str, precision: str, tiny: bool) -> Recipe:
-    classes, images, batch, epochs = (8, 4, 8, 2) if tiny else (200, 60, 64, 4)
+def recipe(backbone: str, precision: str, tiny: bool, *, compiled: bool = False) -> Recipe:
+    classes, images, batch, epochs = (8, 4, 8, 2) if tiny else (100, 60, 64, 4)
     text = (
         f"dataset: {{name: glyphs, classes: {classes}, images_per_class: {images}, size: 128}}\n"
         f"transform: {{name: plain, size: 128}}\nbackbone: {BACKBONES[backbone]}\nloss: {{name: proxy_anchor}}\n"
-        f"sampler: {{name: random, batch_size: {batch}}}\ntraining: {{epochs: {epochs}, precision: {precision}}}\n"
+        f"sampler: {{name: random, batch_size: {batch}}}\ntraining: {{epochs: {epochs}, precision: {precision}, "
+        f"compile: {str(compiled).lower()}}}\n"
     )
     return parse_recipe(text, "gpu.py")
 
 
-def bare_images_per_second(settings: Recipe) -> float:
-    """The median over epochs after the first; images lie on the device."""
-    data = settings.dataset.build("train")
-    images = torch.stack([data.sample(index) for index in range(len(data))]).to(DEVICE)
-    labels = data.labels.to(DEVICE)
+@cache
+def glyphs(tiny: bool) -> tuple[Tensor, Tensor]:
+    """All training images and labels, on the device; they are the same for every backbone and precision."""
+    data = recipe("resnet50", "fp32", tiny).dataset.build("train")
+    with ThreadPoolExecutor() as threads:
+        images = list(threads.map(data.sample, range(len(data))))
+    return torch.stack(images).to(DEVICE), data.labels.to(DEVICE)
+
+
+def bare_images_per_second(settings: Recipe, tiny: bool) -> float:
+    """The median over epochs after the first."""
+    images, labels = glyphs(tiny)
     model = build_model(settings).to(DEVICE).train()
-    loss = settings.loss.build(model.manifold, len(data.class_names)).to(DEVICE)
+    loss = settings.loss.build(model.manifold, len(labels.unique())).to(DEVICE)
     parameters = [*model.parameters(), *loss.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
-    sampler = settings.sampler.build(data.labels, 0)
+    sampler = settings.sampler.build(labels.cpu(), 0)
 
     def epoch(number: int) -> None:
         for batch in sampler.batches(number):
@@ -133,11 +145,24 @@ def training_rows(tiny: bool) -> list[Row]:
     for backbone in BACKBONES:
         for precision in ("fp32", "bf16"):
             settings = recipe(backbone, precision, tiny)
-            with tempfile.TemporaryDirectory() as folder:
-                train(settings, folder + "/run", device=start_fabric(DEVICE, precision))
-                speeds = [row.images_per_second for row in RunFolder(Path(folder) / "run").read_metrics()]
-            mine, bare = statistics.median(speeds[1:]), bare_images_per_second(settings)
+            mine = statistics.median([row.images_per_second for row in trained(settings)][1:])
+            bare = bare_images_per_second(settings, tiny)
             rows.append([backbone, precision, f"{mine:.0f}", f"{bare:.0f}", f"{mine / bare:.3f}"])
+    return rows
+
+
+def trained(settings: Recipe) -> list[EpochRow]:
+    with tempfile.TemporaryDirectory() as folder:
+        train(settings, folder + "/run", device=start_fabric(DEVICE, settings.training.precision))
+        return RunFolder(Path(folder) / "run").read_metrics()
+
+
+def compile_rows(tiny: bool) -> list[Row]:
+    rows: list[Row] = []
+    for compiled in (False, True):
+        epochs = trained(recipe("resnet50", "bf16", tiny, compiled=compiled))
+        speed = statistics.median([row.images_per_second for row in epochs][1:])
+        rows.append([str(compiled).lower(), f"{epochs[0].seconds:.1f}", f"{speed:.0f}"])
     return rows
 
 
@@ -161,7 +186,10 @@ def loader_rows(tiny: bool) -> list[Row]:
         sampler = settings.sampler.build(data.labels, 0)
         inputs = inputs_of(data, settings.transform, training=True)
         batches = TrainingBatches(sampler, 0)
-        ours = make_loader(inputs, batches, workers=workers, pin_memory=DEVICE == "cuda")
+        cutting = inputs_of(data, settings.transform, training=True, on_device=True)
+        ours, ours_cutting = (
+            make_loader(each, batches, workers=workers, pin_memory=DEVICE == "cuda") for each in (inputs, cutting)
+        )
         peer_data = ImageFolder(folder, transforms.Compose(steps))
         peer = DataLoader(peer_data, batch, True, num_workers=workers, drop_last=True, pin_memory=DEVICE == "cuda")
 
@@ -169,18 +197,30 @@ def loader_rows(tiny: bool) -> list[Row]:
             for one in ours:
                 inputs.on_device(one, torch.device(DEVICE))
 
+        def our_pass_cutting() -> None:
+            for one in ours_cutting:
+                cutting.on_device(one, torch.device(DEVICE))
+
         def peer_pass() -> None:
             for pixels, _ in peer:
                 pixels.to(DEVICE, non_blocking=True)
 
-        mine = statistics.median(len(sampler) * batch / seconds(our_pass) for _ in range(3))
-        theirs = statistics.median(len(peer) * batch / seconds(peer_pass) for _ in range(3))
-    return [[str(workers), f"{mine:.0f}", f"{theirs:.0f}", f"{mine / theirs:.2f}"]]
+        passes = {"loader": our_pass, "device": our_pass_cutting, "torchvision": peer_pass}
+        taken: dict[str, list[float]] = {name: [] for name in passes}
+        for _ in range(3):
+            for name, one_pass in passes.items():
+                taken[name].append(seconds(one_pass))
+        speeds = {name: len(sampler) * batch / statistics.median(times) for name, times in taken.items()}
+    return [
+        [str(workers), name, f"{speeds[name]:.0f}", f"{theirs:.0f}", f"{speeds[name] / theirs:.2f}"]
+        for theirs in [speeds.pop("torchvision")]
+        for name in speeds
+    ]
 
 
 def evaluation_rows(tiny: bool) -> list[Row]:
     rows: list[Row] = []
-    for count, classes in ((200, 20), (400, 40)) if tiny else ((60_502, 11_316), (1_000_000, 100_000)):
+    for count, classes in ((200, 20), (400, 40)) if tiny else ((60_502, 11_316), (500_000, 50_000)):
         points = normalize(torch.randn(count, 512, device=DEVICE), dim=1)
         labels = torch.arange(count, device=DEVICE) % classes
 
@@ -223,7 +263,8 @@ def embed_rows(tiny: bool) -> list[Row]:
 PARTS: dict[str, tuple[Callable[[bool], list[Row]], Row]] = {
     "losses": (loss_rows, ["loss", "C", "embeddings", "ms", "three float32 products ms", "ratio"]),
     "training": (training_rows, ["backbone", "precision", "dmlkit images/s", "bare images/s", "ratio"]),
-    "loader": (loader_rows, ["workers", "dmlkit images/s", "torchvision images/s", "ratio"]),
+    "compile": (compile_rows, ["training.compile", "first epoch s", "images/s of the others"]),
+    "loader": (loader_rows, ["workers", "augment_on", "dmlkit images/s", "torchvision images/s", "ratio"]),
     "evaluation": (evaluation_rows, ["images", "dmlkit s", "products s", "ratio"]),
     "embed": (embed_rows, ["backbone", "dmlkit images/s", "bare images/s", "ratio"]),
 }

@@ -15,7 +15,7 @@ run() {  # NAME COMMAND...
     failed+=("$name")
   fi
 }
-for part in losses training loader evaluation embed; do
+for part in losses training loader evaluation embed compile; do
   run "$part" "$python" benchmarks/gpu.py "$part" "$@"
 done
 if [ $# -eq 0 ]; then  # it has no small sizes

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -95,6 +96,26 @@ def test_images_augmented_there_are_the_loaders(dmlkit, tmp_path: Path):
         losses.append(json.loads((run / "metrics.jsonl").read_text())["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=0.005)
     assert losses[1] != losses[0]  # it rounds elsewhere
+
+
+@pytest.mark.parametrize("manifold", ["euclidean", "sphere", "poincare", "lorentz"])
+def test_embeddings_distances_and_searches_are_the_cpus(dmlkit, tmp_path: Path, manifold: str):
+    recipe, run = tmp_path / "tiny.yaml", tmp_path / "run"
+    recipe.write_text(TINY_RECIPE + f"manifold: {{name: {manifold}}}\n")
+    result = dmlkit("train", recipe, "-o", run, "--device", "cuda", "--set", "training.epochs=2")
+    assert result.code == 0, result.err
+    points, found = [], []
+    for device in ("cpu", "cuda"):
+        folder = tmp_path / device
+        result = dmlkit("embed", run, "--split", "test", "-o", folder, "--device", device)
+        assert result.code == 0, result.err
+        points.append(torch.from_numpy(np.load(folder / "embeddings.npy")))
+        result = dmlkit("search", folder, folder, "-k", "3", "--device", device, "--json")
+        assert result.code == 0, result.err
+        found.append([[one["id"] for one in query["neighbors"]] for query in json.loads(result.out)["queries"]])
+    torch.testing.assert_close(points[1], points[0], rtol=5e-3, atol=2e-3)  # the GPU convolves in TF32
+    same = sum(mine == theirs for mine, theirs in zip(*found, strict=True))
+    assert same >= 0.8 * len(found[0])
 
 
 def test_metrics_are_the_cpus():

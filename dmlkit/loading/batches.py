@@ -1,7 +1,7 @@
 """Batches of a dataset; the augmentation of a sample depends only on its position in training."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from time import perf_counter
 from typing import Any
 
@@ -69,9 +69,24 @@ def stack(inputs: list[Tensor]) -> Tensor:
     return torch.stack([image.permute(1, 2, 0) for image in inputs]).permute(0, 3, 1, 2)
 
 
+_most_workers = [8]  # more than 8 gained nothing; a list, since functions change it
+
+
+def limit_workers(cores: int) -> None:
+    """Let each loader of this process use at most this many of the CPU cores: others train beside it."""
+    _most_workers[0] = min(8, max(1, cores))
+
+
 def default_workers() -> int:
-    """Return the number of processes that read images unless a user says otherwise: one per CPU core, at most 8."""
-    return min(8, os.cpu_count() or 1)
+    """Return the number of processes that read images unless a user says otherwise: one per core, see `limit_workers`.
+
+    Example:
+        >>> limit_workers(1)
+        >>> default_workers()
+        1
+        >>> limit_workers(8)
+    """
+    return min(_most_workers[0], os.cpu_count() or 1)
 
 
 def make_loader(
@@ -82,11 +97,14 @@ def make_loader(
     Args:
         inputs: samples to load.
         batches: batches of draws, iterated again in every pass.
-        workers: number of processes that read images; None is one per CPU core, at most 8, and 0 for images in memory.
+        workers: number of processes that read images, at most one per batch; None is `default_workers`, and 0 for
+            images in memory.
         pin_memory: whether to use pinned memory, from which copies to a GPU are asynchronous.
     """
     if workers is None:
         workers = 0 if inputs.dataset.in_memory else default_workers()
+    if isinstance(batches, Sized):
+        workers = min(workers, len(batches))
     collate_function: Callable[[list[Item]], Batch] = collate
     return DataLoader(
         inputs,

@@ -84,8 +84,8 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """``device`` lets the GPU resize and mirror random crops, if the loader is the bottleneck. The crops are the same,
     and pixels differ by at most 2 of 255. On a CPU it is always the loader."""
     workers: Annotated[NonNegativeInt, Field(le=256)] | None = None
-    """Number of processes that read images, at most 256; null is one per CPU core, at most 8, and 0 for images in
-    memory."""
+    """Number of processes that read images, at most 256; null is one per CPU core, at most 8, a share of them under
+    ``study --jobs``, and 0 for images in memory."""
     loggers: tuple[LoggerName, ...] = ()
     """Additional loggers of the run, each an extra of dmlkit; training continues if one fails."""
 

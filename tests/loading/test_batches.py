@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from dmlkit.cli.progress import TrainingProgress
-from dmlkit.loading.batches import TimedBatches
+from dmlkit.datasets.glyphs import GlyphsConfig
+from dmlkit.loading.batches import TimedBatches, default_workers, evaluation_loader, limit_workers
 from dmlkit.run_folder.documents import EpochRow
 
 
@@ -24,6 +25,20 @@ def test_time_in_the_loader_is_told_from_time_in_the_step(monkeypatch: pytest.Mo
     for number, _ in enumerate(batches):
         clock[0] += 10 + number
     assert batches.seconds == 3.75
+
+
+def test_a_loader_starts_no_more_processes_than_it_may_or_has_batches(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    data = GlyphsConfig(classes=4, images_per_class=6).build("test")
+    data.in_memory = False
+    assert evaluation_loader(data, None, batch_size=len(data) // 2 + 1).num_workers == 2
+    assert evaluation_loader(data, None, batch_size=1, workers=3).num_workers == 3
+    assert default_workers() == 8
+    limit_workers(64 // 16)  # one of 16 trainings
+    try:
+        assert evaluation_loader(data, None, batch_size=1).num_workers == 4
+    finally:
+        limit_workers(8)
 
 
 @pytest.mark.parametrize(("waiting", "told"), [(0.0, False), (0.19, False), (0.2, True), (0.434, True)])

@@ -16,6 +16,7 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
 from dmlkit.errors import UserError
+from dmlkit.loading.batches import limit_workers
 from dmlkit.recipe.plugin import refuse_plugin_files
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.protocol import is_complete, run_once
@@ -166,6 +167,7 @@ def train_run(run: Run, setting: Setting, board: Any) -> Outcome:
         try:
             sys.argv = setting.command
             torch.set_num_threads(setting.processors)
+            limit_workers(setting.processors)
             with chdir(setting.folder):
                 if not run.folder.parent.is_dir():
                     raise UserError(

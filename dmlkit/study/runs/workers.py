@@ -20,6 +20,7 @@ from lightning_fabric import Fabric
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
 from dmlkit.errors import UserError
+from dmlkit.loading.batches import limit_workers
 from dmlkit.recipe.plugin import load_file, plugin_files
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import EpochRow
@@ -89,7 +90,7 @@ def train_at_once(
 ) -> None:
     """Train runs in ``jobs`` processes; complete runs do not change.
 
-    Each process uses the next GPU in turn, or its share of the threads.
+    Each process uses the next GPU in turn, or its share of the threads, and its share of the cores to read images.
 
     Args:
         runs: runs in the order of their start.
@@ -106,9 +107,9 @@ def train_at_once(
     listen, stop = context.Pipe(duplex=False)
     for job in range(jobs):
         devices.put(_device(fabric, job))
-    threads = max(1, torch.get_num_threads() // jobs)
+    threads, cores = max(1, torch.get_num_threads() // jobs), max(1, (os.cpu_count() or 1) // jobs)
     pending: set[Future[None]] = set()
-    with ProcessPoolExecutor(jobs, context, _begin, (events, devices, listen, threads, plugin_files())) as pool:
+    with ProcessPoolExecutor(jobs, context, _begin, (events, devices, listen, cores, threads, plugin_files())) as pool:
         try:
             with _ignored(signal.SIGINT):  # Ctrl-C goes to every process, but only this one shall stop the others
                 names = {pool.submit(_train, run, protocol): run.name for run in runs}
@@ -192,6 +193,7 @@ def _begin(
     events: "SimpleQueue[Event]",
     devices: "SimpleQueue[str]",
     listen: "connection.Connection[Any, Any]",
+    cores: int,
     threads: int,
     plugins: Sequence[Path],
 ) -> None:
@@ -201,6 +203,7 @@ def _begin(
     request = StopRequest()
     signal.signal(signal.SIGTERM, request)
     threading.Thread(target=_listen, args=(request, listen), daemon=True).start()
+    limit_workers(cores)
     torch.set_num_threads(threads)
     _workers.append(_Worker(devices.get(), events))
 
