@@ -9,9 +9,9 @@ from dmlkit.cli.options import USE, Checkpoint, SetDataset, examples, with_commo
 from dmlkit.files.source import (
     MODEL_FORMATS,
     EmbeddingFormat,
+    IndexPrecision,
     ModelFormat,
     ModelInput,
-    ModelPrecision,
     StoreFormat,
     require_exportable,
 )
@@ -26,7 +26,7 @@ app = typer.Typer()
         "dmlkit export runs/demo --format onnx --precision int8",
         "dmlkit export runs/demo --format hub --license mit -o birds-model",
         "dmlkit export galleries/birds --format onnx",
-        "dmlkit export embeddings/photos --format faiss",
+        "dmlkit export embeddings/photos --format faiss --precision int8",
         "dmlkit export embeddings/photos --format pgvector -o postgresql://me@db/birds",
     ),
 )
@@ -83,11 +83,11 @@ def export(
         ),
     ] = None,
     precision: Annotated[
-        ModelPrecision | None,
+        IndexPrecision | None,
         typer.Option(
             metavar="PRECISION",
-            help="Precision of an onnx model: fp32, fp16, or int8, whose ranges come from training images. Default: "
-            "fp32.",
+            help="Precision of an onnx model: fp32, fp16, or int8, whose ranges come from training images. Of a faiss "
+            "index on the sphere: fp32, fp16, int8 or binary. Default: fp32.",
             show_default=False,
         ),
     ] = None,

@@ -14,6 +14,7 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import load_model, shortened
 from dmlkit.errors import UserError
 from dmlkit.export.formats import FORMATS, check_embeddings_output, export_embeddings
+from dmlkit.export.formats.faiss import cost_of
 from dmlkit.export.gallery import export_gallery
 from dmlkit.export.hub import export_hub
 from dmlkit.export.lancedb import write_lancedb
@@ -27,6 +28,7 @@ from dmlkit.files.outputs import check_place
 from dmlkit.files.source import (
     MODEL_FORMATS,
     EmbeddingFormat,
+    IndexPrecision,
     ModelFormat,
     ModelInput,
     ModelPrecision,
@@ -82,7 +84,8 @@ class WantedModel:
         takes: input of a model of images, see `export_model`. Default: ``images`` for ``onnx`` and ``torch-export``.
         dims: number of first coordinates that the exported model returns, see `shortened`. Default: all.
         license: identifier of the license, for the model card of ``hub``.
-        precision: precision of an ``onnx`` model, see `lower`. Default: ``fp32``.
+        precision: precision of an ``onnx`` model, see `lower`, or of the vectors of a ``faiss`` index, which alone may
+            be ``binary``. Default: ``fp32``.
     """
 
     checkpoint: CheckpointName | None = None
@@ -90,7 +93,7 @@ class WantedModel:
     takes: ModelInput | None = None
     dims: int | None = None
     license: str | None = None
-    precision: ModelPrecision | None = None
+    precision: IndexPrecision | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,9 @@ def export(
     stores = f"stores ({', '.join(get_args(StoreFormat))})"
     _check_applies(is_store, stores, {"--table": table, "--overwrite": overwrite})
     _check_applies(format in PROGRAMS, " and ".join(PROGRAMS), {"--input": model.takes, "--dims": model.dims})
-    _check_applies(format == "onnx", "onnx", {"--precision": model.precision})
+    _check_applies(format in ("onnx", "faiss"), "onnx and faiss", {"--precision": model.precision})
+    if format == "onnx" and model.precision == "binary":
+        raise UserError("export: --precision binary applies only to faiss; an onnx model has fp32, fp16 or int8")
     _check_applies(format == "hub", "hub", {"--license": model.license})
     if output is not None and not str(output):  # a store and TensorBoard would write into the current folder
         raise UserError("export: --output is empty; expected a file, a folder or an address")
@@ -160,7 +165,10 @@ def export(
     file_format = cast(EmbeddingFormat, format)
     if path is not None:
         check_embeddings_output(source, file_format, path)
-    return Exported([*export_embeddings(folder, file_format, path or source / FORMATS[format].file_name)])
+    precision, name = model.precision or "fp32", Path(FORMATS[format].file_name)
+    path = path or source / (name if precision == "fp32" else name.with_suffix(f".{precision}{name.suffix}"))
+    written = export_embeddings(folder, file_format, path, precision)
+    return Exported([*written], notes=[] if precision == "fp32" else [cost_of(folder, path, precision)])
 
 
 def _of_run(model: WantedModel) -> dict[str, str | int | None]:
@@ -213,7 +221,7 @@ def _export_run(
     if model.dims is not None:
         trained, merged = shortened(trained, model.dims), shortened(merged, model.dims)
     # a shortened model is another one: it has no threshold, and its fingerprint is computed when it is merged
-    lowered = None if precision == "fp32" else lower(run, merged, precision, start_ranks("cpu"))
+    lowered = None if precision == "fp32" else lower(run, merged, cast(ModelPrecision, precision), start_ranks("cpu"))
     fingerprint = (lowered.trained if lowered else trained).fingerprint
     threshold = None if model.dims is not None else threshold_of(run, fingerprint)
     manifest = export_model(trained, format, path, threshold, takes=takes, labels=labels, lowered=lowered)

@@ -48,6 +48,8 @@ ModelInput = Literal["images", "squares"]
 """What an exported model takes: images of any size, or squares that are already resized and cropped."""
 ModelPrecision = Literal["fp32", "fp16", "int8"]
 """Precision of the weighted layers of an exported ONNX model."""
+IndexPrecision = Literal["fp32", "fp16", "int8", "binary"]
+"""Precision of the vectors of an exported FAISS index."""
 EmbeddingFormat = Literal["faiss", "parquet", "npz", "tensorboard"]
 """Files of embeddings, each written by the file of this name in ``dmlkit/export/formats``."""
 StoreFormat = Literal["lancedb", "qdrant", "pgvector"]

@@ -17,6 +17,7 @@ from dmlkit.embedding.trained import load_model
 from dmlkit.export.model import ModelManifest
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import TINY_RECIPE
+from tests.embedding.stored import EUCLIDEAN, embeddings_at
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,49 @@ def test_the_faiss_index_ranks_as_the_similarity_does(dmlkit, embeddings, tmp_pa
     np.testing.assert_allclose(np.take_along_axis(similarity, found, axis=1), best, atol=3e-7)
     items = parquet.read_table(tmp_path / "index.items.parquet")
     assert items.equals(parquet.read_table(embeddings / "items.parquet"))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "binary"])
+def test_a_faiss_index_of_lower_precision_holds_the_rounded_points(dmlkit, embeddings, tmp_path, precision: str):
+    output = tmp_path / "index.faiss"
+    result = dmlkit("export", embeddings, "--format", "faiss", "--precision", precision, "-o", output)
+    points = np.load(embeddings / "embeddings.npy")
+    if precision == "binary":
+        signs = np.where(points >= 0, 1, 0)
+        distances, _ = faiss.read_index_binary(str(output)).search(np.packbits(points >= 0, axis=1), 5)
+        expected = (signs[:, None] != signs[None]).sum(2)
+        np.testing.assert_array_equal(distances, np.sort(expected, axis=1)[:, :5])
+        near = -expected.astype(np.float64)
+    else:
+        kept = points.astype(np.float16)
+        if precision == "int8":
+            low, high = points.min(0).astype(np.float64), points.max(0).astype(np.float64)
+            step = (high - low) / 255
+            kept = low + (np.floor((points - low) / step) + 0.5) * step  # FAISS decodes to the middle of a step
+        found, _ = faiss.read_index(str(output)).search(points, 5)
+        near = points.astype(np.float64) @ kept.T.astype(np.float64)
+        np.testing.assert_allclose(found, -np.sort(-near, axis=1)[:, :5], atol=2e-6)
+    bits = {"fp16": 16, "int8": 8, "binary": 1}[precision]
+    told = float(result.out.split(f"{bits} bytes per vector instead of 32; it finds ")[1].split()[0])
+    similarity = points @ points.T
+    for scores in (near, similarity):
+        np.fill_diagonal(scores, -np.inf)
+    best, mine = (np.argsort(-scores, axis=1, kind="stable")[:, :10] for scores in (similarity, near))
+    shares = [len({*left} & {*right}) / 10 for left, right in zip(best, mine, strict=True)]
+    assert told == pytest.approx(np.mean(shares), abs=0.05 if precision == "binary" else 0.01)  # ties of distances
+
+
+def test_an_index_of_lower_precision_is_refused_where_it_would_reorder(dmlkit, run, embeddings, tmp_path):
+    for words, part in (
+        (("export", embeddings, "--format", "npz", "--precision", "int8"), "applies only to onnx and faiss"),
+        (("export", run, "--format", "onnx", "--precision", "binary"), "an onnx model has fp32, fp16 or int8"),
+    ):
+        result = dmlkit(*words)
+        assert result.code == 2 and part in result.err
+    flat = embeddings_at(tmp_path / "flat", manifold=EUCLIDEAN)
+    result = dmlkit("export", flat, "--format", "faiss", "--precision", "fp16")
+    assert result.code == 2 and "applies to embeddings on the sphere" in result.err
+    assert not list(flat.glob("*.faiss"))
 
 
 def test_parquet_npz_and_tensorboard_hold_the_same_rows(dmlkit, embeddings, tmp_path):

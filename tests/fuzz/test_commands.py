@@ -179,7 +179,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("--untrained base.yaml", "metric ties json overrides"),
     ),
     "export": (
-        ("run/embeddings/test --format faiss", "output=new.faiss"),
+        ("run/embeddings/test --format faiss", "output=new.faiss precision=fp32,fp16,int8,binary"),
         ("run --format hub", "license_name=mit,apache-2.0 output=new checkpoint"),
         ("run/embeddings/test --format npz", "output=new.npz"),
         ("run/embeddings/test --format parquet", "output=new.parquet"),

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_output, writing
-from dmlkit.files.source import EmbeddingFormat
+from dmlkit.files.source import EmbeddingFormat, IndexPrecision
 
 FORMATS: dict[str, "Format"] = {}
 """Formats by name; every subclass of `Format` is registered."""
@@ -25,6 +26,16 @@ class Format(ABC):
     def __init_subclass__(cls, name: str, file_name: str) -> None:
         cls.name, cls.file_name = name, file_name
         FORMATS[name] = cls()
+
+    def at(self, precision: IndexPrecision) -> "Format":
+        """Return the format with vectors of a precision; most formats have float32 alone.
+
+        Raises:
+            UserError: the format has no such precision.
+        """
+        if precision != "fp32":
+            raise UserError(f"export: --precision {precision} does not apply to --format {self.name}; use faiss")
+        return self
 
     @abstractmethod
     def write(self, folder: EmbeddingFolder, output: Path) -> list[Path]:
@@ -55,22 +66,29 @@ class Format(ABC):
             check_output(path, lambda _: self.is_mine(output), sources=sources)
 
 
-def export_embeddings(folder: EmbeddingFolder, format: EmbeddingFormat, output: Path) -> list[Path]:  # noqa: A002
+def export_embeddings(
+    folder: EmbeddingFolder,
+    format: EmbeddingFormat,  # noqa: A002
+    output: Path,
+    precision: IndexPrecision = "fp32",
+) -> list[Path]:
     """Write embeddings with their ids, paths and labels, and return the files.
 
     Args:
         format: ``faiss`` (exact inner-product index, with its items next to it), ``parquet`` (a fixed-size-list
             column), ``npz``, or ``tensorboard`` (a folder for the embedding projector).
         output: the file to write, or the folder for tensorboard.
+        precision: of the vectors of a ``faiss`` index, see `dmlkit.export.formats.faiss.Faiss`.
 
     Raises:
         UserError: an embedding is not a point of its manifold or cannot be written in this format, or the disk is full;
             no partial file is left.
     """
+    writer = FORMATS[format].at(precision)
     folder.check_points()  # nothing is written if a point is invalid
     with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        return FORMATS[format].write(folder, output)
+        return writer.write(folder, output)
 
 
 def check_embeddings_output(folder: Path, format: EmbeddingFormat, output: Path) -> None:  # noqa: A002
