@@ -42,6 +42,24 @@ class OptionError(UserError):
         return f"{self.key}: {self.message}"
 
 
+def out_of_memory(error: BaseException) -> str:
+    """Return how the memory of the machine or of a GPU ran out; an empty text for other errors.
+
+    PyTorch raises a RuntimeError, whose text is long.
+
+    Example:
+        >>> out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. Including non-PyTorch memory"))
+        'CUDA out of memory. Tried to allocate 2.00 GiB'
+        >>> out_of_memory(RuntimeError("expected a tensor"))
+        ''
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text):
+        text = text.partition("DefaultCPUAllocator: ")[2] or text
+        return text.partition(" Including ")[0].partition(" Error code ")[0].rstrip(".")
+    return (text or "the machine's memory ran out") if isinstance(error, MemoryError) else ""
+
+
 @contextmanager
 def option_errors(key: str) -> Generator[None]:
     """Convert user errors of the block, such as those of reading a file, into errors of the key that names the file.

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dmlkit.cli.app import is_user_error, message_of
 from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.recipe import parse_recipe
 from dmlkit.samplers import ClassBalanced
@@ -126,3 +127,14 @@ def test_no_text_of_an_error_begins_with_a_key():
                 case _:
                     pass
     assert wrong == []
+
+
+def test_memory_that_runs_out_is_no_internal_error_in_any_command():
+    with pytest.raises(RuntimeError) as of_the_machine:
+        torch.empty(2**52)
+    of_a_gpu = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. Including non-PyTorch memory")
+    told = [message_of(error) for error in (of_the_machine.value, of_a_gpu, MemoryError())]
+    assert told[0].startswith("not enough memory: can't allocate memory: you tried to allocate ")
+    assert told[1].startswith("not enough memory: CUDA out of memory. Tried to allocate 2.00 GiB; other programs")
+    assert told[2] == "not enough memory: the machine's memory ran out"
+    assert is_user_error(of_a_gpu) and not is_user_error(RuntimeError("expected a tensor"))

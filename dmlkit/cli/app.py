@@ -46,7 +46,7 @@ from dmlkit.cli import (
     verify,
     why,
 )
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, out_of_memory
 from dmlkit.files.escape import excerpt, printable
 
 USER_ERROR = 2  # exit codes
@@ -222,7 +222,7 @@ def say_stopped() -> None:
 
 def is_user_error(error: Exception) -> bool:
     """Return whether the input or the machine caused the error, not dmlkit."""
-    return isinstance(error, UserError | OSError | MemoryError)
+    return isinstance(error, UserError | OSError) or bool(out_of_memory(error))
 
 
 def message_of(error: Exception) -> str:
@@ -232,8 +232,9 @@ def message_of(error: Exception) -> str:
     if isinstance(error, OSError):
         names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
         return f"{names}: {error.strerror}" if names and error.strerror else str(error)
-    if isinstance(error, MemoryError):
-        return f"not enough memory: {error}"
+    if memory := out_of_memory(error):
+        where = "other programs may use the GPU too, and --device cpu does without it" if "CUDA" in memory else ""
+        return f"not enough memory: {memory}{where and '; '}{where}"
     first = (str(error).splitlines() or [""])[0]
     return (
         f"internal error of dmlkit {__version__}: {type(error).__name__}: {first}; "

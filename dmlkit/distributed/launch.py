@@ -234,7 +234,7 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def lost_ranks(error: RuntimeError) -> bool:
+def lost_ranks(error: Exception) -> bool:
     """Return whether an error means that another rank has ended."""
     return isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
 

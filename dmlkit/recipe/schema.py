@@ -22,7 +22,7 @@ from dmlkit.backbones.tuning import NoTuningConfig, TuningConfig
 from dmlkit.component import ComponentConfig, components_below, one_of
 from dmlkit.datasets import DatasetConfig
 from dmlkit.datasets.files.samples import samples_named
-from dmlkit.errors import OptionError, UserError
+from dmlkit.errors import OptionError, UserError, out_of_memory
 from dmlkit.heads import HeadConfig, Linear
 from dmlkit.losses import LossConfig
 from dmlkit.losses.base import too_curved
@@ -169,7 +169,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             raise UserError(self.fault(tuple(error.key.split(".")), error.message)) from error
         except (ValueError, RuntimeError, MemoryError) as error:
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
+            if out_of_memory(error):
                 text = "needs more memory than this machine has; use a smaller model or smaller images"
             raise UserError(self.fault(key, text)) from error
 

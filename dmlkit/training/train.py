@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from dmlkit.distributed.exchange import gather_counts, gather_rows
 from dmlkit.distributed.launch import lost_ranks, start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, out_of_memory
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.loading.batches import TimedBatches, TrainingBatches, make_loader
 from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
@@ -29,6 +29,10 @@ from dmlkit.training.progress import Pace, Progress, Silent, mirror_to_loggers
 from dmlkit.training.summary import forget_peak_memory, peak_memory, summarize
 from dmlkit.training.untrained_baseline import score_untouched
 
+LESS_MEMORY = (
+    "take smaller batches, or set training.precision=bf16, training.gradient_checkpointing=true or "
+    "training.gradient_cache"
+)
 CHECK_EVERY = 20  # steps between two checks of the loss on a GPU, which each check stalls; on a CPU every step
 
 
@@ -99,7 +103,10 @@ def _train(
         teach(experiment, fabric, progress)
         untouched = score_untouched(experiment, data, run, fabric, progress)
         return summarize(experiment, data, run, fabric, fit(experiment, data, run, fabric, progress, resume), untouched)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
+        if memory := out_of_memory(error):
+            text = f"not enough memory for batches of {experiment.sampler.batch_size} images ({memory}); {LESS_MEMORY}"
+            raise UserError(recipe.fault(("sampler",), text)) from error
         if fabric.world_size == 1 or not lost_ranks(error):
             raise
         if run.is_being_replaced():

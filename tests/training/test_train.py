@@ -345,6 +345,16 @@ def test_what_cannot_train_is_one_line_before_anything_is_written_t2_t3(dmlkit, 
         assert not (tmp_path / "run").exists()
 
 
+def test_memory_that_runs_out_is_one_line_with_the_settings_that_need_less(
+    dmlkit, tiny_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("dmlkit.training.train.compute_loss", lambda *_: torch.empty(2**52))
+    result = dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cpu")
+    assert result.code == 2 and result.err.count("\n") == 1
+    assert "sampler: not enough memory for batches of 8 images (can't allocate memory: you tried" in result.err
+    assert "take smaller batches, or set training.precision=bf16" in result.err and "Error code" not in result.err
+
+
 def test_frozen_batch_norms_take_single_images(dmlkit, tiny_recipe: Path):
     changes = ["backbone={name: resnet18, freeze_batchnorm_statistics: true}", "sampler.batch_size=1"]
     assert dmlkit("train", tiny_recipe, "--dry-run", *(word for one in changes for word in ("--set", one))).code == 0
