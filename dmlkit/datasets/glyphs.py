@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -116,10 +116,20 @@ class Glyphs(Dataset):
             ["-".join(map(code_point, characters)) for characters in classes],
             [f"{code_point(character)}/{image}" for character, image in shown],
         )
-        self.pixels = torch.from_numpy(np.stack([render(*one, size, seed, difficulty) for one in shown]))
+        draw = drawn if len(shown) * size**2 <= MOST_KEPT else drawn.__wrapped__
+        self.pixels = draw(tuple(shown), size, seed, difficulty)
 
     def sample(self, index: int) -> Tensor:
         return self.pixels[index].expand(3, -1, -1)
+
+
+@lru_cache(maxsize=8)
+def drawn(shown: tuple[tuple[str, int], ...], size: int, seed: int, difficulty: float) -> Tensor:
+    """Draw images (N, size, size) uint8, each of a character and a number, see `render`.
+
+    The runs of a study draw the same ones: 7 of the 58 s of processor time of a run of modes_claims.yaml.
+    """
+    return torch.from_numpy(np.stack([render(*one, size, seed, difficulty) for one in shown]))
 
 
 def character_path(character: str) -> str:
@@ -183,6 +193,7 @@ FACES = tuple(
     for style in styles
 )
 VERSION = 1  # version of the rendering; the images of a pair (seed, version) never change
+MOST_KEPT = 16 * 2**20  # bytes of a set of images that is kept for the next dataset of the process; 8 sets are
 
 
 @cache
