@@ -1,5 +1,6 @@
-"""Names of devices, checked before torch is imported."""
+"""Names of devices and the number of CPU cores, before torch is imported."""
 
+import os
 import re
 
 from dmlkit.errors import UserError
@@ -21,3 +22,15 @@ def parse_device(device: str) -> tuple[str, int | None]:
     if match is None or (match[2] and match[1] != "cuda"):
         raise UserError(f"--device {device}: expected auto, cpu, cuda, cuda:N or mps")
     return match[1], int(match[2]) if match[2] else None
+
+
+def count_cores() -> int:
+    """Return how many CPU cores this process may use: Slurm, ``taskset`` and containers may allow fewer than there are.
+
+    Example:
+        >>> 1 <= count_cores() <= os.cpu_count()
+        True
+    """
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

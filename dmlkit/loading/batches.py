@@ -1,6 +1,5 @@
 """Batches of a dataset; the augmentation of a sample depends only on its position in training."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sized
 from time import perf_counter
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.device_name import count_cores
 from dmlkit.loading.inputs import Batch, Draw, Inputs, Item, inputs_of
 from dmlkit.samplers.base import Sampler
 from dmlkit.transforms.base import TransformConfig
@@ -86,7 +86,7 @@ def default_workers() -> int:
         1
         >>> limit_workers(8)
     """
-    return min(_most_workers[0], os.cpu_count() or 1)
+    return min(_most_workers[0], count_cores())
 
 
 def make_loader(

@@ -1,6 +1,5 @@
 """Estimate of how long a recipe trains on this machine, from a timed batch of its backbone."""
 
-import os
 from math import ceil
 from time import perf_counter
 from timeit import repeat
@@ -13,6 +12,7 @@ from torch import Tensor
 from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.device_name import count_cores
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.computation import compare_engines
 from dmlkit.embedding.features import ENGINE, frozen_backbone
@@ -117,6 +117,6 @@ def _per_image(computing: float, reading: float, workers: int, fabric: Fabric) -
     """Return the seconds per image if ``workers`` processes read while the device computes, on shared processors."""
     if fabric.device.type != "cpu":
         return max(computing, reading / workers)
-    cores = os.cpu_count() or 1
+    cores = count_cores()
     busy = computing * min(torch.get_num_threads(), cores) + reading
     return max(computing, busy / cores, reading / workers)

@@ -28,7 +28,7 @@ def test_time_in_the_loader_is_told_from_time_in_the_step(monkeypatch: pytest.Mo
 
 
 def test_a_loader_starts_no_more_processes_than_it_may_or_has_batches(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("dmlkit.loading.batches.count_cores", lambda: 64)
     data = GlyphsConfig(classes=4, images_per_class=6).build("test")
     data.in_memory = False
     assert evaluation_loader(data, None, batch_size=len(data) // 2 + 1).num_workers == 2

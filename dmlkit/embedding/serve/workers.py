@@ -13,6 +13,7 @@ from time import monotonic
 from types import FrameType
 from typing import NamedTuple
 
+from dmlkit.distributed.device_name import count_cores
 from dmlkit.errors import UserError
 
 METRICS = "PROMETHEUS_MULTIPROC_DIR"
@@ -48,7 +49,7 @@ def run_workers(work: Work, count: int, started: Callable[[int], None]) -> None:
     Raises:
         UserError: a worker cannot start.
     """
-    os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // count)))
+    os.environ.setdefault(THREADS, str(max(1, count_cores() // count)))
     workers = list[_Worker]()
     with _summed_counts(), _stop_signals() as stop:
         try:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from lightning_fabric import Fabric
 
+from dmlkit.distributed.device_name import count_cores
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
 from dmlkit.errors import UserError
@@ -107,7 +108,7 @@ def train_at_once(
     listen, stop = context.Pipe(duplex=False)
     for job in range(jobs):
         devices.put(_device(fabric, job))
-    threads, cores = max(1, torch.get_num_threads() // jobs), max(1, (os.cpu_count() or 1) // jobs)
+    threads, cores = max(1, torch.get_num_threads() // jobs), max(1, count_cores() // jobs)
     pending: set[Future[None]] = set()
     with ProcessPoolExecutor(jobs, context, _begin, (events, devices, listen, cores, threads, plugin_files())) as pool:
         try:
