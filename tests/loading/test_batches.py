@@ -27,6 +27,7 @@ def test_time_in_the_loader_is_told_from_time_in_the_step(monkeypatch: pytest.Mo
     assert batches.seconds == 3.75
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_loader_starts_no_more_processes_than_it_may_or_has_batches(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dmlkit.loading.batches.count_cores", lambda: 64)
     data = GlyphsConfig(classes=4, images_per_class=6).build("test")
