@@ -6,14 +6,14 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from dmlkit.cli.options import USE, Checkpoint, SetDataset, examples, with_common_options
-from dmlkit.files.source import (
+from dmlkit.files.export_formats import (
     MODEL_FORMATS,
     EmbeddingFormat,
     IndexPrecision,
     ModelFormat,
     ModelInput,
     StoreFormat,
-    require_exportable,
+    check_export,
 )
 
 app = typer.Typer()
@@ -104,7 +104,20 @@ def export(
     overrides: SetDataset = None,
 ) -> None:
     """Export the model of a run, a gallery with its model, or embeddings, for other programs."""
-    require_exportable(source, format)
+    check_export(
+        source,
+        format,
+        {
+            "--table": table,
+            "--overwrite": overwrite,
+            "--input": takes,
+            "--dims": dims,
+            "--precision": precision,
+            "--license": license_name,
+            "--checkpoint": checkpoint,
+            "--set": overrides,
+        },
+    )
 
     from rich.console import Console
 

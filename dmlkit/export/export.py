@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os.path import commonpath
 from pathlib import Path
-from typing import cast, get_args
+from typing import cast
 
 from dmlkit.backbones.tuning import LoRAConfig
 from dmlkit.distributed.launch import start_ranks
@@ -24,24 +24,24 @@ from dmlkit.export.pgvector import write_pgvector
 from dmlkit.export.precision import lower
 from dmlkit.export.qdrant import write_qdrant
 from dmlkit.export.store import Destination, is_address
-from dmlkit.files.outputs import check_place
-from dmlkit.files.source import (
+from dmlkit.files.export_formats import (
     MODEL_FORMATS,
+    PROGRAMS,
+    STORES,
     EmbeddingFormat,
     IndexPrecision,
     ModelFormat,
     ModelInput,
     ModelPrecision,
     StoreFormat,
-    check_options,
-    kind_of,
-    require_exportable,
+    check_export,
 )
+from dmlkit.files.outputs import check_place
+from dmlkit.files.source import kind_of
 from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
-PROGRAMS: tuple[ModelFormat, ...] = ("onnx", "torch-export")  # formats with the computation, not only the weights
 TABLE = "embeddings"  # default name of a table
 
 
@@ -95,6 +95,17 @@ class WantedModel:
     license: str | None = None
     precision: IndexPrecision | None = None
 
+    def options(self) -> dict[str, object]:
+        """Return the values by the names that they have on the command line."""
+        return {
+            "--checkpoint": self.checkpoint,
+            "--set": list(self.overrides),
+            "--input": self.takes,
+            "--dims": self.dims,
+            "--license": self.license,
+            "--precision": self.precision,
+        }
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -132,35 +143,26 @@ def export(
         UserError: the format does not fit the source, or ``output`` was not written by dmlkit; see also `export_model`,
             `export_embeddings` and `export_to_store`.
     """
-    is_store = format in get_args(StoreFormat)
-    stores = f"stores ({', '.join(get_args(StoreFormat))})"
-    _check_applies(is_store, stores, {"--table": table, "--overwrite": overwrite})
-    _check_applies(format in PROGRAMS, " and ".join(PROGRAMS), {"--input": model.takes, "--dims": model.dims})
-    _check_applies(format in ("onnx", "faiss"), "onnx and faiss", {"--precision": model.precision})
-    if format == "onnx" and model.precision == "binary":
-        raise UserError("export: --precision binary applies only to faiss; an onnx model has fp32, fp16 or int8")
-    _check_applies(format == "hub", "hub", {"--license": model.license})
+    is_store = format in STORES
+    check_export(source, format, {"--table": table, "--overwrite": overwrite, **model.options()})
     if output is not None and not str(output):  # a store and TensorBoard would write into the current folder
         raise UserError("export: --output is empty; expected a file, a folder or an address")
     if output is not None and not is_store and is_address(str(output)):
         raise UserError(f"--output: got an address, but --format {format} writes a file; give a file name")
-    require_exportable(source, format)
     path = None if output is None or is_address(str(output)) else Path(output)
     if kind_of(source) == "gallery":
-        _check_applies(applies=False, formats="runs", options=_of_run(model))
         path, parity = export_gallery(source, path)
         has_local = read_gallery_manifest(source).local is not None
         notes = ["answers compare embeddings alone; its patches or keypoints stay in the gallery"] if has_local else []
         return Exported([path], _agreement(parity, "images"), notes)
     if format in MODEL_FORMATS:
         return _export_run(source, format, path, model)
-    check_options(source, "embeddings", {"--checkpoint": model.checkpoint, "--set": list(model.overrides)})
     folder = EmbeddingFolder(source)
     if path is not None:
         check_place(path, data_of(folder))
     if is_store:
         target = None if output is None else str(output)
-        to, notes = export_to_store(folder, cast(StoreFormat, format), target, table, overwrite=overwrite, bar=bar)
+        to, notes = export_to_store(folder, format, target, table, overwrite=overwrite, bar=bar)
         return Exported([to], notes=notes)
     file_format = cast(EmbeddingFormat, format)
     if path is not None:
@@ -169,23 +171,6 @@ def export(
     path = path or source / (name if precision == "fp32" else name.with_suffix(f".{precision}{name.suffix}"))
     written = export_embeddings(folder, file_format, path, precision)
     return Exported([*written], notes=[] if precision == "fp32" else [cost_of(folder, path, precision)])
-
-
-def _of_run(model: WantedModel) -> dict[str, str | int | None]:
-    """Return the values of options that apply to runs alone, by their names."""
-    return {
-        "--input": model.takes,
-        "--dims": model.dims,
-        "--precision": model.precision,
-        "--checkpoint": model.checkpoint,
-        "--set": " ".join(model.overrides) or None,
-    }
-
-
-def _check_applies(applies: bool, formats: str, options: dict[str, str | int | None]) -> None:
-    for name, value in options.items():
-        if value not in (None, False) and not applies:
-            raise UserError(f"export: {name} applies only to {formats}; remove this option")
 
 
 def _export_run(

@@ -20,9 +20,9 @@ from dmlkit.errors import UserError
 from dmlkit.export.precision import Lowered, ValidationScores
 from dmlkit.export.preparation import FromImages, prepend_preparation
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.export_formats import ModelFormat, ModelInput
 from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import check_output, writing
-from dmlkit.files.source import ModelFormat, ModelInput
 from dmlkit.loading.cache import images_of_split
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.run_folder.threshold import Threshold

@@ -9,7 +9,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from dmlkit.errors import OptionError, UserError
 from dmlkit.files.columns import TABLE_COLUMNS, columns_of, missing_columns, require_column
@@ -42,19 +42,6 @@ PARTNERS = {
 """What takes each of them."""
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
-ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
-"""Formats in which dmlkit export writes a model; the others are of embeddings."""
-ModelInput = Literal["images", "squares"]
-"""What an exported model takes: images of any size, or squares that are already resized and cropped."""
-ModelPrecision = Literal["fp32", "fp16", "int8"]
-"""Precision of the weighted layers of an exported ONNX model."""
-IndexPrecision = Literal["fp32", "fp16", "int8", "binary"]
-"""Precision of the vectors of an exported FAISS index."""
-EmbeddingFormat = Literal["faiss", "parquet", "npz", "tensorboard"]
-"""Files of embeddings, each written by the file of this name in ``dmlkit/export/formats``."""
-StoreFormat = Literal["lancedb", "qdrant", "pgvector"]
-"""Databases of embeddings."""
-MODEL_FORMATS: tuple[ModelFormat, ...] = get_args(ModelFormat)
 APPLIES: dict[str, tuple[Kind, ...]] = {
     "--split": ("run",),
     "--checkpoint": ("run",),
@@ -126,29 +113,6 @@ def require_source(path: Path) -> Kind:
     if kind == "gallery":
         require_gallery(path)
     return kind
-
-
-def require_exportable(path: Path, export_format: str) -> None:
-    """Check that a path is what a format exports: a run, or a gallery for ``onnx``; or else a folder of embeddings.
-
-    Raises:
-        UserError: it is something else.
-    """
-    kind = kind_of(path) if path.exists() else "images"
-    if export_format == "onnx" and kind == "gallery":
-        require_gallery(path)
-    elif export_format in MODEL_FORMATS:
-        if kind not in ("run", "images"):
-            raise UserError(
-                f"{path}: expected a run, since --format {export_format} exports a model; got {NAMES[kind]}"
-            )
-        require_run(path)
-    elif kind in ("run", "gallery", "array"):
-        first = f": run dmlkit embed {path} first" if kind == "run" else ""
-        raise UserError(f"{path}: is {NAMES[kind]}; --format {export_format} exports a folder of embeddings{first}")
-    elif not (path / "manifest.json").exists():
-        require_path(path, "a folder of embeddings")
-        raise UserError(f"{path / 'manifest.json'}: missing; expected a manifest of embeddings that dmlkit wrote")
 
 
 def require_queries(path: Path) -> Kind:

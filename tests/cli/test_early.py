@@ -218,6 +218,7 @@ MISTAKES = [
         "export run --format npz",
         "run: is a run; --format npz exports a folder of embeddings: run dmlkit embed run first",
     ),
+    ("export empty --format npz --dims 3", "export: --dims applies only to onnx and torch-export; remove this option"),
     ("export none --format npz", "none: no such file or folder; expected a folder of embeddings"),
     (
         "export empty --format npz",

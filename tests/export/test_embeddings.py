@@ -13,7 +13,7 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
 from dmlkit.export.formats import FORMATS, Format, check_embeddings_output, export_embeddings
 from dmlkit.export.formats.faiss import FaissManifest
-from dmlkit.files.source import EmbeddingFormat
+from dmlkit.files.export_formats import EmbeddingFormat
 from tests.embedding.stored import EUCLIDEAN, INDEX, MANIFEST, POINTS, embeddings_at, items, manifest
 
 

@@ -1,4 +1,4 @@
-"""File formats of embeddings, one per file: a member of `EmbeddingFormat` of `dmlkit.files.source` and its name."""
+"""File formats of embeddings, one per file: a member of `EmbeddingFormat` of `dmlkit.files.export_formats`."""
 
 from dmlkit.component import load_family
 from dmlkit.export.formats.base import FORMATS, Format, check_embeddings_output, export_embeddings

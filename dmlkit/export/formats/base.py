@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
+from dmlkit.files.export_formats import EmbeddingFormat, IndexPrecision
 from dmlkit.files.outputs import check_output, writing
-from dmlkit.files.source import EmbeddingFormat, IndexPrecision
 
 FORMATS: dict[str, "Format"] = {}
 """Formats by name; every subclass of `Format` is registered."""

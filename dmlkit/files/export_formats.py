@@ -1,0 +1,86 @@
+"""The formats that dmlkit export writes, and which sources and options go with each.
+
+It imports no torch, so that the command line refuses a wrong option at once.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+from dmlkit.errors import UserError
+from dmlkit.files.source import NAMES, check_options, kind_of, require_gallery, require_path, require_run
+
+ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
+"""Formats in which dmlkit export writes a model; the others are of embeddings."""
+ModelInput = Literal["images", "squares"]
+"""What an exported model takes: images of any size, or squares that are already resized and cropped."""
+ModelPrecision = Literal["fp32", "fp16", "int8"]
+"""Precision of the weighted layers of an exported ONNX model."""
+IndexPrecision = Literal["fp32", "fp16", "int8", "binary"]
+"""Precision of the vectors of an exported FAISS index."""
+EmbeddingFormat = Literal["faiss", "parquet", "npz", "tensorboard"]
+"""Files of embeddings, each written by the file of this name in ``dmlkit/export/formats``."""
+StoreFormat = Literal["lancedb", "qdrant", "pgvector"]
+"""Databases of embeddings."""
+MODEL_FORMATS: tuple[ModelFormat, ...] = get_args(ModelFormat)
+STORES: tuple[StoreFormat, ...] = get_args(StoreFormat)
+PROGRAMS: tuple[ModelFormat, ...] = ("onnx", "torch-export")
+"""Formats with the computation, not only the weights."""
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "--table": STORES,
+    "--overwrite": STORES,
+    "--input": PROGRAMS,
+    "--dims": PROGRAMS,
+    "--precision": ("onnx", "faiss"),
+    "--license": ("hub",),
+}
+"""The formats that each option applies to; options that are not here depend on the source."""
+
+
+def check_export(source: Path, export_format: str, options: Mapping[str, object]) -> None:
+    """Check that a source can be exported in a format with the given options.
+
+    Args:
+        options: value by option; an empty value is not checked.
+
+    Raises:
+        UserError: an option does not apply to the format or to the source, or the source has another format.
+    """
+    given = {name: value for name, value in options.items() if value}
+    for name in given:
+        formats = OPTIONS.get(name, (export_format,))
+        if export_format not in formats:
+            words = f"stores ({', '.join(formats)})" if formats == STORES else " and ".join(formats)
+            raise UserError(f"export: {name} applies only to {words}; remove this option")
+    if export_format == "onnx" and given.get("--precision") == "binary":
+        raise UserError("export: --precision binary applies only to faiss; an onnx model has fp32, fp16 or int8")
+    require_exportable(source, export_format)
+    if kind_of(source) == "gallery":
+        for name in ("--input", "--dims", "--precision", "--checkpoint", "--set"):
+            if name in given:
+                raise UserError(f"export: {name} applies only to runs; remove this option")
+    elif export_format not in MODEL_FORMATS:
+        check_options(source, "embeddings", {name: given.get(name) for name in ("--checkpoint", "--set")})
+
+
+def require_exportable(path: Path, export_format: str) -> None:
+    """Check that a path is what a format exports: a run, or a gallery for ``onnx``; or else a folder of embeddings.
+
+    Raises:
+        UserError: it is something else.
+    """
+    kind = kind_of(path) if path.exists() else "images"
+    if export_format == "onnx" and kind == "gallery":
+        require_gallery(path)
+    elif export_format in MODEL_FORMATS:
+        if kind not in ("run", "images"):
+            raise UserError(
+                f"{path}: expected a run, since --format {export_format} exports a model; got {NAMES[kind]}"
+            )
+        require_run(path)
+    elif kind in ("run", "gallery", "array"):
+        first = f": run dmlkit embed {path} first" if kind == "run" else ""
+        raise UserError(f"{path}: is {NAMES[kind]}; --format {export_format} exports a folder of embeddings{first}")
+    elif not (path / "manifest.json").exists():
+        require_path(path, "a folder of embeddings")
+        raise UserError(f"{path / 'manifest.json'}: missing; expected a manifest of embeddings that dmlkit wrote")
