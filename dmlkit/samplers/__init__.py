@@ -6,8 +6,7 @@ from dmlkit.samplers.class_balanced import ClassBalanced
 from dmlkit.samplers.hard_classes import HardClasses
 from dmlkit.samplers.hierarchical import Hierarchical
 from dmlkit.samplers.paired import Paired
-from dmlkit.samplers.random import Random
-from dmlkit.samplers.weighted import Weighted
+from dmlkit.samplers.random import Random, Weighted
 
 __all__ = [
     "ClassBalanced",
