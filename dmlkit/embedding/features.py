@@ -23,8 +23,7 @@ from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.vectors import VectorFile
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.computation import accelerate
-from dmlkit.embedding.engine import embed_job
-from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.job import EmbedJob, PartEmbedder, embed_job
 from dmlkit.embedding.progress_bar import Bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError

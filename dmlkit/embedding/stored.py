@@ -15,11 +15,10 @@ from torch import Tensor
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.engine import write_embeddings
 from dmlkit.embedding.features import software_of, stored_features
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.in_memory import Embeddings, Known, embed_images, fused
-from dmlkit.embedding.job import EmbedJob
+from dmlkit.embedding.job import EmbedJob, write_embeddings
 from dmlkit.embedding.manifest import Description, Manifest, SplitRecord
 from dmlkit.embedding.parts import PART_IMAGES, Part
 from dmlkit.embedding.points import all_points
