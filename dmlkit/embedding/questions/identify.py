@@ -98,7 +98,7 @@ def identify(
         source: a gallery, or other labeled points, see `open_points`.
         images: what to identify, see `open_queries`. The frames of a video are a group.
         rule: how a label is decided.
-        place: weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_of`.
+        place: weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_fusion_of`.
         boxes: boxes of the images, each of which gets an answer, see `images_at`.
         model: model that embeds images. Default: that of ``source``.
         labels, manifold: of an array, see `open_points`.
