@@ -13,7 +13,7 @@ from dmlkit.backbones.identity import Identity
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import Samples, VectorSamples, samples_named
 from dmlkit.errors import UserError
-from dmlkit.heads.base import Head
+from dmlkit.heads import Head
 from dmlkit.manifolds.base import Manifold
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import Channels

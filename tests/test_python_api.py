@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dmlkit import gallery, load
-from dmlkit.embedding.pretrained import backbone_keys
+from dmlkit.embedding.embedder import backbone_keys
 from dmlkit.errors import UserError
 from dmlkit.metrics import retrieval_metrics
 from tests.conftest import Result

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dmlkit.files.escape import json_text, printable
+from dmlkit.files.escape import printable, printable_json
 
 TableRows = Sequence[Sequence[str | list[str]]]
 """The header row, then the other rows; a cell may have several lines."""
@@ -153,7 +153,7 @@ def fusion_line(fusion: Mapping[str, Any]) -> str:
 
 def say_json(data: Any) -> None:
     """Print JSON for programs, as UTF-8 if the stream supports it."""
-    typer.echo(json_text(json.dumps(data, indent=2, ensure_ascii=False)))
+    typer.echo(printable_json(json.dumps(data, indent=2, ensure_ascii=False)))
 
 
 def cells(row: Sequence[str | list[str]]) -> list[Text]:

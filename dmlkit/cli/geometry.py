@@ -51,7 +51,7 @@ def curvature(
     from rich.console import Console
 
     from dmlkit.cli.console import say
-    from dmlkit.geometry.run import measure_curvature
+    from dmlkit.geometry.curvature import measure_curvature
 
     measured = measure_curvature(
         source,

@@ -138,7 +138,7 @@ def add_map(kind: "MapKind", help_text: str) -> None:
     ) -> None:
         from dmlkit.cli.console import counted
         from dmlkit.cli.progress import bars
-        from dmlkit.geometry.run import check_map, plot_map
+        from dmlkit.geometry.plot import check_map, plot_map
 
         check_map(run, kind)
         embedded, console = embed_run(run, split, output, checkpoint=checkpoint, device=device, overrides=overrides)

@@ -179,7 +179,7 @@ def suggest_members(module: str) -> None:
 
     The function is set here because a ``__getattr__`` in the source would let every name pass the type checker.
     """
-    known = [key for key, value in vars(sys.modules[module]).items() if isclass(value)]
+    known = [key for key in sys.modules[module].__all__ if isclass(vars(sys.modules[module])[key])]
 
     def refuse(name: str) -> object:
         from difflib import get_close_matches

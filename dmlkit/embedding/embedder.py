@@ -1,5 +1,7 @@
 """Model of a run, or a pretrained one, in a Python program: images or vectors in, NumPy arrays out."""
 
+import json
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,9 @@ from PIL import Image, ImageOps
 from rich.console import Console
 from torch import Tensor
 
+from dmlkit.backbones.base import BackboneConfig
+from dmlkit.backbones.pretrained import efficientnet_lite
+from dmlkit.backbones.pretrained.timm_models import LITE0, is_at_hand
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults
@@ -19,16 +24,20 @@ from dmlkit.datasets.files.samples import Samples
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.hub import download, is_hub_address, is_hub_folder, load_hub
 from dmlkit.embedding.in_memory import BATCH, embed_images
-from dmlkit.embedding.pretrained import is_backbone_name, load_pretrained
 from dmlkit.embedding.progress_bar import image_progress
-from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.embedding.trained import TrainedModel, computed_by, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.image_file import decoding, to_rgb
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.model import backbone_alone, build_model
+from dmlkit.recipe.faults import suggest
+from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 Picture = str | Path | Image.Image | NDArray[np.uint8]
 """Image: the path of a file, a Pillow image, or an RGB array (H, W, 3) uint8."""
+BACKBONE_NAME = re.compile(r"(\w{2,})(?::(.+))?")  # of two letters or more: C: is a drive
 
 
 class Embedder:
@@ -113,7 +122,7 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
         ((2, 1280), 1.0)
     """
     is_address = isinstance(run, str) and is_hub_address(run)
-    is_name = isinstance(run, str) and not is_address and is_backbone_name(run)
+    is_name = isinstance(run, str) and not is_address and _is_backbone_name(run)
     if not (is_address or is_name or is_hub_folder(Path(run))):
         fabric = start_ranks(device)
         return Embedder(load_model(RunFolder(Path(run)), fabric, checkpoint), fabric)
@@ -122,8 +131,82 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
         raise UserError(f"{run}: this is {kind}; checkpoint={checkpoint!r} applies only to runs; remove it")
     fabric = start_ranks(device)
     if is_name:
-        return Embedder(load_pretrained(str(run), fabric), fabric)
+        return Embedder(_load_pretrained(str(run), fabric), fabric)
     return Embedder(load_hub(download(str(run)) if is_address else Path(run), fabric), fabric)
+
+
+def _is_backbone_name(text: str) -> bool:
+    """Return whether a text names a backbone, e.g. ``resnet50`` or ``timm:MODEL``, and no existing file or folder."""
+    found = BACKBONE_NAME.fullmatch(text)
+    is_name = found is not None and (found[2] is not None or found[1] in BackboneConfig.variants)
+    return is_name and not Path(text).exists()
+
+
+def _load_pretrained(name: str, fabric: Ranks) -> TrainedModel:
+    """Return an untrained model: the features of a pretrained backbone, compared by cosine similarity.
+
+    Images are prepared as published with the weights.
+
+    Args:
+        name: name of a backbone in recipes, with the model of it after a colon, see `backbone_keys`.
+        fabric: device.
+
+    Raises:
+        UserError: there is no such backbone or model, or its weights cannot be downloaded or read.
+    """
+    settings = {
+        "dataset": {"name": "glyphs"},  # a recipe has a dataset and a loss; the model does not depend on them
+        "transform": {"name": "pretrained"},
+        "backbone": backbone_keys(name),
+        "loss": {"name": "triplet"},
+    }
+    try:
+        recipe = parse_recipe(json.dumps(settings), name)
+    except UserError as error:
+        raise UserError(str(error).replace(f"{name}:1: ", f"{name}: ")) from None  # nobody wrote a line of a file
+    with torch.random.fork_rng(devices=[]):  # the head that is left out is drawn at random
+        model = build_model(recipe)
+    width = model.backbone.num_features
+    alone = backbone_alone(model, Sphere(width)).to(fabric.device).eval()
+    recipe = recipe.model_copy(update={"manifold": Sphere.Config(), "embedding_dim": width})
+    return computed_by(TrainedModel.of(recipe, alone), fabric)
+
+
+def backbone_keys(name: str) -> dict[str, Any]:
+    """Return the key ``backbone`` of a recipe for a name.
+
+    After a colon comes the value of the option that names the model: ``model`` of timm, ``variant`` of vit, ``size`` of
+    convnext. Weights are the pretrained ones of timm, and torchvision's best for ImageNet of the others.
+
+    Raises:
+        UserError: there is no such backbone, or it has no published weights.
+
+    Example:
+        >>> backbone_keys("timm:vit_small_patch14_dinov2")
+        {'name': 'timm', 'weights': 'pretrained', 'model': 'vit_small_patch14_dinov2'}
+        >>> backbone_keys("convnext:small")
+        {'name': 'convnext', 'weights': 'imagenet', 'size': 'small'}
+    """
+    family, _, value = name.partition(":")
+    known = [one for one, config in sorted(BackboneConfig.variants.items()) if _is_published(config)]
+    if family not in known:
+        what = "has no published weights" if family in BackboneConfig.variants else "no run and no backbone"
+        raise UserError(f"{name}: {what}; {suggest(family, known)}")
+    fields = BackboneConfig.variants[family].model_fields
+    shared = {*BackboneConfig.model_fields, "name", "weights", "pooling"}
+    option = next((key for key in fields if key not in shared), None)
+    if option is None and value:
+        raise UserError(f"{name}: {family} has no variants; use {family}")
+    if option is not None and fields[option].is_required() and not value:
+        raise UserError(f"{name}: expected {family}:{option.upper()}, e.g. timm:{LITE0.model}")
+    weights = "pretrained" if family == "timm" else "imagenet"
+    if family == "timm" and value.partition(".")[0] == efficientnet_lite.MODEL and is_at_hand(LITE0):
+        weights = LITE0.weights  # in an installed package: no download
+    return {"name": family, "weights": weights, **({option: value} if option and value else {})}
+
+
+def _is_published(config: type[BackboneConfig]) -> bool:
+    return config.published_input is not BackboneConfig.published_input
 
 
 class GivenImages(Dataset):

@@ -23,16 +23,14 @@ from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.vectors import VectorFile
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.computation import accelerate
-from dmlkit.embedding.engine import embed_job
-from dmlkit.embedding.image_changes import changes_since
-from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.job import EmbedJob, PartEmbedder, embed_job
 from dmlkit.embedding.progress_bar import Bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import read_array
 from dmlkit.files.document import Document, differences
 from dmlkit.loading.cache import sha256, stamp
-from dmlkit.loading.file_hash import are_same_files, hash_files
+from dmlkit.loading.image_changes import are_same_files, changes_since, hash_files
 from dmlkit.loading.inputs import Draw, Inputs, Item, TransformedImages
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.model import EmbeddingModel, backbone_alone

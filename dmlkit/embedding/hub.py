@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from dmlkit.backbones.pretrained.timm_models import SOURCES, without_warnings
+from dmlkit.backbones.pretrained.timm_models import SOURCES, without_hub_warnings
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.manifest import Description, VectorInput
 from dmlkit.embedding.trained import TrainedModel, computed_by, without_pretrained_weights
@@ -80,7 +80,7 @@ def download(address: str) -> Path:
         ) from None
     repository, revision = found["repository"], found["revision"]
     try:
-        with without_warnings("huggingface_hub"):
+        with without_hub_warnings():
             folder = snapshot_download(repository, revision=revision, allow_patterns=[CONFIG, WEIGHTS, RECIPE])
     except errors.GatedRepoError:
         raise UserError(

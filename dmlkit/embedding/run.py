@@ -5,15 +5,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.distributed.launch import start_ranks
+from dmlkit.distributed.launch import count_ranks, start_ranks
 from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
-from dmlkit.embedding.engine import Engine, choose_engine, embed_job
 from dmlkit.embedding.images import dataset_of
-from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder
+from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder, embed_job
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.embedding.stored import StoredSplit, known_points, sole_embedding, split_job
@@ -23,6 +22,8 @@ from dmlkit.files.outputs import check_place
 from dmlkit.recipe.plugin import refuse_plugin_files
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
+
+Engine = Literal["local", "torchrun", "ray"]
 
 
 def embed(
@@ -105,6 +106,28 @@ def embed(
             return manifest
         with bar(EMBEDDING, len(dataset)) as advance:
             return embed_job(job, trained, fabric, compute, advance=advance, say=say)
+
+
+def choose_engine(engine: Engine | None) -> Engine:
+    """Return the requested engine; by default torchrun's ranks if there are several, otherwise this process.
+
+    Raises:
+        UserError: the program was not started as the engine needs it.
+    """
+    ranks = count_ranks()[0]
+    if engine is None:
+        return "torchrun" if ranks > 1 else "local"
+    if engine == "torchrun" and "WORLD_SIZE" not in os.environ:
+        raise UserError(
+            "--engine torchrun: torchrun did not start this process; use torchrun --nproc-per-node=N -m dmlkit embed "
+            "..., where N is the number of GPUs"
+        )
+    if engine != "torchrun" and ranks > 1:
+        raise UserError(
+            f"--engine {engine}: torchrun has started {ranks} processes; remove --engine, or use dmlkit embed without "
+            "torchrun"
+        )
+    return engine
 
 
 def _check_given(

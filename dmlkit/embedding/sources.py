@@ -102,48 +102,36 @@ def open_queries(
         bar: shows each step.
 
     Raises:
-        UserError: there is nothing to read, it comes from another model, or no run is known that embeds images.
+        UserError: there is nothing to read, it comes from another model, no run is known that embeds images, or boxes
+            are given with a list of images.
     """
-    if not isinstance(queries, Path):
-        return _open_list(queries, searched, boxes, model, bar)
-    kind = require_queries(queries)
-    check_options(queries, kind, {"--run": model.run, **(Boxes() if boxes is None else boxes).given()})
-    if kind == "array":
-        return array_points(queries, None, searched.manifold)
-    if kind != "images":
-        own = ModelChoice(device=model.device) if kind == "run" else OWN_MODEL
-        found = open_points(queries, model=own, may_be_empty=True, bar=bar)
-        check_same_model(found, searched)
-        return found
-    fabric = model.start()
-    trained = load_same_model(searched, model, fabric)
-    dataset = queries_dataset(queries, trained, boxes)
-    return embedded_points(trained, fabric, dataset, str(queries), bar)
-
-
-def _open_list(
-    images: Sequence[Path], searched: PointSet, boxes: Boxes | None, model: ModelChoice, bar: Bar
-) -> PointSet:
-    """Embed a list of image files.
-
-    Raises:
-        UserError: it is empty, boxes are given, or none can be read.
-    """
-    if not images:
+    if isinstance(queries, Path):
+        kind = require_queries(queries)
+        check_options(queries, kind, {"--run": model.run, **(Boxes() if boxes is None else boxes).given()})
+        if kind == "array":
+            return array_points(queries, None, searched.manifold)
+        if kind != "images":
+            own = ModelChoice(device=model.device) if kind == "run" else OWN_MODEL
+            found = open_points(queries, model=own, may_be_empty=True, bar=bar)
+            check_same_model(found, searched)
+            return found
+    elif not queries:
         raise UserError("got an empty list of images; expected at least one")
-    if boxes is not None:
+    elif boxes is not None:
         raise UserError("boxes: applies to a folder or a table of images, not to a list; give one of them")
     fabric = model.start()
     trained = load_same_model(searched, model, fabric)
-    return embedded_points(trained, fabric, ImageList([str(image) for image in images]), str(path_of(images)), bar)
+    return embedded_points(trained, fabric, _images_of(queries, trained, boxes), str(path_of(queries)), bar)
 
 
-def queries_dataset(queries: Path, trained: TrainedModel, boxes: Boxes | None = None) -> Dataset:
+def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Boxes | None) -> Dataset:
     """Return the images, boxes or frames of a video to search with, for the model that embeds them.
 
     Raises:
         UserError: there are none, or boxes are given for a video.
     """
+    if not isinstance(queries, Path):
+        return ImageList([str(image) for image in queries])
     if is_video(queries) and trained.samples.has_pixels:
         if boxes is not None:
             raise UserError(f"--boxes: applies to images, but {queries} is a video; remove this option")

@@ -15,12 +15,10 @@ from torch import Tensor
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.engine import write_embeddings
 from dmlkit.embedding.features import software_of, stored_features
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.image_changes import changes_since
 from dmlkit.embedding.in_memory import Embeddings, Known, embed_images, fused
-from dmlkit.embedding.job import EmbedJob
+from dmlkit.embedding.job import EmbedJob, write_embeddings
 from dmlkit.embedding.manifest import Description, Manifest, SplitRecord
 from dmlkit.embedding.parts import PART_IMAGES, Part
 from dmlkit.embedding.points import all_points
@@ -31,6 +29,7 @@ from dmlkit.files.document import differences
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import EMBEDDING_FILES
 from dmlkit.loading.cache import stamp
+from dmlkit.loading.image_changes import changes_since
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.model import head_alone
 from dmlkit.run_folder.folder import RunFolder

@@ -27,7 +27,7 @@ from dmlkit.evaluation.point_map import PointMap, SharedImages
 from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import check_place, writing
 from dmlkit.files.source import NAMES, require_source
-from dmlkit.heads.linear import Linear
+from dmlkit.heads import Linear
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.schema import Recipe

@@ -21,7 +21,7 @@ from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, 
 from dmlkit.evaluation.result import CLASS, Evaluation, Rescoring, confusions
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
-from dmlkit.loading.file_hash import hash_files
+from dmlkit.loading.image_changes import hash_files
 from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Stored
 from dmlkit.metrics.ranking.rerank import METHODS, Rerank
 from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note, holm, paired_differences

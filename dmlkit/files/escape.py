@@ -38,11 +38,11 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
-def json_text(text: str) -> str:
+def printable_json(text: str) -> str:
     r"""Escape JSON for a terminal: control characters that JSON allows in strings become ``\uXXXX``.
 
     Example:
-        >>> json_text('{"class": "\x9bbird"}')
+        >>> printable_json('{"class": "\x9bbird"}')
         '{"class": "\\u009bbird"}'
     """
     return "\n".join(UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in text.split("\n"))

@@ -1,16 +1,23 @@
 """Delta-hyperbolicity of embeddings, and the curvature that suits them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, stdev
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.distributed.launch import Ranks
+from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.embedding.fusion import ModelChoice
+from dmlkit.embedding.points import all_points
+from dmlkit.embedding.sources import open_points
 from dmlkit.embedding.stored import split_embeddings
-from dmlkit.embedding.trained import TrainedModel
+from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
+from dmlkit.files.source import check_options, kind_of
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
@@ -101,7 +108,60 @@ def relative_delta(distances: Tensor) -> float:
     return 2 * delta / diameter
 
 
-def backbone_features(run: RunFolder, trained: TrainedModel, fabric: Ranks, split: Split) -> Tensor:
+class Measured(NamedTuple):
+    """Measured hyperbolicity of points."""
+
+    hyperbolicity: Hyperbolicity
+    points: int
+    what: str
+    """Description of the points and of the distance used."""
+
+
+def measure_curvature(
+    source: Path,
+    *,
+    split: Split | None = None,
+    sample: int = 500,
+    draws: int = 10,
+    seed: int = 0,
+    device: str | None = None,
+    overrides: Sequence[str] = (),
+    manifold: str | None = None,
+) -> Measured:
+    """Measure how tree-like embeddings, or the features of a run's images, are; see `hyperbolicity`.
+
+    Args:
+        source: see `open_points`.
+        split: for a run, the split whose images are used; by default train.
+        device: for a run, the device; see `start_ranks`.
+        overrides: for a run, ``key=value`` each, of its dataset, which may have moved.
+        manifold: geometry of an array, see `open_points`.
+
+    Raises:
+        UserError: an option does not apply to the source, or there are too few points.
+    """
+    space, points, what = _points_of(source, split, device, overrides, manifold)
+    return Measured(hyperbolicity(space, points, sample=sample, draws=draws, seed=seed), len(points), what)
+
+
+def _points_of(
+    source: Path, split: Split | None, device: str | None, overrides: Sequence[str], manifold: str | None
+) -> tuple[Manifold, Tensor, str]:
+    if kind_of(source) != "run":
+        model = ModelChoice(device=device)
+        points = open_points(source, split=split, overrides=overrides, manifold=manifold, model=model)
+        what = f"embeddings of {source}, by the distance of {type(points.manifold).__name__.lower()}"
+        return points.manifold, all_points(points), what
+    check_options(source, "run", {"--manifold": manifold})
+    fabric, split = start_ranks(device or "auto"), split or "train"
+    run = RunFolder(source)
+    trained = load_model(run, fabric, overrides=overrides)
+    features = _backbone_features(run, trained, fabric, split)
+    what = f"images of the {split} split, by the Euclidean distance of their features before the head"
+    return Euclidean(features.shape[1]), features, what
+
+
+def _backbone_features(run: RunFolder, trained: TrainedModel, fabric: Ranks, split: Split) -> Tensor:
     """Return the features (N, F) of the images of a split before the head, see `split_embeddings`.
 
     Raises:

@@ -1,6 +1,7 @@
 """Drawings of maps of embeddings: Poincaré disk, PCA or t-SNE, with dots or the images themselves."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -8,12 +9,14 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
 from dmlkit.files.pictures import COLUMN, picture, shortened_apart
-from dmlkit.geometry.planes import draw_disk, neighbor_plane, principal_plane, to_unit_disk
+from dmlkit.geometry.planes import draw_disk, neighbor_plane, principal_plane, require_disk, to_unit_disk
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.lorentz import Lorentz
 from dmlkit.manifolds.poincare import Poincare
+from dmlkit.run_folder.folder import RunFolder
 
 MapKind = Literal["disk", "pca", "tsne"]
 TITLES: dict[MapKind, str] = {
@@ -153,3 +156,58 @@ def color(position: int, count: int) -> tuple[float, float, float]:
     from matplotlib.colors import hsv_to_rgb
 
     return tuple(hsv_to_rgb((position / count, 0.75, 0.85 if position % 2 else 0.6)))
+
+
+def check_map(run: Path, kind: MapKind) -> None:
+    """Check, before anything is embedded, that a map can be drawn of a run.
+
+    Raises:
+        UserError: the kind is ``disk``, and the run's embeddings do not lie in it; or there is no run.
+    """
+    recipe = RunFolder(run).recipe()
+    if kind == "disk":
+        require_disk(recipe.manifold.build(recipe.embedding_dim))
+
+
+class Drawn(NamedTuple):
+    """Map that was written: its file, and the number of images and classes on it."""
+
+    path: Path
+    images: int
+    classes: int
+
+
+def plot_map(
+    embedded: EmbeddedSplit,
+    output: Path | None,
+    *,
+    kind: MapKind,
+    classes: int = 20,
+    images: bool = False,
+    bar: Bar = no_bar,
+) -> Drawn:
+    """Draw a map of a run's embeddings, colored by class, with the proxies of training classes; see `plot_embeddings`.
+
+    Args:
+        output: the file; by default one in the run.
+        kind: ``disk``, ``pca`` or ``tsne``.
+        classes: number of classes to show, evenly spread.
+        images: whether to draw the images themselves.
+
+    Raises:
+        UserError: the kind does not suit the manifold, or the images are requested and the samples are vectors.
+    """
+    output = output or embedded.run.plots / f"{embedded.split}-{kind}.png"
+    if images:
+        embedded.require_images(f"plot {kind} --images")
+    shown = embedded.of_classes(classes)
+    proxies = shown.proxies()
+    mapped = Mapped(
+        shown.points,
+        shown.labels,
+        shown.class_names,
+        None if proxies is None else (proxies.points, proxies.labels),
+        partial(shown.image, side=SIDE) if images else None,
+    )
+    plot_embeddings(shown.manifold, mapped, kind, output, f"{embedded.split} split", bar)
+    return Drawn(output, len(shown.points), len(shown.labels.unique()))

@@ -148,6 +148,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 Unit = Literal["classes", "queries"]
 """Units of a bootstrap or test: classes with all their queries, or single queries as if they were independent."""
+SEED = 0  # of all draws, so that the same values have the same interval in every command
 RESAMPLES = 2000
 PERMUTATIONS = 10_000
 CHUNK_ENTRIES = 2**24  # random numbers in memory at once
@@ -159,9 +160,7 @@ LEAST_CLASSES = 5
 FEW_CLASSES = 10  # with 9 classes the smallest possible p-value is 2 / 2^9, and intervals are rough
 
 
-def bootstrap_intervals(
-    per_query: Mapping[str, Tensor], classes: Tensor | None, *, seed: int = 0
-) -> dict[str, Interval]:
+def bootstrap_intervals(per_query: Mapping[str, Tensor], classes: Tensor | None) -> dict[str, Interval]:
     """Compute 95 % intervals of means over queries by the cluster bootstrap over classes (Field & Welsh 2007).
 
     Queries of a class share what makes it easy or hard, so classes are drawn, each with all its queries, in 2 000
@@ -171,7 +170,6 @@ def bootstrap_intervals(
     Args:
         per_query: (Q,) values by name, of the same queries.
         classes: (Q,) int64, classes of the queries; None draws single queries, as if they were independent.
-        seed: seed of the resampling.
 
     Example:
         >>> values, classes = torch.tensor([0.0, 1.0] * 200), torch.arange(40).repeat(10)
@@ -185,7 +183,7 @@ def bootstrap_intervals(
     values = torch.stack([column.double() for column in per_query.values()], 1)  # (Q, M)
     sums, sizes = _sums(values, classes)
     if len(sizes) >= LEAST_CLASSES:
-        draws = [counts @ sums / (counts @ sizes)[:, None] for counts in _resamples(len(sizes), seed)]
+        draws = [counts @ sums / (counts @ sizes)[:, None] for counts in _resamples(len(sizes))]
         tail = tail_of(effective_number(sizes))
         low, high = torch.cat(draws).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0)
     else:
@@ -194,7 +192,7 @@ def bootstrap_intervals(
     return {name: Interval(*row) for name, row in zip(per_query, rows, strict=True)}
 
 
-def paired_comparison(first: Tensor, second: Tensor, classes: Tensor | None, *, seed: int = 0) -> Comparison:
+def paired_comparison(first: Tensor, second: Tensor, classes: Tensor | None) -> Comparison:
     """Compare two models on the same queries.
 
     The two-sided p-value is from 10 000 random exchanges of the two models within each class (a paired permutation
@@ -204,7 +202,6 @@ def paired_comparison(first: Tensor, second: Tensor, classes: Tensor | None, *, 
     Args:
         first, second: (Q,) values of the same queries, in the same order.
         classes: (Q,) int64, classes of the queries; None exchanges and draws single queries, as if independent.
-        seed: seed of the resampling.
 
     Raises:
         ValueError: the lengths differ.
@@ -218,12 +215,12 @@ def paired_comparison(first: Tensor, second: Tensor, classes: Tensor | None, *, 
     if not same or first.ndim != 1 or len(first) == 0:
         raise ValueError(f"expected values of the same queries, got {tuple(first.shape)} and {tuple(second.shape)}")
     change = second.double() - first.double()
-    interval = bootstrap_intervals({"difference": change}, classes, seed=seed)["difference"]
+    interval = bootstrap_intervals({"difference": change}, classes)["difference"]
     sums, sizes = _sums(change[:, None], classes)
     moved = sums[:, 0][sums[:, 0] != 0]
     size = moved.abs().sum().item() if len(moved) else 0.0
     observed = abs(moved.sum().item()) - 1e-12 * size  # sums that differ by rounding are equal
-    extreme = sum(int((signs @ moved).abs().ge(observed).sum()) for signs in _signs(len(moved), seed))
+    extreme = sum(int((signs @ moved).abs().ge(observed).sum()) for signs in _signs(len(moved)))
     p_value = (extreme + 1) / (PERMUTATIONS + 1) if len(moved) and len(sizes) > 1 else 1.0
     return Comparison(interval.mean, interval.low, interval.high, p_value)
 
@@ -244,7 +241,7 @@ def paired_differences(
     return {name: paired_comparison(first[name], second[name], classes) for name in first if name in second}
 
 
-def part_comparison(values: Tensor, part: Tensor, classes: Tensor, *, seed: int = 0) -> Comparison:
+def part_comparison(values: Tensor, part: Tensor, classes: Tensor) -> Comparison:
     """Compare the queries of a part, e.g. those of one camera, with all others, by the cluster bootstrap over classes.
 
     Resamples draw classes with all their queries, of the part and others. The interval is that of
@@ -256,7 +253,6 @@ def part_comparison(values: Tensor, part: Tensor, classes: Tensor, *, seed: int 
         values: (Q,) values of the queries.
         part: (Q,) bool, neither all true nor all false.
         classes: (Q,) int64, classes of the queries.
-        seed: seed of the resampling.
 
     Example:
         >>> values, part = torch.tensor([1.0, 0.0, 1.0, 1.0] * 30), torch.tensor([True, True, False, False] * 30)
@@ -272,7 +268,7 @@ def part_comparison(values: Tensor, part: Tensor, classes: Tensor, *, seed: int 
     difference = float(sums[:, 0].sum() / sizes[0].sum() - sums[:, 1].sum() / sizes[1].sum())
     if min(int((side > 0).sum()) for side in sizes) < LEAST_CLASSES:
         return Comparison(difference, -torch.inf, torch.inf, 1.0)
-    totals = torch.cat([counts @ sums for counts in _resamples(len(sums), seed)])
+    totals = torch.cat([counts @ sums for counts in _resamples(len(sums))])
     totals = totals[(totals[:, 2:] > 0).all(1)]  # both sides were drawn
     draws = totals[:, 0] / totals[:, 2] - totals[:, 1] / totals[:, 3]
     count = min(effective_number(side) for side in sizes)
@@ -283,13 +279,12 @@ def part_comparison(values: Tensor, part: Tensor, classes: Tensor, *, seed: int 
     return Comparison(difference, low, high, p_value)
 
 
-def ratio_interval(parts: Tensor, wholes: Tensor, classes: Tensor, *, seed: int = 0) -> Interval:
+def ratio_interval(parts: Tensor, wholes: Tensor, classes: Tensor) -> Interval:
     """Compute a ratio of sums over queries, and its 95 % interval by the cluster bootstrap, see `bootstrap_intervals`.
 
     Args:
         parts, wholes: (Q,) values of the queries; the sum of the wholes is positive.
         classes: (Q,) int64, classes of the queries.
-        seed: seed of the resampling.
 
     Example:
         >>> found = ratio_interval(torch.tensor([1.0, 0.0] * 20), torch.full((40,), 2.0), torch.arange(20).repeat(2))
@@ -300,7 +295,7 @@ def ratio_interval(parts: Tensor, wholes: Tensor, classes: Tensor, *, seed: int 
     ratio = float(sums[:, 0].sum() / sums[:, 1].sum())
     if len(sizes) < LEAST_CLASSES:
         return Interval(ratio, -torch.inf, torch.inf)
-    totals = torch.cat([counts @ sums for counts in _resamples(len(sums), seed)])
+    totals = torch.cat([counts @ sums for counts in _resamples(len(sums))])
     totals, tail = totals[totals[:, 1] > 0], tail_of(effective_number(sizes))
     low, high = (totals[:, 0] / totals[:, 1]).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     return Interval(ratio, low, high)
@@ -376,18 +371,18 @@ def _sums(values: Tensor, classes: Tensor | None) -> tuple[Tensor, Tensor]:
     return values.new_zeros(len(sizes), values.shape[1]).index_add_(0, index, values)[order], sizes.double()[order]
 
 
-def _resamples(size: int, seed: int) -> Iterator[Tensor]:
+def _resamples(size: int) -> Iterator[Tensor]:
     """Draw `RESAMPLES` resamples of ``size`` units; yield in chunks (n, size) float64 how often each unit is drawn."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     for count in _chunks(RESAMPLES, size):
         draws = torch.randint(size, (count, size), generator=generator)
         offset = torch.arange(count)[:, None] * size
         yield (draws + offset).flatten().bincount(minlength=count * size).reshape(count, size).double()
 
 
-def _signs(size: int, seed: int) -> Iterator[Tensor]:
+def _signs(size: int) -> Iterator[Tensor]:
     """Draw random signs for `PERMUTATIONS` exchanges; yield them in chunks (n, size) float64."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
     for count in _chunks(PERMUTATIONS, size) if size else ():
         yield torch.randint(2, (count, size), generator=generator, dtype=torch.int8).double() * 2 - 1
 

@@ -1,13 +1,10 @@
-"""Samplers: select the images of each batch. Each file holds one, a pure function of seed, epoch and its state."""
+"""Samplers: select the images of each batch. Each is a pure function of seed, epoch and its state."""
 
 from dmlkit.component import load_family
 from dmlkit.samplers.base import Sampler, SamplerConfig
-from dmlkit.samplers.class_balanced import ClassBalanced
+from dmlkit.samplers.class_balanced import ClassBalanced, Hierarchical, Paired
 from dmlkit.samplers.hard_classes import HardClasses
-from dmlkit.samplers.hierarchical import Hierarchical
-from dmlkit.samplers.paired import Paired
-from dmlkit.samplers.random import Random
-from dmlkit.samplers.weighted import Weighted
+from dmlkit.samplers.random import Random, Weighted
 
 __all__ = [
     "ClassBalanced",

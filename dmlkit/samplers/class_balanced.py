@@ -1,6 +1,7 @@
-"""Class-balanced batches: m classes with n images each."""
+"""Batches of classes: n images of each of m classes, also in two draws, or from a few super-classes."""
 
 from collections import Counter, deque
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -97,6 +98,135 @@ class ClassBalanced(Sampler, name="class_balanced"):
                 f"{self.images_per_class} groups; reduce sampler.images_per_class or remove these classes",
             )
         return piles
+
+
+class Paired(Sampler, name="paired"):
+    """Two draws of the same m classes with n images each, for graph consistency: 2 x m x n images per batch.
+
+    Chen et al., AAAI 2021 (CGML): the first half of a batch is X', the second X'', with the same class order.
+
+    Position i of both halves has the same class. The 2n images of a class are dealt from one shuffled deck, so
+    the two draws share an image only if a class has fewer than 2n. Repetitions of an image are then adjacent; so at
+    most one image is in both draws, and none is paired with itself: with 5 images per class and n = 10, a fifth of the
+    pairs would otherwise be an image and itself, which are consistent for any graph.
+
+    Raises:
+        UserError: there are fewer than m classes.
+
+    Example:
+        >>> import torch
+        >>> labels = torch.arange(12) // 4
+        >>> batch = Paired(labels, seed=0, classes_per_batch=2, images_per_class=2).batches(epoch=0)[0]
+        >>> first, second = labels[batch].chunk(2)
+        >>> torch.equal(first, second), len(set(batch))
+        (True, 8)
+    """
+
+    classes_per_batch: PositiveInt = 13
+    """m, number of classes in a batch."""
+    images_per_class: PositiveInt = 10
+    """n, images per class in each of the two draws."""
+
+    @property
+    def pairs(self) -> str:
+        return pairs_among(self.classes_per_batch, 2 * self.images_per_class)
+
+    def __post_init__(self) -> None:
+        images = 2 * self.images_per_class
+        self.both = ClassBalanced(
+            self.labels, self.seed, classes_per_batch=self.classes_per_batch, images_per_class=images
+        )
+        self.batch_size = self.both.batch_size
+
+    def __len__(self) -> int:
+        return len(self.both)
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        return [self._deal(batch) for batch in self.both.batches(epoch)]
+
+    def _deal(self, batch: list[int]) -> list[int]:
+        n = self.images_per_class
+        of_classes = [batch[start : start + 2 * n] for start in range(0, len(batch), 2 * n)]
+        batch = [image for hand in of_classes for image in sorted(hand, key=hand.index)]  # unchanged without repeats
+        hands = [batch[start : start + n] for start in range(0, len(batch), n)]  # alternately X' and X'' of each class
+        return [index for half in (hands[::2], hands[1::2]) for hand in half for index in hand]
+
+
+class Hierarchical(Sampler, name="hierarchical"):
+    """s super-classes x m of their classes x n images; for datasets with super-classes (sop, inshop, table) or levels.
+
+    Super-classes, the classes of a super-class and the images of a class are dealt from shuffled decks, so any two of
+    them are drawn equally often over an epoch, give or take one hand. Classes of a small super-class are drawn more
+    often than those of a large one. An epoch has about as many images as the training set.
+
+    Raises:
+        UserError: there are fewer than s super-classes, or one of them has fewer than m classes.
+
+    Example:
+        >>> import torch
+        >>> labels, super_classes = torch.arange(16) // 2, torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+        >>> sampler = Hierarchical(labels, 0, super_classes, super_classes_per_batch=1, classes_per_super_class=4,
+        ...                        images_per_class=2)
+        >>> sorted(labels[sampler.batches(epoch=0)[0]].unique().tolist()) in ([0, 1, 2, 3], [4, 5, 6, 7])
+        True
+    """
+
+    super_classes_per_batch: PositiveInt = 2
+    """s, super-classes in a batch."""
+    classes_per_super_class: PositiveInt = 8
+    """m, classes per super-class in a batch."""
+    images_per_class: PositiveInt = 4
+    """n, images per class in a batch."""
+    level: str | None = None
+    """Level of the dataset's hierarchy whose classes are the super-classes; null for the one above the classes."""
+
+    @property
+    def pairs(self) -> str:
+        return pairs_among(self.super_classes_per_batch * self.classes_per_super_class, self.images_per_class)
+
+    def __post_init__(self) -> None:
+        if self.super_classes is None:
+            raise OptionError(
+                "sampler",
+                "hierarchical needs a dataset with super-classes; use sop, inshop, a table, or dataset.levels",
+            )
+        self.images = group_by(self.labels.numpy())
+        self.classes = group_by(self.super_classes.numpy())
+        if len(self.classes) < self.super_classes_per_batch:
+            raise OptionError(
+                "sampler.super_classes_per_batch",
+                f"expected at most the "
+                f"{len(self.classes)} super-classes of the dataset, got {self.super_classes_per_batch}; reduce it",
+            )
+        smallest = min(len(classes) for classes in self.classes)
+        if smallest < self.classes_per_super_class:
+            raise OptionError(
+                "sampler.classes_per_super_class",
+                f"expected at most the {smallest} classes "
+                f"of the smallest super-class, got {self.classes_per_super_class}; reduce it",
+            )
+        self.counts = self.super_classes_per_batch, self.classes_per_super_class, self.images_per_class
+        self.batch_size = prod(self.counts)
+        self.num_images = len(self.labels)
+
+    def __len__(self) -> int:
+        return max(1, self.num_images // self.batch_size)
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        generator = self.generator(epoch)
+        super_classes, classes_each, images_each = self.counts
+        top = Deck(np.arange(len(self.classes)), generator)
+        middle = [Deck(classes, generator) for classes in self.classes]
+        bottom = [Deck(images, generator) for images in self.images]
+        return [
+            [
+                index
+                for super_class in top.deal(super_classes)
+                for label in middle[super_class].deal(classes_each)
+                for index in bottom[label].deal(images_each)
+            ]
+            for _ in range(len(self))
+        ]
 
 
 class Deck:

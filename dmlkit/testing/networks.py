@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.tuning import TuningConfig
 from dmlkit.datasets.files.samples import samples_named
-from dmlkit.heads.base import HeadConfig
+from dmlkit.heads import HeadConfig
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.pooling import PoolingConfig
 from dmlkit.testing.promise import (

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 from lightning_fabric import Fabric
 from pydantic import BaseModel
@@ -28,15 +28,6 @@ from dmlkit.recipe.file import plain
 from dmlkit.recipe.schema import LoggerName, Recipe
 from dmlkit.run_folder.documents import EpochRow, Summary
 from dmlkit.run_folder.folder import RunFolder
-
-
-class Pace(NamedTuple):
-    """Speed of one epoch."""
-
-    images: int
-    seconds: float  # without validation
-    waiting: float  # seconds of these in which training waited for a batch
-    is_whole: bool  # the epoch was not interrupted
 
 
 class Progress(Protocol):

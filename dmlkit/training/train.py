@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
@@ -25,7 +25,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import CheckpointWriter, State, restore, save, save_best
 from dmlkit.training.data import TrainingData, check_places, teach, training_data
 from dmlkit.training.experiment import Experiment, assemble
-from dmlkit.training.progress import Pace, Progress, Silent, mirror_to_loggers
+from dmlkit.training.progress import Progress, Silent, mirror_to_loggers
 from dmlkit.training.summary import forget_peak_memory, peak_memory, summarize
 from dmlkit.training.untrained_baseline import score_untouched
 
@@ -211,6 +211,15 @@ def _first_state(experiment: Experiment, run: RunFolder, fabric: Fabric, resume:
     if fabric.is_global_zero:
         run.keep_metrics(state.epoch)
     return state
+
+
+class Pace(NamedTuple):
+    """Speed of one epoch."""
+
+    images: int
+    seconds: float  # without validation
+    waiting: float  # seconds of these in which training waited for a batch
+    is_whole: bool  # the epoch was not interrupted
 
 
 def finish_epoch(

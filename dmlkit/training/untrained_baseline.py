@@ -19,7 +19,7 @@ from dmlkit.evaluation.result import Evaluation
 from dmlkit.evaluation.run import OWN_TEST, Scope, with_scope
 from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
 from dmlkit.loading.cache import images_of_split
-from dmlkit.loading.file_hash import are_same_files
+from dmlkit.loading.image_changes import are_same_files
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.file import read_recipe

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dmlkit.heads.base import HeadConfig
+from dmlkit.heads import HeadConfig
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.testing.networks import HEAD
 from dmlkit.testing.promise import Promise, fits, hold

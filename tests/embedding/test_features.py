@@ -22,7 +22,7 @@ from dmlkit.embedding.in_memory import embed_images
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import load_model
 from dmlkit.loading.cache import images_of_split
-from dmlkit.loading.file_hash import are_same_files
+from dmlkit.loading.image_changes import are_same_files
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.model import EmbeddingModel
 from dmlkit.run_folder.folder import RunFolder

@@ -20,10 +20,9 @@ from pyarrow import parquet
 from safetensors.torch import save
 
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.engine import embed_job
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import embed_dataset
-from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.job import EmbedJob, PartEmbedder, embed_job
 from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.run import embed as embed_images
 from dmlkit.embedding.trained import load_model

@@ -279,7 +279,7 @@ def test_embed_resumes_after_an_answer_and_after_a_change(home: Path, embedded: 
 
     def interrupted() -> None:
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("dmlkit.embedding.engine.write_embeddings", stop)
+            patch.setattr("dmlkit.embedding.job.write_embeddings", stop)
             embed(Path("run"), split="test", device="cpu")
         assert len(list(Path("run/embeddings/test/parts").glob("*.safetensors"))) == len(PartFolder(home, TEST))
 

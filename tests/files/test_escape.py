@@ -6,7 +6,7 @@ import re
 import pytest
 
 from dmlkit.evaluation.tables import as_latex, as_markdown
-from dmlkit.files.escape import UNPRINTABLE, excerpt, json_text, latex, markdown, printable, spreadsheet
+from dmlkit.files.escape import UNPRINTABLE, excerpt, latex, markdown, printable, printable_json, spreadsheet
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
@@ -65,7 +65,7 @@ def test_every_control_character_and_turn_of_writing_is_spelled_out():
         chr(code) for code in (*range(32), *range(127, 160), 0x61C, *range(0x202A, 0x202F), 0x2066, 0x200F, 0xDC80)
     ]
     assert not any(UNPRINTABLE.search(printable(character)) for character in hostile)
-    assert not any(UNPRINTABLE.search(json_text(character).replace("\n", "")) for character in hostile)
+    assert not any(UNPRINTABLE.search(printable_json(character).replace("\n", "")) for character in hostile)
     assert printable("Straße 鳥 🐦 é") == "Straße 鳥 🐦 é"
 
 

@@ -15,7 +15,7 @@ from dmlkit.backbones.base import Backbone
 from dmlkit.backbones.small_cnn import SmallCNN, SmallCNNConfig
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.glyphs import Glyphs, GlyphsConfig
-from dmlkit.heads.linear import Linear
+from dmlkit.heads import Linear
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.manifolds.base import Manifold, Side
 from dmlkit.manifolds.euclidean import Euclidean

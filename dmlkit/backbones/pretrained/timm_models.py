@@ -152,7 +152,7 @@ def _download(repository: str, revision: str | None, names: tuple[str, ...]) -> 
     failure: Exception | None = None
     for name in names:
         try:
-            with without_warnings("huggingface_hub"):  # it logs twelve lines of retries before our one error
+            with without_hub_warnings():  # it logs twelve lines of retries before our one error
                 return Path(hf_hub_download(repository, name, revision=revision))
         except LocalEntryNotFoundError as error:  # no network; a subclass of EntryNotFoundError
             failure = error
@@ -172,9 +172,9 @@ def _download(repository: str, revision: str | None, names: tuple[str, ...]) -> 
 
 
 @contextmanager
-def without_warnings(library: str) -> Generator[None]:
-    """Silence what a library logs below errors."""
-    logger = logging.getLogger(library)
+def without_hub_warnings() -> Generator[None]:
+    """Silence what huggingface_hub logs below errors."""
+    logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

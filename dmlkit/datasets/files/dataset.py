@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.label_sets import as_members
+from dmlkit.datasets.files.label_sets import members_of
 from dmlkit.datasets.files.levels import Levels, levels_of
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
@@ -117,7 +117,8 @@ class Dataset(ABC):
     @cached_property
     def members(self) -> Tensor | None:
         """Which labels each class has, (C, L) bool, if classes are sets of labels; else None."""
-        return as_members(self.class_names, self.separator)
+        names, separator = self.class_names, self.separator
+        return None if separator is None else torch.from_numpy(members_of(names, separator)[1])
 
     @property
     def num_features(self) -> int | None:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 
 def label_set(text: str, separator: str) -> tuple[str, str | None]:
@@ -83,8 +81,3 @@ def cut_between_groups(names: Sequence[str], separator: str, place: int, ends: t
     whole = (bounds.cumsum() == 0).nonzero()[0]
     whole = whole[(whole >= ends[0]) & (whole <= ends[1])]
     return int(whole[np.abs(whole - place).argmin()]) if len(whole) else None
-
-
-def as_members(names: Sequence[str], separator: str | None) -> Tensor | None:
-    """Return `members_of` as a tensor; None without a separator, for images with one label each."""
-    return None if separator is None else torch.from_numpy(members_of(names, separator)[1])

@@ -230,7 +230,7 @@ class Incoming:
     ) -> Generator[EmbeddedRows]:
         """Embed the new images, and yield their rows, which are in an unnamed file until the block ends.
 
-        The embeddings are computed in parts, as `dmlkit.embedding.engine.embed_job` does. If the process is stopped or
+        The embeddings are computed in parts, as `dmlkit.embedding.job.embed_job` does. If the process is stopped or
         the block fails, finished parts are kept, and the same call resumes.
 
         Args:

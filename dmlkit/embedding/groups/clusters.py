@@ -227,7 +227,6 @@ def frechet_kmeans(
     points: Tensor,
     clusters: int,
     *,
-    seed: int = 0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Tensor:
     """Run Lloyd's algorithm from the seeds of k-means++, which are drawn by the distances of features.
@@ -237,7 +236,6 @@ def frechet_kmeans(
             a centroid, to the nearest.
         points: (N, D).
         clusters: K, from 1 to N.
-        seed: seed of the random start.
         advance: called with N / 50 points after each of at most 50 iterations.
 
     Returns:
@@ -249,7 +247,7 @@ def frechet_kmeans(
         >>> (found == found[0]).tolist()
         [True, True, False, False]
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     features = manifold.to_features(points).contiguous()
     scaled = squarable(features)
     if scaled is not features:  # then distances on the manifold need float64 as well

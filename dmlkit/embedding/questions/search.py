@@ -54,7 +54,7 @@ def search(
         k: neighbors per query; all points if there are fewer.
         exact: do not use the index of a gallery.
         rerank: rank the points once more for each query, exactly, see `RerankedGallery`.
-        place: weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_of`.
+        place: weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_fusion_of`.
         manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`.
         model: model that embeds images. Default: that of ``source``.

@@ -131,21 +131,18 @@ def write_training_table(folder: Path, name: str, *, bar: Bar = no_bar) -> Train
     return TrainingTable(file, root, len(labeled), checked, left_out)
 
 
-def compare_on_answers(
-    folder: Path, run: RunFolder, fabric: Ranks, *, bar: Bar = no_bar, keep: bool = True
-) -> ReviewFigures:
+def compare_on_answers(folder: Path, run: RunFolder, fabric: Ranks, *, bar: Bar = no_bar) -> ReviewFigures:
     """Compare a run with the model of a review's gallery, on checked images that the run was not trained on.
 
     Both models label each of these images as the nearest image of the run's training table, by their own embeddings.
     The difference is paired, with an interval over labels, see `paired_comparison`. Neither the model nor its number
-    of epochs was chosen by these images.
+    of epochs was chosen by these images. The figures are also written into the run.
 
     Args:
         folder: folder of a review, also of another than that of the table.
         run: a run that was trained on a table.
         fabric: device.
         bar: shows the images.
-        keep: write the figures into the run.
 
     Raises:
         UserError: the run was trained on no table, there is no such answer, or a model cannot be read.
@@ -179,9 +176,8 @@ def compare_on_answers(
         accuracy=(float(right[0].mean()), float(right[1].mean())),
         difference=PairedDifference(**change.as_dict()),  # pyright: ignore[reportArgumentType] - never null but the ends
     )
-    if keep:
-        run.evaluations.mkdir(exist_ok=True)
-        figures.write(run.evaluations / "review.json")
+    run.evaluations.mkdir(exist_ok=True)
+    figures.write(run.evaluations / "review.json")
     return figures
 
 

@@ -1,18 +1,89 @@
-"""Heads with a linear layer in hyperbolic space, whose bias translates the points."""
+"""Heads: features to points on the manifold."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dmlkit.component import Requirement, option
-from dmlkit.heads.base import Head
+from dmlkit.component import Component, ComponentConfig, Requirement, option, suggest_members
+from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.lorentz import Lorentz
+from dmlkit.manifolds.numerics.autocast import without_autocast
 from dmlkit.manifolds.poincare import Poincare
 
+__all__ = [
+    "Head",
+    "HeadConfig",
+    "Linear",
+    "LorentzLinear",
+    "MobiusLinear",
+]
 
-class HyperbolicLinear(Head):
+
+class HeadConfig(ComponentConfig, frozen=True):
+    """Base class of all head configs."""
+
+    @abstractmethod
+    def build(self, num_features: int, manifold: Manifold) -> "Head":
+        """Build the head that maps ``num_features`` features to points on ``manifold``."""
+
+
+class Head(Component, nn.Module, ABC, family=HeadConfig):
+    """Base class of heads, which map features (B, F) to points (B, D) on the manifold.
+
+    A head has two steps: `project` may run in half precision, and `to_points` always runs in at least float32,
+    because a unit vector in bfloat16 is off by 4e-3.
+    """
+
+    num_features: int = option(kw_only=False)
+    """F, width of the backbone's features h."""
+    manifold: Manifold = option(kw_only=False)
+    """The manifold of the points; its ``dim`` is the number of outputs."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features (B, F) to points (B, D)."""
+        projected = self.project(features)
+        with without_autocast(features):
+            return self.to_points(projected.float() if projected.itemsize < 4 else projected)
+
+    @abstractmethod
+    def project(self, features: Tensor) -> Tensor:
+        """Apply the step that may run in half precision: (B, F) -> (B, F')."""
+
+    def to_points(self, projected: Tensor) -> Tensor:
+        """Apply the step that runs in full precision: (B, F') -> (B, D)."""
+        return self.manifold.from_features(projected)
+
+
+class Linear(Head, name="linear"):
+    """One fully connected layer.
+
+    Linear layer W h + b of the features h, followed by the manifold's map.
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> points = Linear(64, Sphere(16))(torch.randn(2, 64))
+        >>> torch.allclose(points.norm(dim=1), torch.ones(2))
+        True
+    """
+
+    bias: bool = True
+    """Add a learnable bias."""
+
+    def __post_init__(self) -> None:
+        self.linear = nn.Linear(self.num_features, self.manifold.dim, bias=self.bias)
+        # Kaiming keeps the features' variance (torch's default: a third of it); Proxy-Anchor's code starts the same way
+        nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
+        if self.bias:
+            nn.init.zeros_(self.linear.bias)
+
+    def project(self, features: Tensor) -> Tensor:
+        return self.linear(features)
+
+
+class _HyperbolicLinear(Head):
     """A linear layer on tangent vectors at the origin, followed by a translation of the points."""
 
     manifold: Any = option(kw_only=False)
@@ -34,7 +105,7 @@ class HyperbolicLinear(Head):
         return points if self.bias is None else self.manifold.translate(points, self.bias)
 
 
-class LorentzLinear(HyperbolicLinear, name="lorentz_linear"):
+class LorentzLinear(_HyperbolicLinear, name="lorentz_linear"):
     r"""Hyperboloid layer (HGCN, Chami et al. 2019): a linear map of tangent vectors and a parallel-transported bias.
 
     Linear layer on the hyperboloid: HypLinear in the code of Chami et al., NeurIPS 2019, section 4.2.
@@ -62,7 +133,7 @@ class LorentzLinear(HyperbolicLinear, name="lorentz_linear"):
         super().__post_init__()
 
 
-class MobiusLinear(HyperbolicLinear, name="mobius_linear"):
+class MobiusLinear(_HyperbolicLinear, name="mobius_linear"):
     r"""Hyperbolic layer (Ganea et al. 2018) of the Grouplet paper: Möbius matrix-vector product and bias.
 
     Linear layer of Ganea et al. (NeurIPS 2018, section 3.2) after an exponential map (Zhang et al., CVPR 2022).
@@ -91,3 +162,6 @@ class MobiusLinear(HyperbolicLinear, name="mobius_linear"):
         if not isinstance(self.manifold, Poincare):
             raise ValueError(f"MobiusLinear: expected the Poincaré ball, got {type(self.manifold).__name__}")
         super().__post_init__()
+
+
+suggest_members(__name__)

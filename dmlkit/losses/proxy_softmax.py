@@ -1,0 +1,188 @@
+"""Softmax losses over proxies: plain, with a margin (CosFace, ArcFace), and with several centers per class."""
+
+from collections.abc import Iterable
+from math import cos, pi, sin
+from typing import Annotated
+
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from dmlkit.component import Requirement
+from dmlkit.losses.proxies.centers import mean_center_distance, pool_centers
+from dmlkit.losses.proxies.classes import Classes
+from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
+from dmlkit.losses.proxies.softmax import RowLosses
+
+
+class NormSoftmax(SoftmaxLoss, name="norm_softmax"):
+    r"""Normalized softmax (Zhai & Wu 2019): cross-entropy with cosines to the proxies as logits.
+
+    Zhai & Wu, BMVC 2019 (arXiv:1811.12649), eq. 3, with any similarity s in place of the cosine.
+
+    .. math:: \frac{1}{B} \sum_i -\log \frac{e^{s(x_i, p_{y_i}) / \sigma}}{\sum_c e^{s(x_i, p_c) / \sigma}}
+
+    Example:
+        >>> import torch
+        >>> from dmlkit.manifolds import Sphere
+        >>> loss = NormSoftmax(Sphere(2), num_classes=2, temperature=1.0)
+        >>> _ = loss.proxies.data.copy_(torch.eye(2))
+        >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item(), 4)  # log(1 + 1/e)
+        0.3133
+    """
+
+    temperature: PositiveFloat = 0.05
+    """sigma, in similarity units."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.logit_scale = 1 / self.temperature
+
+
+class CosFace(SoftmaxLoss, name="cosface"):
+    r"""CosFace (Wang et al. 2018): cross-entropy of cosines, with a cosine margin on the own class.
+
+    Wang et al., CVPR 2018 (arXiv:1801.09414), eq. 4.
+
+    .. math:: \frac{1}{B} \sum_i -\log
+        \frac{e^{s (\cos\theta_{y_i} - m)}}{e^{s (\cos\theta_{y_i} - m)} + \sum_{c \ne y_i} e^{s \cos\theta_c}}
+
+    Raises:
+        ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
+
+    Example:
+        >>> import torch
+        >>> from dmlkit.manifolds import Sphere
+        >>> loss = CosFace(Sphere(2), num_classes=2, scale=1.0, margin=1.0)
+        >>> _ = loss.proxies.data.copy_(torch.eye(2))
+        >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item(), 4)  # the margin cancels the lead: log(2)
+        0.6931
+    """
+
+    margin: NonNegativeFloat = 0.35
+    """m, in units of the cosine."""
+    scale: PositiveFloat = 64.0
+    """s, inverse temperature."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (
+            Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is a difference of cosines"),
+        )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.logit_scale = self.scale
+
+    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
+        return super().row_losses(others, own - self.scale * self.margin)
+
+
+class ArcFace(SoftmaxLoss, name="arcface"):
+    r"""ArcFace (Deng et al. 2019): cross-entropy of cosines, with an angular margin on the own class.
+
+    Deng et al., CVPR 2019 (arXiv:1801.07698), eq. 3.
+
+    .. math:: \frac{1}{B} \sum_i -\log
+        \frac{e^{s \cos(\theta_{y_i} + m)}}{e^{s \cos(\theta_{y_i} + m)} + \sum_{c \ne y_i} e^{s \cos\theta_c}}
+
+    If theta + m exceeds pi, where cos(theta + m) would increase again, cos(theta) - m sin(m) replaces it.
+
+    With K > 1 it is sub-center ArcFace (Deng et al., ECCV 2020, section 3.2): theta_c is the angle to the nearest of
+    the K centers of class c, so that an image that is mislabeled or unlike its class does not pull the main center.
+
+    .. math:: \cos\theta_{ic} = \max_{k = 1..K} \langle x_i, w_{ck} \rangle
+
+    Raises:
+        ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> loss = ArcFace(Sphere(2), num_classes=2, scale=1.0, margin=pi / 2)
+        >>> _ = loss.proxies.data.copy_(torch.eye(2))
+        >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item(), 4)  # the margin cancels the lead: log(2)
+        0.6931
+    """
+
+    margin: Annotated[float, Field(ge=0, lt=pi)] = 0.5
+    """m, in radians."""
+    scale: PositiveFloat = 64.0
+    """s, inverse temperature."""
+    centers_per_class: PositiveInt = 1
+    """K, centers per class, of which the nearest one counts; 3 in the paper of sub-center ArcFace."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is an angle"),)
+
+    def __post_init__(self) -> None:
+        per_class = (
+            self.centers_per_class if self.centers_per_class > 1 else None
+        )  # (C, d), as in checkpoints without K
+        super().__post_init__(per_class, pool_centers("max", gamma=1.0))
+        self.logit_scale = self.scale
+
+    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
+        turned, slope = turn(own / self.scale, self.margin)
+        rows = super().row_losses(others, self.scale * turned)
+        return rows._replace(of_own=rows.of_own * slope)
+
+
+def turn(cosine: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """Return cos(theta + margin) given cos(theta), decreasing over [0, pi], and its derivative by cos(theta).
+
+    The derivative is finite: the derivative of the sine counts as 0 at theta = 0 and pi.
+
+    Example:
+        >>> [[round(number, 4) for number in tensor.tolist()] for tensor in turn(torch.tensor([1.0, 0.0, -1.0]), 0.5)]
+        [[0.8776, -0.4794, -1.2397], [0.8776, 0.8776, 1.0]]
+    """
+    sine = (1 - cosine.square()).clamp_(min=0).sqrt_()
+    slope = (cosine / sine).nan_to_num_(posinf=0, neginf=0).mul_(sin(margin)).add_(cos(margin))
+    early = cosine >= -cos(margin)  # theta + margin <= pi
+    turned = torch.where(early, cosine * cos(margin) - sine * sin(margin), cosine - margin * sin(margin))
+    return turned, slope.where(early, 1)
+
+
+class SoftTriple(SoftmaxLoss, name="soft_triple"):
+    r"""SoftTriple (Qian et al. 2019): cross-entropy over classes with several centers each.
+
+    Qian et al., ICCV 2019 (arXiv:1909.05235), eq. 7-10, with any similarity s and distance d.
+
+    .. math:: S_{ic} &= \sum_k \frac{e^{s(x_i, w_{ck}) / \gamma}}{\sum_l e^{s(x_i, w_{cl}) / \gamma}} s(x_i, w_{ck}) \\
+        L &= \frac{1}{B} \sum_i -\log \frac{e^{\lambda (S_{iy_i} - \delta)}}
+            {e^{\lambda (S_{iy_i} - \delta)} + \sum_{c \ne y_i} e^{\lambda S_{ic}}}
+            + \frac{\tau}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
+
+    On the sphere d is sqrt(2 - 2 <w, w'>), here with a finite gradient at w = w'.
+
+    Example:
+        >>> import torch
+        >>> from dmlkit.manifolds import Sphere
+        >>> sphere = Sphere(8)
+        >>> loss = SoftTriple(sphere, num_classes=5, centers_per_class=2)
+        >>> loss(sphere.from_features(torch.randn(4, 8)), torch.arange(4)).shape
+        torch.Size([])
+    """
+
+    centers_per_class: PositiveInt = 10
+    """K, centers per class."""
+    scale: PositiveFloat = 20.0
+    """lambda, inverse temperature of the softmax."""
+    gamma: PositiveFloat = 0.1
+    """Temperature of the softmax over the centers of a class, in similarity units."""
+    margin: NonNegativeFloat = 0.01
+    """delta, in similarity units."""
+    regularizer_weight: NonNegativeFloat = 0.2
+    """tau, weight of the distances between the centers of a class."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__(self.centers_per_class, pool_centers("softmax", self.gamma))
+        self.logit_scale = self.scale
+
+    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
+        return super().row_losses(others, own - self.scale * self.margin)
+
+    def over(self, classes: Classes) -> Tensor:
+        loss = super().over(classes)
+        if self.regularizer_weight == 0 or self.proxies.shape[1] == 1:
+            return loss
+        return loss + self.regularizer_weight * mean_center_distance(self.manifold, classes)
