@@ -17,8 +17,9 @@ from dmlkit.losses.proxy_anchor import ProxyAnchor
 from dmlkit.losses.proxy_gml import ProxyGML
 from dmlkit.losses.proxy_isa import ProxyISA
 from dmlkit.losses.proxy_nca import ProxyNCA
-from dmlkit.losses.proxy_softmax import ArcFace, CosFace, NormSoftmax, SoftTriple
+from dmlkit.losses.proxy_softmax import ArcFace, CosFace, NormSoftmax
 from dmlkit.losses.ranks import ROADMAP, RecallSurrogate, SmoothAP
+from dmlkit.losses.soft_triple import SoftTriple
 from dmlkit.losses.triplet import Triplet
 
 __all__ = [
