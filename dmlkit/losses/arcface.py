@@ -1,79 +1,17 @@
-"""Softmax losses over proxies: plain, with a margin on the cosine (CosFace), and with one on the angle (ArcFace)."""
+"""ArcFace loss: a softmax over cosines, with a margin added to the angle of the row's own class, or sub-center."""
 
 from collections.abc import Iterable
 from math import cos, pi, sin
 from typing import Annotated
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.component import Requirement
 from dmlkit.losses.proxies.centers import pool_centers
 from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses
-
-
-class NormSoftmax(SoftmaxLoss, name="norm_softmax"):
-    r"""Normalized softmax (Zhai & Wu 2019): cross-entropy with cosines to the proxies as logits.
-
-    Zhai & Wu, BMVC 2019 (arXiv:1811.12649), eq. 3, with any similarity s in place of the cosine.
-
-    .. math:: \frac{1}{B} \sum_i -\log \frac{e^{s(x_i, p_{y_i}) / \sigma}}{\sum_c e^{s(x_i, p_c) / \sigma}}
-
-    Example:
-        >>> import torch
-        >>> from dmlkit.manifolds import Sphere
-        >>> loss = NormSoftmax(Sphere(2), num_classes=2, temperature=1.0)
-        >>> _ = loss.proxies.data.copy_(torch.eye(2))
-        >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item(), 4)  # log(1 + 1/e)
-        0.3133
-    """
-
-    temperature: PositiveFloat = 0.05
-    """sigma, in similarity units."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.logit_scale = 1 / self.temperature
-
-
-class CosFace(SoftmaxLoss, name="cosface"):
-    r"""CosFace (Wang et al. 2018): cross-entropy of cosines, with a cosine margin on the own class.
-
-    Wang et al., CVPR 2018 (arXiv:1801.09414), eq. 4.
-
-    .. math:: \frac{1}{B} \sum_i -\log
-        \frac{e^{s (\cos\theta_{y_i} - m)}}{e^{s (\cos\theta_{y_i} - m)} + \sum_{c \ne y_i} e^{s \cos\theta_c}}
-
-    Raises:
-        ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
-
-    Example:
-        >>> import torch
-        >>> from dmlkit.manifolds import Sphere
-        >>> loss = CosFace(Sphere(2), num_classes=2, scale=1.0, margin=1.0)
-        >>> _ = loss.proxies.data.copy_(torch.eye(2))
-        >>> round(loss(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).item(), 4)  # the margin cancels the lead: log(2)
-        0.6931
-    """
-
-    margin: NonNegativeFloat = 0.35
-    """m, in units of the cosine."""
-    scale: PositiveFloat = 64.0
-    """s, inverse temperature."""
-
-    def requirements(self) -> Iterable[Requirement]:
-        return (
-            Requirement("manifold.similarity", ("cosine", "origin_cosine"), "its margin is a difference of cosines"),
-        )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.logit_scale = self.scale
-
-    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
-        return super().row_losses(others, own - self.scale * self.margin)
 
 
 class ArcFace(SoftmaxLoss, name="arcface"):
