@@ -267,13 +267,18 @@ def split_job(
             device=device,
             checkpoint=trained.saved,
         ),
-        stamps=[None if (file := dataset.file(index)) is None else stamp(file) for index in range(len(dataset))],
+        stamps=stamps_of(dataset),
         run=run.path,
     )
 
 
+def stamps_of(dataset: Dataset) -> list[tuple[int, int] | None]:
+    """Return the size and modification time of the file of each image; None for a box and other samples."""
+    return [None if (file := dataset.file(index)) is None else stamp(file) for index in range(len(dataset))]
+
+
 def embed_files(trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar) -> Embeddings:
-    """Embed images, but read the points of those that the splits of the model's run have; see `known_points`.
+    """Embed images, but read the points of those that the model's run has stored; see `known_points`.
 
     Raises:
         UserError: see `embed_images`.
@@ -285,7 +290,7 @@ def embed_files(trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: 
 
 
 def known_points(trained: TrainedModel, dataset: Dataset, fabric: Ranks) -> Known | None:
-    """Return the points of those images of a list that a run has stored with its splits; None if there are none.
+    """Return the points of those images of a list that are in a folder of embeddings of a run; None if there are none.
 
     An image is known by the path of its file; the file must have the size and time that it had when it was embedded,
     and the weights, the preprocessing, the software and the device must be the same. They are equal to the bit to
