@@ -100,6 +100,7 @@ class PointsInMemory:
         rows: (N,) int64 indices into the dataset.
         stored: points on a disk that these were read from; a gallery may have pictures.
         trained: model that embedded them now.
+        local: (N, P, C) float16 local features, if they were computed with the points.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -121,6 +122,7 @@ class PointsInMemory:
     rows: Tensor | None = None
     stored: PointSet | None = None
     trained: TrainedModel | None = None
+    local: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.points)

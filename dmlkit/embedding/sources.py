@@ -12,7 +12,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.video import VideoFrames, is_video
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
+from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice, with_local
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.images import NONE, ImageList, dataset_of, lacks_labels
 from dmlkit.embedding.in_memory import Embeddings
@@ -89,6 +89,7 @@ def open_queries(
     searched: PointSet,
     *,
     boxes: Boxes | None = None,
+    local: bool = False,
     model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> PointSet:
@@ -98,6 +99,7 @@ def open_queries(
         queries: an image, a list of images, a folder or table of images, or whatever `open_points` takes.
         searched: points to search in.
         boxes: boxes of the images, see `images_at`.
+        local: compute the local features too that the searched gallery keeps, if it does.
         model: model that embeds images. Default: that of ``searched``.
         bar: shows each step.
 
@@ -105,7 +107,7 @@ def open_queries(
         UserError: there is nothing to read, it comes from another model, or no run is known that embeds images.
     """
     if not isinstance(queries, Path):
-        return _open_list(queries, searched, boxes, model, bar)
+        return _open_list(queries, searched, boxes, model, bar, local=local)
     kind = require_queries(queries)
     check_options(queries, kind, {"--run": model.run, **(Boxes() if boxes is None else boxes).given()})
     if kind == "array":
@@ -116,13 +118,24 @@ def open_queries(
         check_same_model(found, searched)
         return found
     fabric = model.start()
-    trained = load_same_model(searched, model, fabric)
+    trained = _model_of_queries(searched, model, fabric, local=local)
     dataset = queries_dataset(queries, trained, boxes)
     return embedded_points(trained, fabric, dataset, str(queries), bar)
 
 
+def _model_of_queries(searched: PointSet, model: ModelChoice, fabric: Ranks, *, local: bool) -> TrainedModel:
+    """Return the model that made the searched points, which computes the local features of a gallery too if asked to.
+
+    Raises:
+        UserError: see `load_same_model` and `with_local`.
+    """
+    trained = load_same_model(searched, model, fabric)
+    kept = searched.manifest.local if local and isinstance(searched, GalleryFolder) else None
+    return trained if kept is None else with_local(trained, kept, searched.source)
+
+
 def _open_list(
-    images: Sequence[Path], searched: PointSet, boxes: Boxes | None, model: ModelChoice, bar: Bar
+    images: Sequence[Path], searched: PointSet, boxes: Boxes | None, model: ModelChoice, bar: Bar, *, local: bool
 ) -> PointSet:
     """Embed a list of image files.
 
@@ -134,7 +147,7 @@ def _open_list(
     if boxes is not None:
         raise UserError("boxes: applies to a folder or a table of images, not to a list; give one of them")
     fabric = model.start()
-    trained = load_same_model(searched, model, fabric)
+    trained = _model_of_queries(searched, model, fabric, local=local)
     return embedded_points(trained, fabric, ImageList([str(image) for image in images]), str(path_of(images)), bar)
 
 
@@ -192,6 +205,7 @@ def _with_images(
         dataset,
         found.indices,
         trained=trained,
+        local=found.local,
     )
 
 

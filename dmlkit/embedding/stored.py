@@ -21,6 +21,7 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.image_changes import changes_since
 from dmlkit.embedding.in_memory import Embeddings, Known, embed_images, fused
 from dmlkit.embedding.job import EmbedJob
+from dmlkit.embedding.local_features import embed_with_patches
 from dmlkit.embedding.manifest import Description, Manifest, SplitRecord
 from dmlkit.embedding.parts import PART_IMAGES, Part
 from dmlkit.embedding.points import all_points
@@ -30,6 +31,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.document import differences
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import EMBEDDING_FILES
+from dmlkit.files.source import LOCAL
 from dmlkit.loading.cache import stamp
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.model import head_alone
@@ -280,9 +282,13 @@ def stamps_of(dataset: Dataset) -> list[tuple[int, int] | None]:
 def embed_files(trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar) -> Embeddings:
     """Embed images, but read the points of those that the model's run has stored; see `known_points`.
 
+    Patches of a model that computes them are computed with the points, so that no image passes the network twice.
+
     Raises:
-        UserError: see `embed_images`.
+        UserError: see `embed_images` and `embed_with_patches`.
     """
+    if trained.local is not None and trained.local.run == LOCAL:
+        return embed_with_patches(trained, trained.local, fabric, dataset, source, bar)
     if trained.fusion is not None:
         return fused(trained, [embed_files(one, fabric, dataset, source, bar) for one in trained.members])
     known = known_points(trained, dataset, fabric) if fabric.is_global_zero else None

@@ -140,5 +140,7 @@ def matched_images(
         UserError: see `features_of`.
     """
     space = MatchedSpace(deepcopy(trained.manifold).cpu(), FeatureStore(None, local))
-    features = features_of(local, trained, fabric, ImageList(list(images)), found.indices, bar)
+    features = found.local
+    if features is None:
+        features = features_of(local, trained, fabric, ImageList(list(images)), found.indices, bar)
     return found._replace(points=space.matched(found.points, space.store.add(features))), space

@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, FiniteFloat
 
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.fusion import fuse
+from dmlkit.embedding.fusion import fuse, with_local
 from dmlkit.embedding.images import ImageList
 from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.manifest import Fusion
@@ -234,6 +234,7 @@ def verify(
     if second is not None and second in PARTNERS:
         kept = local_threshold(run, trained, second.name, threshold.far, fabric, bar)
         local, threshold, fusion = kept.fusion, kept.threshold, kept.fusion.weight
+        trained = with_local(trained, local, str(path))
     elif second is not None:
         fusion = choose_fusion(path, second, checkpoint=checkpoint, fabric=fabric, bar=bar)
         trained = fuse(trained, fusion, fabric)
