@@ -20,7 +20,16 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import PLACE, check_options, kind_of, require_addable, require_calibratable
+from dmlkit.files.outputs import GALLERY_MARK
+from dmlkit.files.source import (
+    CREATING_MARK,
+    PLACE,
+    check_options,
+    kind_of,
+    require_addable,
+    require_gallery,
+    require_run,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +41,18 @@ if TYPE_CHECKING:
     from dmlkit.run_folder.threshold import Threshold
 
 app = typer.Typer()
+
+
+def require_calibratable(path: Path) -> None:
+    """Check that a folder is a run or a gallery.
+
+    Raises:
+        UserError: it is not, or the creation of the gallery was interrupted.
+    """
+    if any((path / name).exists() for name in (GALLERY_MARK, CREATING_MARK)):
+        require_gallery(path)
+    else:
+        require_run(path)
 
 
 @app.command(
