@@ -20,7 +20,16 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import PLACE, check_options, kind_of, require_addable, require_calibratable
+from dmlkit.files.outputs import GALLERY_MARK
+from dmlkit.files.source import (
+    CREATING_MARK,
+    PLACE,
+    check_options,
+    kind_of,
+    require_addable,
+    require_gallery,
+    require_run,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +41,18 @@ if TYPE_CHECKING:
     from dmlkit.run_folder.threshold import Threshold
 
 app = typer.Typer()
+
+
+def require_calibratable(path: Path) -> None:
+    """Check that a folder is a run or a gallery.
+
+    Raises:
+        UserError: it is not, or the creation of the gallery was interrupted.
+    """
+    if any((path / name).exists() for name in (GALLERY_MARK, CREATING_MARK)):
+        require_gallery(path)
+    else:
+        require_run(path)
 
 
 @app.command(
@@ -221,13 +242,12 @@ def _calibrate_run(
     """Choose the threshold for pairs of a run, store it, and print its rates."""
     from rich.console import Console
 
-    from dmlkit.cli.console import print_table, say, say_json, say_prose
+    from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.calibration import LEAST_ACCEPTED, USUAL_FAR, calibrate_run
     from dmlkit.evaluation.plots.reliability import plot_reliability
     from dmlkit.evaluation.rates_by_value import pair_rates_by_value
-    from dmlkit.metrics.statistics import LEAST_CLASSES
     from dmlkit.run_folder.folder import RunFolder
 
     fabric = start_ranks(device)
@@ -250,16 +270,21 @@ def _calibrate_run(
     if far is None and found.far > USUAL_FAR:
         pairs = f"{found.validation.different:,} pairs of different classes"
         say_lowest("FAR", found.far, pairs, USUAL_FAR, LEAST_ACCEPTED, console)
+    print_far_elsewhere(found, console)
+    if reliability is not None:
+        say_reliability(reliability, console)
+    print_values(by_value, console, ["far", "frr"])
+    say(console, f"written to {written}")
+
+
+def print_far_elsewhere(found: "Threshold", console: "Console") -> None:
+    """Print the interval of the FAR on other classes, or that there are too few classes for one, or for the FAR."""
+    from dmlkit.cli.console import say_prose
+    from dmlkit.evaluation.calibration import least_far
+    from dmlkit.metrics.statistics import LEAST_CLASSES
+
     classes = f"{found.validation.classes:,}"
-    if found.far_interval is None:
-        say_prose(
-            console,
-            f"no interval for the FAR on other classes: it needs at least {LEAST_CLASSES} validation classes, got "
-            f"{classes}; train with a larger dataset.validation_fraction",
-        )
-        if found.test and found.test.far > 2 * found.far:
-            say_prose(console, f"note: the FAR on the test classes is {found.test.far:.2g}, not at most {found.far:g}")
-    else:
+    if found.far_interval is not None:
         low, high = found.far_interval
         say_prose(
             console,
@@ -267,10 +292,19 @@ def _calibrate_run(
         )
         if found.test and not low <= found.test.far <= high:
             say_prose(console, f"note: the FAR on the test classes is {found.test.far:.2g}, outside this interval")
-    if reliability is not None:
-        say_reliability(reliability, console)
-    print_values(by_value, console, ["far", "frr"])
-    say(console, f"written to {written}")
+        return
+    pairs, least = least_far(found.validation.classes)
+    if found.far < least:
+        way = f"the least is 1 / {pairs}: use --far {least:g}, or more classes" if pairs > 1 else "use more classes"
+        these = f"{pairs} pairs of classes" if pairs > 1 else "a single pair of classes"
+        say_prose(console, f"note: {classes} classes cannot carry a FAR of {found.far:g}: they are {these}, and {way}")
+    say_prose(
+        console,
+        f"no interval for the FAR on other classes: it needs at least {LEAST_CLASSES} validation classes, got "
+        f"{classes}; train with a larger dataset.validation_fraction",
+    )
+    if found.test and found.test.far > 2 * found.far:
+        say_prose(console, f"note: the FAR on the test classes is {found.test.far:.2g}, not at most {found.far:g}")
 
 
 def _as_data(by_value: "ByColumn | None") -> dict[str, Any]:

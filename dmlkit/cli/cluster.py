@@ -144,4 +144,7 @@ def summary_of(found: "Clusters") -> str:
     if found.noise:
         line += f", {found.noise} in no cluster"
     purity, nmi = found.purity(), found.nmi()
-    return line if purity is None or nmi is None else f"{line}: purity {purity:.4f}, nmi {nmi:.4f}"
+    if purity is None:
+        return line
+    several = "no nmi, since images have several labels"
+    return f"{line}: purity {purity:.4f}, {several if nmi is None else f'nmi {nmi:.4f}'}"

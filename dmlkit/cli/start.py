@@ -8,7 +8,7 @@ import typer
 
 from dmlkit.cli.options import TRAIN, Debug, Device, checked, examples
 from dmlkit.errors import UserError
-from dmlkit.files.source import SHARD, require_dataset
+from dmlkit.files.source import require_dataset, single_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from dmlkit.loading.survey import Survey
     from dmlkit.training.estimate import Estimate
 
+app = typer.Typer()
+WIDTH = 80  # columns of a terminal
+
 
 def require_classes(path: Path) -> None:
     """Check that there is a dataset, and that a folder has more than one class.
@@ -27,18 +30,8 @@ def require_classes(path: Path) -> None:
         UserError: there is none, or the folder has nothing but one folder.
     """
     require_dataset(path)
-    found = [one for one in path.iterdir() if not one.name.startswith(".")] if path.is_dir() else []
-    folders = [one for one in found if one.is_dir()]
-    if len(folders) != 1 or any(one.suffix == SHARD for one in found):
-        return
-    (only,) = folders  # an archive that was unpacked into a folder of its name has the classes one level deeper
-    is_nested = sum(one.is_dir() for one in only.iterdir()) > 1
-    way_on = f"give {only}, which has several" if is_nested else "add images of more classes"
-    raise UserError(f"{path}: has 1 class, {only.name}; expected at least 2 to train on and 2 to test on: {way_on}")
-
-
-app = typer.Typer()
-WIDTH = 80  # columns of a terminal
+    if message := single_class(path):
+        raise UserError(message)
 
 
 @app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit start photos/"))

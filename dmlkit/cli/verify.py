@@ -100,16 +100,15 @@ def verify(
     from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
-    from dmlkit.evaluation.local import fusion_or_local_of
     from dmlkit.evaluation.verification import ImagePair, read_pairs
     from dmlkit.evaluation.verification import verify as verify_pairs
 
     wanted = read_pairs(pairs, root) if pairs else [ImagePair(str(names[0]), str(names[1]))]
     fabric = start_ranks(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
-    bar = bars(console)
-    fusion = fusion_or_local_of(run, second, checkpoint=checkpoint, device=device, bar=bar)
-    found = verify_pairs(run, wanted, prior=prior, checkpoint=checkpoint, fusion=fusion, fabric=fabric, bar=bar)
+    found = verify_pairs(
+        run, wanted, prior=prior, checkpoint=checkpoint, second=second, fabric=fabric, bar=bars(console)
+    )
     if not fabric.is_global_zero:
         return
     if csv is not None:

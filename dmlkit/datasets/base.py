@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from dmlkit.component import ComponentConfig
 from dmlkit.datasets.files.archives import Published
 from dmlkit.datasets.files.dataset import Dataset, class_subset
-from dmlkit.datasets.files.label_sets import cut_between_groups
+from dmlkit.datasets.files.label_sets import cut_between_groups, several_labels
 from dmlkit.datasets.files.levels import path_levels
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.errors import OptionError, UserError, option_errors
@@ -80,10 +80,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
             UserError: images have several labels.
         """
         if self.label_separator is not None:
-            raise UserError(
-                f"{what}: needs one label per image, but images have several (dataset.separator "
-                f"{self.label_separator!r}), which only train and eval RUN support"
-            )
+            raise UserError(several_labels(what, self.label_separator))
 
     @property
     def own_splits(self) -> tuple[Split, ...]:

@@ -7,12 +7,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.base import DatasetConfig, Split
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
 from dmlkit.errors import OptionError
 from dmlkit.files.image_file import image_files
-from dmlkit.files.source import EXTENSIONS, NO_CLASS_FOLDERS, NO_CLASSES
+from dmlkit.files.source import EXTENSIONS, NO_CLASS_FOLDERS, NO_CLASSES, single_class
 
 
 class FolderConfig(DatasetConfig, frozen=True):
@@ -39,6 +40,11 @@ class FolderConfig(DatasetConfig, frozen=True):
             (folder, "train" if place < half else "test") for place, folder in enumerate(classes)
         ]
         return class_listing(root, halves, self.levels, faults)
+
+    def images_of(self, listing: Listing | None, split: Split) -> Dataset:
+        if split == "train" and self.split != "all" and not self.levels and (message := single_class(Path(self.root))):
+            raise OptionError("dataset.root", message)
+        return super().images_of(listing, split)
 
 
 def is_split(root: Path) -> bool:

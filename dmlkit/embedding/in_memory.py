@@ -30,6 +30,7 @@ class Embeddings(NamedTuple):
     labels: Tensor  # (N,) int64
     indices: Tensor  # (N,) int64, into the dataset
     faults: list[str]  # one message per image that could not be read
+    local: Tensor | None = None  # (N, P, C) float16, local features, if they were computed with the points
 
 
 class Known(NamedTuple):

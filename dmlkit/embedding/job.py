@@ -48,10 +48,10 @@ class EmbedJob:
         output: folder that all processes can reach, without embeddings yet.
         skip_bad_images: leave out images that cannot be read, instead of stopping.
         threshold: threshold of the model, for the manifest; the parts do not depend on it.
-        split: of a run's split, what its embeddings depend on besides the model; for the manifest too.
+        split: what embeddings that are kept in a run depend on besides the model; for the manifest too.
         run: run of the model, for the manifest.
         known: points that need not be computed.
-        stamps: of a run's split, the size and modification time of the file of each image; None for other samples.
+        stamps: size and modification time of the file of each image that is kept in a run; None for other samples.
     """
 
     dataset: Dataset

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.in_memory import embed_dataset
+from dmlkit.embedding.in_memory import Embeddings, embed_dataset, embed_images
 from dmlkit.embedding.keypoints import Keypoints, keypoints_of, match_keypoints
 from dmlkit.embedding.manifest import LocalFusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
@@ -114,6 +114,20 @@ def features_of(
         require_one_process(SIFT, fabric)
         return keypoints_of(dataset, rows, bar).packed
     return centered(maps_of(trained, fabric, dataset, rows, bar), torch.tensor(local.mean))
+
+
+def embed_with_patches(
+    trained: TrainedModel, local: LocalFusion, fabric: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar
+) -> Embeddings:
+    """Embed images, and keep their patches, in one pass through the network.
+
+    Raises:
+        UserError: no image could be read, or see `maps_of` and `embed_dataset`.
+    """
+    require_one_process(LOCAL, fabric)
+    with kept_maps(trained.model) as maps:
+        found = embed_images(trained, fabric, dataset, source, bar)
+    return found._replace(local=centered(torch.cat(maps), torch.tensor(local.mean)))
 
 
 @contextmanager

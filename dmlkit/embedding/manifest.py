@@ -216,10 +216,11 @@ class Checksums(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 class SplitRecord(BaseModel, frozen=True, extra="forbid", strict=True):
-    """What the embeddings of a run's split depend on besides the model: they are read again only while it is equal."""
+    """What embeddings in a run depend on besides the model: they are read again only while it is equal."""
 
-    images: str
-    """Hash of the names and labels of the images, and of the sizes and modification times of their files."""
+    images: str = ""
+    """Hash of the names and labels of a split's images, and of the sizes and modification times of their files; empty
+    for other images, each of which is found by its own file."""
     software: dict[str, str]
     """Versions of the packages that decode and embed images, and hashes of the recipe's plug-ins."""
     device: str = ""
@@ -228,7 +229,7 @@ class SplitRecord(BaseModel, frozen=True, extra="forbid", strict=True):
     checkpoint: str = ""
     """Hash of what the checkpoint holds of the model, from which its fingerprint is known without building it."""
     omitted: tuple[NonNegativeInt, ...] = ()
-    """Positions in the split of the images that could not be read."""
+    """Positions in the list of the images that could not be read."""
 
 
 class RunPlace(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -274,7 +275,7 @@ class Manifest(Description, frozen=True, strict=True):
     checksums: Checksums | None = None
     """Checksums of the files next to it; null in folders of earlier versions."""
     split: SplitRecord | None = None
-    """What embeddings of a run's split depend on; null for other images, and in folders of earlier versions."""
+    """What the embeddings depend on besides the model; null in folders of earlier versions."""
 
 
 def index_of(manifold: Manifold) -> SearchIndex:

@@ -178,6 +178,8 @@ def matched_queries(
         features = store.added[:0]
     elif isinstance(asked, GalleryFolder) and asked.manifest.local == store.local:
         features = asked.local_at(chosen)
+    elif isinstance(asked, PointsInMemory) and asked.local is not None:
+        features = asked.local[chosen]
     elif isinstance(asked, PointsInMemory) and asked.trained and asked.dataset and asked.rows is not None:
         trained = with_local(asked.trained, store.local, searched.source)
         features = features_of(store.local, trained, model.start(), asked.dataset, asked.rows[chosen], bar)
@@ -194,5 +196,6 @@ def matched_queries(
         paths=[loaded.paths[row] for row in kept],
         labels=[loaded.labels[row] for row in kept],
         rows=None if loaded.rows is None else loaded.rows[chosen],
+        local=None,
         stored=loaded.stored if rows is None else None,
     )

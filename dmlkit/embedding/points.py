@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Box, Dataset
 from dmlkit.datasets.files.image import thumbnail
+from dmlkit.datasets.files.label_sets import several_labels
 from dmlkit.datasets.files.samples import SIDE
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import ModelChoice
@@ -100,6 +101,7 @@ class PointsInMemory:
         rows: (N,) int64 indices into the dataset.
         stored: points on a disk that these were read from; a gallery may have pictures.
         trained: model that embedded them now.
+        local: (N, P, C) float16 local features, if they were computed with the points.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -121,6 +123,7 @@ class PointsInMemory:
     rows: Tensor | None = None
     stored: PointSet | None = None
     trained: TrainedModel | None = None
+    local: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.points)
@@ -176,6 +179,26 @@ def boxes_of(points: PointSet) -> list[Box | None]:
     if not isinstance(points, PointsInMemory) or points.dataset is None or points.rows is None:
         return [None] * len(points)
     return [points.dataset.box(row) for row in points.rows.tolist()]
+
+
+def separator_of(points: PointSet) -> str | None:
+    """Return the separator of several labels per image in the dataset of points; None if each image has one label."""
+    if isinstance(points, PointsInMemory) and points.dataset is not None:
+        return points.dataset.separator
+    with suppress(UserError):  # the run has moved
+        return None if points.run is None else RunFolder(points.run).recipe().dataset.label_separator
+    return None
+
+
+def require_one_label(points: PointSet) -> None:
+    """Check that no image of points has several labels.
+
+    Raises:
+        UserError: one has.
+    """
+    separator = separator_of(points)
+    if separator is not None and any(label and separator in label for label in points.labels):
+        raise UserError(several_labels(points.source, separator))
 
 
 def all_points(points: PointSet) -> Tensor:

@@ -11,11 +11,12 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.distributed.launch import count_ranks, start_ranks
 from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
+from dmlkit.embedding.features import software_of
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder, embed_job
-from dmlkit.embedding.manifest import Manifest
+from dmlkit.embedding.manifest import Manifest, SplitRecord
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
-from dmlkit.embedding.stored import StoredSplit, known_points, sole_embedding, split_job
+from dmlkit.embedding.stored import StoredSplit, known_points, sole_embedding, split_job, stamps_of
 from dmlkit.embedding.trained import TrainedModel, load_model, shortened
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_place
@@ -88,7 +89,8 @@ def embed(
     if split is None:
         known = known_points(trained, dataset, fabric) if fabric.is_global_zero else None
         job = EmbedJob(dataset, str(images), place, skip_bad_images=skip, threshold=threshold, run=run)
-        job = replace(job, known=fabric.broadcast(known))
+        record = SplitRecord(software=software_of(trained.recipe), checkpoint=trained.saved)
+        job = replace(job, known=fabric.broadcast(known), split=record, stamps=stamps_of(dataset))
     else:
         job = split_job(folder, trained, dataset, split, device="" if engine == "ray" else trained.place)
         job = replace(job, output=place, skip_bad_images=skip, threshold=threshold)

@@ -12,7 +12,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.video import VideoFrames, is_video
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
+from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice, with_local
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.images import NONE, ImageList, dataset_of, lacks_labels
 from dmlkit.embedding.in_memory import Embeddings
@@ -89,6 +89,7 @@ def open_queries(
     searched: PointSet,
     *,
     boxes: Boxes | None = None,
+    local: bool = False,
     model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> PointSet:
@@ -98,6 +99,7 @@ def open_queries(
         queries: an image, a list of images, a folder or table of images, or whatever `open_points` takes.
         searched: points to search in.
         boxes: boxes of the images, see `images_at`.
+        local: compute the local features too that the searched gallery keeps, if it does.
         model: model that embeds images. Default: that of ``searched``.
         bar: shows each step.
 
@@ -120,8 +122,19 @@ def open_queries(
     elif boxes is not None:
         raise UserError("boxes: applies to a folder or a table of images, not to a list; give one of them")
     fabric = model.start()
-    trained = load_same_model(searched, model, fabric)
+    trained = _model_of_queries(searched, model, fabric, local=local)
     return embedded_points(trained, fabric, _images_of(queries, trained, boxes), str(path_of(queries)), bar)
+
+
+def _model_of_queries(searched: PointSet, model: ModelChoice, fabric: Ranks, *, local: bool) -> TrainedModel:
+    """Return the model that made the searched points, which computes the local features of a gallery too if asked to.
+
+    Raises:
+        UserError: see `load_same_model` and `with_local`.
+    """
+    trained = load_same_model(searched, model, fabric)
+    kept = searched.manifest.local if local and isinstance(searched, GalleryFolder) else None
+    return trained if kept is None else with_local(trained, kept, searched.source)
 
 
 def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Boxes | None) -> Dataset:
@@ -180,6 +193,7 @@ def _with_images(
         dataset,
         found.indices,
         trained=trained,
+        local=found.local,
     )
 
 

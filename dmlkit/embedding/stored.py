@@ -19,6 +19,7 @@ from dmlkit.embedding.features import software_of, stored_features
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.in_memory import Embeddings, Known, embed_images, fused
 from dmlkit.embedding.job import EmbedJob, write_embeddings
+from dmlkit.embedding.local_features import embed_with_patches
 from dmlkit.embedding.manifest import Description, Manifest, SplitRecord
 from dmlkit.embedding.parts import PART_IMAGES, Part
 from dmlkit.embedding.points import all_points
@@ -28,6 +29,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.document import differences
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import EMBEDDING_FILES
+from dmlkit.files.source import LOCAL
 from dmlkit.loading.cache import stamp
 from dmlkit.loading.image_changes import changes_since
 from dmlkit.loading.inputs import inputs_of
@@ -266,17 +268,26 @@ def split_job(
             device=device,
             checkpoint=trained.saved,
         ),
-        stamps=[None if (file := dataset.file(index)) is None else stamp(file) for index in range(len(dataset))],
+        stamps=stamps_of(dataset),
         run=run.path,
     )
 
 
+def stamps_of(dataset: Dataset) -> list[tuple[int, int] | None]:
+    """Return the size and modification time of the file of each image; None for a box and other samples."""
+    return [None if (file := dataset.file(index)) is None else stamp(file) for index in range(len(dataset))]
+
+
 def embed_files(trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar) -> Embeddings:
-    """Embed images, but read the points of those that the splits of the model's run have; see `known_points`.
+    """Embed images, but read the points of those that the model's run has stored; see `known_points`.
+
+    Patches of a model that computes them are computed with the points, so that no image passes the network twice.
 
     Raises:
-        UserError: see `embed_images`.
+        UserError: see `embed_images` and `embed_with_patches`.
     """
+    if trained.local is not None and trained.local.run == LOCAL:
+        return embed_with_patches(trained, trained.local, fabric, dataset, source, bar)
     if trained.fusion is not None:
         return fused(trained, [embed_files(one, fabric, dataset, source, bar) for one in trained.members])
     known = known_points(trained, dataset, fabric) if fabric.is_global_zero else None
@@ -284,7 +295,7 @@ def embed_files(trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: 
 
 
 def known_points(trained: TrainedModel, dataset: Dataset, fabric: Ranks) -> Known | None:
-    """Return the points of those images of a list that a run has stored with its splits; None if there are none.
+    """Return the points of those images of a list that are in a folder of embeddings of a run; None if there are none.
 
     An image is known by the path of its file; the file must have the size and time that it had when it was embedded,
     and the weights, the preprocessing, the software and the device must be the same. They are equal to the bit to

@@ -17,7 +17,7 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.manifest import Description
-from dmlkit.embedding.points import BLOCK, PointSet
+from dmlkit.embedding.points import BLOCK, PointSet, separator_of
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import open_points
 from dmlkit.embedding.stored import embed_files
@@ -89,6 +89,8 @@ def align(
         pass  # a damaged row would spoil the map
     labels = [item.label for item in found.items_at(rows)]
     own = dataset.label_names(dataset.labels)
+    if trained.recipe.dataset.label_separator is not None or separator_of(found) is not None:
+        labels = own = [None] * len(rows)  # images with several labels have to find themselves
     shared = SharedImages(
         embedded.points,
         found.points_at(rows),

@@ -189,6 +189,20 @@ def calibrate_points(points: Points, far: float, *, seed: int = 0) -> Calibratio
     return Calibration(threshold, interval, rates_at(pairing, threshold))
 
 
+def least_far(classes: int) -> tuple[int, float]:
+    """Return the number of pairs of classes, and the least false accept rate that they can show, rounded up.
+
+    Images of two classes that look alike are accepted together, so that a lower rate rests on some images of one pair
+    of classes, and says little about others.
+
+    Example:
+        >>> least_far(4), least_far(2)
+        ((6, 0.17), (1, 1.0))
+    """
+    pairs = classes * (classes - 1) // 2
+    return pairs, lowest_share(1, pairs)
+
+
 def rates_at(pairing: Pairing, threshold: float) -> PairRates:
     """Count the error rates of a threshold over all pairs."""
     accepted, lock = 0, Lock()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,16 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.ranking.local import LocalScores, score_candidates
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
+
+
+class LocalChoice(NamedTuple):
+    """Weight of local scores, and what it was chosen on."""
+
+    fusion: LocalFusion
+    found: Embeddings
+    """Validation images."""
+    features: Tensor
+    """(N, P, C) float16, their local features."""
 
 
 def choose_local(
@@ -51,19 +62,27 @@ def choose_local(
     """
     folder = RunFolder(run)
     folder.check_unseen("validation")
-    trained = load_model(folder, fabric, checkpoint)
+    return local_choice(folder, load_model(folder, fabric, checkpoint), kind, fabric, bar).fusion
+
+
+def local_choice(run: RunFolder, trained: TrainedModel, kind: str, fabric: Ranks, bar: Bar = no_bar) -> LocalChoice:
+    """Choose the weight of local scores of a model, see `choose_local`.
+
+    Raises:
+        UserError: see `choose_local`.
+    """
     trained.recipe.dataset.require_one_label(f"--with {kind}")
     if kind == LOCAL:
         require_torch(trained)
     dataset = images_of_split(trained.recipe.dataset, "validation")
-    found = split_embeddings(folder, trained, fabric, dataset, "validation", bar=bar)
+    found = split_embeddings(run, trained, fabric, dataset, "validation", bar=bar)
     features, mean = _features(kind, trained, fabric, dataset, found, bar)
     space = deepcopy(trained.manifold).cpu()
     with bar("matching images", len(found.points)) as advance, torch.no_grad():
         match = match_features(kind, features, features)
         local = score_candidates(space, (found.points, found.points), match, advance)
         choice = PairOfScores(found, space, local).choice()
-    return LocalFusion(
+    fusion = LocalFusion(
         run=kind,
         checkpoint=trained.checkpoint,
         fingerprint=trained.fingerprint,
@@ -71,6 +90,7 @@ def choose_local(
         mean=tuple(mean.tolist()),
         shape=(features.shape[1], features.shape[2]),
     )
+    return LocalChoice(fusion, found, features)
 
 
 def fusion_or_local_of(

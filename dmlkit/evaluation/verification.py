@@ -12,21 +12,23 @@ import torch
 from pydantic import BaseModel, FiniteFloat
 
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.fusion import fuse
+from dmlkit.embedding.fusion import fuse, with_local
 from dmlkit.embedding.images import ImageList
 from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.manifest import Fusion, LocalFusion
+from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import choose_threshold
-from dmlkit.evaluation.local_pairs import choose_local_threshold, matched_images
+from dmlkit.evaluation.fusion import choose_fusion
+from dmlkit.evaluation.local_pairs import local_threshold, matched_images
 from dmlkit.evaluation.pair_probability import check_prior, probability_at
 from dmlkit.files.document import Document
 from dmlkit.files.escape import excerpt
 from dmlkit.files.outputs import PAIR_COLUMNS, write_table
 from dmlkit.files.regular import read_text
+from dmlkit.files.source import PARTNERS
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.reliability import Share
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -197,7 +199,7 @@ def verify(
     *,
     prior: float = 0.5,
     checkpoint: CheckpointName | None = None,
-    fusion: Fusion | None = None,
+    second: Path | None = None,
     fabric: Ranks | None = None,
     bar: Bar = no_bar,
 ) -> Verification:
@@ -210,8 +212,8 @@ def verify(
         prior: share of the pairs that are of the same class, for which the probabilities hold; verdicts do not depend
             on it.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
-        fusion: second model, or local features. The threshold is then chosen again on the validation classes, for the
-            false accept rate with which the run was calibrated.
+        second: a second run, ``local`` or ``sift``, whose similarity is added. The threshold is then chosen again on
+            the validation classes, for the false accept rate with which the run was calibrated.
 
     Raises:
         UserError: the run has no threshold for these weights, or no pair has two images that can be read.
@@ -228,16 +230,19 @@ def verify(
             + (f" --checkpoint {checkpoint}" if checkpoint else "")
             + (f" --device {trained.place}" if trained.computation else "")
         )
-    if isinstance(fusion, LocalFusion):
-        threshold = choose_local_threshold(run, trained, fusion, threshold.far, fabric, bar)
-    elif fusion is not None:
+    fusion, local = None, None
+    if second is not None and second in PARTNERS:
+        kept = local_threshold(run, trained, second.name, threshold.far, fabric, bar)
+        local, threshold, fusion = kept.fusion, kept.threshold, kept.fusion.weight
+        trained = with_local(trained, local, str(path))
+    elif second is not None:
+        fusion = choose_fusion(path, second, checkpoint=checkpoint, fabric=fabric, bar=bar)
         trained = fuse(trained, fusion, fabric)
         threshold = choose_threshold(run, trained, threshold.far, fabric, bar)
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
     found, space = embed_files(trained, fabric, ImageList(images), "pairs", bar), trained.manifold.cpu()
-    if isinstance(fusion, LocalFusion):
-        found, space = matched_images(images, found, trained, fusion, fabric, bar)
-        fusion = fusion.weight
+    if local is not None:
+        found, space = matched_images(images, found, trained, local, fabric, bar)
     judged = judge(pairs, images, found, space, threshold, prior)
     if all(pair.same is None for pair in judged):
         raise UserError(f"no pair has two images that can be read; the first error is: {found.faults[0]}")

@@ -242,6 +242,18 @@ def require_dataset(path: Path, expected: str = "a folder with one subfolder per
         raise UserError("\n".join(str(OptionError("dataset.file", f"{path} {fault}")) for fault in faults))
 
 
+def single_class(path: Path) -> str | None:
+    """Return what is wrong with a folder that has nothing but one class; None for others, and a lone ``train``."""
+    found = [one for one in path.iterdir() if not one.name.startswith(".")] if path.is_dir() else []
+    folders = [one for one in found if one.is_dir()]
+    if len(folders) != 1 or folders[0].name in ("train", "test") or any(one.suffix == SHARD for one in found):
+        return None
+    (only,) = folders  # an archive that was unpacked into a folder of its name has the classes one level deeper
+    is_nested = sum(one.is_dir() for one in only.iterdir()) > 1
+    way_on = f"give {only}, which has several" if is_nested else "add images of more classes"
+    return f"{path}: has 1 class, {only.name}; expected at least 2 to train on and 2 to test on: {way_on}"
+
+
 def require_image(path: Path) -> None:
     """Check that there is a file, which may be an image.
 
@@ -321,18 +333,6 @@ def require_gallery(path: Path) -> None:
     raise UserError(
         f"{path}: no gallery here ({GALLERY_MARK} is missing); expected a folder that dmlkit gallery create wrote"
     )
-
-
-def require_calibratable(path: Path) -> None:
-    """Check that a folder is a run or a gallery.
-
-    Raises:
-        UserError: it is not, or the creation of the gallery was interrupted.
-    """
-    if any((path / name).exists() for name in (GALLERY_MARK, CREATING_MARK)):
-        require_gallery(path)
-    else:
-        require_run(path)
 
 
 def require_study(path: Path) -> None:

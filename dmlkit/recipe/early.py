@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.errors import UserError
-from dmlkit.files.source import NO_CLASS_FOLDERS
+from dmlkit.files.source import NO_CLASS_FOLDERS, single_class
 from dmlkit.recipe.catalogue import stored_reference
 from dmlkit.recipe.faults import fault_line, key_line, quoted, suggest, suggest_member
 from dmlkit.recipe.overrides import apply_overrides, read_tree
@@ -34,11 +34,11 @@ def check_recipe(path: Path, overrides: Sequence[str] = (), *, reads_images: boo
     Args:
         path: the recipe.
         overrides: ``key=value`` each.
-        reads_images: whether the folder of the dataset must exist.
+        reads_images: whether the folder of the dataset must exist, with classes to train and to test on.
 
     Raises:
         UserError: the file or an override cannot be read, a key or the name of a component is unknown, or the folder
-            of the dataset is missing.
+            of the dataset is missing or has a single class.
     """
     tree = read_tree(path)
     apply_overrides(tree, overrides)
@@ -54,6 +54,9 @@ def check_recipe(path: Path, overrides: Sequence[str] = (), *, reads_images: boo
             root = dataset.get("root")
             if isinstance(root, str) and root and not Path(root).is_dir():
                 raise UserError(fault_line(tree, ("dataset", "root"), f"{Path(root)}: {NO_CLASS_FOLDERS}"))
+            trains_on_half = dataset.get("split") != "all" and not dataset.get("levels")
+            if isinstance(root, str) and root and trains_on_half and (message := single_class(Path(root))):
+                raise UserError(fault_line(tree, ("dataset", "root"), message))
 
 
 class UncheckedError(Exception):

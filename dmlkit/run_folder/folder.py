@@ -35,7 +35,7 @@ class RunFolder:
         curves.png            checkpoints/{last,best}.pt            untouched/{validation,test}.{json,npz}
         test_classes.json
         basis.json            features/{train,validation,test,all}/ loggers.json    tensorboard/    threshold.json
-        alignment.json
+        alignment.json        threshold-{local,sift}.json
         evaluations/ embeddings/ exports/ plots/    outputs of other commands that use the weights
 
     Args:

@@ -40,7 +40,7 @@ FILES_OF_EMBEDDINGS = (
 DERIVED_FILES = (
     *("loggers.json", "tensorboard/events.out.tfevents.*"),
     *("threshold.json", "evaluations/*.json", "evaluations/*.npz", "exports/model.*", "exports/hub/*"),
-    *("plots/*.png", "plots/*.svg", "plots/*.html"),
+    *("plots/*.png", "plots/*.svg", "plots/*.html", "threshold-local.json", "threshold-sift.json"),
     *(f"embeddings/*/{name}" for name in FILES_OF_EMBEDDINGS),
 )
 

@@ -73,6 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (tmp_path / name).touch()
     (tmp_path / "wrong.yaml").write_text("dataset: {name: glyphs}\nloss: {name: triplet, margn: 0.2}\n")
     (tmp_path / "moved.yaml").write_text("dataset: {name: folder, root: none}\nloss: {name: triplet}\n")
+    (tmp_path / "one.yaml").write_text("dataset: {name: folder, root: zoo}\nloss: {name: triplet}\n")
     (tmp_path / "broken.yaml").write_text("dataset:\n\tname: glyphs\n")
     (tmp_path / "stopped" / "creating.json").write_text("")
     images = ("photos/wren/1.jpg", "photos/owl/1.jpg", "pets/cat/1.jpg", "zoo/pets/cat/1.jpg", "zoo/pets/dog/1.jpg")
@@ -292,6 +293,11 @@ MISTAKES = [
         "check wrong.yaml --set loss.name=triplt",
         "--set loss.name=triplt: loss.name: unknown loss 'triplt'; did you mean 'triplet'? or load its file with "
         "--plugin FILE",
+    ),
+    (
+        "train one.yaml",
+        "one.yaml:1: dataset.root: zoo: has 1 class, pets; expected at least 2 to train on and 2 to test on: give "
+        "zoo/pets, which has several",
     ),
     ("train moved.yaml", f"moved.yaml:1: dataset.root: none: {NO_CLASS_FOLDERS}"),
     ("train glyphs/triplet --device gpu", "--device gpu: expected auto, cpu, cuda, cuda:N or mps"),

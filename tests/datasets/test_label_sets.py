@@ -12,9 +12,11 @@ from dmlkit.datasets.files.label_sets import cut_between_groups, in_groups
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.errors import UserError
 from dmlkit.metrics import retrieval_metrics
+from dmlkit.run_folder.documents import Alignment
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.samplers import ClassBalanced
 from tests.datasets import trees
+from tests.evaluation.test_align import turned
 
 LABELS = ["b|a", "a|b", "a", "b|c", "d", "d|e", "e", "f|g", "g", "h", "x|y", "y", "y|z", "w", "w|v", "v"]
 
@@ -136,6 +138,27 @@ def test_a_run_is_trained_and_scored_by_shared_labels(dmlkit, tmp_path: Path):
     expected = retrieval_metrics(points, matrix, manifold=trained.manifold, metrics=["recall@1", "map@r"])
     reported = dmlkit("eval", run.path, "--json", "--device", "cpu")
     assert json.loads(reported.out)["metrics"] == pytest.approx(expected, abs=1e-6)
-    for words in (("inspect", run.path, "-o", tmp_path / "x.html"), ("eval", run.path, "--with", "local")):
+    assert dmlkit("embed", run.path, "--split", "test", "-o", tmp_path / "e", "--device", "cpu").code == 0
+    for source in (run.path, tmp_path / "e"):
+        shown = dmlkit("cluster", source, "--clusters", "3", "--csv", tmp_path / "c.csv").out
+        rows = [row.split(",") for row in (tmp_path / "c.csv").read_text().splitlines()[1:]]
+        (tmp_path / "c.csv").unlink()
+        sets = [[row[2].split("|") for row in rows if row[0] == number] for number in "123"]
+        most = [max(sum(label in one for one in members) for label in known) for members in sets]
+        assert f"purity {sum(most) / len(rows):.4f}, no nmi, since images have several labels" in shown
+    for words in (
+        ("inspect", run.path, "-o", tmp_path / "x.html"),
+        ("eval", run.path, "--with", "local"),
+        ("calibrate", run.path),
+        ("select", run.path, tmp_path / "e"),
+        ("select", tmp_path / "e", "--measure"),
+        ("identify", tmp_path / "e", tmp_path / "e"),
+    ):
         refused = dmlkit(*words, "--device", "cpu")
         assert refused.code == 2 and "needs one label per image, but images have several" in refused.err
+    many = table(tmp_path / "many", [f"{index % 24}|{index % 12}x" for index in range(48)]).file
+    assert dmlkit("embed", run.path, many, "-o", tmp_path / "old", "--device", "cpu").code == 0
+    newer, aligned = turned(run.path, tmp_path / "newer"), tmp_path / "aligned"
+    found = dmlkit("align", tmp_path / "old", newer, many, "-o", aligned, "--device", "cpu")
+    assert found.code == 0, found.err
+    assert Alignment.read(aligned / "alignment.json").held_out == "images"  # no label divides sets

@@ -84,7 +84,9 @@ def test_parts_in_a_row_are_the_list_embedded_in_one_go(home, unbroken):
     np.testing.assert_array_equal(np.load(home / "unbroken" / "embeddings.npy"), whole.points.numpy())
     items = parquet.read_table(home / "unbroken" / "items.parquet").to_pydict()
     paths = [str(home / "photos" / f"{index:03}.png") for index in range(IMAGES)]
-    assert items == {"id": list(range(IMAGES)), "path": paths, "label": [None] * IMAGES}
+    files = [Path(path).stat() for path in paths]
+    stamps = {"bytes": [file.st_size for file in files], "modified": [file.st_mtime_ns for file in files]}
+    assert items == {"id": list(range(IMAGES)), "path": paths, "label": [None] * IMAGES, **stamps}
     manifest = json.loads(unbroken["manifest.json"])
     assert manifest["count"] == IMAGES and manifest["skipped"] == []
     assert manifest["model"]["fingerprint"] == trained.model.fingerprint()

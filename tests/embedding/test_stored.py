@@ -347,6 +347,21 @@ def test_a_gallery_and_queries_read_the_points_too(home: Path, dmlkit: Cli, embe
         assert dmlkit(*words, "--device", "cpu").code == 0 and embedded() == 0
 
 
+def test_select_and_search_read_the_images_that_embed_has_stored_in_the_run(
+    home: Path, dmlkit: Cli, embedded: Count, warned: list[str]
+):
+    new = [trees.photo(home / "new" / f"{index}.jpg", 900 + index) for index in range(3)]
+    commands = [text.split() for text in ("select run new --split test -n 2 --json", "search run new --json")]
+    fresh = [dmlkit(*words, "--device", "cpu").out for words in commands]
+    assert dmlkit("embed", "run", "new", "--device", "cpu").code == 0
+    embedded()
+    assert [dmlkit(*words, "--device", "cpu").out for words in commands] == fresh and embedded() == 0
+    trees.photo(new[0], 999)
+    assert dmlkit(*commands[0], "--device", "cpu").code == 0 and embedded() == 1
+    (line,) = warned
+    assert line.startswith("run/embeddings/new: 1 of these images changed after they were embedded")
+
+
 STALE: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "a photo": (change_photo, 1, "1 of these images changed after they were embedded, and are embedded again"),
     "the time of a photo": (touch_photo, 1, "1 of these images changed after they were embedded"),

@@ -157,7 +157,12 @@ def test_a_run_keeps_its_threshold_and_embed_and_export_carry_it(dmlkit, run: Pa
     assert missing.code == 2 and "no threshold; choose one with dmlkit calibrate" in missing.err
     result = dmlkit("calibrate", run, "--far", "0.1")
     assert result.code == 0 and "different pairs" in result.out
-    assert "it needs at least 5 validation classes, got 3" in " ".join(result.out.split())
+    shown = " ".join(result.out.split())
+    assert "it needs at least 5 validation classes, got 3" in shown
+    assert "note: 3 classes cannot carry a FAR of 0.1: they are 3 pairs of classes, and the least is 1 / 3" in shown
+    enough = re.search(r"use --far (\S+), or more classes", shown)
+    assert enough and "cannot carry" not in dmlkit("calibrate", run, "--far", enough[1]).out
+    assert dmlkit("calibrate", run, "--far", "0.1").code == 0
     found = Threshold.read(run / "threshold.json")
     assert (found.validation.classes, found.validation.images) == (3, 18)
     assert (found.validation.same, found.validation.different) == (45, 108)

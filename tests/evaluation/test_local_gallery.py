@@ -304,6 +304,51 @@ def test_a_gallery_keeps_keypoints(photos: Path, patches_run: Path, tmp_path: Pa
         assert {one["path"]: one["similarity"] for one in query["neighbors"]} == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.fixture
+def embedded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the batches that passed the network."""
+    from dmlkit.model import EmbeddingModel
+
+    sizes, forward = list[int](), EmbeddingModel.forward
+
+    def counted(self: EmbeddingModel, inputs: Tensor) -> Tensor:
+        sizes.append(len(inputs))
+        return forward(self, inputs)
+
+    monkeypatch.setattr(EmbeddingModel, "forward", counted)
+    return sizes
+
+
+def test_a_query_passes_the_network_once(gallery: Path, photos: Path, dmlkit: Cli, embedded: list[int]):
+    asked = len([*(photos / "asked").rglob("*.jpg")])
+    for words in (("search", gallery, photos / "asked"), ("identify", gallery, photos / "asked")):
+        embedded.clear()
+        assert dmlkit(*words, "--device", "cpu").code == 0 and sum(embedded) == asked
+
+
+def test_verify_keeps_what_it_calibrates_with_patches(
+    photos: Path, patches_run: Path, tmp_path: Path, dmlkit: Cli, embedded: list[int]
+):
+    import shutil
+
+    run, device = Path(shutil.copytree(patches_run, tmp_path / "run")), ("--device", "cpu")
+    first, second = sorted(map(str, (photos / "asked").rglob("*.jpg")))[:2]
+    words = ("verify", run, first, second, "--with", "local", "--json", *device)
+    assert dmlkit("calibrate", run, "--far", "0.1", *device).code == 0
+    validation = len(np.load(run / "embeddings" / "validation" / "embeddings.npy"))
+    embedded.clear()
+    found = dmlkit(*words)
+    once = validation + 2
+    assert found.code == 0 and sum(embedded) == once
+    again = dmlkit(*words)
+    assert again.out == found.out and sum(embedded) == 2 * once - validation
+    embedded.clear()
+    assert dmlkit("calibrate", run, "--far", "0.2", *device).code == 0 and not embedded
+    assert json.loads(dmlkit(*words).out)["far"] == 0.2 and sum(embedded) == once
+    (run / "threshold-local.json").write_text("{")
+    assert dmlkit(*words).code == 0 and sum(embedded) == 2 * once
+
+
 def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice, tmp_path: Path, dmlkit: Cli):
     """Scores against a loop; the threshold lets the requested share of the validation pairs through."""
     import shutil

@@ -20,6 +20,14 @@ def label_set(text: str, separator: str) -> tuple[str, str | None]:
     return separator.join(sorted(labels)), None
 
 
+def several_labels(what: str, separator: str) -> str:
+    """Return the error of something that needs one label per image, and got images with several."""
+    return (
+        f"{what}: needs one label per image, but images have several (dataset.separator {separator!r}), which only "
+        "train, eval RUN, cluster and align support; use a table with one label per image"
+    )
+
+
 def members_of(names: Sequence[str], separator: str) -> tuple[list[str], np.ndarray]:
     """Return the L labels of C sets, sorted, and which of them each set has, (C, L) bool.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from dmlkit.embedding.groups.duplicates import check_reachable, picture_of
 from dmlkit.embedding.groups.neighbors import connected_graph, neighbors_of
 from dmlkit.embedding.near_pairs import complete_groups, near_pairs
-from dmlkit.embedding.points import PointsInMemory
+from dmlkit.embedding.points import PointsInMemory, separator_of
 from dmlkit.embedding.questions.page import Shelf
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import CLUSTER_COLUMNS, write_table
@@ -57,10 +57,21 @@ class Clusters:
         """Number of images in no cluster."""
         return int((self.assignments == NOISE).sum())
 
+    @cached_property
+    def separator(self) -> str | None:
+        """Separator of several labels per image; None if each has one."""
+        return separator_of(self.collection)
+
     def majorities(self) -> list[tuple[str, int] | None]:
-        """Return the most frequent label of each cluster and its number of images; None without labels."""
+        """Return the most frequent label of each cluster and its number of images; None without labels.
+
+        An image with several labels counts for each of them.
+        """
         labels = self.collection.labels
-        named = ([label for row in rows.tolist() if (label := labels[row]) is not None] for rows in self.members)
+        texts = ([label for row in rows.tolist() if (label := labels[row]) is not None] for rows in self.members)
+        named = texts
+        if self.separator is not None:
+            named = ([one for text in members for one in text.split(self.separator)] for members in texts)
         return [Counter(sorted(names)).most_common(1)[0] if names else None for names in named]
 
     def purity(self) -> float | None:
@@ -72,7 +83,12 @@ class Clusters:
         return sum(0 if most is None else most[1] for most in self.majorities()) / labelled
 
     def nmi(self) -> float | None:
-        """Return the normalized mutual information with the labels, over labeled images in clusters; None without."""
+        """Return the normalized mutual information with the labels, over labeled images in clusters.
+
+        It is None without labels, or if an image may have several.
+        """
+        if self.separator is not None:
+            return None
         _, codes = self.collection.class_codes()
         kept = (codes >= 0) & (self.assignments >= 0)
         return NmiConfig().agreement(codes[kept], self.assignments[kept]) if kept.any() else None

@@ -19,7 +19,7 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.matched import MatchedSpace, matched_gallery
 from dmlkit.embedding.near_pairs import near_pairs
 from dmlkit.embedding.placed import PlaceFusion, place_gallery, place_queries
-from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, load_same_model
+from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, load_same_model, require_one_label
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.probability import (
@@ -182,9 +182,10 @@ def labeled_decider(
     """Return the labels of points, sorted, and the rule that decides by them.
 
     Raises:
-        UserError: an image has no label.
+        UserError: an image has no label, or several.
     """
     given = list(searched.labels)
+    require_one_label(searched)
     alone = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
     if None in given:
         is_gallery = isinstance(alone, GalleryFolder)

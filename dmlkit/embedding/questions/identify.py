@@ -120,7 +120,7 @@ def identify(
     matched = matched_gallery(opened) if compares else None
     searched = (matched or opened) if place is None else place_gallery(opened, place)
     identifier = Identifier(searched, rule, bar)
-    asked = open_queries(images, opened, boxes=boxes, model=model, bar=bar)
+    asked = open_queries(images, opened, boxes=boxes, local=matched is not None, model=model, bar=bar)
     known = list(known_labels(where, asked.paths, asked.labels, identifier.names))
     groups = None if rule.by_group is None else _group_rows(where, asked, rule.by_group, known)
     if place is not None:

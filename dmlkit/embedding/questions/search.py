@@ -68,10 +68,11 @@ def search(
         raise UserError(f"-k {k}: expected at least 1 neighbor")
     check_together(rerank, place)
     searched = open_searched(source, model, bar, manifold=manifold)
-    asked = open_queries(queries, searched, boxes=boxes, model=model, bar=bar)
+    matched = matched_gallery(searched) if rerank is None and place is None else None
+    asked = open_queries(queries, searched, boxes=boxes, local=matched is not None, model=model, bar=bar)
     if place is not None:
         searched, asked = place_gallery(searched, place), place_queries(path_of(queries), asked, place)
-    elif rerank is None and (matched := matched_gallery(searched)) is not None:
+    elif matched is not None:
         searched, asked = matched, matched_queries(matched, asked, model, bar=bar)
     reranked = None if rerank is None else RerankedGallery(searched, rerank, bar)
     return nearest(searched, asked, k, exact=exact, reranked=reranked, bar=bar)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.points import PointsInMemory
+from dmlkit.embedding.points import PointsInMemory, require_one_label
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.review.select import Rule, choose
 from dmlkit.embedding.search import Gallery
@@ -72,7 +72,7 @@ def measure(
         bar: shows the repetitions.
 
     Raises:
-        UserError: there are fewer than two labels, or too few images for two rounds.
+        UserError: there are fewer than two labels, an image has several, or there are too few images for two rounds.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -85,6 +85,7 @@ def measure(
     known = (codes >= 0).nonzero()[:, 0]
     if count < 1:
         raise UserError(f"-n {count}: expected at least 1 image")
+    require_one_label(points)
     if len(codes[known].unique()) < 2:
         raise UserError(f"{points.source}: --measure needs images with at least 2 labels")
     half = len(known) - len(known) // 2

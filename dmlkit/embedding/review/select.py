@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.embedding.groups.duplicates import check_reachable
-from dmlkit.embedding.points import PointsInMemory
+from dmlkit.embedding.points import PointsInMemory, require_one_label
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.decisions import BLOCK_ROWS, Decider
 from dmlkit.embedding.questions.rules import Decision
@@ -144,6 +144,7 @@ def select(
     """
     if count < 1:
         raise UserError(f"-n {count}: expected at least 1 image")
+    require_one_label(source)
     known = torch.tensor([row for row, label in enumerate(source.labels) if label is not None], dtype=torch.int64)
     if images is None:
         images = source.part(torch.tensor([row for row, one in enumerate(source.labels) if one is None]).long())
