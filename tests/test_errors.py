@@ -11,6 +11,7 @@ import torch
 
 from dmlkit.cli.app import is_user_error, message_of
 from dmlkit.errors import OptionError, UserError, option_errors
+from dmlkit.files.source import require_path
 from dmlkit.recipe import parse_recipe
 from dmlkit.samplers import ClassBalanced
 from dmlkit.training.experiment import assemble
@@ -138,3 +139,17 @@ def test_memory_that_runs_out_is_no_internal_error_in_any_command():
     assert told[1].startswith("not enough memory: CUDA out of memory. Tried to allocate 2.00 GiB; other programs")
     assert told[2] == "not enough memory: the machine's memory ran out"
     assert is_user_error(of_a_gpu) and not is_user_error(RuntimeError("expected a tensor"))
+
+
+def test_a_path_that_appears_while_it_is_missed_is_not_its_own_suggestion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "study").mkdir()
+    exists = Path.exists
+    late = iter([False] * 2)
+    monkeypatch.setattr(Path, "exists", lambda one: next(late, True) if one.name == "study" else exists(one))
+    with pytest.raises(UserError, match="no such file or folder; expected a folder of a study"):
+        require_path(tmp_path / "study", "a folder of a study")
+    late = iter([False])  # it appears right after the first look
+    with pytest.raises(UserError, match="no such file or folder; expected a folder of a study"):
+        require_path(tmp_path / "study", "a folder of a study")

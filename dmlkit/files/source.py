@@ -136,10 +136,11 @@ def require_path(path: Path, expected: str) -> None:
     if path.exists():
         return
     refuse_address(path)
-    missing = next(one for one in (*reversed(path.parents), path) if not one.exists())
+    missing = next((one for one in (*reversed(path.parents), path) if not one.exists()), path)
     names: dict[str, str] = {}
     with suppress(OSError):  # the parent is a file, or cannot be read
-        names = {one.name.lower(): one.name for one in islice(missing.parent.iterdir(), MOST_SIBLINGS)}
+        others = (one.name for one in islice(missing.parent.iterdir(), MOST_SIBLINGS))
+        names = {name.lower(): name for name in others if name != missing.name}  # another process may just create it
     near = get_close_matches(missing.name.lower(), names, n=1, cutoff=0.75)
     hint = f"did you mean {missing.with_name(names[near[0]])}?" if near else f"expected {expected}"
     raise UserError(f"{path}: no such file or folder; {hint}")
