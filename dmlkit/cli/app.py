@@ -233,8 +233,8 @@ def message_of(error: Exception) -> str:
         names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
         return f"{names}: {error.strerror}" if names and error.strerror else str(error)
     if memory := out_of_memory(error):
-        where = "other programs may use the GPU too, and --device cpu does without it" if "CUDA" in memory else ""
-        return f"not enough memory: {memory}{where and '; '}{where}"
+        advice = "; other programs may use the GPU too, and --device cpu does without it" if "CUDA" in memory else ""
+        return f"not enough memory: {memory}{advice}"
     first = (str(error).splitlines() or [""])[0]
     return (
         f"internal error of dmlkit {__version__}: {type(error).__name__}: {first}; "

@@ -193,7 +193,7 @@ FACES = tuple(
     for style in styles
 )
 VERSION = 1  # version of the rendering; the images of a pair (seed, version) never change
-MOST_KEPT = 16 * 2**20  # bytes of a set of images that is kept for the next dataset of the process; 8 sets are
+MOST_KEPT = 16 * 2**20  # bytes: larger sets of images are drawn again, so that 8 sets keep at most 128 MB
 
 
 @cache

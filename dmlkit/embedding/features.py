@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, computed once by the job of embedding into a folder that runs may share."""
+"""Features of a frozen backbone, computed once, like embeddings, into a folder that runs may share."""
 
 import hashlib
 import logging
