@@ -1,6 +1,10 @@
 """Batches of a dataset; the augmentation of a sample depends only on its position in training."""
 
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
+from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -113,9 +117,28 @@ def make_loader(
         num_workers=workers,
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
+        worker_init_fn=_outlive_group_signals if workers else None,
+        # a spawned process imports torch first, 9 s on one machine, and the runs of study --jobs would spawn theirs
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         # each pass draws a seed that no item uses; a resumed epoch would draw it twice from torch's global generator
         generator=torch.Generator(),
     )
+
+
+def _outlive_group_signals(_: int) -> None:
+    """Let SIGTERM end this reader only if its parent sent it.
+
+    A scheduler that stops a job signals every process of it, and training still needs images up to its checkpoint.
+    """
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with_parent(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 class TimedBatches:

@@ -1,6 +1,7 @@
 """Baseline of training: the backbone before the first step, scored once and stored in the run folder."""
 
 import logging
+import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,14 +31,16 @@ from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment, blank_input, try_model
 from dmlkit.training.progress import Progress
 
+_answered: dict[str, Path] = {}  # reports of this process's runs by the key of their question: a study asks it again
+
 
 def score_untouched(
     experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Ranks, progress: Progress
 ) -> dict[Split, Figures]:
     """Score the pretrained backbone before training on validation and test classes.
 
-    The figures are stored in the run folder and scored only once. The result is empty if the backbone is not
-    pretrained.
+    The figures are stored in the run folder and scored only once; a run that asks the same of the same images as an
+    earlier run of this process copies its answer. The result is empty if the backbone is not pretrained.
 
     Raises:
         UserError: an image cannot be read, or there is nothing to retrieve.
@@ -52,7 +55,10 @@ def score_untouched(
         started = run.checkpoint_path("last").exists()
         images = dataset.dataset if isinstance(dataset, CachedFeatures) else dataset
         is_first = fabric.is_global_zero
-        stored = fabric.broadcast(stored_figures(path, question, images, started=started) if is_first else None)
+        stored = stored_figures(path, question, images, started=started) if is_first else None
+        if is_first and stored is None:
+            stored = _copied(_answered.get(question.key()), path, question, images)
+        stored = fabric.broadcast(stored)
         if stored is None:
             with progress.images(f"pretrained baseline, {split}", len(dataset)) as advance:
                 report, evaluation = evaluate_untouched(
@@ -69,6 +75,18 @@ def score_untouched(
                 store(report, evaluation, path)
             stored = Figures(report, evaluation.scores.per_query, evaluation.labels)
         found[split] = stored
+        _answered[question.key()] = path
+    return found
+
+
+def _copied(earlier: Path | None, path: Path, question: Question, images: Dataset) -> Figures | None:
+    """Copy the answer of an earlier run to ``path`` and return it, or None if it does not apply."""
+    found = stored_figures(earlier, question, images) if earlier else None
+    if earlier and found:
+        path.parent.mkdir(exist_ok=True)
+        shutil.copyfile(earlier.with_suffix(".npz"), path.with_suffix(".npz"))
+        found = found._replace(report=found.report.model_copy(update={"source": f"{path.parent.parent}, untouched"}))
+        found.report.write(path)
     return found
 
 

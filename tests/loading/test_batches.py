@@ -1,6 +1,8 @@
 """How long training waits for images, and when that is told."""
 
 import io
+import multiprocessing
+import sys
 from typing import Any
 
 import pytest
@@ -40,6 +42,15 @@ def test_a_loader_starts_no_more_processes_than_it_may_or_has_batches(monkeypatc
         assert evaluation_loader(data, None, batch_size=1).num_workers == 4
     finally:
         limit_workers(8)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot fork safely")
+def test_readers_are_forked_in_a_process_that_was_spawned(monkeypatch: pytest.MonkeyPatch):
+    """A spawned one would import torch again: 9 s for every validation of a study with --jobs."""
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "spawn")
+    loader = evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1)
+    context: Any = loader.multiprocessing_context
+    assert context.get_start_method() == "fork"
 
 
 @pytest.mark.parametrize(("waiting", "told"), [(0.0, False), (0.19, False), (0.2, True), (0.434, True)])

@@ -1,6 +1,7 @@
 """Training: the same weights as a plain loop, through any interruption, on any number of ranks."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -129,12 +130,16 @@ def test_an_interrupted_run_ends_with_the_same_bits(number, uninterrupted, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.heavy
-def test_ctrl_c_stops_a_process_of_its_own_after_a_checkpoint(tiny_recipe: Path, tmp_path: Path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_training_and_its_readers_stops_it_after_a_checkpoint(number, tiny_recipe: Path, tmp_path: Path):
+    """Ctrl-C in a terminal and a scheduler's SIGTERM go to every process of a job."""
     words = ["-m", "dmlkit", "train", str(tiny_recipe), "-o", str(tmp_path / "run"), "--device", "cpu"]
-    command = [sys.executable, *words, "--set", "training.epochs=100000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    command = [sys.executable, *words, "--set", "training.epochs=100000", "--set", "training.workers=2"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, start_new_session=True
+    )
     wait_until(RunFolder(tmp_path / "run").checkpoint_path("last").exists, process)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, number)
     told = process.communicate(timeout=END)[0]
     assert process.returncode == 130 and "to resume, rerun the same command with --resume" in told, told
     epochs = len(RunFolder(tmp_path / "run").read_metrics())

@@ -18,6 +18,7 @@ from dmlkit.metrics.statistics import paired_comparison
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.documents import EpochRow, Summary
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training import untrained_baseline
 from dmlkit.training.progress import Silent
 from dmlkit.training.summary import plot_curves, seconds_per_epoch
 from dmlkit.training.train import train
@@ -30,6 +31,12 @@ MODEL = "test_resnet"
 CPU = ("--device", "cpu", "--set", "training.workers=0")
 SCORED = "pretrained baseline, test: 9 images"
 NAMES = {"recall@1": ("recall", 1), "recall@2": ("recall", 2), "map@r": ("map@r", 0)}
+
+
+@pytest.fixture(autouse=True)
+def _first_runs(monkeypatch: pytest.MonkeyPatch):
+    """No run of another test has answered."""
+    monkeypatch.setattr(untrained_baseline, "_answered", {})
 
 
 @pytest.fixture
@@ -92,6 +99,21 @@ def test_a_run_tells_what_its_backbone_could_do_before_training(dmlkit, recipe: 
     assert f"map@r on test: {chosen['map@r']:.3f} after training, {untouched.test['map@r']:.3f} before: " in result.out
     assert "GB of memory" in result.out
     assert result.out.startswith("pretrained baseline, validation: 18 images in ")
+
+
+def test_a_run_of_the_same_process_copies_the_figures_of_an_earlier_one(dmlkit, recipe: Path, tmp_path: Path):
+    """The runs of a study start from the same network; other metrics are another question."""
+    scored = "pretrained baseline, test: 36 images"
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    assert scored in dmlkit("train", recipe, "-o", first, *CPU).out
+    told = dmlkit("train", recipe, "-o", second, *CPU, "--set", "training.epochs=1")
+    assert told.code == 0 and scored not in told.out
+    assert scored in dmlkit("train", recipe, "-o", third, *CPU, "--set", "metrics=[mrr, map@r]").out
+    ours, theirs = (json.loads((run / "untouched/test.json").read_text()) for run in (first, second))
+    assert (ours.pop("source"), theirs.pop("source")) == (f"{first}, untouched", f"{second}, untouched")
+    assert ours == theirs
+    ours, theirs = (np.load(run / "untouched/test.npz") for run in (first, second))
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_the_difference_is_that_of_the_queries(dmlkit, recipe: Path, tmp_path: Path):

@@ -9,7 +9,9 @@ from torch.nn.functional import pad
 from dmlkit.metrics.ranking.products import block_rows, inner_products_into
 from dmlkit.metrics.ranking.search import Depth, Search, Standing, repeated_rows
 
-SORT_ABOVE = 8  # positives; each needs a pass over the products, and sorting them takes about as long as ten passes
+# Ranking one more positive by comparison takes 1.14 ms for 1 024 rows of 60 502 on an H100. Selecting the best 1 000
+# takes 0.95 ms and sorting the rows 5.3 ms, and either ranks all positives.
+SELECT_ABOVE = 2
 
 
 def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterator[Standing]:
@@ -32,9 +34,13 @@ def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterato
             scores, order = scores.sort(1, descending=True)
             levels = scores[:, :1] if depth.first_only else scores
             nearest = products.argmax(1)
-            above, reached = count_levels(products, levels.contiguous())
-            absent = levels == -torch.inf
             size = products.shape[1]
+            best = min(size, depth.of(width))
+            if levels.shape[1] <= SELECT_ABOVE:
+                above, reached = count_levels(products, levels)
+            else:
+                above, reached = select_levels(products, levels.contiguous(), best)
+            absent = levels == -torch.inf
             found = scores, above.masked_fill(absent, size), reached.masked_fill(absent, size + 1), nearest
             if search.levels is not None:
                 found = (*found, pad(columns, (0, width - columns.shape[1])).gather(1, order))
@@ -50,10 +56,28 @@ def count_levels(products: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
         >>> above.tolist(), reached.tolist()
         ([[1, 3]], [[3, 4]])
     """
-    if levels.shape[1] <= SORT_ABOVE:
-        columns = levels[:, :, None].unbind(1)
-        above = torch.stack([(products > level).sum(1) for level in columns], 1)
-        return above, torch.stack([(products >= level).sum(1) for level in columns], 1)
-    ascending = products.sort(1).values
-    above = products.shape[1] - torch.searchsorted(ascending, levels, right=True)
-    return above, products.shape[1] - torch.searchsorted(ascending, levels)
+    columns = levels[:, :, None].unbind(1)
+    above = torch.stack([(products > level).sum(1) for level in columns], 1)
+    return above, torch.stack([(products >= level).sum(1) for level in columns], 1)
+
+
+def select_levels(products: Tensor, levels: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    """Compute `count_levels` from the ``depth`` largest entries of each row.
+
+    A level below them, except the first, gets N and N + 1; the levels of a row descend.
+
+    Example:
+        >>> above, reached = select_levels(torch.tensor([[3.0, 1.0, 2.0, 2.0]]), torch.tensor([[2.0, 1.0]]), 2)
+        >>> above.tolist(), reached.tolist()
+        ([[1, 4]], [[3, 5]])
+    """
+    size = products.shape[1]
+    ascending = products.topk(depth, 1).values.flip(1) if depth < size else products.sort(1).values
+    lowest = ascending[:, :1]
+    above = depth - torch.searchsorted(ascending, levels, right=True)
+    reached = depth - torch.searchsorted(ascending, levels)
+    above, reached = above.where(levels > lowest, size), reached.where(levels > lowest, size + 1)
+    # entries equal to the lowest may not have been selected, and the first level may be below it
+    pivot = lowest.minimum(levels[:, :1])
+    above_pivot, reached_pivot = count_levels(products, pivot)
+    return above.where(levels != pivot, above_pivot), reached.where(levels != pivot, reached_pivot)
