@@ -97,7 +97,7 @@ def loss_rows(tiny: bool) -> list[Row]:
 
 
 def recipe(backbone: str, precision: str, tiny: bool, *, compiled: bool = False) -> Recipe:
-    classes, images, batch, epochs = (8, 4, 8, 2) if tiny else (100, 60, 64, 4)
+    classes, images, batch, epochs = (8, 4, 8, 2) if tiny else (60, 30, 64, 6)
     text = (
         f"dataset: {{name: glyphs, classes: {classes}, images_per_class: {images}, size: 128}}\n"
         f"transform: {{name: plain, size: 128}}\nbackbone: {BACKBONES[backbone]}\nloss: {{name: proxy_anchor}}\n"
