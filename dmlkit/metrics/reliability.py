@@ -35,7 +35,7 @@ class Reliability(BaseModel, frozen=True, extra="forbid"):
     error: Share
     """Expected calibration error: mean distance between probability and share over bins of equal weight."""
     error_interval: Ends | None
-    """95 % interval over as many other classes; null for fewer than 5 classes."""
+    """95 % interval of the error that many more classes would show; null for fewer than 5 classes."""
     brier: Share
     """Mean squared distance between the probability and 1 or 0 for right or wrong."""
     brier_interval: Ends | None
@@ -105,8 +105,8 @@ def measure_reliability(
     ends: list[Ends | None] = [None, None]
     if count >= LEAST_CLASSES:
         tail = tail_of(float(count))
-        figures = np.array([_figures(one) for one in drawn])
-        ends = [(float(low), float(high)) for low, high in np.quantile(figures, [tail, 1 - tail], axis=0).T]
+        low, high = np.quantile([_figures(one)[1] for one in drawn], [tail, 1 - tail])
+        ends = [_error_interval(measured, drawn, tail), (float(low), float(high))]
     total, sum_said, sum_true, _ = measured
     found: list[ReliabilityBin] = []
     for number, start in enumerate(starts):
@@ -128,6 +128,27 @@ def _figures(sums: Values) -> tuple[float, float]:
     """Return the calibration error and the Brier score of sums (4, bins)."""
     total, said, true, squared = sums
     return float(np.abs(said - true).sum() / total.sum()), float(squared.sum() / total.sum())
+
+
+def _error_interval(measured: Values, drawn: Values, tail: float) -> Ends:
+    """Return the calibration errors under which the measured one would not be unusual, and the measured one.
+
+    Percentiles of the bootstrap would not do: noise only adds to a mean of distances, so they never hold the error of
+    calibrated probabilities, 0.
+
+    Args:
+        measured, drawn: sums (4, bins) and of each draw (draws, 4, bins).
+        tail: the error is unusual if it is beyond this quantile on either side.
+    """
+    gaps = (measured[1] - measured[2]) / measured[0].sum()
+    noise = (drawn[:, 1] - drawn[:, 2]) / drawn[:, 0].sum(1, keepdims=True) - gaps
+    error = np.abs(gaps).sum()
+    direction = gaps / error if error else np.full(len(gaps), 1 / len(gaps))
+    highest = error + np.quantile(np.abs(noise).sum(1), 1 - tail)
+    possible = np.linspace(0, min(1.0, highest), 200)
+    low, high = np.quantile([np.abs(true * direction + noise).sum(1) for true in possible], [tail, 1 - tail], axis=1)
+    usual = possible[(low <= error) & (error <= high)]
+    return (float(usual[0]), float(max(usual[-1], error))) if len(usual) else (0.0, float(error))
 
 
 def _wilson(share: float, variance: float, clusters: float, answers: int) -> Ends:

@@ -49,9 +49,8 @@ def test_intervals_are_those_of_a_loop_over_draws(paired: bool, monkeypatch: pyt
             rows += [row] * copies
         draws.append(figures(rows, bins))
     tail = tail_of(6.0)
-    for place, interval in enumerate((found.error_interval, found.brier_interval)):
-        expected = np.quantile([one[place] for one in draws], [tail, 1 - tail])
-        assert interval == pytest.approx(tuple(expected))
+    expected = np.quantile([one[1] for one in draws], [tail, 1 - tail])
+    assert found.brier_interval == pytest.approx(tuple(expected))
     # Wilson's interval solves (p - share)^2 = z^2 p (1 - p) / n at both ends
     one = found.bins[4]
     variance = float(np.nanvar([draw[2][4] for draw in draws]))
@@ -63,20 +62,30 @@ def test_intervals_are_those_of_a_loop_over_draws(paired: bool, monkeypatch: pyt
         assert (end - one.share) ** 2 == pytest.approx(z**2 * end * (1 - end) / size)
 
 
-def test_the_intervals_of_calibrated_probabilities_hold_them(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("power", [1.0, 0.5])  # of the odds: calibrated, and too close to 0.5
+def test_the_intervals_hold_the_truth(power: float, monkeypatch: pytest.MonkeyPatch):
     """Answers of one class are right together: 95 % asked, 30 draws of 10 bins; 0.9 would be 4 deviations below."""
     monkeypatch.setattr(reliability, "RESAMPLES", 200)
-    generator, inside = np.random.default_rng(3), []
+    generator, inside, errors = np.random.default_rng(3), [], []
     effects = generator.normal(size=2000)
     grid = np.linspace(-8, 8, 200)
     marginal = (1 / (1 + np.exp(-grid[:, None] - effects))).mean(1)
+    said = 1 / (1 + (1 / marginal - 1) ** power)
+    many = np.sort(np.interp(2 * generator.normal(size=100_000), grid, np.arange(200)))
+    gaps = [np.interp(tenth, np.arange(200), said - marginal).mean() for tenth in many.reshape(10, -1)]
+    truth = np.abs(gaps).mean()
     for _ in range(30):
         classes = np.repeat(np.arange(30), 20)
         logits = 2 * generator.normal(size=600)
         right = generator.random(600) < 1 / (1 + np.exp(-logits - generator.normal(size=30)[classes]))
-        found = measure_reliability(np.interp(logits, grid, marginal), right, classes < 0, classes)
-        inside += [one.interval[0] <= one.probability <= one.interval[1] for one in found.bins if one.interval]
+        found = measure_reliability(np.interp(logits, grid, said), right, classes < 0, classes)
+        assert found.error_interval is not None
+        errors.append(found.error_interval[0] - 0.002 <= truth <= found.error_interval[1] + 0.002)
+        shares = [np.interp(one.probability, said, marginal) for one in found.bins]
+        pairs = zip(shares, found.bins, strict=True)
+        inside += [one.interval[0] <= share <= one.interval[1] for share, one in pairs if one.interval]
     assert len(inside) == 300 and 0.9 < np.mean(inside) <= 0.995
+    assert (truth > 0.05) == (power < 1) and np.mean(errors) > 0.85
 
 
 def test_a_bin_that_is_all_right_has_an_interval_of_some_width():
