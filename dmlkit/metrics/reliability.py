@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from dmlkit.metrics.statistics import LEAST_CLASSES, effective_number, tail_of
+from dmlkit.metrics.statistics import LEAST_CLASSES, effective_number, share_interval, tail_of
 
 BINS, RESAMPLES = 10, 1000
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -117,7 +117,7 @@ def measure_reliability(
             shares = drawn[drawn[:, 0, number] > 0, 2, number] / drawn[drawn[:, 0, number] > 0, 0, number]
             spread = np.bincount(codes[own].ravel(), minlength=count)
             clusters = max(2.0, effective_number(torch.from_numpy(spread).double()))
-            interval = _wilson(share, float(np.var(shares)), clusters, own.stop - own.start)
+            interval = _share_interval(share, float(np.var(shares)), clusters, own.stop - own.start)
         found.append(
             ReliabilityBin(probability=float(sum_said[number] / total[number]), share=share, interval=interval)
         )
@@ -151,16 +151,10 @@ def _error_interval(measured: Values, drawn: Values, tail: float) -> Ends:
     return (float(usual[0]), float(max(usual[-1], error))) if len(usual) else (0.0, float(error))
 
 
-def _wilson(share: float, variance: float, clusters: float, answers: int) -> Ends:
+def _share_interval(share: float, variance: float, clusters: float, answers: int) -> Ends:
     """Return Wilson's interval for as many independent answers as have this variance.
 
     If all answers are right, or all are wrong, their variance says nothing, and each cluster counts as one answer.
     """
-    from scipy.stats import norm
-
     size = share * (1 - share) / variance if 0 < share < 1 and variance > 0 else clusters
-    size = min(max(size, 1.0), float(answers))
-    squared = float(norm.ppf(tail_of(clusters))) ** 2 / size
-    middle = (share + squared / 2) / (1 + squared)
-    half = np.sqrt(squared * (share * (1 - share) + squared / 4)) / (1 + squared)
-    return max(0.0, float(middle - half)), min(1.0, float(middle + half))
+    return share_interval(share, min(max(size, 1.0), float(answers)), tail_of(clusters))

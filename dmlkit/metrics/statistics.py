@@ -6,7 +6,7 @@ First the comparison of runs by seeds, then the correction of p-values, and then
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context
-from math import isfinite
+from math import hypot, isfinite
 from typing import Literal
 
 import torch
@@ -165,10 +165,11 @@ def bootstrap_intervals(per_query: Mapping[str, Tensor], classes: Tensor | None)
 
     Queries of a class share what makes it easy or hard, so classes are drawn, each with all its queries, in 2 000
     resamples: an interval shows what to expect of other classes of the same kind. It is the expanded percentile
-    interval, see `tail_of`. For fewer than `LEAST_CLASSES` classes it is infinite.
+    interval, see `tail_of`. For fewer than `LEAST_CLASSES` classes it is infinite. If all values are 0, or all are 1,
+    draws do not vary, and the interval is that of `share_interval` for one answer per class.
 
     Args:
-        per_query: (Q,) values by name, of the same queries.
+        per_query: (Q,) values in 0..1 by name, of the same queries.
         classes: (Q,) int64, classes of the queries; None draws single queries, as if they were independent.
 
     Example:
@@ -180,16 +181,42 @@ def bootstrap_intervals(per_query: Mapping[str, Tensor], classes: Tensor | None)
     """
     if not per_query:
         return {}
-    values = torch.stack([column.double() for column in per_query.values()], 1)  # (Q, M)
+    means = _bootstrap(torch.stack([column.double() for column in per_query.values()], 1), classes)
+    return dict(zip(per_query, means, strict=True))
+
+
+def _bootstrap(values: Tensor, classes: Tensor | None, *, shares: bool = True) -> list[Interval]:
+    """Return the intervals of the means of values (Q, M); ``shares`` are in 0..1."""
     sums, sizes = _sums(values, classes)
-    if len(sizes) >= LEAST_CLASSES:
-        draws = [counts @ sums / (counts @ sizes)[:, None] for counts in _resamples(len(sizes))]
-        tail = tail_of(effective_number(sizes))
-        low, high = torch.cat(draws).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0)
-    else:
-        low, high = (torch.full_like(values[0], end) for end in (-torch.inf, torch.inf))
-    rows = zip(values.mean(0).tolist(), low.tolist(), high.tolist(), strict=True)
-    return {name: Interval(*row) for name, row in zip(per_query, rows, strict=True)}
+    means, clusters = values.mean(0).tolist(), effective_number(sizes)
+    if len(sizes) < LEAST_CLASSES:
+        return [Interval(mean, -torch.inf, torch.inf) for mean in means]
+    draws = [counts @ sums / (counts @ sizes)[:, None] for counts in _resamples(len(sizes))]
+    tail = tail_of(clusters)
+    ends = torch.cat(draws).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0).T.tolist()
+    pairs = zip(means, ends, strict=True)
+    found = [share_interval(mean, clusters, tail) if shares and mean in (0, 1) else pair for mean, pair in pairs]
+    return [Interval(mean, *pair) for mean, pair in zip(means, found, strict=True)]
+
+
+def share_interval(share: float, answers: float, tail: float) -> tuple[float, float]:
+    """Compute Wilson's interval (1927) of a share in 0..1 of independent answers, whose number need not be whole.
+
+    Args:
+        share, answers: the share and the number of answers.
+        tail: probability beyond either end.
+
+    Example:
+        >>> low, high = share_interval(1.0, 20, 0.025)  # z^2 = 3.84
+        >>> round(low, 4), high
+        (0.8389, 1.0)
+    """
+    from scipy.special import ndtri
+
+    squared = float(ndtri(tail)) ** 2 / answers
+    half = hypot((squared * share * (1 - share)) ** 0.5, squared / 2)
+    low, below = ((part + squared / 2 - half) / (1 + squared) for part in (share, 1 - share))
+    return low, 1 - below
 
 
 def paired_comparison(first: Tensor, second: Tensor, classes: Tensor | None) -> Comparison:
@@ -215,7 +242,7 @@ def paired_comparison(first: Tensor, second: Tensor, classes: Tensor | None) -> 
     if not same or first.ndim != 1 or len(first) == 0:
         raise ValueError(f"expected values of the same queries, got {tuple(first.shape)} and {tuple(second.shape)}")
     change = second.double() - first.double()
-    interval = bootstrap_intervals({"difference": change}, classes)["difference"]
+    (interval,) = _bootstrap(change[:, None], classes, shares=False)
     sums, sizes = _sums(change[:, None], classes)
     moved = sums[:, 0][sums[:, 0] != 0]
     size = moved.abs().sum().item() if len(moved) else 0.0

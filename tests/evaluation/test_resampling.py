@@ -5,7 +5,13 @@ import pytest
 import torch
 from scipy import stats
 
-from dmlkit.metrics.statistics import bootstrap_intervals, effective_number, few_classes_note, paired_comparison
+from dmlkit.metrics.statistics import (
+    bootstrap_intervals,
+    effective_number,
+    few_classes_note,
+    paired_comparison,
+    tail_of,
+)
 
 
 def test_bootstrap_of_a_share_is_the_normal_interval():
@@ -105,6 +111,20 @@ def test_over_classes_the_interval_holds_the_truth_nineteen_times_in_twenty(size
     least = 0.86 if len(sizes) == 5 else 0.9  # 0.92 of 5 classes, 0.95 of 8 and more, +- 0.03 by chance alone
     assert least <= held[0] < 1
     assert held[1] < 0.85
+
+
+def test_the_interval_of_a_model_that_misses_nothing_has_a_width():
+    """Wilson's for 12 answers that are all right, near Clopper and Pearson's by scipy."""
+    classes = torch.arange(12).repeat_interleave(5)
+    found = bootstrap_intervals({"all": torch.ones(60), "none": torch.zeros(60), "but one": classes > 0}, classes)
+    tail = tail_of(12.0)
+    low = 1 / (1 + stats.norm.ppf(tail) ** 2 / 12)  # Wilson's
+    assert (found["all"].low, found["all"].high) == (pytest.approx(low), 1)
+    assert (found["none"].low, found["none"].high) == (0, pytest.approx(1 - low))
+    assert abs(low - stats.binomtest(12, 12).proportion_ci(1 - 2 * tail).low) < 0.06
+    assert found["but one"].low < found["but one"].mean < found["but one"].high
+    same = paired_comparison(torch.ones(60), torch.ones(60), classes)
+    assert (same.low, same.high, same.p_value) == (0, 0, 1)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
