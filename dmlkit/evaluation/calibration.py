@@ -23,7 +23,8 @@ from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
-from dmlkit.metrics.statistics import LEAST_CLASSES, effective_number, lowest_share, tail_of
+from dmlkit.metrics.statistics import LEAST_CLASSES, effective_number, tail_of
+from dmlkit.metrics.verification import lowest_share
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import PairRates, Threshold
 

@@ -117,7 +117,7 @@ def measure_reliability(
             shares = drawn[drawn[:, 0, number] > 0, 2, number] / drawn[drawn[:, 0, number] > 0, 0, number]
             spread = np.bincount(codes[own].ravel(), minlength=count)
             clusters = max(2.0, effective_number(torch.from_numpy(spread).double()))
-            interval = _share_interval(share, float(np.var(shares)), clusters, own.stop - own.start)
+            interval = share_interval(share, float(np.var(shares)), clusters, own.stop - own.start)
         found.append(
             ReliabilityBin(probability=float(sum_said[number] / total[number]), share=share, interval=interval)
         )
@@ -149,12 +149,3 @@ def _error_interval(measured: Values, drawn: Values, tail: float) -> Ends:
     low, high = np.quantile([np.abs(true * direction + noise).sum(1) for true in possible], [tail, 1 - tail], axis=1)
     usual = possible[(low <= error) & (error <= high)]
     return (float(usual[0]), float(max(usual[-1], error))) if len(usual) else (0.0, float(error))
-
-
-def _share_interval(share: float, variance: float, clusters: float, answers: int) -> Ends:
-    """Return Wilson's interval for as many independent answers as have this variance.
-
-    If all answers are right, or all are wrong, their variance says nothing, and each cluster counts as one answer.
-    """
-    size = share * (1 - share) / variance if 0 < share < 1 and variance > 0 else clusters
-    return share_interval(share, min(max(size, 1.0), float(answers)), tail_of(clusters))

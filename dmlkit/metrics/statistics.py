@@ -5,7 +5,6 @@ First the comparison of runs by seeds, then the correction of p-values, and then
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from decimal import ROUND_CEILING, Context
 from math import hypot, isfinite
 from typing import Literal
 
@@ -165,8 +164,8 @@ def bootstrap_intervals(per_query: Mapping[str, Tensor], classes: Tensor | None)
 
     Queries of a class share what makes it easy or hard, so classes are drawn, each with all its queries, in 2 000
     resamples: an interval shows what to expect of other classes of the same kind. It is the expanded percentile
-    interval, see `tail_of`. For fewer than `LEAST_CLASSES` classes it is infinite. If all values are 0, or all are 1,
-    draws do not vary, and the interval is that of `share_interval` for one answer per class.
+    interval, see `tail_of`. For fewer than `LEAST_CLASSES` classes it is infinite. If all values but those of fewer
+    classes are 0, or 1, the variation of the others is not known; the interval is that of `share_interval`.
 
     Args:
         per_query: (Q,) values in 0..1 by name, of the same queries.
@@ -191,29 +190,34 @@ def _bootstrap(values: Tensor, classes: Tensor | None, *, shares: bool = True) -
     means, clusters = values.mean(0).tolist(), effective_number(sizes)
     if len(sizes) < LEAST_CLASSES:
         return [Interval(mean, -torch.inf, torch.inf) for mean in means]
-    draws = [counts @ sums / (counts @ sizes)[:, None] for counts in _resamples(len(sizes))]
+    draws = torch.cat([counts @ sums / (counts @ sizes)[:, None] for counts in _resamples(len(sizes))])
     tail = tail_of(clusters)
-    ends = torch.cat(draws).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0).T.tolist()
-    pairs = zip(means, ends, strict=True)
-    found = [share_interval(mean, clusters, tail) if shares and mean in (0, 1) else pair for mean, pair in pairs]
-    return [Interval(mean, *pair) for mean, pair in zip(means, found, strict=True)]
+    ends = draws.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0).T.tolist()
+    if shares:
+        varied = torch.minimum((sums > 0).sum(0), (sums < sizes[:, None]).sum(0)).tolist()
+        for place in (place for place, count in enumerate(varied) if count < LEAST_CLASSES):
+            ends[place] = share_interval(means[place], float(draws[:, place].var()), clusters, len(values))
+    return [Interval(mean, *pair) for mean, pair in zip(means, ends, strict=True)]
 
 
-def share_interval(share: float, answers: float, tail: float) -> tuple[float, float]:
-    """Compute Wilson's interval (1927) of a share in 0..1 of independent answers, whose number need not be whole.
+def share_interval(share: float, variance: float, clusters: float, answers: int) -> tuple[float, float]:
+    """Compute Wilson's interval of a share for as many independent answers as have its variance (Korn & Graubard 1998).
 
     Args:
-        share, answers: the share and the number of answers.
-        tail: probability beyond either end.
+        share: in 0..1; if it is 0 or 1 its variance says nothing, and each cluster counts as one answer.
+        variance: variance of the share over draws of clusters.
+        clusters: effective number of clusters of answers, more than 1.
+        answers: the number of answers.
 
     Example:
-        >>> low, high = share_interval(1.0, 20, 0.025)  # z^2 = 3.84
+        >>> low, high = share_interval(1.0, 0.0, 1e6, 20)  # z^2 = 3.84
         >>> round(low, 4), high
         (0.8389, 1.0)
     """
     from scipy.special import ndtri
 
-    squared = float(ndtri(tail)) ** 2 / answers
+    size = share * (1 - share) / variance if 0 < share < 1 and variance > 0 else clusters
+    squared = float(ndtri(tail_of(clusters))) ** 2 / min(max(size, 1.0), float(answers))
     half = hypot((squared * share * (1 - share)) ** 0.5, squared / 2)
     low, below = ((part + squared / 2 - half) / (1 + squared) for part in (share, 1 - share))
     return low, 1 - below
@@ -336,16 +340,6 @@ def effective_number(weights: Tensor) -> float:
         (3.0, True)
     """
     return float(weights.sum().square() / weights.square().sum())
-
-
-def lowest_share(least: int, count: int) -> float:
-    """Return the smallest share of ``count`` with at least ``least`` of them, rounded up to two digits; at most 1.
-
-    Example:
-        >>> lowest_share(10, 864), lowest_share(5, 324), lowest_share(10, 3)
-        (0.012, 0.016, 1.0)
-    """
-    return float(Context(prec=2, rounding=ROUND_CEILING).divide(least, max(least, count)))
 
 
 def tail_of(count: float) -> float:

@@ -5,6 +5,7 @@ The metrics come first, then the ROC curve over all pairs from which they are co
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from itertools import pairwise
 from threading import Lock
 from typing import Annotated, Any, ClassVar, Literal
@@ -232,6 +233,16 @@ def count_levels_of_any(scores: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]
     tied = values[below.clip(max=size - 1)] == wanted
     upto[tied] = values.searchsorted(wanted[tied], "right")
     return torch.from_numpy(size - upto), torch.from_numpy(size - below)
+
+
+def lowest_share(least: int, count: int) -> float:
+    """Return the smallest share of ``count`` with at least ``least`` of them, rounded up to two digits; at most 1.
+
+    Example:
+        >>> lowest_share(10, 864), lowest_share(5, 324), lowest_share(10, 3)
+        (0.012, 0.016, 1.0)
+    """
+    return float(Context(prec=2, rounding=ROUND_CEILING).divide(least, max(least, count)))
 
 
 def equal_error_rate(curve: PairCurve) -> float:

@@ -48,7 +48,7 @@ from dmlkit.files.outputs import writing
 from dmlkit.files.source import PLACE
 from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.reliability import Reliability, Share
-from dmlkit.metrics.statistics import lowest_share
+from dmlkit.metrics.verification import lowest_share
 from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 
