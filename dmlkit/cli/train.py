@@ -7,6 +7,7 @@ import typer
 
 from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, checked, examples, with_common_options
 from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_review
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def print_comparison(review: Path, run: Path, device: str) -> None:
     console.quiet = not fabric.is_global_zero
     found = compare_on_answers(review, RunFolder(run), fabric, bar=bars(console))
     say_prose(console, found.line(str(run)))
-    say(console, f"next: dmlkit gallery create {run} {RunFolder(run).recipe().dataset.model_dump()['file']} -o GALLERY")
+    table = command_word(RunFolder(run).recipe().dataset.model_dump()["file"])
+    say(console, f"next: dmlkit gallery create {command_word(run)} {table} -o GALLERY")
 
 
 def train_and_print(

@@ -120,8 +120,8 @@ def test_a_faiss_index_of_lower_precision_holds_the_rounded_points(dmlkit, embed
         found, _ = faiss.read_index(str(output)).search(points, 5)
         near = points.astype(np.float64) @ kept.T.astype(np.float64)
         np.testing.assert_allclose(found, -np.sort(-near, axis=1)[:, :5], atol=2e-6)
-    bits = {"fp16": 16, "int8": 8, "binary": 1}[precision]
-    told = float(result.out.split(f"{bits} bytes per vector instead of 32; it finds ")[1].split()[0])
+    size = {"fp16": "16 bytes", "int8": "8 bytes", "binary": "1 byte"}[precision]
+    told = float(result.out.split(f"{size} per vector instead of 32; it finds ")[1].split()[0])
     similarity = points @ points.T
     for scores in (near, similarity):
         np.fill_diagonal(scores, -np.inf)
