@@ -54,6 +54,8 @@ def out_of_memory(error: BaseException) -> str:
         ''
     """
     text = " ".join(str(error).split())
+    if isinstance(error, RuntimeError) and "allocate shared memory" in text:
+        return "/dev/shm is full, through which readers send images; enlarge it, e.g. by docker run --shm-size 2g"
     if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text):
         text = text.partition("DefaultCPUAllocator: ")[2] or text
         return text.partition(" Including ")[0].partition(" Error code ")[0].rstrip(".")
