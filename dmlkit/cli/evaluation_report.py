@@ -53,7 +53,7 @@ class Shown:
             title: title of the table.
             run: run of evaluated embeddings, whose table has the column ``by``.
         """
-        from dmlkit.cli.console import print_table, say, say_json, say_prose
+        from dmlkit.cli.console import counted, print_table, say, say_json, say_prose
         from dmlkit.evaluation.report import with_stored_forms
         from dmlkit.evaluation.tables import metric_rows
 
@@ -82,7 +82,7 @@ class Shown:
         for note in report.notes:
             say_prose(console, f"note: {note}")
         if report.skipped:
-            say(console, f"{len(report.skipped)} images could not be read and were skipped")
+            say(console, f"{counted(len(report.skipped), 'image', 'images')} could not be read, skipped")
 
 
 def print_alternative(report: "Report", console: "Console") -> None:

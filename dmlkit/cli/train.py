@@ -143,7 +143,7 @@ def train_and_print(
     """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`."""
     from rich.console import Console
 
-    from dmlkit.cli.console import say, say_metrics, say_prose
+    from dmlkit.cli.console import counted, say, say_metrics, say_prose
     from dmlkit.cli.progress import training_progress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
@@ -177,7 +177,8 @@ def train_and_print(
     if cost := cost_of(summary):
         say(console, cost)
     if summary.skipped_images:
-        say(console, f"{len(summary.skipped_images)} images could not be read; summary.json lists them")
+        images = counted(len(summary.skipped_images), "image", "images")
+        say(console, f"{images} could not be read; summary.json lists them")
     say(console, f"run folder: {output}")
 
 

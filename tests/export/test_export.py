@@ -76,7 +76,7 @@ def test_a_folder_of_images_with_bad_ones_left_out(dmlkit, run, tmp_path):
         Image.effect_noise((40, 30), 60).save(images / name)
     (images / "broken.jpg").write_bytes(b"no")
     result = dmlkit("embed", run, images, "-o", tmp_path / "out", "--skip-bad-images", "--device", "cpu")
-    assert result.code == 0 and "1 images could not be read" in result.out
+    assert result.code == 0 and "1 image could not be read" in result.out
     items = parquet.read_table(tmp_path / "out" / "items.parquet").to_pydict()
     assert [Path(path).name for path in items["path"]] == ["b.png", "c.webp", "a.jpg"]
     assert items["label"] == [None, None, "sub"] and items["id"] == [0, 1, 2]
