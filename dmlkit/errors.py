@@ -50,10 +50,16 @@ def out_of_memory(error: BaseException) -> str:
     Example:
         >>> out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. Including non-PyTorch memory"))
         'CUDA out of memory. Tried to allocate 2.00 GiB'
+        >>> out_of_memory(ImportError("libtorch.so: failed to map segment from shared object"))
+        'a library does not fit into it; use a machine with more, or raise the limit that ulimit -v prints'
         >>> out_of_memory(RuntimeError("expected a tensor"))
         ''
     """
     text = " ".join(str(error).split())
+    if isinstance(error, ImportError) and "failed to map segment" in text:
+        return "a library does not fit into it; use a machine with more, or raise the limit that ulimit -v prints"
+    if isinstance(error, RuntimeError) and "allocate shared memory" in text:
+        return "/dev/shm is full, through which readers send images; enlarge it, e.g. by docker run --shm-size 2g"
     if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text):
         text = text.partition("DefaultCPUAllocator: ")[2] or text
         return text.partition(" Including ")[0].partition(" Error code ")[0].rstrip(".")

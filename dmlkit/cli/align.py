@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmlkit.cli.options import USE, Checkpoint, Device, Json, checked, examples, with_common_options
+from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_images, require_run, require_source
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def align(
     else:
         print_alignment(found, console)
         say(console, f"wrote {place}: its embeddings may be compared with {older}, e.g.")
-        say(console, f"  dmlkit search {older} QUERIES --run {place}")
+        say(console, f"  dmlkit search {command_word(older)} QUERIES --run {command_word(place)}")
 
 
 def print_alignment(found: "Alignment", console: "Console") -> None:

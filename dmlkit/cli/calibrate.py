@@ -295,9 +295,9 @@ def print_far_elsewhere(found: "Threshold", console: "Console") -> None:
         return
     pairs, least = least_far(found.validation.classes)
     if found.far < least:
-        way = f"the least is 1 / {pairs}: use --far {least:g}, or more classes" if pairs > 1 else "use more classes"
-        these = f"{pairs} pairs of classes" if pairs > 1 else "a single pair of classes"
-        say_prose(console, f"note: {classes} classes cannot carry a FAR of {found.far:g}: they are {these}, and {way}")
+        these = f"{pairs} pairs of classes, and the least is 1 / {pairs}: use --far {least:g}, or more classes"
+        these = these if pairs > 1 else "a single pair of classes; use more classes"
+        say_prose(console, f"note: {classes} classes cannot carry a FAR of {found.far:g}: they are {these}")
     say_prose(
         console,
         f"no interval for the FAR on other classes: it needs at least {LEAST_CLASSES} validation classes, got "

@@ -18,7 +18,7 @@ TableRows = Sequence[Sequence[str | list[str]]]
 UNBOUNDED = 10_000  # characters; wider than any cell
 WORD = 12  # characters; the minimum width of a column of text
 PADDING = 3  # characters of a column besides its text: two spaces and a border
-COMMAND = re.compile(r"dmlkit \w+( \S+)?( \S+)?")
+COMMAND = re.compile(r"dmlkit \w+( '[^']*'| \S+)?( '[^']*'| \S+)?")
 TEXT_COLUMNS = (
     *("run", "checkpoint", "evaluation", "split", "metric", "definition", "class", "taken for"),
     *("variant", "statement", "verdict", "a", "b", "known", "seeds"),
@@ -68,14 +68,15 @@ def wrapped(text: str, width: int) -> list[str]:
 def print_table(rows: TableRows, console: Console, title: str | None = None) -> None:
     """Print a table with a header row; columns of numbers are right-aligned.
 
-    If the longest words of the columns of text do not fit side by side, each row has its texts one below the other.
+    If the longest words of the columns of text do not fit side by side, each row has its texts one below the other. If
+    the columns of numbers do not fit either, an interval is below its number.
     """
     texts = [name in TEXT_COLUMNS for name in rows[0]]
-    sizes = [_word_and_line(column, console) for column in zip(*map(cells, rows), strict=True)]
-    needed = sum(word if text else line for text, (word, line) in zip(texts, sizes, strict=True))
-    if sum(texts) > 1 and needed + PADDING * len(texts) + 1 > console.width:
+    if sum(texts) > 1 and _width(rows, texts, console) > console.width:
         rows = [_stacked(row, texts) for row in rows]
         texts = [*[False] * texts.count(False), True]
+    if _width(rows, texts, console) > console.width:
+        rows = [[_broken(cell) for cell in row] for row in rows]
     has_lines = any(isinstance(cell, list) for row in rows for cell in row)
     table = Table(title=None if title is None else Text(printable(title)), title_justify="left", show_lines=has_lines)
     for name, text in zip(cells(rows[0]), texts, strict=True):
@@ -85,11 +86,24 @@ def print_table(rows: TableRows, console: Console, title: str | None = None) -> 
     show_table(table, console)
 
 
+def _width(rows: TableRows, texts: Sequence[bool], console: Console) -> int:
+    """Return the width of a table that breaks no number and no word."""
+    sizes = [_word_and_line(column, console) for column in zip(*map(cells, rows), strict=True)]
+    needed = sum(word if text else line for text, (word, line) in zip(texts, sizes, strict=True))
+    return needed + PADDING * len(texts) + 1
+
+
 def _stacked(row: Sequence[str | list[str]], texts: Sequence[bool]) -> list[str | list[str]]:
     """Return the numbers of a row, then the lines of all its texts as one cell."""
     lines = [[cell] if isinstance(cell, str) else cell for cell, text in zip(row, texts, strict=True) if text]
     below = [f"  {line}" for cell in lines[1:] for line in cell if line]
     return [*(cell for cell, text in zip(row, texts, strict=True) if not text), [*lines[0], *below]]
+
+
+def _broken(cell: str | list[str]) -> str | list[str]:
+    """Return the lines of a number and its interval, ``0.41  0.29 .. 0.63``, or of their header."""
+    parts = re.split(r"  (?=\S)|(?<=,) (?=95 % interval)", cell) if isinstance(cell, str) else []
+    return parts if len(parts) > 1 else cell
 
 
 def show_table(table: Table, console: Console) -> None:

@@ -165,7 +165,7 @@ def cache(
 
     from rich.console import Console
 
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import image_progress
     from dmlkit.loading.cache_writer import images_to_cache, write_cache
     from dmlkit.recipe.file import read_recipe
@@ -180,7 +180,8 @@ def cache(
         f"wrote {output}: {manifest.images} images resized to {manifest.resizing}, {manifest.bytes / 1e9:.2f} GB",
     )
     if manifest.skipped:
-        say(console, f"{len(manifest.skipped)} images could not be read; {output / 'manifest.json'} lists them")
+        images = counted(len(manifest.skipped), "image", "images")
+        say(console, f"{images} could not be read; {output / 'manifest.json'} lists them")
     say(console, f"use it with --set dataset.cache={output}")
 
 

@@ -112,7 +112,7 @@ def embed(
 
     from rich.console import Console
 
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import is_first_rank
     from dmlkit.distributed.stopping import STOPPED
@@ -145,4 +145,4 @@ def embed(
     where = output or output_of(RunFolder(run), images, split, manifest.model.checkpoint, dims)
     say(console, f"{manifest.count:,} embeddings of {manifest.dim} dimensions in {where}")
     if manifest.skipped:
-        say(console, f"{len(manifest.skipped)} images could not be read; manifest.json lists them")
+        say(console, f"{counted(len(manifest.skipped), 'image', 'images')} could not be read; manifest.json lists them")

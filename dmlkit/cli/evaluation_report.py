@@ -53,7 +53,7 @@ class Shown:
             title: title of the table.
             run: run of evaluated embeddings, whose table has the column ``by``.
         """
-        from dmlkit.cli.console import print_table, say, say_json, say_prose
+        from dmlkit.cli.console import counted, print_table, say, say_json, say_prose
         from dmlkit.evaluation.report import with_stored_forms
         from dmlkit.evaluation.tables import metric_rows
 
@@ -82,7 +82,7 @@ class Shown:
         for note in report.notes:
             say_prose(console, f"note: {note}")
         if report.skipped:
-            say(console, f"{len(report.skipped)} images could not be read and were skipped")
+            say(console, f"{counted(len(report.skipped), 'image', 'images')} could not be read, skipped")
 
 
 def print_alternative(report: "Report", console: "Console") -> None:
@@ -164,13 +164,15 @@ def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequenc
     if found is None:
         return
     for name in metrics or [list(found.values[0].metrics)[-1]]:
-        rows = [[found.column, "queries", "classes", name, "95 % interval", "to others", "95 % interval", "Holm's p"]]
+        intervals = (f"{name}, 95 % interval", "to others, 95 % interval")
+        rows = [["group", "queries", "classes", *intervals, "Holm's p"]]
         for one in found.values[:VALUES_SHOWN]:
             figures = one.metrics[name]
             ends, change = figures.interval, figures.difference_interval
-            cells = [one.value, f"{one.queries:,}", f"{one.classes:,}", f"{figures.mean:.4f}"]
-            cells += ["{:.3f} .. {:.3f}".format(*ends) if ends else "", f"{figures.difference:+.4f}"]
-            rows.append([*cells, "{:+.3f} .. {:+.3f}".format(*change) if change else "", f"{figures.corrected:.4f}"])
+            cells = [one.value, f"{one.queries:,}", f"{one.classes:,}"]
+            cells += [f"{figures.mean:.4f}" + ("  {:.3f} .. {:.3f}".format(*ends) if ends else "")]
+            cells += [f"{figures.difference:+.4f}" + ("  {:+.3f} .. {:+.3f}".format(*change) if change else "")]
+            rows.append([*cells, f"{figures.corrected:.4f}"])
         print_table(rows, console, f"per {found.column}, worst first")
     if len(found.values) > VALUES_SHOWN:
         say(console, f"{len(found.values) - VALUES_SHOWN} more values: --json")

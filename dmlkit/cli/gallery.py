@@ -27,6 +27,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_addable, require_queries
 
 if TYPE_CHECKING:
@@ -283,11 +284,13 @@ def check(
     from dmlkit.embedding.gallery.files import IDENTIFICATION
 
     if not (gallery / IDENTIFICATION).exists():
-        raise UserError(f"{gallery}: this gallery is not calibrated; run dmlkit calibrate {gallery} first")
+        raise UserError(
+            f"{gallery}: this gallery is not calibrated; run dmlkit calibrate {command_word(gallery)} first"
+        )
 
     from rich.console import Console
 
-    from dmlkit.cli.console import print_table, say, say_json
+    from dmlkit.cli.console import print_table, say, say_json, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.questions.check import check_queries
@@ -306,10 +309,10 @@ def check(
     before, after = found.median_scores
     say(console, f"median score: {before:.4f} in the gallery, {after:.4f} in the new images")
     if found.differs:
-        say(
+        say_prose(
             console,
             "note: the new images differ from those that calibrated the gallery, so its FPIR and FNIR may not hold for "
-            f"them; add some of them with their labels, and run dmlkit calibrate {gallery}",
+            f"them; add some of them with their labels, and run dmlkit calibrate {command_word(gallery)}",
         )
     else:
         say(console, "no difference is detectable with so many images")

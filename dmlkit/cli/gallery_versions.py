@@ -16,6 +16,7 @@ from dmlkit.cli.options import (
     existing,
     with_common_options,
 )
+from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_gallery
 
 if TYPE_CHECKING:
@@ -123,11 +124,11 @@ def print_migrated(found: "Migrated", gallery: Path, run: Path, console: "Consol
     if found.resumed:
         say(console, f"{counted(found.resumed, 'image', 'images')} embedded before the interruption")
     say(console, f"{images} of {gallery} embedded with {run}: version {found.version}")
-    say(console, f"to return to the old embeddings: dmlkit gallery restore {gallery} {found.before}")
+    say(console, f"to return to the old embeddings: dmlkit gallery restore {command_word(gallery)} {found.before}")
     used = "the threshold of the new run for pairs is used" if found.threshold is not None else "no image is unknown"
     say(console, "the old model's thresholds and probabilities do not hold for the new one, and are not used;")
-    say(console, f"run dmlkit calibrate {gallery}; until then {used}")
+    say(console, f"run dmlkit calibrate {command_word(gallery)}; until then {used}")
     if found.lost is not None:
         say(console, f"the new embeddings have no {found.lost} to compare; --with keeps them")
     if found.index is not None:
-        say(console, f"searches are exact until you run dmlkit gallery index {gallery} {found.index}")
+        say(console, f"searches are exact until you run dmlkit gallery index {command_word(gallery)} {found.index}")

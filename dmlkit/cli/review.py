@@ -17,6 +17,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import REVIEW_MARK, kind_of
 
@@ -82,6 +83,8 @@ def review(
 
     if add and kind_of(gallery) != "gallery":
         raise UserError(f"--add: applies to a gallery; {gallery} is something else; remove --add")
+    if add and kind_of(images) == "array":
+        raise UserError(f"--add: applies to images; the rows of {images} have no files to add; remove --add")
     console = Console()
     fusion = fusion_of(gallery, second, device=device, bar=bars(console))
     model = ModelChoice(run, fusion=fusion, device=device)
@@ -122,4 +125,5 @@ def print_review(found: "ReviewFolder", console: "Console") -> None:
     if found.waiting or now.unknown:
         table = found.folder / QUESTIONS
         say(console, f"next: write answers into {table}, and run this command again")
-        say(console, f"or answer on a page: dmlkit serve {found.review.gallery} --review {found.folder} --allow-writes")
+        gallery, folder = command_word(found.review.gallery), command_word(found.folder)
+        say(console, f"or answer on a page: dmlkit serve {gallery} --review {folder} --allow-writes")

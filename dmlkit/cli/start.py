@@ -8,6 +8,7 @@ import typer
 
 from dmlkit.cli.options import TRAIN, Debug, Device, checked, examples
 from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_dataset, single_class
 
 if TYPE_CHECKING:
@@ -97,8 +98,9 @@ def start(
     say(console, f"wrote {output}: {recipe.training.epochs} epochs")
     say(console, f"{backbone.title}, {'all weights trained' if gpu else 'frozen, with a trained head'}")
     say_prose(console, estimated)
-    say(console, f"next: dmlkit train {output} -o runs/{output.stem}")
-    say(console, f"then: dmlkit final runs/{output.stem}, to train on every class")
+    run = command_word(f"runs/{output.stem}")
+    say(console, f"next: dmlkit train {command_word(output)} -o {run}")
+    say(console, f"then: dmlkit final {run}, to train on every class")
 
 
 def print_survey(found: "Survey", title: str, console: "Console") -> None:

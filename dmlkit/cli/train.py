@@ -7,6 +7,7 @@ import typer
 
 from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, checked, examples, with_common_options
 from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_review
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def print_comparison(review: Path, run: Path, device: str) -> None:
     console.quiet = not fabric.is_global_zero
     found = compare_on_answers(review, RunFolder(run), fabric, bar=bars(console))
     say_prose(console, found.line(str(run)))
-    say(console, f"next: dmlkit gallery create {run} {RunFolder(run).recipe().dataset.model_dump()['file']} -o GALLERY")
+    table = command_word(RunFolder(run).recipe().dataset.model_dump()["file"])
+    say(console, f"next: dmlkit gallery create {command_word(run)} {table} -o GALLERY")
 
 
 def train_and_print(
@@ -141,7 +143,7 @@ def train_and_print(
     """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`."""
     from rich.console import Console
 
-    from dmlkit.cli.console import say, say_metrics, say_prose
+    from dmlkit.cli.console import counted, say, say_metrics, say_prose
     from dmlkit.cli.progress import training_progress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
@@ -175,7 +177,8 @@ def train_and_print(
     if cost := cost_of(summary):
         say(console, cost)
     if summary.skipped_images:
-        say(console, f"{len(summary.skipped_images)} images could not be read; summary.json lists them")
+        images = counted(len(summary.skipped_images), "image", "images")
+        say(console, f"{images} could not be read; summary.json lists them")
     say(console, f"run folder: {output}")
 
 

@@ -18,6 +18,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import PAIR_COLUMNS, check_table
 from dmlkit.files.source import LOCAL, SIFT, require_image, require_path
 
@@ -93,7 +94,7 @@ def verify(
 
     folder = RunFolder(run)
     if not folder.threshold_path.exists() and not folder.basis_path.exists():  # a final run has no classes to choose it
-        raise UserError(f"{run}: no threshold; choose one with dmlkit calibrate {run}")
+        raise UserError(f"{run}: no threshold; choose one with dmlkit calibrate {command_word(run)}")
 
     from rich.console import Console
 

@@ -25,7 +25,7 @@ from dmlkit.evaluation.fusion import choose_fusion
 from dmlkit.evaluation.local_pairs import local_threshold, matched_images
 from dmlkit.evaluation.pair_probability import check_prior, probability_at
 from dmlkit.files.document import Document
-from dmlkit.files.escape import excerpt
+from dmlkit.files.escape import command_word, excerpt
 from dmlkit.files.outputs import PAIR_COLUMNS, write_table
 from dmlkit.files.regular import read_text
 from dmlkit.files.source import PARTNERS
@@ -226,7 +226,8 @@ def verify(
     if threshold is None:
         run.check_unseen("validation")
         raise UserError(
-            f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with dmlkit calibrate {path}"
+            f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with dmlkit calibrate "
+            f"{command_word(path)}"
             + (f" --checkpoint {checkpoint}" if checkpoint else "")
             + (f" --device {trained.place}" if trained.computation else "")
         )

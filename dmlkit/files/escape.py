@@ -1,6 +1,7 @@
 """Escapes for untrusted text, one for each format in which it is shown, so that it cannot act as markup or control."""
 
 import re
+import shlex
 from html import escape
 from pathlib import Path
 
@@ -26,6 +27,16 @@ def excerpt(text: str, most: int = EXCERPT) -> str:
         ('short', '9999... (5,000 characters)')
     """
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
+def command_word(path: Path | str) -> str:
+    """Return a path as one word of a command that is shown to be typed in a shell.
+
+    Example:
+        >>> command_word("runs/a"), command_word("my birds"), command_word("-a.yaml")
+        ('runs/a', "'my birds'", './-a.yaml')
+    """
+    return shlex.quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
 def printable(text: str) -> str:

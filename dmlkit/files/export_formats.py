@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
 from dmlkit.files.source import NAMES, check_options, kind_of, require_gallery, require_path, require_run
 
 ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
@@ -79,7 +80,7 @@ def require_exportable(path: Path, export_format: str) -> None:
             )
         require_run(path)
     elif kind in ("run", "gallery", "array"):
-        first = f": run dmlkit embed {path} first" if kind == "run" else ""
+        first = f": run dmlkit embed {command_word(path)} first" if kind == "run" else ""
         raise UserError(f"{path}: is {NAMES[kind]}; --format {export_format} exports a folder of embeddings{first}")
     elif not (path / "manifest.json").exists():
         require_path(path, "a folder of embeddings")

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
+from multiprocessing.queues import Queue
 from threading import Thread
 from time import perf_counter
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 
 from dmlkit.datasets.files.dataset import Dataset
@@ -117,7 +119,7 @@ def make_loader(
         num_workers=workers,
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
-        worker_init_fn=_outlive_group_signals if workers else None,
+        worker_init_fn=start_reader if workers else None,
         # a spawned process imports torch first, 9 s on one machine, and the runs of study --jobs would spawn theirs
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         # each pass draws a seed that no item uses; a resumed epoch would draw it twice from torch's global generator
@@ -125,14 +127,20 @@ def make_loader(
     )
 
 
-def _outlive_group_signals(_: int) -> None:
-    """Let SIGTERM end this reader only if its parent sent it.
+def start_reader(_: int) -> None:
+    """Let SIGTERM end this reader only if its parent sent it, and send its parent the errors of sending a batch.
 
     A scheduler that stops a job signals every process of it, and training still needs images up to its checkpoint.
     """
+    setattr(Queue, "_on_queue_feeder_error", _send_error)  # noqa: B010 - a private hook, which stubs do not have
     if hasattr(signal, "sigwaitinfo"):  # not on macOS
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+
+
+def _send_error(queue: "Queue[Any]", error: Exception, sent: tuple[int, object]) -> None:
+    """Send an error in place of a batch, which Python would drop: the parent would wait for it without end."""
+    queue.put((sent[0], ExceptionWrapper((type(error), error, error.__traceback__), where="in a reader")))
 
 
 def _end_with_parent(parent: int) -> None:

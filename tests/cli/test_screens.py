@@ -233,6 +233,17 @@ def test_a_table_breaks_no_name_where_its_texts_fit_below_one_another(capsys: py
     assert stacked.index("0.9749") < stacked.index("12") < stacked.index(paths[0]) < stacked.index(paths[1])
 
 
+def test_an_interval_is_below_its_number_where_a_table_of_numbers_is_too_wide(capsys: pytest.CaptureFixture[str]):
+    heads = ["group", "queries", "map@r, 95 % interval", "to others, 95 % interval", "Holm's p"]
+    rows = [heads, ["front door camera", "40", "0.3826  0.273 .. 0.597", "-0.0376  -0.114 .. +0.017", "1.0000"]]
+    print_table(rows, Console(width=80))
+    narrow = capsys.readouterr().out
+    print_table(rows, Console(width=140))
+    assert max(map(len, narrow.splitlines())) <= 80 and rows[1][2] in capsys.readouterr().out
+    number, interval = (next(line for line in narrow.splitlines() if part in line) for part in ("0.3826", "0.273"))
+    assert "-0.0376" in number and "-0.114 .. +0.017" in interval and number.index("0.3826") > interval.index("0.273")
+
+
 def test_a_terminal_wraps_between_words_and_a_file_keeps_the_line():
     line = " ".join(f"{number:07}" for number in range(30))
     screen, file = StringIO(), StringIO()

@@ -1,5 +1,6 @@
 """The first recipe: what start finds out before it, and that it is never written over what a user put into it."""
 
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +63,9 @@ def test_an_edited_recipe_is_refused_and_stays(dmlkit, birds: Path):
         assert result.code == 2 and result.err.count("\n") == 1, (name, result.err)
         assert result.err.startswith("error: --output birds.yaml: ") and "choose another --output" in result.err, name
         assert path.read_text() == edited, name
-    assert dmlkit("start", birds, "-o", "other.yaml", "--device", "cpu").code == 0
+    result = dmlkit("start", birds, "-o", "my other.yaml", "--device", "cpu")
+    following = next(line for line in result.out.splitlines() if line.startswith("next: "))
+    assert shlex.split(following)[1:] == ["dmlkit", "train", "my other.yaml", "-o", "runs/my other"]
 
 
 def classes_at(root: Path, names: Iterable[str], images: int = 3) -> None:

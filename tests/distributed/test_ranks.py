@@ -118,7 +118,7 @@ def test_ranks_share_what_can_be_read_of_a_batch(tmp_path: Path, accumulate: int
     def train(ranks: int, batch_size: int, output: Path):
         sampler = f"sampler={{name: random, batch_size: {batch_size}}}"
         words = ("train", str(recipe), "--device", "cpu", "--set", sampler, "--set", steps, "--output", str(output))
-        assert "1 images could not be read" in start_ranks(ranks, command_line, *words)[0]
+        assert "1 image could not be read" in start_ranks(ranks, command_line, *words)[0]
 
     train(1, 4, tmp_path / "one")
     train(2, 4, tmp_path / "two")

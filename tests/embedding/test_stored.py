@@ -557,7 +557,7 @@ def test_embed_asks_for_skip_bad_images_still(home: Path, dmlkit: Cli):
     result = dmlkit(*words)
     assert result.code == 2 and "2.jpg" in result.err and "--skip-bad-images" in result.err
     result = dmlkit(*words, "--skip-bad-images")
-    assert result.code == 0 and "1 images could not be read" in result.out
+    assert result.code == 0 and "1 image could not be read" in result.out
 
 
 def test_embed_adds_the_threshold_of_a_calibration_since(home: Path, embedded: Count):

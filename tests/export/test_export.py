@@ -76,7 +76,7 @@ def test_a_folder_of_images_with_bad_ones_left_out(dmlkit, run, tmp_path):
         Image.effect_noise((40, 30), 60).save(images / name)
     (images / "broken.jpg").write_bytes(b"no")
     result = dmlkit("embed", run, images, "-o", tmp_path / "out", "--skip-bad-images", "--device", "cpu")
-    assert result.code == 0 and "1 images could not be read" in result.out
+    assert result.code == 0 and "1 image could not be read" in result.out
     items = parquet.read_table(tmp_path / "out" / "items.parquet").to_pydict()
     assert [Path(path).name for path in items["path"]] == ["b.png", "c.webp", "a.jpg"]
     assert items["label"] == [None, None, "sub"] and items["id"] == [0, 1, 2]
@@ -120,8 +120,8 @@ def test_a_faiss_index_of_lower_precision_holds_the_rounded_points(dmlkit, embed
         found, _ = faiss.read_index(str(output)).search(points, 5)
         near = points.astype(np.float64) @ kept.T.astype(np.float64)
         np.testing.assert_allclose(found, -np.sort(-near, axis=1)[:, :5], atol=2e-6)
-    bits = {"fp16": 16, "int8": 8, "binary": 1}[precision]
-    told = float(result.out.split(f"{bits} bytes per vector instead of 32; it finds ")[1].split()[0])
+    size = {"fp16": "16 bytes", "int8": "8 bytes", "binary": "1 byte"}[precision]
+    told = float(result.out.split(f"{size} per vector instead of 32; it finds ")[1].split()[0])
     similarity = points @ points.T
     for scores in (near, similarity):
         np.fill_diagonal(scores, -np.inf)

@@ -6,8 +6,10 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
+from dmlkit.cli.app import is_user_error, message_of
 from dmlkit.cli.progress import TrainingProgress
 from dmlkit.datasets.glyphs import GlyphsConfig
 from dmlkit.loading.batches import TimedBatches, default_workers, evaluation_loader, limit_workers
@@ -51,6 +53,19 @@ def test_readers_are_forked_in_a_process_that_was_spawned(monkeypatch: pytest.Mo
     loader = evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1)
     context: Any = loader.multiprocessing_context
     assert context.get_start_method() == "fork"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")
+@pytest.mark.timeout(60)  # it waited for the batch without end
+def test_a_reader_whose_shared_memory_is_full_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </t>: No space left on device (28)")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)
+    loader = evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1)
+    with pytest.raises(RuntimeError) as found:
+        list(loader)
+    assert is_user_error(found.value) and "/dev/shm is full" in message_of(found.value)
 
 
 @pytest.mark.parametrize(("waiting", "told"), [(0.0, False), (0.19, False), (0.2, True), (0.434, True)])

@@ -38,6 +38,7 @@ from dmlkit.embedding.points import load_same_model, warn_of_other_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place, writing
 from dmlkit.run_folder.folder import RunFolder
@@ -136,7 +137,7 @@ def restore_version(path: Path, version: int) -> int:
     with changing(path, is_sound=False) as table:
         versions = [found["version"] for found in table.list_versions()]
         if version not in versions:
-            raise UserError(f"{path}: has no version {version}; dmlkit gallery history {path} lists them")
+            raise UserError(f"{path}: has no version {version}; dmlkit gallery history {command_word(path)} lists them")
         check_files(path, manifest, version)
         wanted = open_table(path)
         wanted.checkout(version)
@@ -171,7 +172,8 @@ def changing(path: Path, *, is_sound: bool = True) -> Generator[Any]:
     Raises:
         UserError: another process keeps the lock, or the gallery cannot be read or written.
     """
-    advice = f"is the disk full or read-only? dmlkit gallery info --verify {path} checks the gallery for damage"
+    check = f"dmlkit gallery info --verify {command_word(path)}"
+    advice = f"is the disk full or read-only? {check} checks the gallery for damage"
     with sole_writer(path, what="a change of a gallery", patience=PATIENCE), reading(path, "change", advice):
         if is_sound:
             GalleryFolder(path)

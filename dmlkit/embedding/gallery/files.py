@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial
 from dmlkit.files.document import Document
+from dmlkit.files.escape import command_word
 from dmlkit.files.lock import LOCK
 from dmlkit.files.outputs import check_folder
 from dmlkit.files.regular import file_checksum
@@ -300,6 +301,6 @@ def check_files(
 def way_back(path: Path) -> str:
     """Return what to do about a damaged gallery that can be opened."""
     return (
-        f"restore the files of this folder from a backup, or an earlier version: dmlkit gallery history {path} lists "
-        f"them, dmlkit gallery restore {path} VERSION brings one back"
+        "restore the files of this folder from a backup, or an earlier version: dmlkit gallery history "
+        f"{command_word(path)} lists them, dmlkit gallery restore {command_word(path)} VERSION brings one back"
     )

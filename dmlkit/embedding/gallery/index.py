@@ -20,6 +20,7 @@ from dmlkit.embedding.gallery.manifest import GalleryManifest, read_gallery_mani
 from dmlkit.embedding.gallery.table import reading
 from dmlkit.embedding.search import CACHED_ELEMENTS, MARGIN, Neighbors, StoredGallery, StoredPoints
 from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
 
 FEWEST = 256  # images: LanceDB learns as many codes a coordinate pair
 QUERIES = 1000  # images that the recall is measured on
@@ -225,7 +226,7 @@ class ApproximateGallery:
         self.manifold = folder.manifold
         self.exact = StoredGallery(self.manifold, self.points)
         self.column, self.metric = column_and_metric(folder.manifest)
-        self.advice = f"build it again with dmlkit gallery index {folder.path}, or search with --exact"
+        self.advice = f"build it again with dmlkit gallery index {command_word(folder.path)}, or search with --exact"
         addresses = folder.row_addresses()
         self.order = np.argsort(addresses)  # compacting may put later rows before earlier ones
         self.addresses = addresses[self.order]

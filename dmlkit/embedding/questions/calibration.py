@@ -44,6 +44,7 @@ from dmlkit.embedding.questions.strangers import drawn_strangers, stored_strange
 from dmlkit.embedding.sources import open_points, open_queries, split_points
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
+from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import writing
 from dmlkit.files.source import PLACE
 from dmlkit.metrics.ranking.place import PlacedSpace
@@ -229,7 +230,7 @@ def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider
         return stored.acceptance
     if stored.near is not None:
         decider = decider.grouped(near_groups(gallery, decider.codes, stored.near))
-    advice = f"calibrate again with dmlkit calibrate {gallery.path}"
+    advice = f"calibrate again with dmlkit calibrate {command_word(gallery.path)}"
     if is_placed:
         return _with_places(gallery, names, decider, stored, advice)
     others = stored_strangers(gallery, np.array(stored.strangers, np.int64), decider)

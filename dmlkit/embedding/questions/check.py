@@ -18,6 +18,7 @@ from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.sources import open_points, open_queries
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
+from dmlkit.files.escape import command_word
 from dmlkit.metrics.statistics import holm
 
 MOST = 2000  # images of each side: 1.6e10 products at most, where all get the same label
@@ -81,7 +82,7 @@ def check_queries(path: Path, images: Path, *, model: ModelChoice = OWN_MODEL, b
     assert isinstance(gallery, GalleryFolder)
     calibration = Identification.of(gallery)
     if calibration is None:
-        raise UserError(f"{path}: this gallery is not calibrated; run dmlkit calibrate {path} first")
+        raise UserError(f"{path}: this gallery is not calibrated; run dmlkit calibrate {command_word(path)} first")
     near = calibration.near
     decider = labeled_decider(gallery, near=near)[1]
     asked = open_queries(images, gallery, model=model, bar=bar)

@@ -28,7 +28,9 @@ from dmlkit.embedding.questions.search import QUERY_ROWS, check_together, neares
 from dmlkit.embedding.search import Neighbors
 from dmlkit.embedding.sources import open_queries, path_of
 from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import NEAREST
+from dmlkit.files.source import kind_of
 from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.ranking.scored import ScoredSpace
@@ -69,7 +71,9 @@ class LabelRule:
             other = "--by mean" if self.by == "mean" else f"--by-group {self.by_group}"
             raise UserError(f"--rerank: does not apply to {other}, which compares no images one by one; leave one out")
         check_threshold(self.threshold)
-        if self.k is not None and (self.k < 1 or self.by != "vote"):
+        if self.k is not None and self.by != "vote":
+            raise UserError(f"-k {self.k}: applies to --by vote, got --by {self.by}; add --by vote, or remove -k")
+        if self.k is not None and self.k < 1:
             raise UserError(f"-k {self.k}: expected at least 1 neighbor, with --by vote")
 
 
@@ -211,7 +215,8 @@ class Identifier:
             return None
         if self.least_probability is not None:
             return (
-                f"{other}, so the calibration may not hold; dmlkit gallery check {self.source.source} IMAGES --run RUN "
+                f"{other}, so the calibration may not hold; dmlkit gallery check "
+                f"{command_word(self.source.source)} IMAGES --run RUN "
                 "tests it, and after dmlkit gallery migrate and dmlkit calibrate one holds"
             )
         if self.threshold is not None and not self.is_own_threshold:
@@ -248,7 +253,7 @@ def _advice(searched: PointSet, threshold: float | None) -> str:
     what = "no image is unknown without a threshold" if threshold is None else "this threshold is for pairs of images"
     if not isinstance(searched, GalleryFolder):
         return f"{what}; use --threshold, or calibrate a gallery"
-    return f"{what}; run dmlkit calibrate {searched.source} to choose one for this gallery"
+    return f"{what}; run dmlkit calibrate {command_word(searched.source)} to choose one for this gallery"
 
 
 def _reranked_note(threshold: float | None) -> str:
@@ -301,11 +306,13 @@ def _group_names(images: Path, asked: PointSet, by: str) -> list[str]:
             makes an image a group of its own.
 
     Raises:
-        UserError: the images are not from a table, or it does not have the column.
+        UserError: the images are not from a table, or it does not have the column; or they are rows of an array.
     """
-    if by == FOLDER:
+    if by == FOLDER and kind_of(images) != "array":
         return [str(Path(path).parent) for path in asked.paths]
     if images.suffix.lower() not in TABLES or not isinstance(asked, PointsInMemory) or asked.rows is None:
+        if kind_of(images) == "array":
+            raise UserError(f"--by-group {by}: the rows of {images} have no folders or columns; remove this option")
         raise UserError(f"--by-group {by}: {images} is no table and has no columns; use {FOLDER}")
     column = text_column(read_images_table(images, by), str(images), "label").to_pylist()
     cells = [column[row] for row in asked.rows.tolist()]

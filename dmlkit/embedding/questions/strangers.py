@@ -17,6 +17,7 @@ from dmlkit.embedding.questions.rates import MOST, MOST_MATCHED, Strangers
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import read_array
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import command_word
 from dmlkit.manifolds.numerics.check_points import check_points
 from dmlkit.metrics.ranking.place import PlacedSpace
 
@@ -75,7 +76,7 @@ def _stored_points(gallery: GalleryFolder, count: int) -> torch.Tensor:
     Raises:
         UserError: the file is missing or damaged.
     """
-    path, advice = gallery.path / STRANGERS, f"calibrate again with dmlkit calibrate {gallery.path}"
+    path, advice = gallery.path / STRANGERS, f"calibrate again with dmlkit calibrate {command_word(gallery.path)}"
     points = torch.from_numpy(np.array(read_array(path)))
     width = gallery.manifold.point_dim
     if len(points) != count or (count and points.shape[1:] != (width,)) or points.dtype != torch.float32:
@@ -94,6 +95,6 @@ def _stored_features(gallery: GalleryFolder, shape: tuple[int, ...]) -> torch.Te
     path = gallery.path / FEATURES
     features = torch.from_numpy(np.array(read_array(path)))
     if features.shape != shape or features.dtype != torch.float16:
-        advice = f"calibrate again with dmlkit calibrate {gallery.path}"
+        advice = f"calibrate again with dmlkit calibrate {command_word(gallery.path)}"
         raise UserError(f"{path}: this file is damaged: expected float16 {shape}; {advice}")
     return features

@@ -23,6 +23,7 @@ from dmlkit.embedding.questions.search import open_searched
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
+from dmlkit.files.escape import command_word
 from dmlkit.files.image_file import BadImageError
 from dmlkit.metrics.reliability import Share
 
@@ -101,7 +102,8 @@ def propose(
     if not rows:
         raise UserError(
             f"{images}: no image gets a label with a probability from {gallery}; expected at least 10 labeled images "
-            f"whose label others have, and a threshold that some of these images reach; see dmlkit calibrate {gallery}"
+            f"whose label others have, and a threshold that some of these images reach; see dmlkit calibrate "
+            f"{command_word(gallery)}"
         )
     unknown = [row for row, one in enumerate(found.answers) if one.label == UNKNOWN]
     closest, close = pair_thresholds(searched)

@@ -180,7 +180,8 @@ def cost_of(folder: EmbeddingFolder, path: Path, precision: IndexPrecision) -> s
     best = [[other for other in line if other != row][: count - 1] for line, row in zip(nearest, rows, strict=True)]
     mine = [[other for other in line if other != row][: count - 1] for line, row in zip(found, rows, strict=True)]
     share = np.mean([len({*left} & {*right}) for left, right in zip(best, mine, strict=True)]) / max(1, count - 1)
+    size = "1 byte" if index.code_size == 1 else f"{index.code_size} bytes"
     return (
-        f"{index.code_size} bytes per vector instead of {4 * points.shape[1]}; it finds {share:.3f} of the {count - 1} "
+        f"{size} per vector instead of {4 * points.shape[1]}; it finds {share:.3f} of the {count - 1} "
         f"nearest of {len(rows)} images of the index"
     )

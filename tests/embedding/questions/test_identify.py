@@ -191,11 +191,16 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
     add_images(gallery, place / "photos" / "dove" / "0.jpg", model=ON_CPU)
     other = embeddings_at(tmp_path / "other", np.eye(5, 8, dtype=np.float32))
     (tmp_path / "mine.csv").write_text("my,own\n")
+    np.save(array := tmp_path / "rows.npy", GalleryFolder(place / "gallery").points_at(torch.arange(4)).numpy())
     for words, told in (
         ((gallery, place / "asked"), "1 of 3 images have no label"),
         ((place / "gallery", place / "asked", "-k", 0, "--by", "vote"), "-k 0: expected at least 1"),
-        ((place / "gallery", place / "asked", "-k", 3), "-k 3: expected at least 1 neighbor, with --by vote"),
+        (
+            (place / "gallery", place / "asked", "-k", 3),
+            "-k 3: applies to --by vote, got --by nearest; add --by vote, or remove -k",
+        ),
         ((place / "gallery", place / "asked", "--threshold", "nan"), "--threshold nan: expected a similarity"),
+        ((place / "gallery", array, "--by-group", "folder"), "have no folders or columns; remove this option"),
         ((place / "gallery", tmp_path / "none"), "no such file or folder"),
         ((place / "gallery", other), "embeddings with 8 dimensions, but"),
         ((place / "gallery", place / "asked", "--run", tmp_path), "no run here"),

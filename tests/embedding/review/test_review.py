@@ -65,6 +65,9 @@ def test_answers_are_read_up_to_the_first_empty_one(dmlkit, inbox: tuple[Path, P
     assert result.code == 0 and "of 6 labels at most 0 (0.0%) are wrong" in result.out
     labels = {row["path"]: row["label"] for row in rows_of(folder / "labels.csv")}
     assert labels[Path(asked[1]["path"]).name] == "a new bird" and Path(asked[2]["path"]).name not in labels
+    (tmp_path / "rows.npy").touch()
+    refused = dmlkit("review", gallery, tmp_path / "rows.npy", "-o", tmp_path / "other", "--add")
+    assert refused.code == 2 and "have no files to add; remove --add" in refused.err
     added = dmlkit(*words, "--add")
     assert added.code == 0 and "5 images added" in added.out
     assert ImageGallery(gallery).labels()["a new bird"] == 1 and len(ImageGallery(gallery)) == 12 + 5
