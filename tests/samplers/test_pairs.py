@@ -22,9 +22,12 @@ RECIPE = "dataset: {{name: glyphs}}\nloss: {{name: {loss}}}\nsampler: {sampler}"
 BALANCED = "{{name: class_balanced, classes_per_batch: {}, images_per_class: {}}}"
 
 
-@pytest.mark.parametrize("loss", PAIR_LOSSES)
 @pytest.mark.parametrize(
-    "sampler", [BALANCED.format(6, 1), BALANCED.format(1, 4), "{name: random, batch_size: 1}", BALANCED.format(1, 1)]
+    ("loss", "sampler"),
+    [
+        *product(PAIR_LOSSES, [BALANCED.format(6, 1)]),
+        *product(["triplet"], [BALANCED.format(1, 4), "{name: random, batch_size: 1}", BALANCED.format(1, 1)]),
+    ],
 )
 def test_a_pair_loss_refuses_batches_without_its_pairs(loss: str, sampler: str):
     needs = "needs sampler.pairs of the same class and of different classes"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
 
-BLOCK_ENTRIES = 2**23  # similarities at once: 32 MB in float32
+BLOCK_ENTRIES = 2**24  # similarities at once: 64 MB in float32
 
 
 class KReciprocal(NamedTuple):
@@ -137,14 +137,9 @@ def k_reciprocal(
     targets = _Targets(sets[first:])
 
     def rows(block: Tensor) -> Tensor:
-        found = queries.new_empty(len(block), size)
-        for start, similarity in _similarities(manifold, queries[block], pool[first:]):
-            part = block[start : start + len(similarity)]
-            largest, smallest = neighbors.largest[part], neighbors.smallest[part]
-            found[start : start + len(part)] = targets.scores(
-                similarity, sets[part.numpy()], largest, smallest, options.weight
-            )
-        return found
+        similarity = manifold.similarity(queries[block], pool[first:])
+        scale = neighbors.largest[block], neighbors.smallest[block]
+        return targets.scores(similarity, sets[block.numpy()], *scale, options.weight)
 
     return rows
 
@@ -344,7 +339,8 @@ def _weighted(manifold: Manifold, points: Tensor, pool: Tensor, own: Tensor, lar
     """Return the weights e^-d of points (n, D) on their sets (n, P) bool, sparse (n, P), float64."""
     from scipy.sparse import csr_array
 
-    place, column = own.nonzero().T
+    # NumPy finds the ones of a flat array in a tenth of torch's time, which is a tenth of a search
+    place, column = map(torch.from_numpy, divmod(own.numpy().ravel().nonzero()[0], own.shape[1]))
     weights = [torch.empty(0, dtype=torch.float64)]
     for part in torch.arange(len(place)).split(2**13):  # 32 MB of float64 coordinates at 512 dimensions
         first, second = place[part], column[part]
@@ -393,25 +389,25 @@ class _Targets:
         import numpy as np
 
         slopes = weight / _spread(largest, smallest)
-        columns = (similarity.numpy(), largest.tolist(), slopes.tolist(), sets.sum(1).tolist())
-        for row, (values, most, slope, total) in enumerate(zip(*columns, strict=True)):
-            values -= most
+        offsets = largest + (1 - weight) / slopes
+        columns = (similarity.numpy(), offsets.tolist(), slopes.tolist(), sets.sum(1).tolist())
+        for row, (values, offset, slope, total) in enumerate(zip(*columns, strict=True)):
+            values -= offset
             values *= slope
-            np.clip(values, -weight, 0, out=values)
-            values -= 1 - weight
+            np.clip(values, -1, weight - 1, out=values)
             own = slice(sets.indptr[row], sets.indptr[row + 1])
             shared = self._shared(sets.indices[own], sets.data[own])
             near = (shared > 0).nonzero()[0]  # five times as fast as of the numbers themselves
-            both = shared[near]
-            values[near] += (1 - weight) * both / (total + self.sums[near] - both)
+            both = shared.take(near)
+            values[near] += (1 - weight) * both / (total + self.sums.take(near) - both)
         return similarity
 
     def _shared(self, columns: Any, weights: Any) -> Any:
         """Compute the sum of the minima of weights on columns and of those of each image, (N,)."""
         import numpy as np
 
-        indptr = self.columns.indptr
-        starts, counts = indptr[columns], indptr[columns + 1] - indptr[columns]
-        entries = np.repeat(starts - np.append(0, counts[:-1].cumsum()), counts) + np.arange(counts.sum())
-        minima = np.minimum(self.columns.data[entries], np.repeat(weights, counts))
-        return np.bincount(self.columns.indices[entries], minima, minlength=self.columns.shape[0])
+        starts = self.columns.indptr.take(columns)
+        counts = self.columns.indptr.take(columns + 1) - starts
+        entries = np.repeat(starts + counts - counts.cumsum(), counts) + np.arange(counts.sum())
+        minima = np.minimum(self.columns.data.take(entries), np.repeat(weights, counts))  # take: half the time of []
+        return np.bincount(self.columns.indices.take(entries), minima, minlength=self.columns.shape[0])
