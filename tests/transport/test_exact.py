@@ -41,7 +41,7 @@ def problem(kind: str, n: int, m: int, groups: int = 3) -> Problem:
 
 
 KINDS = ["random", "tied", "constant", "degenerate", "negative", "grouplet"]
-SIZES = [(1, 1), (4, 4), (5, 3), (6, 6), (4, 100), (8, 8), (32, 100), (20, 7)]  # up to 6 rows may be enumerated
+SIZES = [(1, 1), (2, 2), (4, 4), (5, 3), (6, 6), (4, 100), (8, 8), (16, 16), (32, 32), (32, 100), (20, 7)]
 
 
 def lowest_cost(cost: Tensor, rows: Tensor, cols: Tensor) -> float:
@@ -92,7 +92,7 @@ def test_cost_is_the_optimum_of_linprog(solver: Exact | Emd | Cvxpy, kind: str):
         torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 32])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 12, 24, 32])
 def test_assignment_equals_scipy(size: int):
     cost = torch.rand(4, size, size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
     ones = torch.ones(4, size, dtype=torch.float64)
