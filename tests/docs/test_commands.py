@@ -21,7 +21,7 @@ from tests.docs.blocks import blocks_of, page, run_blocks
 PAGES = ROOT / "docs" / "commands"
 EXAMPLE = re.compile(r"```sh\n([^\n]*)\n```\n\n```text\n(.*?)```", re.DOTALL)
 PROGRESS = re.compile(r"^.*: [\d,]+ of [\d,]+, .* s left\n", re.MULTILINE)  # printed every 10 seconds, on slow machines
-SHOWN = 24  # lines of what is printed; the rest of it is "..."
+SHOWN = 28  # lines of what is printed; the rest of it is "..."
 
 
 @pytest.fixture(scope="module")

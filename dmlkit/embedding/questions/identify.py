@@ -30,7 +30,6 @@ from dmlkit.embedding.sources import open_queries, path_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import NEAREST
-from dmlkit.files.source import kind_of
 from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.ranking.scored import ScoredSpace
@@ -308,10 +307,11 @@ def _group_names(images: Path, asked: PointSet, by: str) -> list[str]:
     Raises:
         UserError: the images are not from a table, or it does not have the column; or they are rows of an array.
     """
-    if by == FOLDER and kind_of(images) != "array":
+    is_array = images.suffix == ".npy"
+    if by == FOLDER and not is_array:
         return [str(Path(path).parent) for path in asked.paths]
     if images.suffix.lower() not in TABLES or not isinstance(asked, PointsInMemory) or asked.rows is None:
-        if kind_of(images) == "array":
+        if is_array:
             raise UserError(f"--by-group {by}: the rows of {images} have no folders or columns; remove this option")
         raise UserError(f"--by-group {by}: {images} is no table and has no columns; use {FOLDER}")
     column = text_column(read_images_table(images, by), str(images), "label").to_pylist()

@@ -235,7 +235,7 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
     refused(dmlkit("gallery", "create", place / "none", photos, "-o", gallery), "no run here")
     refused(dmlkit("gallery", "create", place / "run", tmp_path / "none", "-o", gallery), "no such file or folder")
     (tmp_path / "bad.jpg").write_bytes(b"none")
-    refused(dmlkit("gallery", "create", place / "run", tmp_path / "bad.jpg", "-o", gallery), "none of 1 images could")
+    refused(dmlkit("gallery", "create", place / "run", tmp_path / "bad.jpg", "-o", gallery), "none of 1 image could")
     (tmp_path / "nothing").mkdir()
     refused(dmlkit("gallery", "create", place / "run", tmp_path / "nothing", "-o", gallery), "no images found")
     for label in ("", " ", "unknown", "\udcff"):
