@@ -39,8 +39,7 @@ from torchvision.transforms import v2
 
 from dmlkit.distributed.launch import keep_freed_memory
 from dmlkit.loading.batches import TrainingBatches, make_loader
-from dmlkit.loading.cache import images_of_split
-from dmlkit.loading.cache_writer import images_to_cache, write_cache
+from dmlkit.loading.cache import images_of_split, images_to_cache, write_cache
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.model import Normalization
 from dmlkit.recipe.schema import Recipe

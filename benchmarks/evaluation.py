@@ -19,7 +19,7 @@ import torch
 from report import write_report
 
 from dmlkit.metrics import retrieval_metrics
-from dmlkit.metrics.kmeans import kmeans
+from dmlkit.metrics.clustering import kmeans
 
 EVERYTHING = [
     "recall@1", "recall@2", "recall@4", "recall@8", "cmc@10", "precision@1", "precision@10",

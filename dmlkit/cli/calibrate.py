@@ -146,10 +146,10 @@ def calibrate(
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.questions.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
+    from dmlkit.evaluation.by_value import identification_rates_by_value
     from dmlkit.evaluation.fusion import fusion_of
     from dmlkit.evaluation.place import place_fusion_of
     from dmlkit.evaluation.plots.reliability import plot_reliability
-    from dmlkit.evaluation.rates_by_value import identification_rates_by_value
 
     console = Console(stderr=json)
     place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
@@ -245,9 +245,9 @@ def _calibrate_run(
     from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
+    from dmlkit.evaluation.by_value import pair_rates_by_value
     from dmlkit.evaluation.calibration import LEAST_ACCEPTED, USUAL_FAR, calibrate_run
     from dmlkit.evaluation.plots.reliability import plot_reliability
-    from dmlkit.evaluation.rates_by_value import pair_rates_by_value
     from dmlkit.run_folder.folder import RunFolder
 
     fabric = start_ranks(device)

@@ -167,7 +167,7 @@ def cache(
 
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import image_progress
-    from dmlkit.loading.cache_writer import images_to_cache, write_cache
+    from dmlkit.loading.cache import images_to_cache, write_cache
     from dmlkit.recipe.file import read_recipe
 
     resolved = read_recipe(recipe, overrides or [])

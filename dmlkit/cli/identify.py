@@ -39,7 +39,7 @@ MOST_SHOWN = 10  # images printed in the terminal
 
 def check_answers(path: Path, **given: Any) -> None:
     """Check that answers may be written to a file, see `check_answers_file`; what it imports is not for --help."""
-    from dmlkit.embedding.questions.answers_file import check_answers_file
+    from dmlkit.embedding.questions.identified import check_answers_file
 
     check_answers_file(path, **given)
 

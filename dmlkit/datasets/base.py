@@ -8,9 +8,8 @@ from pydantic import AfterValidator, Field
 
 from dmlkit.component import ComponentConfig
 from dmlkit.datasets.files.archives import Published
+from dmlkit.datasets.files.class_names import cut_between_groups, path_levels, several_labels
 from dmlkit.datasets.files.dataset import Dataset, class_subset
-from dmlkit.datasets.files.label_sets import cut_between_groups, several_labels
-from dmlkit.datasets.files.levels import path_levels
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.errors import OptionError, UserError, option_errors
 

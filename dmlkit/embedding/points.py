@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from dmlkit.datasets.files.class_names import several_labels
 from dmlkit.datasets.files.dataset import Box, Dataset
 from dmlkit.datasets.files.image import thumbnail
-from dmlkit.datasets.files.label_sets import several_labels
 from dmlkit.datasets.files.samples import SIDE
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import ModelChoice

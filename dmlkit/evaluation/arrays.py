@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dmlkit.datasets.files.levels import path_fault
+from dmlkit.datasets.files.class_names import path_fault
 from dmlkit.embedding.points import PointSet, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import points_of_rows, read_features, read_labels

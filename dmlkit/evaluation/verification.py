@@ -22,7 +22,7 @@ from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import choose_threshold
 from dmlkit.evaluation.fusion import choose_fusion
-from dmlkit.evaluation.local_pairs import local_threshold, matched_images
+from dmlkit.evaluation.local import local_threshold, matched_images
 from dmlkit.evaluation.pair_probability import check_prior, probability_at
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word, excerpt

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from dmlkit.component import Component, ComponentConfig, Requirement, option
 from dmlkit.distributed.exchange import ShardedParameter
 from dmlkit.manifolds.base import NEEDS_BOUNDED, UNRELATED_RADIUS, Manifold
+from dmlkit.manifolds.hyperbolic import strongest_curvature
 from dmlkit.manifolds.numerics.autocast import without_autocast
-from dmlkit.manifolds.numerics.hyperbolic import strongest_curvature
 
 
 class LossConfig(ComponentConfig, frozen=True):

@@ -11,8 +11,7 @@ from torch.linalg import vecdot
 
 from dmlkit.component import option
 from dmlkit.manifolds.base import Manifold, Side, load_geoopt
-from dmlkit.manifolds.numerics.hyperbolic import clip_features
-from dmlkit.manifolds.products import safe_sqrt, squared_distances, unit_vectors
+from dmlkit.manifolds.products import clip_features, safe_sqrt, squared_distances, unit_vectors
 
 
 class Euclidean(Manifold, name="euclidean"):

@@ -7,17 +7,16 @@ import torch
 from torch import Tensor
 
 from dmlkit.manifolds.base import Side, load_geoopt
-from dmlkit.manifolds.hyperbolic import Hyperbolic
-from dmlkit.manifolds.numerics.hyperbolic import (
+from dmlkit.manifolds.hyperbolic import (
+    Hyperbolic,
     PointRows,
-    clip_features,
     distance_from_sinh,
     farthest,
     make_learnable,
     row_squares,
     squared_norms,
 )
-from dmlkit.manifolds.products import unit_vectors
+from dmlkit.manifolds.products import clip_features, unit_vectors
 
 
 class Lorentz(Hyperbolic, name="lorentz"):

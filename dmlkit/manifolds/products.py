@@ -1,4 +1,4 @@
-"""Inner products and unit vectors, without needless copies."""
+"""Inner products, unit vectors and vectors of bounded length, without needless copies."""
 
 from typing import Any
 
@@ -111,6 +111,24 @@ class _UnitVectors(torch.autograd.Function):
             return torch.autograd.grad(unit, x, gradient, create_graph=True)[0], None
         along = torch.linalg.vecdot(gradient, unit)[..., None].masked_fill_(norm < ctx.epsilon, 0)
         return torch.addcmul(gradient, unit, along, value=-1).div_(norm.clamp(min=ctx.epsilon)), None
+
+
+def clip_features(features: Tensor, radius: float | None, border: Tensor | float) -> Tensor:
+    """Shorten features (..., d) to the smaller of ``radius`` and ``border``; half precision becomes float32.
+
+    In flat space, which has no border, ``border`` is infinite.
+
+    Example:
+        >>> clip_features(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0, torch.tensor(3.1))
+        tensor([[0.6000, 0.8000],
+                [0.3000, 0.4000]])
+    """
+    features = features.float() if features.itemsize < 4 else features
+    if radius is None:
+        longest = border
+    else:
+        longest = border.clamp(max=radius) if isinstance(border, Tensor) else min(border, radius)
+    return features * (longest / features.norm(dim=-1, keepdim=True).clamp(min=longest))
 
 
 class Cosines:

@@ -4,10 +4,11 @@ from dmlkit.component import load_family
 from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
 from dmlkit.metrics.clustering import AmiConfig, AriConfig, F1Config, NmiConfig
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
-from dmlkit.metrics.hierarchy import GradedNdcgConfig, HierarchicalApConfig
 from dmlkit.metrics.open_set import AurocUnknownConfig, BaksConfig, BausConfig, OscrConfig
 from dmlkit.metrics.retrieval import (
     CmcConfig,
+    GradedNdcgConfig,
+    HierarchicalApConfig,
     MapAtKConfig,
     MapAtRConfig,
     MrrConfig,

@@ -1,14 +1,15 @@
 """Clustering metrics: agreement of k-means clusters of the embeddings with the labels (NMI, AMI, ARI, F1)."""
 
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
+from torch.linalg import vecdot
 
 from dmlkit.metrics.base import MetricConfig, Points, log_binomial
-from dmlkit.metrics.kmeans import class_clusters
+from dmlkit.metrics.ranking.products import inner_products_into, largest_columns
 
 
 class ClusteringConfig(MetricConfig, frozen=True, abstract=True):
@@ -152,3 +153,207 @@ class F1Config(ClusteringConfig, frozen=True):
 
         (_, wrong), (missed, both) = pair_confusion_matrix(labels.cpu().numpy(), clusters.cpu().numpy()).tolist()
         return 2 * both / (2 * both + wrong + missed) if both + wrong + missed else 1.0
+
+
+class Clustering(NamedTuple):
+    """Result of k-means."""
+
+    assignments: Tensor  # (N,) int64 in 0..k-1, the cluster of each point
+    inertia: float  # sum of squared distances to the centroids, in the unit of `squarable`
+
+
+def kmeans(points: Tensor, clusters: int, *, iterations: int = 20, restarts: int = 1, seed: int = 0) -> Clustering:
+    """Cluster points (N, D) into ``clusters`` groups by Euclidean distance.
+
+    Seeding assigns every point, so it replaces the first assignment. Later a point whose centroid did not move is
+    compared only with the centroids that moved, which saves time and does not change the result. A cluster that becomes
+    empty gets the point farthest from its centroid.
+
+    Args:
+        points: (N, D).
+        clusters: k, at most N.
+        iterations: maximum number of iterations of Lloyd's algorithm.
+        restarts: number of clusterings; the one with the least inertia is returned.
+        seed: seed of the draws.
+
+    Raises:
+        ValueError: there are fewer points than clusters.
+
+    Example:
+        >>> result = kmeans(torch.tensor([[0.0], [0.2], [9.0], [9.2]]), 2)
+        >>> (result.assignments == result.assignments[0]).tolist(), round(result.inertia, 4)
+        ([True, True, False, False], 0.04)
+    """
+    if not 1 <= clusters <= len(points):
+        raise ValueError(f"kmeans: expected between 1 and {len(points)} clusters, got {clusters}")
+    generator = torch.Generator().manual_seed(seed)
+    points = squarable(points)
+    runs = [_lloyd(points, clusters, iterations, generator) for _ in range(restarts)]
+    return min(runs, key=lambda run: run.inertia)
+
+
+def class_clusters(points: Points, *, iterations: int, restarts: int, seed: int) -> Tensor:
+    """Compute the k-means cluster of each point, k = C, from its coordinates, (N,) int64; cached per options."""
+    key = "kmeans", iterations, restarts, seed
+    if key not in points.found:
+        classes = int(points.labels.max()) + 1
+        found = kmeans(points.embeddings, classes, iterations=iterations, restarts=restarts, seed=seed)
+        points.found[key] = found.assignments
+    return points.found[key]
+
+
+def _lloyd(points: Tensor, clusters: int, iterations: int, generator: torch.Generator) -> Clustering:
+    assignments, seeds = kmeans_plus_plus(points, clusters, generator)
+    centroids = points[seeds]
+    squared = (points - centroids[assignments]).square().sum(1)
+    for _ in range(iterations):
+        means = _means(points, assignments, clusters, squared)
+        previous = assignments.clone()
+        _assign(points, means, (means != centroids).any(1), assignments, squared)
+        centroids = means
+        if torch.equal(previous, assignments):
+            break
+    return Clustering(assignments, float(squared.sum(dtype=torch.float64)))
+
+
+def _means(points: Tensor, assignments: Tensor, clusters: int, squared: Tensor) -> Tensor:
+    """Compute the centroid of each cluster, (k, D); an empty cluster gets the point farthest from its own centroid."""
+    sizes = assignments.bincount(minlength=clusters)
+    sums = points.new_zeros(clusters, points.shape[1]).index_add_(0, assignments, points)
+    means = sums / sizes.clamp(min=1)[:, None]
+    empty = (sizes == 0).nonzero()[:, 0]
+    means[empty] = points[squared.topk(len(empty)).indices]
+    return means
+
+
+def _assign(points: Tensor, centroids: Tensor, moved: Tensor, assignments: Tensor, squared: Tensor) -> None:
+    """Update each point's nearest centroid and squared distance in place, after some centroids moved."""
+    shifted = moved[assignments]
+    changed = moved.nonzero()[:, 0]
+    stayed = (~shifted).nonzero()[:, 0]
+    if len(changed) and len(stayed):
+        found, column = nearest_centroids(points[stayed], centroids[changed])
+        closer = found < squared[stayed]
+        squared[stayed] = torch.where(closer, found, squared[stayed])
+        assignments[stayed] = torch.where(closer, changed[column], assignments[stayed])
+    if len(stayed) < len(points):
+        rows = shifted.nonzero()[:, 0]
+        squared[rows], assignments[rows] = nearest_centroids(points[rows], centroids)
+
+
+BATCH = 2048  # candidates drawn from the same distances
+SQUARABLE = 2**-40, 2**50  # largest coordinates of rows whose squares, with their rounding, float32 can represent
+BLOCK_ENTRIES = 2**24  # products held at once: 64 MB for any shape; with fewer rows thin products take twice as long
+
+
+def kmeans_plus_plus(points: Tensor, clusters: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Choose seeds among points (N, D) by k-means++ (Arthur & Vassilvitskii, SODA 2007).
+
+    Each seed is drawn with a probability proportional to D^2, the squared distance to the nearest seed so far. One
+    pass over the points per seed would take as long as all of k-means. Instead a batch of candidates is drawn from the
+    distances of the last pass, and each is kept with probability D^2 now / D^2 then, which needs only the distances
+    between candidates. This is rejection sampling, so the distribution is the same. The first candidate of a batch is
+    always kept, because no distance has changed since it was drawn: there are at most as many rounds as seeds.
+
+    Args:
+        points: points whose squared distances their dtype can represent; see `squarable`.
+        clusters: number of seeds, at most N.
+
+    Returns:
+        nearest: (N,) int64, the seed (0..clusters-1) nearest to each point.
+        seeds: (clusters,) int64, the chosen points. If fewer points are distinct, some repeat others.
+    """
+    squared = torch.full((len(points),), torch.inf, dtype=points.dtype, device=points.device)
+    nearest = torch.zeros(len(points), dtype=torch.int64, device=points.device)
+    seeds = torch.randint(len(points), (1,), generator=generator).to(points.device)
+    _fold(points, seeds, 0, squared, nearest)
+    while len(seeds) < clusters:
+        batch = _draw(squared, min(BATCH, len(seeds)), generator)
+        if batch is None:
+            rest = torch.ones_like(squared, dtype=torch.bool)
+            rest[seeds] = False
+            return nearest, torch.cat([seeds, rest.nonzero()[: clusters - len(seeds), 0]])
+        kept = _accept(points[batch], squared[batch], generator)
+        fresh = batch[kept][: clusters - len(seeds)]
+        _fold(points, fresh, len(seeds), squared, nearest)
+        seeds = torch.cat([seeds, fresh])
+    return nearest, seeds
+
+
+def squarable(points: Tensor) -> Tensor:
+    """Rescale points (N, D) if their dtype cannot represent the squares of their distances.
+
+    Such points are converted to float64 and divided by the largest coordinate. For example, float32 cannot represent
+    the square of 1e30. Other points are returned unchanged.
+
+    Example:
+        >>> squarable(torch.tensor([[1.0, 0.0]]))
+        tensor([[1., 0.]])
+        >>> squarable(torch.tensor([[1e30, 0.0], [1.0, 0.0]]))[0]
+        tensor([1., 0.], dtype=torch.float64)
+    """
+    least, most = points.aminmax(dim=1)
+    longest = torch.maximum(most, -least)
+    if not longest.any():
+        return points
+    low, high = SQUARABLE
+    if longest[longest > 0].min() >= low and longest.max() <= high:  # rows of zeros have exact squares
+        return points
+    return points.double() / longest.max()
+
+
+def _draw(squared: Tensor, size: int, generator: torch.Generator) -> Tensor | None:
+    """Draw points with probabilities proportional to ``squared``; return None if all are 0."""
+    total = squared.cumsum(0, dtype=torch.float64)
+    if total[-1] == 0:
+        return None
+    at = torch.rand(size, dtype=torch.float64, generator=generator).to(total.device) * total[-1]
+    return torch.searchsorted(total, at, right=True).clamp(max=len(total) - 1)
+
+
+def _accept(candidates: Tensor, then: Tensor, generator: torch.Generator) -> Tensor:
+    """Decide one after the other which candidates (n, D) become seeds, (n,) bool."""
+    products = inner_products_into(candidates, candidates, candidates.new_empty(len(candidates), len(candidates)))
+    norms = candidates.square().sum(1)
+    between = (norms[:, None] + norms - 2 * products).clamp(min=0).cpu()
+    threshold = then.cpu() * torch.rand(len(candidates), generator=generator)
+    now = then.cpu().clone()
+    kept = torch.zeros(len(candidates), dtype=torch.bool)
+    for i in range(len(candidates)):
+        if i == 0 or now[i] > threshold[i]:
+            kept[i] = True
+            now = now.minimum(between[i])
+    return kept.to(candidates.device)
+
+
+def _fold(points: Tensor, seeds: Tensor, first: int, squared: Tensor, nearest: Tensor) -> None:
+    """Update each point's nearest seed and squared distance in place by the seeds numbered from ``first``."""
+    if len(seeds) == 0:
+        return
+    found, column = nearest_centroids(points, points[seeds])
+    nearest.copy_(torch.where(found < squared, column + first, nearest))
+    torch.minimum(squared, found, out=squared)
+
+
+def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the squared distance (n,) to the nearest of the centroids (k, D), and its index (n,) int64.
+
+    Distances below the rounding error of |x|^2 + |c|^2 become 0, so that a seed is not chosen twice.
+
+    Example:
+        >>> nearest_centroids(torch.tensor([[1.0, 0.0]]), torch.tensor([[4.0, 4.0], [1.0, 2.0]]))
+        (tensor([4.]), tensor([1]))
+    """
+    norms = vecdot(centroids, centroids)
+    height = max(1, BLOCK_ENTRIES // len(centroids))
+    products = points.new_empty(min(height, len(points)), len(centroids))  # once: new memory costs 0.4 of the product
+    best: list[Tensor] = []
+    columns: list[Tensor] = []
+    for rows in points.split(height):
+        scores = inner_products_into(rows, centroids, products)
+        scores -= norms / 2
+        columns.append(largest_columns(scores))
+        best.append(scores.gather(1, columns[-1][:, None])[:, 0])
+    column, own = torch.cat(columns), vecdot(points, points)
+    squared = own - 2 * torch.cat(best)
+    return squared.masked_fill(squared < 8 * torch.finfo(points.dtype).eps * (own + norms[column]), 0), column

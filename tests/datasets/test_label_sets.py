@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dmlkit.datasets import TableConfig
-from dmlkit.datasets.files.label_sets import cut_between_groups, in_groups
+from dmlkit.datasets.files.class_names import cut_between_groups, in_groups
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.errors import UserError
 from dmlkit.metrics import retrieval_metrics

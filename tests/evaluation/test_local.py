@@ -13,9 +13,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.embedding.keypoints import verify_affine
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.metrics.ranking import local
-from dmlkit.metrics.ranking.affine import verify_affine
 from dmlkit.metrics.ranking.local import match_patches, patch_matches, score_candidates
 from dmlkit.metrics.scoring import score_retrieval
 from tests.conftest import Result

@@ -12,8 +12,7 @@ import torch
 from pyarrow import parquet
 
 from dmlkit.errors import UserError
-from dmlkit.loading.cache import CachedImages, images_of_split
-from dmlkit.loading.cache_writer import images_to_cache, write_cache
+from dmlkit.loading.cache import CachedImages, images_of_split, images_to_cache, write_cache
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import TransformConfig

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from dmlkit.embedding.images import ImageList
-from dmlkit.loading.cache_writer import ResizedImages
+from dmlkit.loading.cache import ResizedImages
 from dmlkit.loading.inputs import TransformedImages, check_resized
 from dmlkit.transforms.base import Resizing, TransformConfig
 

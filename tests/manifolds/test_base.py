@@ -10,7 +10,7 @@ from torch import Tensor
 from dmlkit.losses import ProxyAnchor, Triplet
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import UNRELATED_RADIUS, Manifold
-from dmlkit.manifolds.numerics.hyperbolic import strongest_curvature
+from dmlkit.manifolds.hyperbolic import strongest_curvature
 
 
 def at_right_angles(manifold: Manifold, features_length: float) -> Tensor:

@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_mutual_info_score
 
 from dmlkit.metrics import AmiConfig, AriConfig, F1Config, NmiConfig
-from dmlkit.metrics.kmeans import kmeans, kmeans_plus_plus, squarable
+from dmlkit.metrics.clustering import kmeans, kmeans_plus_plus, squarable
 
 partitions = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5)), min_size=1, max_size=40)
 

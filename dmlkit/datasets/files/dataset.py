@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.label_sets import members_of
-from dmlkit.datasets.files.levels import Levels, levels_of
+from dmlkit.datasets.files.class_names import Levels, levels_of, members_of
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dmlkit.datasets.files.class_names import members_of
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
-from dmlkit.datasets.files.label_sets import members_of
 from dmlkit.datasets.files.paths import PickedPaths, inside, leaves_root, raise_faults
 from dmlkit.errors import UserError
 

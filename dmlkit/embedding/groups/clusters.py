@@ -20,8 +20,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.outputs import CLUSTER_COLUMNS, write_table
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.numerics.frechet import frechet_mean
-from dmlkit.metrics.clustering import NmiConfig
-from dmlkit.metrics.kmeans import kmeans_plus_plus, squarable
+from dmlkit.metrics.clustering import NmiConfig, kmeans_plus_plus, squarable
 
 Method = Literal["kmeans", "agglomerative", "hdbscan"]
 NEIGHBORS = 15  # of the graph

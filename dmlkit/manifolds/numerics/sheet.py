@@ -7,7 +7,7 @@ import torch
 from geoopt.manifolds import Lorentz as GeooptLorentz
 from torch import Tensor
 
-from dmlkit.manifolds.numerics.hyperbolic import farthest
+from dmlkit.manifolds.hyperbolic import farthest
 
 
 class Sheet(GeooptLorentz):
