@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from dmlkit.component import Component, ComponentConfig, Requirement, option, suggest_members
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.lorentz import Lorentz
-from dmlkit.manifolds.numerics.autocast import without_autocast
 from dmlkit.manifolds.poincare import Poincare
+from dmlkit.manifolds.products import without_autocast
 
 __all__ = [
     "Head",

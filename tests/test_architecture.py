@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from dmlkit.losses.proxies.transport_weights import TransportWeights
-from dmlkit.recipe.describe import meanings_of
+from dmlkit.recipe.reference import meanings_of
 from dmlkit.recipe.schema import FAMILIES, Recipe, TrainingConfig
 from dmlkit.study.definition.config import Expectation, StudyConfig, VariantConfig
 

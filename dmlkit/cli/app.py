@@ -172,7 +172,7 @@ def _run(received: list[int]) -> None:
         for line in lines_of(message_of(error)):
             print_message(f"error: {line}", "red")
         if isinstance(error, UserError) and "dmlkit.recipe.schema" in sys.modules:
-            from dmlkit.recipe.catalogue import keep_reference
+            from dmlkit.recipe.reference import keep_reference
 
             with suppress(KeyboardInterrupt):  # torchrun stops the rank that reports the end of another
                 keep_reference()

@@ -53,8 +53,8 @@ def compare(
 
     from dmlkit.cli.console import say, say_json
     from dmlkit.distributed.launch import start_ranks
-    from dmlkit.evaluation.compare import compare_runs, lines_of
-    from dmlkit.evaluation.tables import as_latex, as_markdown, comparison_rows
+    from dmlkit.evaluation.compare import compare_runs, comparison_rows, lines_of
+    from dmlkit.files.escape import as_latex, as_markdown
 
     fabric = start_ranks(device)
     results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, fabric=fabric)
@@ -77,8 +77,7 @@ def compare(
 def print_tables(console: "Console", results: list["Result"], lines: list["Line"]) -> None:
     """Print the values and the differences, and the whole names of runs that are shortened."""
     from dmlkit.cli.console import print_table, say
-    from dmlkit.evaluation.compare import short_names
-    from dmlkit.evaluation.tables import narrow_rows
+    from dmlkit.evaluation.compare import narrow_rows, short_names
 
     values, changes = narrow_rows(lines)
     print_table(values, console)

@@ -55,7 +55,6 @@ class Shown:
         """
         from dmlkit.cli.console import counted, print_table, say, say_json, say_prose
         from dmlkit.evaluation.report import with_stored_forms
-        from dmlkit.evaluation.tables import metric_rows
 
         if self.by is not None:
             report = report.with_column(evaluation, self.by, self.table, run)
@@ -68,7 +67,7 @@ class Shown:
             return
         console = self.console
         title = f"{title}: {report.queries} queries, {report.classes} classes"
-        print_table(metric_rows(report, evaluation.scores.definitions), console, title)
+        print_table(_metric_rows(report, evaluation.scores.definitions), console, title)
         for score in report.worst_classes[:3]:
             name, figure = list(score.metrics.items())[-1]
             say_prose(console, f"worst class: {score.name}, {name} {figure:.4f} over {score.queries} queries")
@@ -89,7 +88,7 @@ def print_alternative(report: "Report", console: "Console") -> None:
     """Print the metrics with --rerank, --tta or --with, and their differences from the plain ones."""
     from dmlkit.cli.console import fusion_line, print_table, say_prose
     from dmlkit.evaluation.augmented import WORDS
-    from dmlkit.evaluation.tables import p_text
+    from dmlkit.evaluation.compare import p_text
 
     found, plain = report.alternative, report.metrics
     if found is None:
@@ -115,7 +114,7 @@ def print_alternative(report: "Report", console: "Console") -> None:
 def print_forms(report: "Report", console: "Console") -> None:
     """Print the metrics of stored forms, one table per metric, with differences from the full embeddings."""
     from dmlkit.cli.console import print_table
-    from dmlkit.evaluation.tables import p_text
+    from dmlkit.evaluation.compare import p_text
 
     for name in report.forms[0].differences if report.forms else ():
         rows = [["dims", "precision", "bytes", name, "difference, 95 % interval", "p"]]
@@ -241,3 +240,13 @@ def tell_run(
     if gain := gain_of(compared) or compared.missing:
         say_prose(shown.console, gain)
     say(shown.console, f"written to {run.path}")
+
+
+def _metric_rows(report: "Report", definitions: dict[str, str]) -> list[list[str]]:
+    """Return one row per metric of a report of ``dmlkit eval``."""
+    rows = [["metric", "value", "95 % interval", "definition"]]
+    for name, value in report.metrics.items():
+        interval = report.intervals.get(name)
+        between = f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else ""
+        rows.append([name, f"{value:.4f}", between, definitions[name]])
+    return rows

@@ -75,8 +75,8 @@ def run(
     from dmlkit.cli.progress import TrainingProgress, training_progress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
-    from dmlkit.evaluation.tables import as_markdown
     from dmlkit.files.atomic import atomic_write
+    from dmlkit.files.escape import as_markdown
     from dmlkit.recipe.file import read_recipe
     from dmlkit.recipe.schema import Recipe
     from dmlkit.study.protocol import run_protocol

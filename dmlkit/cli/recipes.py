@@ -77,7 +77,7 @@ def find_reference(plugins: list[Path] | None) -> "Reference":
     """Return the reference of recipes, stored or, with a spinner, made from the classes."""
     from rich.console import Console
 
-    from dmlkit.recipe.catalogue import new_reference, stored_reference
+    from dmlkit.recipe.reference import new_reference, stored_reference
 
     if not plugins and (stored := stored_reference()):
         return stored

@@ -1,7 +1,8 @@
-"""Comparison of several runs on the same queries, with intervals, paired tests, and short names for the tables."""
+"""Comparison of several runs on the same queries, with intervals, paired tests, and their tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, stored_answer
 from dmlkit.evaluation.run import EvaluatedRun, Scope, evaluate_scope
+from dmlkit.files.escape import Rows
 from dmlkit.files.source import require_runs
 from dmlkit.metrics.statistics import (
     Comparison,
@@ -156,6 +158,45 @@ def lines_of(
         rows.append((f"pretrained{runs}", report, changes))
     corrected = iter(holm([change.p_value for *_, changes in rows for change in changes.values()]))
     return [Line(*row, {name: next(corrected) for name in row[2]}) for row in rows]
+
+
+def p_text(p_value: float | None) -> str:
+    """Format a p-value with four digits; none is zero. Without a p-value the text is empty.
+
+    Example:
+        >>> p_text(0.03125), p_text(1.2e-7), p_text(None)
+        ('0.0312', '< 0.0001', '')
+    """
+    if p_value is None:
+        return ""
+    return "< 0.0001" if p_value < 5e-5 else f"{p_value:.4f}"
+
+
+def comparison_rows(lines: Sequence[Line]) -> Rows:
+    """Return one row per metric and model, with the difference from the first model if both have the same queries.
+
+    A dash stands for a metric that a model does not have.
+    """
+    rows = [["metric", "run", "value", "95 % interval", "difference", "95 % interval of it", "p", "Holm's p"]]
+    names = dict.fromkeys(name for line in lines for name in line.report.metrics)
+    for name, line in product(names, lines):
+        interval, value = line.report.intervals.get(name), line.report.metrics.get(name)
+        between = f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else ""
+        row, change = [name, line.name, "-" if value is None else f"{value:.4f}", between], line.changes.get(name)
+        if change:
+            row += [f"{change.difference:+.4f}", f"{change.low:+.4f} .. {change.high:+.4f}" if change.ends else ""]
+            row += [p_text(change.p_value), p_text(line.corrected[name])]
+        rows.append([*row, *([] if change else [""] * 4)])
+    return rows
+
+
+def narrow_rows(lines: Sequence[Line]) -> tuple[Rows, Rows]:
+    """Split `comparison_rows` into two tables for a terminal of 80 columns: values and differences."""
+    rows = comparison_rows(lines)
+    values, (_, *differences) = [row[:4] for row in rows], [[*row[:2], *row[4:]] for row in rows if row[4]]
+    head = ["metric", "run", "difference, 95 % interval", "p", "Holm's p"]
+    body = [[*row[:2], f"{row[2]}  {row[3] or 'no interval'}", *row[4:]] for row in differences]
+    return values, [head, *body] if body else []
 
 
 LEFT_OUT = "..."

@@ -1,7 +1,11 @@
-"""Escapes for untrusted text, one for each format in which it is shown, so that it cannot act as markup or control."""
+"""Escapes for untrusted text, one for each format in which it is shown, so that it cannot act as markup or control.
+
+Tables in Markdown and LaTeX are made here too, of cells that are escaped.
+"""
 
 import re
 import shlex
+from collections.abc import Collection
 from html import escape
 from pathlib import Path
 
@@ -17,6 +21,10 @@ LATEX = str.maketrans(
     | {"[": "{[}", "*": "{*}"}  # after the \\ of the row before they would be its options
 )
 LIGATURES = re.compile(r"([-`',])(?=\1)|[!?](?=`)")  # pairs that TeX prints as one other character, e.g. -- as a dash
+Rows = list[list[str]]
+NUMBER = r"[+-]?[0-9]+(?:\.[0-9]+)?"
+FIGURE = re.compile(rf"({NUMBER})(?: (±|\.\.) ({NUMBER}))?")  # a number, one with its margin, or an interval
+LATEX_WORDS = {"±": r"$\pm$", "..": "to"}
 
 
 def excerpt(text: str, most: int = EXCERPT) -> str:
@@ -114,3 +122,48 @@ def near_path(path: str | None) -> str:
     """
     inside = path is not None and Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd())
     return str(Path(path).relative_to(Path.cwd())) if inside and path else str(path)
+
+
+def as_markdown(rows: Rows) -> str:
+    r"""Format rows as a Markdown table.
+
+    Example:
+        >>> print(as_markdown([["run", "map@r"], ["a|b", "0.5"]]))
+        | run | map@r |
+        | --- | --- |
+        | a\|b | 0.5 |
+    """
+    cells = [[markdown(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [cells[0], ["---"] * len(cells[0]), *cells[1:]])
+
+
+def as_latex(rows: Rows, *, columns: str = "", bold: Collection[tuple[int, int]] = ()) -> str:
+    r"""Format rows as a LaTeX ``tabular`` with the rules of booktabs; negative numbers get a minus sign, not a hyphen.
+
+    Args:
+        columns: columns of the tabular. Default: all are left-aligned.
+        bold: cells whose number is bold, as indices of row and column.
+
+    Example:
+        >>> print(as_latex([["run", "map@r"], ["a_b", "-0.5 ± 0.1"]], bold=[(1, 1)]))
+        \begin{tabular}{ll}
+        \toprule
+        run & map@r \\
+        \midrule
+        a\_b & \textbf{$-$0.5} $\pm$ 0.1 \\
+        \bottomrule
+        \end{tabular}
+    """
+    cells = [[_latex_cell(cell, (i, j) in bold) for j, cell in enumerate(row)] for i, row in enumerate(rows)]
+    lines = [" & ".join(row) + r" \\" for row in cells]
+    head = [rf"\begin{{tabular}}{{{columns or 'l' * len(rows[0])}}}", r"\toprule", lines[0], r"\midrule"]
+    return "\n".join([*head, *lines[1:], r"\bottomrule", r"\end{tabular}"])
+
+
+def _latex_cell(text: str, is_bold: bool) -> str:
+    found = FIGURE.fullmatch(text)
+    if found is None:
+        return latex(text)
+    number, word, other = ((part or "").replace("-", "$-$") for part in found.groups())
+    number = rf"\textbf{{{number}}}" if is_bold else number
+    return f"{number} {LATEX_WORDS[word]} {other}" if word else number

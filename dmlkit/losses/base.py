@@ -11,7 +11,7 @@ from dmlkit.component import Component, ComponentConfig, Requirement, option
 from dmlkit.distributed.exchange import ShardedParameter
 from dmlkit.manifolds.base import NEEDS_BOUNDED, UNRELATED_RADIUS, Manifold
 from dmlkit.manifolds.hyperbolic import strongest_curvature
-from dmlkit.manifolds.numerics.autocast import without_autocast
+from dmlkit.manifolds.products import without_autocast
 
 
 class LossConfig(ComponentConfig, frozen=True):

@@ -1,11 +1,15 @@
-"""Inner products, unit vectors and vectors of bounded length, without needless copies."""
+"""Inner products, unit vectors and vectors of bounded length, without needless copies and in full precision."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.linalg import vecdot
 from torch.nn.functional import normalize
+
+BLOCK_ENTRIES = 2**26  # products held at once: 256 MB in float32
+BLOCK_ROWS = 1024  # more rows do not make the product faster (166 GFLOP/s on 2 cores; 128 at 256 rows)
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -164,3 +168,53 @@ class Cosines:
         # subtracting within the product saves 6 to 9 % of the time of a separate pass at M = 11 318, 2 % at 100
         torch.mul(self.vectors, along[:, None], out=out).addmm_(gradient.T, self.x, beta=-1)
         return gradient @ self.vectors
+
+
+def block_rows(columns: int) -> int:
+    """Return how many rows of ``columns`` products to compute at once."""
+    return max(1, min(BLOCK_ROWS, BLOCK_ENTRIES // columns))
+
+
+def inner_products_into(x: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    """Compute x y^T of x (n, D) and y (N, D) in the first n rows of ``out``, (n, N).
+
+    The CPU uses NumPy's BLAS: on an AMD EPYC its OpenBLAS does 166 GFLOP/s and torch's MKL 89.
+
+    Example:
+        >>> inner_products_into(torch.eye(2), torch.tensor([[3.0, 4.0]]), torch.empty(2, 1)).tolist()
+        [[3.0], [4.0]]
+    """
+    out = out[: len(x)]
+    if x.device.type != "cpu":
+        return torch.mm(x, y.T, out=out)
+    import numpy as np
+
+    np.dot(x.numpy(), y.numpy().T, out=out.numpy())
+    return out
+
+
+def largest_columns(products: Tensor) -> Tensor:
+    """Return the column of the largest entry of each row, the first of several, (n,) int64.
+
+    Example:
+        >>> largest_columns(torch.tensor([[1.0, 5.0, 5.0]])).tolist()
+        [1]
+    """
+    if products.device.type != "cpu":
+        return products.argmax(1)
+    return torch.from_numpy(products.numpy().argmax(1))  # 3 us per row of 11 316; torch's takes 18
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """Return a context that disables autocast on the device of a tensor.
+
+    If autocast is off, the context does nothing: it takes 1.5 us; torch's own takes 4.8 us, and 20 us in a step of a
+    loss, when little of its code is in the cache.
+
+    Example:
+        >>> with torch.autocast("cpu", dtype=torch.bfloat16), without_autocast(torch.empty(0)):
+        ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
+        torch.float32
+    """
+    device = like.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

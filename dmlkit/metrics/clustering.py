@@ -8,8 +8,8 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.linalg import vecdot
 
+from dmlkit.manifolds.products import inner_products_into, largest_columns
 from dmlkit.metrics.base import MetricConfig, Points, log_binomial
-from dmlkit.metrics.ranking.products import inner_products_into, largest_columns
 
 
 class ClusteringConfig(MetricConfig, frozen=True, abstract=True):

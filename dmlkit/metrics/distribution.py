@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.products import block_rows
 from dmlkit.metrics.base import MetricConfig, Points
-from dmlkit.metrics.ranking.products import block_rows
 
 
 class SpreadConfig(MetricConfig, frozen=True):

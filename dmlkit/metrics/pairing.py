@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.products import inner_products_into
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.ranking.products import inner_products_into
 from dmlkit.metrics.ranking.scored import ScoredSpace
 from dmlkit.metrics.ranking.search import Lookup, repeated_rows
 

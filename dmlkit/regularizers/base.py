@@ -14,7 +14,7 @@ from dmlkit.component import ComponentConfig
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_run
 from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.autocast import without_autocast
+from dmlkit.manifolds.products import without_autocast
 
 
 class RegularizerConfig(ComponentConfig, frozen=True):

@@ -20,7 +20,7 @@ from dmlkit.errors import UserError
 from dmlkit.export.formats.faiss import FaissIndex, FaissManifest
 from dmlkit.export.model import ModelManifest, Parity
 from dmlkit.loading.cache import CacheManifest
-from dmlkit.recipe.describe import meanings_of
+from dmlkit.recipe.reference import meanings_of
 from tests.embedding.stored import INDEX, MANIFEST, POINCARE, POINTS, embeddings_at, items, manifest
 
 NOT_UTF8 = pa.array([b"ant\x80"] * 5).view(pa.string())

@@ -5,8 +5,17 @@ import re
 
 import pytest
 
-from dmlkit.evaluation.tables import as_latex, as_markdown
-from dmlkit.files.escape import UNPRINTABLE, excerpt, latex, markdown, printable, printable_json, spreadsheet
+from dmlkit.files.escape import (
+    UNPRINTABLE,
+    as_latex,
+    as_markdown,
+    excerpt,
+    latex,
+    markdown,
+    printable,
+    printable_json,
+    spreadsheet,
+)
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",

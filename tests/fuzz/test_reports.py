@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from dmlkit.evaluation.tables import as_latex, as_markdown
-from dmlkit.files.escape import printable
+from dmlkit.files.escape import as_latex, as_markdown, printable
 from tests.fuzz.conftest import Workplace, examples
 
 ODD = (

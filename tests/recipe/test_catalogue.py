@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dmlkit.cli.recipes import find_reference
-from dmlkit.recipe import catalogue
+from dmlkit.recipe import reference
 from dmlkit.recipe.reference import Reference
 from tests.cli.test_early import without_torch
 from tests.conftest import Result
@@ -31,7 +31,7 @@ def warm(catalogue: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the catalogue in a cache folder that does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new" / "cache"))
-    return catalogue.catalogue_file()
+    return reference.catalogue_file()
 
 
 @pytest.fixture
@@ -43,17 +43,14 @@ def described(monkeypatch: pytest.MonkeyPatch) -> list[Reference]:
         made.append(Reference((), (), {}, {"number": len(made)}))
         return made[-1]
 
-    monkeypatch.setattr("dmlkit.recipe.describe.describe", describe)
+    monkeypatch.setattr("dmlkit.recipe.reference.describe", describe)
     monkeypatch.setattr("dmlkit.recipe.schema.FAMILIES", {})
     return made
 
 
 @pytest.mark.usefixtures("warm")
 def test_the_catalogue_is_what_the_classes_say():
-    code = (
-        "from dmlkit.recipe.catalogue import stored_reference; from dmlkit.recipe.describe import describe\n"
-        "print(stored_reference() == describe())"
-    )
+    code = "from dmlkit.recipe.reference import describe, stored_reference\nprint(stored_reference() == describe())"
     assert in_new_process(code) == "True"
 
 
@@ -86,7 +83,7 @@ def test_it_is_made_once_and_again_after_a_change(
 ):
     assert find_reference(None) == find_reference([]) == described[0]
     assert len(described) == 1 and list(cold.parent.iterdir()) == [cold]
-    monkeypatch.setattr(catalogue, "fingerprint", lambda _: "another")
+    monkeypatch.setattr(reference, "fingerprint", lambda _: "another")
     assert find_reference(None) == find_reference(None) == described[1]
     assert len(described) == 2 and list(cold.parent.iterdir()) == [cold]
 
@@ -96,9 +93,9 @@ def test_a_mistake_leaves_a_catalogue_for_the_next_one(
 ):
     (tmp_path / "wrong.yaml").write_text("dataset: {name: glyphs}\nloss: {name: triplet, margn: 0.2}\n")
     for _ in range(2):
-        catalogue.keep_reference.cache_clear()
+        reference.keep_reference.cache_clear()
         assert dmlkit("check", tmp_path / "wrong.yaml").code == 2
-    assert len(described) == 1 and catalogue.stored_reference() == described[0] and cold.exists()
+    assert len(described) == 1 and reference.stored_reference() == described[0] and cold.exists()
 
 
 def test_a_stop_while_the_catalogue_is_kept_changes_nothing_that_was_said(
@@ -110,7 +107,7 @@ def test_a_stop_while_the_catalogue_is_kept_changes_nothing_that_was_said(
         raise KeyboardInterrupt
 
     (tmp_path / "wrong.yaml").write_text("dataset: {name: glyphs}\nloss: {name: triplet, margn: 0.2}\n")
-    monkeypatch.setattr(catalogue, "keep_reference", stopped)
+    monkeypatch.setattr(reference, "keep_reference", stopped)
     said = dmlkit("check", tmp_path / "wrong.yaml")
     assert said.code == 2 and said.err.startswith("error: ") and "Traceback" not in said.err
 
@@ -119,17 +116,17 @@ def test_a_module_that_changes_comes_or_goes_changes_the_fingerprint(tmp_path: P
     (tmp_path / "losses").mkdir()
     module, other = tmp_path / "losses" / "a.py", tmp_path / "losses" / "b.py"
     module.write_text("margin = 0.1\n")
-    found = [catalogue.fingerprint(tmp_path)]
-    assert catalogue.fingerprint(tmp_path) == found[0]
+    found = [reference.fingerprint(tmp_path)]
+    assert reference.fingerprint(tmp_path) == found[0]
     os.utime(module, ns=(1, 1))
-    found.append(catalogue.fingerprint(tmp_path))
+    found.append(reference.fingerprint(tmp_path))
     module.write_text("margin = 0.25\n")
     os.utime(module, ns=(1, 1))
-    found.append(catalogue.fingerprint(tmp_path))
+    found.append(reference.fingerprint(tmp_path))
     module.rename(other)
-    found.append(catalogue.fingerprint(tmp_path))
+    found.append(reference.fingerprint(tmp_path))
     other.unlink()
-    found.append(catalogue.fingerprint(tmp_path))
+    found.append(reference.fingerprint(tmp_path))
     assert len(set(found)) == 5
 
 
@@ -144,7 +141,7 @@ def test_a_module_that_changes_comes_or_goes_changes_the_fingerprint(tmp_path: P
     ],
 )  # fmt: skip
 def test_a_damaged_catalogue_is_replaced(content: bytes, cold: Path, described: list[Reference], monkeypatch):
-    monkeypatch.setattr(catalogue, "fingerprint", lambda _: "F")
+    monkeypatch.setattr(reference, "fingerprint", lambda _: "F")
     cold.parent.mkdir(parents=True)
     cold.write_bytes(content)
     assert find_reference(None) == find_reference(None) == described[0]

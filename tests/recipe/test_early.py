@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from dmlkit.errors import UserError
-from dmlkit.recipe.describe import Reference, describe
 from dmlkit.recipe.early import NameCheck
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.recipe.overrides import read_tree
+from dmlkit.recipe.reference import Reference, describe
 from dmlkit.recipe.shipped import find_recipes, shipped_recipes
 from dmlkit.recipe.yaml_tree import parse_yaml
 

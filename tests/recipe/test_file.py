@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmlkit.errors import UserError
-from dmlkit.recipe.describe import schema
 from dmlkit.recipe.file import dump_recipe, parse_recipe, plain, read_recipe
+from dmlkit.recipe.reference import schema
 from dmlkit.recipe.schema import Recipe
 from dmlkit.recipe.yaml_tree import parse_yaml
 

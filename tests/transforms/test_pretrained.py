@@ -15,8 +15,8 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from dmlkit.backbones.pretrained.weights import timm_input
 from dmlkit.errors import UserError
-from dmlkit.recipe.describe import schema
 from dmlkit.recipe.file import dump_recipe, parse_recipe
+from dmlkit.recipe.reference import schema
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.presets import PretrainedConfig
 from tests.datasets import trees

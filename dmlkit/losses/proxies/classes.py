@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from dmlkit.distributed.exchange import ClassShard
 from dmlkit.losses.proxies.similarity import Measure, PullBack
-from dmlkit.manifolds.numerics.autocast import without_autocast
+from dmlkit.manifolds.products import without_autocast
 
 
 class ClosedForm(NamedTuple):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from dmlkit.losses.proxies.classes import Block, Classes, GradientSums, refuse_gradient_of_gradient
-from dmlkit.manifolds.numerics.autocast import without_autocast
+from dmlkit.manifolds.products import without_autocast
 
 Logits = Callable[[Block], Tensor]
 """A differentiable function that returns the logits (B, w) of a block."""

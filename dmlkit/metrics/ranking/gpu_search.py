@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dmlkit.metrics.ranking.products import block_rows, inner_products_into
+from dmlkit.manifolds.products import block_rows, inner_products_into
 from dmlkit.metrics.ranking.search import Depth, Search, Standing, repeated_rows
 
 # Ranking one more positive by comparison takes 1.14 ms for 1 024 rows of 60 502 on an H100. Selecting the best 1 000

@@ -11,9 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from dmlkit.errors import UserError
-from dmlkit.evaluation.tables import as_markdown
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.escape import markdown, printable
+from dmlkit.files.escape import as_markdown, markdown, printable
 from dmlkit.files.outputs import check_output, is_our_picture, writing
 from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.study.definition.config import Expectation

@@ -6,9 +6,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dmlkit.errors import UserError
-from dmlkit.evaluation.tables import as_markdown
 from dmlkit.files.atomic import atomic_write, write_text
-from dmlkit.files.escape import markdown, printable
+from dmlkit.files.escape import as_markdown, markdown, printable
 from dmlkit.files.outputs import writing
 from dmlkit.study.duration import format_duration
 from dmlkit.study.findings.results import StudyResults

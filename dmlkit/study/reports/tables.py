@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from dmlkit.evaluation.tables import Rows, as_latex, p_text
+from dmlkit.evaluation.compare import p_text
 from dmlkit.files.atomic import write_text
-from dmlkit.files.escape import latex, printable
+from dmlkit.files.escape import Rows, as_latex, latex, printable
 from dmlkit.files.outputs import check_output, head_of, writing
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
 from dmlkit.run_folder.documents import PairedDifference
