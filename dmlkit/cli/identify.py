@@ -203,7 +203,7 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
         say(console, "-o FILE and --html FILE contain all")
     if found.note:
         say_prose(console, f"note: {found.note}")
-    if found.neighbors.reranked is None and any(answer.probability is None for answer in found.answers):
+    if found.neighbors.rerank is None and any(answer.probability is None for answer in found.answers):
         say_prose(console, "note: no probabilities; at least 2 labels and 10 images whose label others have are needed")
     if skipped := found.neighbors.skipped:
         say(console, f"{counted(len(skipped), 'image', 'images')} could not be read: {skipped[0]}")

@@ -148,10 +148,10 @@ def print_notes(answers: "Answers", k: int, source: Path, console: "Console") ->
     if kind_of(source) == "run":
         images = counted(len(answers.searched), "image", "images")
         say(console, f"searched: {images} of the {answers.searched.source}; dmlkit embed adds others")
-    if answers.reranked is not None:
-        from dmlkit.embedding.questions.reranked import NOTE
+    if answers.rerank is not None:
+        from dmlkit.embedding.questions.search import RERANKED
 
-        say(console, f"note: {NOTE}")
+        say(console, f"note: {RERANKED}")
     if answers.index is not None:
         say(
             console,

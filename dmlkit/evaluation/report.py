@@ -23,7 +23,7 @@ from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
 from dmlkit.loading.image_changes import hash_files
 from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Stored
-from dmlkit.metrics.ranking.rerank import METHODS, Rerank
+from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note, holm, paired_differences
 from dmlkit.recipe.file import plain
 from dmlkit.recipe.schema import Recipe
@@ -293,7 +293,7 @@ class Report(Document, frozen=True):
         found = Alternative(
             tta=copies,
             fusion=fusion,
-            rerank=next((name for name, method in METHODS.items() if isinstance(rerank, method)), None),
+            rerank=None if rerank is None else rerank.name,
             options={} if rerank is None else rerank._asdict(),
             metrics=scores.values,
             differences={

@@ -11,7 +11,7 @@ from dmlkit.files.outputs import NEIGHBOR_COLUMNS, write_table
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.dataset import Box
-    from dmlkit.embedding.questions.reranked import RerankedGallery
+    from dmlkit.metrics.ranking.rerank import Rerank
 
 
 class Searched(Protocol):
@@ -59,7 +59,7 @@ class Answers:
         boxes: Q boxes of the queries in these images; None for a full image.
         similarity_name: name of the similarity that orders the neighbors.
         index: index that found them, if the search was approximate.
-        reranked: what re-ranked them, if anything.
+        rerank: how the gallery was re-ranked for each query, if it was.
     """
 
     searched: Searched
@@ -71,7 +71,7 @@ class Answers:
     boxes: "Sequence[Box | None]"
     similarity_name: str
     index: ApproximateIndex | None = None
-    reranked: "RerankedGallery | None" = None
+    rerank: "Rerank | None" = None
 
     @property
     def k(self) -> int:
@@ -89,7 +89,7 @@ class Answers:
         """Return plain data."""
         return {
             "similarity": self.similarity_name,
-            "rerank": {"method": self.reranked.name, **self.reranked.method._asdict()} if self.reranked else None,
+            "rerank": None if self.rerank is None else {"method": self.rerank.name, **self.rerank._asdict()},
             "k": self.k,
             "recall": self.index.recall if self.index else 1.0,
             "queries": [

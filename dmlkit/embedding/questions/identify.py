@@ -22,9 +22,15 @@ from dmlkit.embedding.questions.calibration import acceptance_of, group_probabil
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.identified import Answer, Identified, answer_of, known_labels
 from dmlkit.embedding.questions.probability import estimate_probability
-from dmlkit.embedding.questions.reranked import NOTE, RerankedGallery
 from dmlkit.embedding.questions.rules import Decision, Rule, Sigmoid
-from dmlkit.embedding.questions.search import QUERY_ROWS, check_together, nearest, open_searched
+from dmlkit.embedding.questions.search import (
+    QUERY_ROWS,
+    RERANKED,
+    RerankedGallery,
+    check_together,
+    nearest,
+    open_searched,
+)
 from dmlkit.embedding.search import Neighbors
 from dmlkit.embedding.sources import open_queries, path_of
 from dmlkit.errors import UserError
@@ -258,7 +264,7 @@ def _advice(searched: PointSet, threshold: float | None) -> str:
 def _reranked_note(threshold: float | None) -> str:
     """Return what re-ranked answers lack: gallery images occur in each other's neighbors, and new images do not."""
     unknown = "; no image is unknown without --threshold" if threshold is None else ""
-    return f"{NOTE}; its scores are not calibrated: no probabilities{unknown}"
+    return f"{RERANKED}; its scores are not calibrated: no probabilities{unknown}"
 
 
 def _pair_threshold(searched: PointSet) -> float | None:

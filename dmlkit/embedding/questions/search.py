@@ -1,4 +1,4 @@
-"""Nearest neighbors of images or points: what ``dmlkit search`` does."""
+"""Nearest neighbors of images or points, also re-ranked by the neighbors of their neighbors: ``dmlkit search``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
@@ -14,20 +15,27 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import ApproximateGallery
 from dmlkit.embedding.matched import MatchedSearch, MatchedSpace, matched_gallery, matched_queries
 from dmlkit.embedding.placed import PlacedGallery, PlaceFusion, place_gallery, place_queries
-from dmlkit.embedding.points import PointSet, PointsInMemory, boxes_of
+from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, boxes_of
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
-from dmlkit.embedding.questions.reranked import RerankedGallery
 from dmlkit.embedding.search import Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
 from dmlkit.embedding.sources import open_points, open_queries, path_of
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
 from dmlkit.metrics.ranking.place import PlacedSpace
-from dmlkit.metrics.ranking.rerank import Rerank
+from dmlkit.metrics.ranking.rerank import (
+    BLOCK_ENTRIES,
+    ExpandedGallery,
+    KReciprocal,
+    ReciprocalGallery,
+    Rerank,
+    check_rerank,
+)
 
 LEAST_HALF = 10_000  # points; fewer are searched in 2 ms
 MATCHED_ROWS = 256  # searched at once where matches are compared: 4 s, so that the bar moves
 QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
+RERANKED = "re-ranking looks at the gallery as a whole, and at no other query"
 
 
 def search(
@@ -94,6 +102,50 @@ def check_together(rerank: Rerank | None, place: PlaceFusion | None) -> None:
         raise UserError("--rerank: does not apply to --with place; leave one out")
 
 
+class RerankedGallery:
+    """Points that are re-ranked for each query, exactly; no query affects the neighbors of another.
+
+    Similarities are those of the averaged points for `Expansion`, and one minus the final distance, from 0 to 1, for
+    `KReciprocal`. All points are in memory.
+
+    Args:
+        searched: the points.
+        method: how they are re-ranked.
+        bar: shows the comparison of the points with each other.
+
+    Raises:
+        UserError: there are too few points for the options, or an option is out of its range.
+    """
+
+    def __init__(self, searched: PointSet, method: Rerank, bar: Bar = no_bar) -> None:
+        self.method, self.size = method, len(searched)
+        try:
+            check_rerank(method, self.size)
+        except ValueError as error:
+            raise UserError(f"--rerank: {error}") from None
+        manifold, points = searched.manifold, all_points(searched)
+        with torch.no_grad():
+            if isinstance(method, KReciprocal):
+                with bar("comparing the gallery with itself", self.size) as advance:
+                    self.reciprocal = ReciprocalGallery(manifold, points, method, advance)
+                self.similarity_name = "k_reciprocal_similarity"
+            else:
+                self.expanded = ExpandedGallery(manifold, points, method)
+                self.gallery = Gallery(manifold, self.expanded.points)
+                self.similarity_name = manifold.similarity_name
+
+    @torch.no_grad()
+    def search(self, queries: Tensor, k: int) -> Neighbors:
+        """Return the k most similar points of each query (Q, D); of equally similar ones the lower index first."""
+        if not isinstance(self.method, KReciprocal):
+            return self.gallery.search(self.expanded.expanded(queries), k)
+        found = [Neighbors(torch.empty(0, k), torch.empty(0, k, dtype=torch.int64))]
+        for part in queries.split(max(1, BLOCK_ENTRIES // self.size)):
+            scores, rows = self.reciprocal.scores(part).sort(dim=1, descending=True, stable=True)
+            found.append(Neighbors(1 + scores[:, :k], rows[:, :k]))
+        return Neighbors(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+
 def nearest(
     searched: PointSet,
     asked: PointSet,
@@ -125,7 +177,7 @@ def nearest(
         boxes_of(asked),
         (reranked or searched.manifold).similarity_name,
         index,
-        reranked,
+        None if reranked is None else reranked.method,
     )
 
 

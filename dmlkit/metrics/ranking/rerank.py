@@ -20,6 +20,7 @@ BLOCK_ENTRIES = 2**24  # similarities at once: 64 MB in float32
 class KReciprocal(NamedTuple):
     """Options of `k_reciprocal`, with the defaults of the paper."""
 
+    name = "k_reciprocal"
     k1: int = 20
     """Neighbors of each image."""
     k2: int = 6
@@ -31,6 +32,7 @@ class KReciprocal(NamedTuple):
 class Expansion(NamedTuple):
     """Options of `expand`."""
 
+    name = "expansion"
     n: int = 5
     """Nearest images with which each one is averaged."""
     alpha: float = 3.0
@@ -38,7 +40,7 @@ class Expansion(NamedTuple):
 
 
 Rerank = KReciprocal | Expansion
-METHODS: dict[str, type[KReciprocal] | type[Expansion]] = {"k_reciprocal": KReciprocal, "expansion": Expansion}
+METHODS: dict[str, type[KReciprocal] | type[Expansion]] = {one.name: one for one in (KReciprocal, Expansion)}
 
 
 def parse_rerank(text: str) -> Rerank:

@@ -12,7 +12,7 @@ import torch
 
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions.identify import Identifier, LabelRule
-from dmlkit.embedding.questions.reranked import RerankedGallery
+from dmlkit.embedding.questions.search import RerankedGallery
 from dmlkit.embedding.search import Neighbors, PointSearch, StoredGallery
 from dmlkit.errors import UserError
 from dmlkit.manifolds import Sphere
