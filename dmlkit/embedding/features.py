@@ -18,7 +18,7 @@ from torch import Tensor
 from dmlkit import __version__
 from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.base import DatasetConfig, Split
-from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.dataset import Dataset, ReplacedSamples
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.vectors import VectorFile
 from dmlkit.distributed.launch import Ranks
@@ -80,7 +80,7 @@ class AugmentedViews(Inputs):
         return self.images[index, int(np.random.default_rng(index).integers(2**62))]
 
 
-class CachedFeatures(Dataset):
+class CachedFeatures(ReplacedSamples):
     """Dataset of features in place of images.
 
     Args:
@@ -91,16 +91,7 @@ class CachedFeatures(Dataset):
     in_memory = True
 
     def __init__(self, dataset: Dataset, vectors: VectorFile) -> None:
-        super().__init__(
-            dataset.labels,
-            dataset.class_names,
-            dataset.paths,
-            query=dataset.query,
-            gallery=dataset.gallery,
-            levels=dataset.levels,
-            groups=dataset.groups,
-            separator=dataset.separator,
-        )
+        super().__init__(dataset)
         self.dataset, self.vectors = dataset, vectors
         self.views = len(vectors) // len(dataset)
         self.num_features = vectors.num_features

@@ -140,17 +140,16 @@ class Verified(NamedTuple):
     """(K, 3, 2): the places of a query (M, 2), with a column of ones, times the map are those of the other image."""
 
 
-def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: float, *, seed: int = 0) -> Verified:
+def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: float) -> Verified:
     """Find the affine map that most of the matches fit, by RANSAC (Fischler & Bolles 1981), and fit it to them.
 
-    Maps that mirror, or change the area more than `LARGEST` times, are left out. The same seed gives the same maps.
+    Maps that mirror, or change the area more than `LARGEST` times, are left out. The same matches give the same maps.
 
     Args:
         query: (M, 2) places in the query.
         items: (K, M, 2) the matched places in K other images.
         matched: (K, M) bool, which of these are matches.
         tolerance: distance within which a match fits, in the units of the places.
-        seed: number of the random samples.
 
     Example:
         >>> query = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 0.2]])
@@ -170,7 +169,7 @@ def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: floa
     kept, rows = matched[enough].gather(1, order), torch.arange(len(enough))
     places = torch.cat([query, torch.ones(size, 1)], dim=1)[order]  # (K', M', 3)
     others = items[enough[:, None], order]  # (K', M', 2)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     drawn = torch.rand(len(enough), HYPOTHESES, LEAST, generator=generator) * kept.sum(1)[:, None, None]
     first, second = (side[rows[:, None, None], drawn.long()] for side in (places, others))  # (K', H, 3, 3 and 2)
     is_line = torch.linalg.det(first).abs() < tolerance**2  # or a match twice

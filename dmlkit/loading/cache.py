@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dmlkit.datasets.base import DatasetConfig, Split
-from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.dataset import Dataset, ReplacedSamples
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.files.tar import shard_and_name, stamp_of
@@ -75,7 +75,7 @@ def images_of_split(config: DatasetConfig, split: Split) -> Dataset:
     return dataset if config.cache is None else CachedImages(dataset, config.cache)
 
 
-class CachedImages(Dataset):
+class CachedImages(ReplacedSamples):
     """Dataset whose images come from a cache that ``dmlkit data cache`` wrote.
 
     Raises:
@@ -83,16 +83,7 @@ class CachedImages(Dataset):
     """
 
     def __init__(self, dataset: Dataset, folder: str) -> None:
-        super().__init__(
-            dataset.labels,
-            dataset.class_names,
-            dataset.paths,
-            query=dataset.query,
-            gallery=dataset.gallery,
-            levels=dataset.levels,
-            groups=dataset.groups,
-            separator=dataset.separator,
-        )
+        super().__init__(dataset)
         self.cache = Cache(Path(folder))
         self.resizing = self.cache.resizing
         self.rows = self.cache.rows_of(dataset)

@@ -163,6 +163,26 @@ class Dataset(ABC):
         return self.sample(index), int(self.labels[index])
 
 
+class ReplacedSamples(Dataset):
+    """Other samples in place of those of a dataset, with the same labels and names.
+
+    Args:
+        dataset: the dataset.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(
+            dataset.labels,
+            dataset.class_names,
+            dataset.paths,
+            query=dataset.query,
+            gallery=dataset.gallery,
+            levels=dataset.levels,
+            groups=dataset.groups,
+            separator=dataset.separator,
+        )
+
+
 class PickedSamples(Dataset):
     """Some samples of a dataset, with labels of their own.
 

@@ -86,10 +86,10 @@ def search(
     return nearest(searched, asked, k, exact=exact, reranked=reranked, bar=bar)
 
 
-def open_searched(source: Path, model: ModelChoice, bar: Bar, **of_arrays: Any) -> PointSet:
+def open_searched(source: Path, model: ModelChoice, bar: Bar, **options: Any) -> PointSet:
     """Open what to search in, see `open_points`; the second model and the device apply to a run."""
     own = ModelChoice(fusion=model.fusion, device=model.device) if kind_of(source) == "run" else OWN_MODEL
-    return open_points(source, model=own, bar=bar, **of_arrays)
+    return open_points(source, model=own, bar=bar, **options)
 
 
 def check_together(rerank: Rerank | None, place: PlaceFusion | None) -> None:

@@ -32,10 +32,10 @@ from dmlkit.embedding.points import (
     load_same_model,
     warn_of_other_model,
 )
+from dmlkit.embedding.progress_bar import no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.identify import Identifier
-from dmlkit.embedding.questions.search import SearchedOften, nearest
-from dmlkit.embedding.sources import open_points
+from dmlkit.embedding.questions.search import SearchedOften, nearest, open_searched
 from dmlkit.embedding.trained import describe
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
@@ -160,8 +160,7 @@ class Service:
     def _open(self, model: ModelChoice) -> None:
         source = self.source
         stamp, is_gallery = self._stamp(), self.kind == "gallery"
-        own = ModelChoice(fusion=model.fusion, device=model.device) if self.kind == "run" else OWN_MODEL
-        opened = open_points(source, model=own, may_be_empty=is_gallery)
+        opened = open_searched(source, model, no_bar, may_be_empty=is_gallery)
         fabric = self.chosen.start()
         self.at_once = MOST_ON_CPU if fabric.device.type == "cpu" else MOST_AT_ONCE
         self.run = model.run or opened.run
