@@ -40,7 +40,6 @@ from dmlkit.cli import (
     select,
     serve,
     start,
-    status,
     study,
     train,
     verify,
@@ -142,7 +141,7 @@ for group in (  # in the order of the panels of --help
     *(start, data, train, evaluate, compare, calibrate, final),
     *(embed, search, gallery, identify, verify, review, select, serve, duplicates, cluster, export, align),
     *(inspect, why, plot),
-    *(study, status, protocol, geometry),
+    *(study, protocol, geometry),
     recipes,
 ):
     app.add_typer(group.app, rich_help_panel=group.app.rich_help_panel)

@@ -231,7 +231,7 @@ def evaluate(
 
     from dmlkit.cli.progress import bars
     from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_points
-    from dmlkit.evaluation.result import is_class_table
+    from dmlkit.evaluation.evaluate import is_class_table
     from dmlkit.files.outputs import check_output
 
     if per_class is not None:

@@ -12,8 +12,8 @@ from dmlkit.embedding.points import PointSet, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import points_of_rows, read_features, read_labels
 from dmlkit.errors import UserError
+from dmlkit.evaluation.evaluate import Evaluation, Rescoring, searching
 from dmlkit.evaluation.report import Report
-from dmlkit.evaluation.result import Evaluation, Rescoring, searching
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.ranking.codec import Codec, Rescore

@@ -18,7 +18,7 @@ from dmlkit.embedding.manifest import Fusion
 from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import Copies
 from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, table_of
-from dmlkit.evaluation.result import CLASS, Evaluation, Rescoring, confusions
+from dmlkit.evaluation.evaluate import CLASS, Evaluation, Rescoring, confusions
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
 from dmlkit.loading.image_changes import hash_files

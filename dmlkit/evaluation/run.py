@@ -20,11 +20,10 @@ from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import Copies, check_copies, embed_with_copies
-from dmlkit.evaluation.evaluate import SecondScoring, score_split
+from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
 from dmlkit.evaluation.local import local_scores
 from dmlkit.evaluation.place import PlaceFusion, place_scores
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
-from dmlkit.evaluation.result import Evaluation
 from dmlkit.files.source import LOCAL, SIFT
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import Points

@@ -6,9 +6,8 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.evaluation.evaluate import evaluate
+from dmlkit.evaluation.evaluate import Evaluation, evaluate
 from dmlkit.evaluation.report import Question, Report
-from dmlkit.evaluation.result import Evaluation
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.model import EmbeddingModel, backbone_alone

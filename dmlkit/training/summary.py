@@ -13,9 +13,8 @@ from dmlkit.datasets.base import Split
 from dmlkit.distributed.exchange import gather_lists
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.trained import take_weights
-from dmlkit.evaluation.evaluate import evaluate
+from dmlkit.evaluation.evaluate import Evaluation, evaluate
 from dmlkit.evaluation.report import Figures
-from dmlkit.evaluation.result import Evaluation
 from dmlkit.files.atomic import atomic_write
 from dmlkit.run_folder.documents import ClassMetrics, EpochRow, Metrics, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder

@@ -15,8 +15,8 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.features import CachedFeatures
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.errors import UserError
+from dmlkit.evaluation.evaluate import Evaluation
 from dmlkit.evaluation.report import Figures, Question, Report, store, stored_answer
-from dmlkit.evaluation.result import Evaluation
 from dmlkit.evaluation.run import OWN_TEST, Scope, with_scope
 from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
 from dmlkit.loading.cache import images_of_split

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dmlkit.evaluation.result import class_scores, confusions
+from dmlkit.evaluation.evaluate import class_scores, confusions
 from dmlkit.metrics.statistics import holm, paired_runs, runs_to_separate, t_interval
 
 

@@ -19,10 +19,9 @@ from dmlkit.embedding.sources import open_points, split_points
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.arrays import evaluate_points
-from dmlkit.evaluation.evaluate import score_dataset
+from dmlkit.evaluation.evaluate import Evaluation, score_dataset
 from dmlkit.evaluation.mistakes import NEIGHBORS, ScoreHistograms, score_histograms
 from dmlkit.evaluation.report import Report
-from dmlkit.evaluation.result import Evaluation
 from dmlkit.files.source import check_options, kind_of
 from dmlkit.geometry.planes import neighbor_plane, principal_plane, to_unit_disk
 from dmlkit.geometry.plot import default_kind

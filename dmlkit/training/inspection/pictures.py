@@ -10,6 +10,7 @@ from torch import Tensor
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.page import Page, Picture, Shelf
+from dmlkit.evaluation.evaluate import Confusion, Evaluation, confusions
 from dmlkit.evaluation.mistakes import (
     NEIGHBORS,
     PLANTED,
@@ -18,7 +19,6 @@ from dmlkit.evaluation.mistakes import (
     suspects,
     worst_queries,
 )
-from dmlkit.evaluation.result import Confusion, Evaluation, confusions
 from dmlkit.files.escape import html, printable
 from dmlkit.training.inspection.findings import ModelInspection
 
