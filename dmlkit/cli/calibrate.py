@@ -144,16 +144,13 @@ def calibrate(
 
     from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.questions.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
     from dmlkit.evaluation.by_value import identification_rates_by_value
-    from dmlkit.evaluation.fusion import fusion_of
-    from dmlkit.evaluation.place import place_fusion_of
+    from dmlkit.evaluation.place import model_with
     from dmlkit.evaluation.plots.reliability import plot_reliability
 
     console = Console(stderr=json)
-    place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
-    model = ModelChoice(run, fusion=fusion_of(source, None if place else second), device=device)
+    model, place = model_with(source, second, run=run, device=device, bar=bars(console))
     if place is not None and column is not None:
         raise UserError(f"calibrate: --by {by}: does not apply to --with place; leave one out")
     options: Any = {"fpir": fpir, "strangers": strangers, "near": near, "place": place, "model": model}

@@ -129,22 +129,19 @@ def identify(
         found = identify_exported(source, images, threshold=threshold, others=others, bar=bar)
     else:
         from dmlkit.cli.progress import bars
-        from dmlkit.embedding.fusion import ModelChoice
         from dmlkit.embedding.questions.identify import LabelRule
         from dmlkit.embedding.questions.identify import identify as identify_images
-        from dmlkit.evaluation.fusion import fusion_of
-        from dmlkit.evaluation.place import place_fusion_of
+        from dmlkit.evaluation.place import model_with
 
-        place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
-        fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
-        added = fusion or place
+        model, place = model_with(source, second, run=run, device=device, bar=bars(console))
+        added = model.fusion or place
         found = identify_images(
             source,
             images,
             rule=LabelRule(by, k, threshold, by_group, rerank_of(rerank)),
             place=place,
             boxes=boxes_of(box_source, box_margin, box_confidence),
-            model=ModelChoice(run, fusion=fusion, device=device),
+            model=model,
             labels=labels,
             manifold=manifold,
             bar=bars(console),

@@ -91,14 +91,11 @@ def search(
         answers = search_exported(source, queries, k=k, others=others, bar=partial(image_progress, console))
     else:
         from dmlkit.cli.progress import bars
-        from dmlkit.embedding.fusion import ModelChoice
         from dmlkit.embedding.questions.search import search as search_images
-        from dmlkit.evaluation.fusion import fusion_of
-        from dmlkit.evaluation.place import place_fusion_of
+        from dmlkit.evaluation.place import model_with
 
-        place = place_fusion_of(source, second, run=run, device=device, bar=bars(console))
-        fusion = fusion_of(source, None if place else second, device=device, bar=bars(console))
-        added = fusion or place
+        model, place = model_with(source, second, run=run, device=device, bar=bars(console))
+        added = model.fusion or place
         answers = search_images(
             source,
             queries,
@@ -108,7 +105,7 @@ def search(
             manifold=manifold,
             place=place,
             boxes=boxes_of(box_source, box_margin, box_confidence),
-            model=ModelChoice(run, fusion=fusion, device=device),
+            model=model,
             bar=bars(console),
         )
     if json:

@@ -13,6 +13,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.sightings import LIMITS, days_of, degrees_of
 from dmlkit.datasets.files.table_file import column_names
 from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.placed import PlaceFusion, check_placed
@@ -22,7 +23,7 @@ from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import read_column, table_of
-from dmlkit.evaluation.fusion import PairOfModels
+from dmlkit.evaluation.fusion import PairOfModels, fusion_of
 from dmlkit.evaluation.pair_probability import sampled_pairs
 from dmlkit.files.source import NAMES, PLACE, kind_of
 from dmlkit.loading.cache import images_of_split
@@ -75,6 +76,25 @@ def choose_place(
         spread=pair.range.spread,
         days=pair.range.days if isfinite(pair.range.days) else None,
     )
+
+
+def model_with(
+    source: Path, other: Path | None, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
+) -> tuple[ModelChoice, PlaceFusion | None]:
+    """Return the model that embeds queries, and the weight of place and time, as ``--run`` and ``--with`` ask for.
+
+    Args:
+        source: what the queries are compared with.
+        other: the value of ``--with``: a second run, ``place``, or nothing.
+        run: the value of ``--run``.
+        device, bar: see `fusion_of`.
+
+    Raises:
+        UserError: see `fusion_of` and `place_fusion_of`.
+    """
+    place = place_fusion_of(source, other, run=run, device=device, bar=bar)
+    fusion = fusion_of(source, None if place else other, device=device, bar=bar)
+    return ModelChoice(run, fusion=fusion, device=device), place
 
 
 def place_fusion_of(
