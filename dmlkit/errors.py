@@ -1,5 +1,6 @@
-"""Errors for mistakes that a user can fix: printed as one line, without a traceback, with exit code 2."""
+"""Errors for mistakes that a user can fix: printed as one line, without a traceback, with exit code 2; and warnings."""
 
+import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -79,3 +80,8 @@ def option_errors(key: str) -> Generator[None]:
         raise
     except UserError as error:
         raise OptionError(key, str(error)) from error
+
+
+def warn(text: str) -> None:
+    """Warn of something that the user should know and that ends nothing, e.g. of what costs time."""
+    logging.getLogger("dmlkit").warning(text)

@@ -5,7 +5,6 @@ anywhere. So the headers are scanned once with the standard library's tarfile, a
 index; reading an image is then a single ``os.pread``.
 """
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -40,7 +39,7 @@ from dmlkit.datasets.files.tar import (
 )
 from dmlkit.datasets.folder import class_folders, is_split, splits_below
 from dmlkit.datasets.table import TableRows
-from dmlkit.errors import OptionError, UserError, option_errors
+from dmlkit.errors import OptionError, UserError, option_errors, warn
 from dmlkit.files.document import Document
 from dmlkit.files.image_file import decoding
 from dmlkit.files.lock import sole_writer
@@ -130,7 +129,7 @@ def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]
     if known == stamps:
         return stamps, rows
     if not _is_writable(file.parent):
-        logging.getLogger("dmlkit").warning(
+        warn(
             f"{file}: the folder is read-only, so the shards are indexed again at every start; set dataset.index to a "
             "file in a writable folder"
         )
@@ -174,7 +173,7 @@ def _warn_of_changes(file: Path, stamps: Stamps, known: Stamps) -> None:
     changed = [shard for shard, stamp in known.items() if stamps.get(shard) != stamp]
     if changed:
         more = f" and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
-        logging.getLogger("dmlkit").warning(
+        warn(
             f"{file}: shards changed or removed since it was written: {', '.join(changed[:MOST_NAMED])}{more}; "
             "the index is updated"
         )
@@ -182,7 +181,7 @@ def _warn_of_changes(file: Path, stamps: Stamps, known: Stamps) -> None:
 
 @contextmanager
 def _warned_if_slow(message: str) -> Generator[None]:
-    timer = Timer(WARN_AFTER, logging.getLogger("dmlkit").warning, [message])
+    timer = Timer(WARN_AFTER, warn, [message])
     timer.start()
     try:
         yield

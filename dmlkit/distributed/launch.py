@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 
 from dmlkit.distributed.device_name import parse_device
-from dmlkit.errors import OptionError, UserError
+from dmlkit.errors import OptionError, UserError, warn
 from dmlkit.files.escape import excerpt
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def meet(ranks: int) -> object:
     variables = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     expected = " ".join(f"{name}={os.environ[name]}" for name in variables)
     waiting = f"waiting for the other ranks, for at most {PATIENCE} seconds: {expected}"
-    warning = Timer(WARN_AFTER, logging.getLogger("dmlkit").warning, [waiting])
+    warning = Timer(WARN_AFTER, warn, [waiting])
     warning.daemon = True
     warning.start()
     patience = timedelta(seconds=PATIENCE)
@@ -226,7 +226,7 @@ def _warn_of_restarts() -> None:
     """Warn that restarted ranks read old addresses from torchrun's store (pytorch issue 135712)."""
     may_restart = _number("TORCHELASTIC_MAX_RESTARTS", 0) > 0
     if may_restart and os.environ.get(OWN_STORE) != "1" and os.environ.get("RANK") == "0":
-        logging.getLogger("dmlkit").warning(f"torchrun --max-restarts: a restart may fail unless {OWN_STORE}=1 is set")
+        warn(f"torchrun --max-restarts: a restart may fail unless {OWN_STORE}=1 is set")
 
 
 def is_first_rank() -> bool:

@@ -9,7 +9,6 @@ A recipe may name one for the features of training images, and ``dmlkit start`` 
 
 import hashlib
 import json
-import logging
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from pydantic import FiniteFloat, NonNegativeInt
 from torch import Tensor, nn
 
 from dmlkit.embedding.manifest import NEAREST, Computation
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.files.regular import file_checksum
@@ -108,7 +107,7 @@ def accelerate(
         if found.agrees and measured.images_per_second > max(speed, measured.torch_images_per_second):
             best, speed = (computed, found), measured.images_per_second
         elif not found.agrees:
-            _say(f"{option}: {candidate} is not used: {found}")
+            warn(f"{option}: {candidate} is not used: {found}")
     if best is None and draft:
         return accelerate(model, recipe, "torch", option, draft=draft)
     return best or (model, None)
@@ -131,7 +130,7 @@ def _prepare_all(
         try:
             yield engine, *_prepare(model, recipe, engine, f"{option}: {engine}", draft=draft)
         except UserError as error:
-            _say(f"{error}; not used")
+            warn(f"{error}; not used")
 
 
 def _computes_bf16(device: torch.device) -> bool:
@@ -152,7 +151,7 @@ def _prepare(
     if stored is not None:
         return _computed(model, engine, session, graph), stored
     inputs = training_inputs(recipe, option).to(model.device)
-    _say(f"{option}: compared with torch on {len(inputs)} training images, once for this model and machine")
+    warn(f"{option}: compared with torch on {len(inputs)} training images, once for this model and machine")
     place.parent.mkdir(parents=True, exist_ok=True)
     if session:
         _write_graph(model, inputs, graph, option)
@@ -161,7 +160,7 @@ def _prepare(
     measured = _measure(model, computed, inputs, engine, drafted)
     measured = measured.model_copy(update={"checksum": file_checksum(graph) if session else 0})
     measured.write(place)
-    _say(
+    warn(
         f"{option}: {measured.images_per_second:.3g} images/s, torch {measured.torch_images_per_second:.3g}, "
         "of the model alone"
     )
@@ -381,7 +380,3 @@ def openvino_session(openvino: ModuleType, graph: Path) -> Callable[[Tensor], Te
         return torch.from_numpy(compiled([inputs.numpy()])[0].copy())
 
     return compute
-
-
-def _say(text: str) -> None:
-    logging.getLogger("dmlkit").warning(text)

@@ -1,7 +1,6 @@
 """Features of a frozen backbone, computed once, like embeddings, into a folder that runs may share."""
 
 import hashlib
-import logging
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from dmlkit.embedding.computation import accelerate
 from dmlkit.embedding.job import EmbedJob, PartEmbedder, embed_job
 from dmlkit.embedding.progress_bar import Bar
 from dmlkit.embedding.trained import TrainedModel
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.files.arrays import read_array
 from dmlkit.files.document import Document, differences
 from dmlkit.loading.cache import sha256, stamp
@@ -359,7 +358,7 @@ def _begin(folder: Path, description: FeatureDescription, dataset: Dataset) -> t
     changes += ["other weights of the backbone"] if started.weights != description.weights else []
     if (started.names, started.files) != (description.names, description.files):
         if not changes and started.sha256 is None:
-            logging.getLogger("dmlkit").warning(f"{folder}: the images have changed; all features are computed again")
+            warn(f"{folder}: the images have changed; all features are computed again")
             shutil.rmtree(folder)
             return _begin(folder, description, dataset)
         changes.append(changes_since(folder / "items.parquet", dataset))

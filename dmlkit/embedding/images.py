@@ -1,6 +1,5 @@
 """Images to embed, with their labels: files, folders, shards, tables, vectors, or a split of a recipe's dataset."""
 
-import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,7 +17,7 @@ from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.files.table_file import LABEL, column_names, read_images_table
 from dmlkit.datasets.table import TableRows
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
 
@@ -93,9 +92,7 @@ def lacks_labels(source: Path) -> bool:
         return False
     lower = {name.lower(): name for name in columns}
     if near := get_close_matches(LABEL, lower, n=1, cutoff=0.7):
-        logging.getLogger("dmlkit").warning(
-            f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[near[0]]!r}?"
-        )
+        warn(f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[near[0]]!r}?")
     return True
 
 

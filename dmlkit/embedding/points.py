@@ -1,6 +1,5 @@
 """Points with what is known of their images: the one type that commands search, cluster, compare and evaluate."""
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.items import PointItem
 from dmlkit.embedding.manifest import Description, check_same_description
 from dmlkit.embedding.trained import TrainedModel, describe, shortened
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.files.image_file import BadImageError
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.folder import RunFolder, find_run
@@ -286,6 +285,4 @@ def of_other_model(theirs: Description | None, searched: PointSet) -> str | None
 def warn_of_other_model(theirs: Description, searched: PointSet) -> None:
     """Warn that a threshold may not hold, see `of_other_model`."""
     if other := of_other_model(theirs, searched):
-        logging.getLogger("dmlkit").warning(
-            f"{other}; thresholds and probabilities of {searched.source} may not hold for it"
-        )
+        warn(f"{other}; thresholds and probabilities of {searched.source} may not hold for it")

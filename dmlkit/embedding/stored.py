@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Container, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,7 +24,7 @@ from dmlkit.embedding.parts import PART_IMAGES, Part
 from dmlkit.embedding.points import all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, describe
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.files.document import differences
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import EMBEDDING_FILES
@@ -380,8 +379,3 @@ def sole_embedding(job: EmbedJob | None) -> Generator[str]:
         except UserError as unwritable:
             error = str(unwritable)
         yield error
-
-
-def warn(text: str) -> None:
-    """Warn of something that costs time, but does not change a result."""
-    logging.getLogger("dmlkit").warning(text)

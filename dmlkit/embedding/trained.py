@@ -1,7 +1,6 @@
 """The model of a run, loaded for embedding."""
 
 import hashlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -27,7 +26,7 @@ from dmlkit.embedding.manifest import (
     VectorInput,
     index_of,
 )
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
@@ -182,9 +181,7 @@ def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
     if computation is None:
         return trained
     if not computation.agrees:
-        logging.getLogger("dmlkit").warning(
-            f"{option}: {computation}; such embeddings are not compared with those of torch in float32"
-        )
+        warn(f"{option}: {computation}; such embeddings are not compared with those of torch in float32")
     return as_computed(trained, model, computation)
 
 

@@ -22,9 +22,9 @@ from dmlkit.embedding.manifest import Fusion, LocalFusion, SplitRecord
 from dmlkit.embedding.matched import FeatureStore, MatchedSpace
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.probability import drawn_rows
-from dmlkit.embedding.stored import hash_images, split_embeddings, warn
+from dmlkit.embedding.stored import hash_images, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.calibration import threshold_on
 from dmlkit.evaluation.fusion import PairOfModels, fusion_of
 from dmlkit.files.document import Document

@@ -1,6 +1,5 @@
 """Lock for the only writer of a folder. It is released when the process that holds it ends, even if it is killed."""
 
-import logging
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from math import isfinite
@@ -8,7 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 
 LOCK = ".lock"
 PATIENCE = 8  # seconds: loader processes notice within 5 that the process that held the lock was killed
@@ -43,7 +42,7 @@ def sole_writer(folder: Path, *, what: str, patience: float = PATIENCE) -> Gener
         except Timeout:
             if patience <= PATIENCE:
                 raise
-            logging.getLogger("dmlkit").warning(f"{message}; waiting for it to end")
+            warn(f"{message}; waiting for it to end")
             is_new = _acquire(lock, folder, patience - PATIENCE if isfinite(patience) else -1)
     except Timeout:
         raise UserError(f"{message}; wait until it ends, or choose another --output") from None

@@ -1,6 +1,5 @@
 """Baseline of training: the backbone before the first step, scored once and stored in the run folder."""
 
-import logging
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -14,7 +13,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.features import CachedFeatures
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.evaluate import Evaluation
 from dmlkit.evaluation.report import Figures, Question, Report, store, stored_answer
 from dmlkit.evaluation.run import OWN_TEST, Scope, with_scope
@@ -101,7 +100,7 @@ def stored_figures(path: Path, question: Question, dataset: Dataset, *, started:
             raise UserError(f"{path}: photos have changed since")
         return found
     except UserError as error:
-        logging.getLogger("dmlkit").warning(f"{error}; scored again")
+        warn(f"{error}; scored again")
         return None
 
 

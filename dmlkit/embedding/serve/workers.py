@@ -1,6 +1,5 @@
 """Processes that answer on one socket together: they are started, started again if one ends, and stopped."""
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -14,7 +13,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from dmlkit.distributed.device_name import count_cores
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 
 METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """Variable of prometheus-client: folder in which the processes of a server keep their counts, to be summed."""
@@ -106,9 +105,7 @@ def _replacement(ended: _Worker, work: Work, stop: Connection) -> _Worker:
     """Start a worker in place of one that has ended, at the earliest `PAUSE` after that was started."""
     message = _message(ended)
     reason = f": {message}" if isinstance(message, str) else ""
-    logging.getLogger("dmlkit").warning(
-        f"worker {ended.process.pid} {_end_of(ended.process)}{reason}; another one is started in its place"
-    )
+    warn(f"worker {ended.process.pid} {_end_of(ended.process)}{reason}; another one is started in its place")
     ended.connection.close()
     if stop.poll(max(0.0, ended.started + PAUSE - monotonic())):
         return ended

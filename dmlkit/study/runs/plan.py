@@ -1,6 +1,5 @@
 """Plan of the runs of a study. It depends only on finished runs, so an interrupted study resumes identically."""
 
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import count, islice
@@ -8,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from dmlkit.datasets.base import FOLDS
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import ClassMetrics, Metrics
 from dmlkit.run_folder.folder import RunFolder
@@ -158,7 +157,7 @@ class Plan:
                 if not (self.folder / "runs" / variant.name / candidate.label).exists():
                     check_recipe(self.study.config.protocol, candidate.recipe)
             except UserError as error:
-                logging.getLogger("dmlkit").warning(f"the grid ends here: {error}")
+                warn(f"the grid ends here: {error}")
                 continue
             tried.insert(0 if best is tried[0] else len(tried), candidate)  # its place in a grid of one key
             return [candidate]

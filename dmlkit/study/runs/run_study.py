@@ -1,6 +1,5 @@
 """Running a study: every variant is trained with every seed, and the results are summarized."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 from lightning_fabric import Fabric
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.report import store
 from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
 from dmlkit.files.outputs import check_place
@@ -288,7 +287,7 @@ def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fab
             try:
                 untrained = untrained_figures(recipe, folder / "untrained", fabric)
             except UserError as error:  # for example, the images are only on the machines of a cluster
-                logging.getLogger("dmlkit").warning(f"{name}: no baseline without training: {error}")
+                warn(f"{name}: no baseline without training: {error}")
         if untrained and protocol == "reality_check":
             kinds = RealityCheckFigures.model_fields  # all models start from the same weights, so both kinds are equal
             untrained = {f"{kind} {metric}": value for kind in kinds for metric, value in untrained.items()}
