@@ -244,9 +244,9 @@ def tell_run(
 
 def _metric_rows(report: "Report", definitions: dict[str, str]) -> list[list[str]]:
     """Return one row per metric of a report of ``dmlkit eval``."""
+    from dmlkit.evaluation.compare import interval_text
+
     rows = [["metric", "value", "95 % interval", "definition"]]
     for name, value in report.metrics.items():
-        interval = report.intervals.get(name)
-        between = f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else ""
-        rows.append([name, f"{value:.4f}", between, definitions[name]])
+        rows.append([name, f"{value:.4f}", interval_text(report.intervals.get(name)), definitions[name]])
     return rows

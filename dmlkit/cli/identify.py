@@ -223,7 +223,7 @@ def within(path: str, folder: Path) -> str:
 
 def write_answers_page(found: "Identified", path: Path, title: str, console: "Console") -> None:
     """Write the page of the answers, the most doubtful first, and print how many pictures are missing."""
-    from dmlkit.cli.search import tell_page
+    from dmlkit.cli.search import pictures_of, tell_page
     from dmlkit.embedding.gallery.files import UNKNOWN
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 
@@ -232,10 +232,7 @@ def write_answers_page(found: "Identified", path: Path, title: str, console: "Co
     shelves = (
         Shelf(
             Picture(picture, lines_of(answer, path if picture != path else None), is_right=answer.is_right, box=box),
-            [
-                Picture(item.path, [item.label or "", f"{rank}.  {similarity:.4f}"], item.thumbnail)
-                for rank, similarity, item in neighbors
-            ],
+            pictures_of(neighbors),
         )
         for answer, picture, box, (path, neighbors) in zip(
             doubtful.answers, near.pictures, near.boxes, near.neighbors(), strict=True

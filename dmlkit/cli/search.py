@@ -29,9 +29,12 @@ from dmlkit.files.outputs import NEIGHBOR_COLUMNS, check_table
 from dmlkit.files.source import is_exported, kind_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import Console
 
-    from dmlkit.embedding.questions.answers import Answers
+    from dmlkit.embedding.questions.answers import Answers, Neighbor
+    from dmlkit.embedding.questions.page import Picture
 
 app = typer.Typer()
 MOST_SHOWN = 10  # queries printed in the terminal
@@ -186,10 +189,7 @@ def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "C
     shelves = (
         Shelf(
             Picture(picture, box=box),
-            [
-                Picture(item.path, [item.label or "", f"{rank}.  {similarity:.4f}"], item.thumbnail)
-                for rank, similarity, item in neighbors
-            ],
+            pictures_of(neighbors),
         )
         for picture, box, (_, neighbors) in zip(answers.pictures, answers.boxes, answers.neighbors(), strict=True)
     )
@@ -198,6 +198,16 @@ def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "C
         f"{answers.similarity_name.replace('_', ' ')}, nearest first"
     ]
     tell_page(path, write_page(path, title, notes, shelves), len(answers.queries), console)
+
+
+def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
+    """Return the pictures of neighbors with their labels, ranks and similarities."""
+    from dmlkit.embedding.questions.page import Picture
+
+    return [
+        Picture(item.path, [item.label or "", f"{rank}.  {similarity:.4f}"], item.thumbnail)
+        for rank, similarity, item in neighbors
+    ]
 
 
 def tell_page(path: Path, gone: int, count: int, console: "Console", *, rows: str = "queries") -> None:

@@ -116,8 +116,8 @@ class PlacedGallery:
     @torch.no_grad()
     def search(self, queries: Tensor, k: int) -> Neighbors:
         """Return the k most similar points of each query (Q, D + 4); of equally similar ones the lower index first."""
-        found = [Neighbors(torch.empty(0, k), torch.empty(0, k, dtype=torch.int64))]
+        found: list[Neighbors] = []
         for part in queries.split(max(1, BLOCK_ENTRIES // len(self.points))):
             scores, rows = self.space.similarity(part, self.points).sort(dim=1, descending=True, stable=True)
             found.append(Neighbors(scores[:, :k], rows[:, :k]))
-        return Neighbors(*(torch.cat(column) for column in zip(*found, strict=True)))
+        return Neighbors.joined(found, k)

@@ -5,7 +5,7 @@ is ranked again by the stable similarity in float64.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -26,6 +26,12 @@ class Neighbors(NamedTuple):
 
     similarities: Tensor  # (Q, k) in the dtype of the gallery
     indices: Tensor  # (Q, k) int64, rows of the gallery
+
+    @classmethod
+    def joined(cls, blocks: Iterable["Neighbors"], k: int) -> "Neighbors":
+        """Join the neighbors of blocks of queries, of which there may be none."""
+        found = list(blocks) or [cls(torch.empty(0, k), torch.empty(0, k, dtype=torch.int64))]
+        return cls(*(torch.cat(column) for column in zip(*found, strict=True)))
 
 
 class PointSearch(Protocol):

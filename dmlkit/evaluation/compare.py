@@ -172,6 +172,11 @@ def p_text(p_value: float | None) -> str:
     return "< 0.0001" if p_value < 5e-5 else f"{p_value:.4f}"
 
 
+def interval_text(ends: tuple[float, float] | None) -> str:
+    """Format an interval with four digits; without one the text is empty."""
+    return f"{ends[0]:.4f} .. {ends[1]:.4f}" if ends else ""
+
+
 def comparison_rows(lines: Sequence[Line]) -> Rows:
     """Return one row per metric and model, with the difference from the first model if both have the same queries.
 
@@ -180,8 +185,7 @@ def comparison_rows(lines: Sequence[Line]) -> Rows:
     rows = [["metric", "run", "value", "95 % interval", "difference", "95 % interval of it", "p", "Holm's p"]]
     names = dict.fromkeys(name for line in lines for name in line.report.metrics)
     for name, line in product(names, lines):
-        interval, value = line.report.intervals.get(name), line.report.metrics.get(name)
-        between = f"{interval[0]:.4f} .. {interval[1]:.4f}" if interval else ""
+        value, between = line.report.metrics.get(name), interval_text(line.report.intervals.get(name))
         row, change = [name, line.name, "-" if value is None else f"{value:.4f}", between], line.changes.get(name)
         if change:
             row += [f"{change.difference:+.4f}", f"{change.low:+.4f} .. {change.high:+.4f}" if change.ends else ""]

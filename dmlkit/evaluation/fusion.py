@@ -22,6 +22,8 @@ from dmlkit.files.source import check_options, kind_of, require_run
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.ranking.local import LocalScores
+from dmlkit.metrics.ranking.place import PlaceScores
 from dmlkit.metrics.reliability import balanced
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.run_folder.documents import TrainingClasses
@@ -141,10 +143,7 @@ class PairOfModels:
         self.points, self.labels, self.manifolds = points, labels, manifolds
         first, second = (torch.from_numpy(rows) for rows in sampled_pairs(labels.numpy()))
         self.classes = labels.numpy()[np.stack([first, second], axis=1)]
-        self.scores = [
-            space.paired_similarity(own[first].double(), own[second].double()).numpy()
-            for space, own in zip(manifolds, points, strict=True)
-        ]
+        self.scores = [similarities_of(space, own, first, second) for space, own in zip(manifolds, points, strict=True)]
 
     def choice(self) -> WeightChoice:
         """Choose the share of the second similarity.
@@ -185,12 +184,26 @@ class PairOfModels:
     def map_at_r(self, share: float, asked: Tensor) -> Tensor:
         """Return the map@r of those of the images asked (N,) bool that have others of their class."""
         points = join(self.manifolds, self.points, share)
+        return self.map_at_r_of(points, Sphere(points.shape[1]), asked)
+
+    def map_at_r_of(
+        self, points: Tensor, manifold: Manifold, asked: Tensor, rescore: LocalScores | PlaceScores | None = None
+    ) -> Tensor:
+        """Return the map@r of images asked among all, see `score_retrieval`."""
         rows = torch.arange(len(points))
         found = score_retrieval(
             *(points[asked], self.labels[asked], points, self.labels),
-            manifold=Sphere(points.shape[1]),
+            manifold=manifold,
             metrics=["map@r"],
             ids=rows[asked],
             gallery_ids=rows,
+            rescore=rescore,
         )
         return found.per_query["map@r"]
+
+
+def similarities_of(manifold: Manifold, points: Tensor, first: Tensor, second: Tensor) -> np.ndarray:
+    """Return the similarities (P,) float64 of pairs of rows of points, computed for 65 536 pairs at once."""
+    blocks = zip(first.split(2**16), second.split(2**16), strict=True)
+    found = [manifold.paired_similarity(points[one].double(), points[other].double()) for one, other in blocks]
+    return torch.cat(found).numpy()

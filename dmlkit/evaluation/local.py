@@ -26,7 +26,7 @@ from dmlkit.embedding.stored import hash_images, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.calibration import threshold_on
-from dmlkit.evaluation.fusion import PairOfModels, fusion_of
+from dmlkit.evaluation.fusion import PairOfModels, fusion_of, similarities_of
 from dmlkit.files.document import Document
 from dmlkit.files.source import LOCAL, PARTNERS, SIFT
 from dmlkit.loading.cache import images_of_split
@@ -34,7 +34,6 @@ from dmlkit.loading.inputs import refuse_faults
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.local import LocalScores, score_candidates
-from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import Threshold
 
@@ -145,25 +144,13 @@ class PairOfScores(PairOfModels):
         others = rows != local.candidates
         first, second = rows[others], local.candidates[others]
         self.classes = found.labels.numpy()[np.stack([first.numpy(), second.numpy()], axis=1)]
-        similarity = [
-            manifold.paired_similarity(found.points[one].double(), found.points[other].double())
-            for one, other in zip(first.split(2**16), second.split(2**16), strict=True)
-        ]
-        self.scores = [torch.cat(similarity).numpy(), local.scores[others].double().numpy()]
+        similarity = similarities_of(manifold, found.points, first, second)
+        self.scores = [similarity, local.scores[others].double().numpy()]
 
     def map_at_r(self, share: float, asked: Tensor) -> Tensor:
         """Return the map@r of those of the images asked (N,) bool that have others of their class."""
-        points, rows = self.points[0], torch.arange(len(self.labels))
         local = LocalScores(self.local.candidates[asked], self.local.scores[asked], share)
-        scores = score_retrieval(
-            *(points[asked], self.labels[asked], points, self.labels),
-            manifold=self.manifolds[0],
-            metrics=["map@r"],
-            ids=rows[asked],
-            gallery_ids=rows,
-            rescore=local,
-        )
-        return scores.per_query["map@r"]
+        return self.map_at_r_of(self.points[0], self.manifolds[0], asked, local)
 
 
 def local_scores(

@@ -23,14 +23,13 @@ from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import read_column, table_of
-from dmlkit.evaluation.fusion import PairOfModels, fusion_of
+from dmlkit.evaluation.fusion import PairOfModels, fusion_of, similarities_of
 from dmlkit.evaluation.pair_probability import sampled_pairs
 from dmlkit.files.source import NAMES, PLACE, kind_of
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.ranking.place import PlaceScores, Range, Sightings, kilometers
 from dmlkit.metrics.reliability import balanced
-from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
@@ -140,26 +139,15 @@ class PairWithPlace(PairOfModels):
         self.points, self.labels, self.manifolds, self.sightings = [found.points], found.labels, [manifold], sightings
         first, second = (torch.from_numpy(rows) for rows in sampled_pairs(found.labels.numpy()))
         self.classes = found.labels.numpy()[np.stack([first.numpy(), second.numpy()], axis=1)]
-        similarity = [
-            manifold.paired_similarity(found.points[one].double(), found.points[other].double())
-            for one, other in zip(first.split(2**16), second.split(2**16), strict=True)
-        ]
-        scores, sides = torch.cat(similarity).numpy(), (sightings.chosen(first), sightings.chosen(second))
+        scores = similarities_of(manifold, found.points, first, second)
+        sides = (sightings.chosen(first), sightings.chosen(second))
         self.range = fit_range(scores, self.classes[:, 0] == self.classes[:, 1], sides)
         self.scores = [scores, self.range.evidence(*sides).numpy()]
 
     def map_at_r(self, share: float, asked: Tensor) -> Tensor:
         """Return the map@r of those of the images asked (N,) bool that have others of their class."""
-        points, rows = self.points[0], torch.arange(len(self.labels))
-        scores = score_retrieval(
-            *(points[asked], self.labels[asked], points, self.labels),
-            manifold=self.manifolds[0],
-            metrics=["map@r"],
-            ids=rows[asked],
-            gallery_ids=rows,
-            rescore=PlaceScores(self.sightings.chosen(asked), self.sightings, self.range, share),
-        )
-        return scores.per_query["map@r"]
+        evidence = PlaceScores(self.sightings.chosen(asked), self.sightings, self.range, share)
+        return self.map_at_r_of(self.points[0], self.manifolds[0], asked, evidence)
 
 
 def fit_range(similarity: np.ndarray, same: np.ndarray, sides: tuple[Sightings, Sightings]) -> Range:

@@ -307,7 +307,7 @@ def most_similar_pairs(
             for queries in one.points.split(QUERIES):
                 blocks.append(gallery.search(queries, min(count, most)))
                 advance(len(queries))
-            found = Neighbors(*(torch.cat(column) for column in zip(*blocks, strict=True)))
+            found = Neighbors.joined(blocks, min(count, most))
     first = torch.arange(len(one)).repeat_interleave(found.indices.shape[1])
     second, similarities = found.indices.flatten(), found.similarities.flatten().double()
     if other is None:  # both images of a pair may have found it

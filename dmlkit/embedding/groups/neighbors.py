@@ -41,7 +41,7 @@ def neighbors_of(
         others[others.all(1), -1] = False  # of more than k points equal to it, which stand before it
         blocks.append(Neighbors(similarities[others].view(-1, k), indices[others].view(-1, k)))
         advance(len(own))
-    return Neighbors(*(torch.cat(column) for column in zip(*blocks, strict=True)))
+    return Neighbors.joined(blocks, k)
 
 
 def connected_graph(manifold: Manifold, points: Tensor, neighbors: Neighbors) -> tuple[Any, float]:

@@ -139,11 +139,11 @@ class RerankedGallery:
         """Return the k most similar points of each query (Q, D); of equally similar ones the lower index first."""
         if not isinstance(self.method, KReciprocal):
             return self.gallery.search(self.expanded.expanded(queries), k)
-        found = [Neighbors(torch.empty(0, k), torch.empty(0, k, dtype=torch.int64))]
+        found: list[Neighbors] = []
         for part in queries.split(max(1, BLOCK_ENTRIES // self.size)):
             scores, rows = self.reciprocal.scores(part).sort(dim=1, descending=True, stable=True)
             found.append(Neighbors(1 + scores[:, :k], rows[:, :k]))
-        return Neighbors(*(torch.cat(column) for column in zip(*found, strict=True)))
+        return Neighbors.joined(found, k)
 
 
 def nearest(
@@ -163,15 +163,14 @@ def nearest(
         for block in asked.blocks(MATCHED_ROWS if isinstance(gallery, MatchedSearch) else QUERY_ROWS):
             found.append(gallery.search(block, k))
             advance(len(block))
-    similarities = torch.cat([torch.empty(0, k), *(one.similarities for one in found)])
-    rows = torch.cat([torch.empty(0, k, dtype=torch.int64), *(one.indices for one in found)])
+    neighbors = Neighbors.joined(found, k)
     base = gallery.base if isinstance(gallery, MatchedSearch) else gallery
     index = base.index if isinstance(base, ApproximateGallery) else None
     return Answers(
         searched,
         asked.paths,
-        similarities,
-        rows,
+        neighbors.similarities,
+        neighbors.indices,
         asked.skipped,
         asked.paths,
         boxes_of(asked),

@@ -105,8 +105,7 @@ def _axis(config: StudyConfig) -> Axis | None:
     if config.variants is not None or config.grid is None or len(config.grid) != 1:
         return None
     ((key, values),) = config.grid.items()
-    is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return Axis(key=key, values=values) if is_numeric and len(values) > 2 else None
+    return Axis(key=key, values=values) if grid_of(values) and len(values) > 2 else None
 
 
 Fault = tuple[Key, str]
