@@ -85,3 +85,13 @@ def option_errors(key: str) -> Generator[None]:
 def warn(text: str) -> None:
     """Warn of something that the user should know and that ends nothing, e.g. of what costs time."""
     logging.getLogger("dmlkit").warning(text)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, for a message of our own; of an empty one the name of its type.
+
+    Example:
+        >>> first_line(ValueError("bad header\\n  at byte 4")), first_line(KeyboardInterrupt())
+        ('bad header', 'KeyboardInterrupt')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -22,7 +22,7 @@ from dmlkit.datasets.files.image import decode_image
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
 from dmlkit.datasets.files.paths import inside
 from dmlkit.datasets.table import TableRows
-from dmlkit.errors import OptionError
+from dmlkit.errors import OptionError, first_line
 from dmlkit.files.image_file import BadImageError, decoding
 from dmlkit.files.source import EXTENSIONS
 
@@ -163,7 +163,7 @@ def open_parts(root: Path) -> dict[str, Any]:
     except OptionError:
         raise
     except Exception as error:  # the library raises many kinds
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise OptionError("dataset.root", f"{root}: cannot read this dataset: {reason}") from error
     return dict(found) if isinstance(found, Mapping) else {"train": found}
 

@@ -17,7 +17,7 @@ from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import PickedPaths, raise_faults
 from dmlkit.datasets.files.table_file import ArrowNames, check_texts, known_columns
 from dmlkit.datasets.table import TableRows
-from dmlkit.errors import OptionError, UserError, option_errors
+from dmlkit.errors import OptionError, UserError, first_line, option_errors
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.regular import check_regular
 
@@ -158,7 +158,7 @@ def _read_columns(path: Path) -> Any:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a Parquet file") from None
     except (OSError, ArrowException, UnicodeDecodeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UserError(f"{path}: cannot read this Parquet file: {reason}") from error
 
 

@@ -26,7 +26,7 @@ from pydantic import FiniteFloat, NonNegativeInt
 from torch import Tensor, nn
 
 from dmlkit.embedding.manifest import NEAREST, Computation
-from dmlkit.errors import UserError, warn
+from dmlkit.errors import UserError, first_line, warn
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.files.regular import file_checksum
@@ -347,7 +347,7 @@ def _write_graph(model: EmbeddingModel, inputs: Tensor, graph: Path, option: str
         with torch.no_grad():
             program = onnx_program(traced(model, inputs[:2]), "inputs")
     except (RuntimeError, ValueError, TypeError, NotImplementedError, torch.onnx.OnnxExporterError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UserError(f"{option}: this backbone cannot be exported to ONNX ({reason}); {WAYS}") from error
     with atomic_write(graph) as partial:
         program.save(partial)

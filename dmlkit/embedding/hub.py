@@ -16,7 +16,7 @@ from dmlkit.backbones.pretrained.timm_models import SOURCES, without_hub_warning
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.manifest import Description, VectorInput
 from dmlkit.embedding.trained import TrainedModel, computed_by, without_pretrained_weights
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import require_regular_file
 from dmlkit.model import build_model
@@ -94,7 +94,7 @@ def download(address: str) -> Path:
     except errors.RevisionNotFoundError:
         raise UserError(f"{address}: the repository has no branch, tag or commit {revision or 'main'}") from None
     except Exception as error:  # many kinds: no network, offline mode, a full disk
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UserError(
             f"{address}: cannot download it ({reason}); download {CONFIG}, {WEIGHTS} and {RECIPE} on a machine with "
             "network access, and load their folder"

@@ -10,7 +10,7 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_dataset
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import TransformConfig
@@ -109,6 +109,6 @@ def scaled_transform(recipe: Recipe, scale: float) -> TransformConfig | None:
     try:
         return parse_recipe(dump_recipe(recipe), "recipe", overrides).transform
     except UserError as error:
-        reason = str(error).splitlines()[0].removeprefix(f"--set {overrides[0]}: ")
+        reason = first_line(error).removeprefix(f"--set {overrides[0]}: ")
         side = round(scale * sizes["size"])
         raise UserError(f"--tta scales: needs images of {side} x {side} pixels too, but {reason}") from None

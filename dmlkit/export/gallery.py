@@ -20,7 +20,7 @@ from dmlkit.embedding.points import all_points, load_same_model
 from dmlkit.embedding.questions.exported import METADATA, SIMILARITIES, GalleryRecord
 from dmlkit.embedding.questions.identify import Identifier
 from dmlkit.embedding.trained import TrainedModel, describe
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.export.model import TOLERANCE, Parity, parity_samples
 from dmlkit.export.preparation import prepend_preparation
 from dmlkit.files.atomic import atomic_write
@@ -152,7 +152,7 @@ def _differences(
 
 
 def _refusal(path: Path, what: str, error: Exception) -> str:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    reason = first_line(error)
     return f"{path}: {what} ({reason}); use the gallery itself"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.export.store import Destination, StoreIndex, StoreRows, rows_of, store_manifest, without_password
 
 SCHEMES = ("postgresql://", "postgres://")
@@ -72,7 +72,7 @@ def _need_pgvector(cursor: Any, to: Destination) -> None:
     try:
         cursor.execute("CREATE EXTENSION vector")
     except psycopg.Error as error:
-        message = str(error).splitlines()[0]
+        message = first_line(error)
         raise UserError(
             f"{without_password(to.target)}: this database has no pgvector ({message}); install it on the server, and "
             "let its administrator run CREATE EXTENSION vector"

@@ -31,7 +31,7 @@ from dmlkit.embedding.computation import (
 from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, as_computed
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.files.export_formats import ModelPrecision
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.numerics.check_points import check_points
@@ -109,7 +109,7 @@ def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, fabr
     except UserError:
         raise
     except Exception as error:  # of the graph's operators: the tools of onnxruntime raise many kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UserError(f"{option}: onnxruntime cannot convert this model ({reason}); use --precision fp32") from error
     model = ComputedModel(trained.model, session)
     advice = f"{precision} is too coarse for this model and its space ({trained.recipe.manifold.name}); use another"

@@ -14,7 +14,7 @@ from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.index_vectors import Vectors, index_vectors
 from dmlkit.embedding.manifest import Manifest, SearchIndex
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 
 ROWS = 4096  # rows per block: 8 MB at 512 dimensions
 StoreDistance = Literal["cosine", "l2", "dot"]
@@ -87,7 +87,7 @@ class Destination:
         try:
             yield
         except errors as error:
-            message = (str(error).splitlines() or [type(error).__name__])[0]
+            message = first_line(error)
             raise UserError(f"{self} cannot be written: {message}") from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.files.regular import require_regular_file
 
 Values = np.ndarray[Any, Any]
@@ -31,7 +31,7 @@ def read_array(path: Path) -> Values:
     except PermissionError:
         raise
     except Exception as error:  # a damaged header is parsed as Python: SyntaxError, TokenError and more
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         if "mmap length" in reason:
             reason = "the file is shorter than its header says"
         raise UserError(

@@ -22,7 +22,7 @@ from dmlkit.backbones.tuning import NoTuningConfig, TuningConfig
 from dmlkit.component import ComponentConfig, components_below, one_of
 from dmlkit.datasets import DatasetConfig
 from dmlkit.datasets.files.samples import samples_named
-from dmlkit.errors import OptionError, UserError, out_of_memory
+from dmlkit.errors import OptionError, UserError, first_line, out_of_memory
 from dmlkit.heads import HeadConfig, Linear
 from dmlkit.losses import LossConfig
 from dmlkit.losses.base import too_curved
@@ -168,7 +168,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         except OptionError as error:
             raise UserError(self.fault(tuple(error.key.split(".")), error.message)) from error
         except (ValueError, RuntimeError, MemoryError) as error:
-            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            text = first_line(error)
             if out_of_memory(error):
                 text = "needs more memory than this machine has; use a smaller model or smaller images"
             raise UserError(self.fault(key, text)) from error

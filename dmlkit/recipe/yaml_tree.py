@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import read_start
 
@@ -156,7 +156,7 @@ def _line_of(error: yaml.YAMLError, text: str) -> int | None:
 
 def _reason(error: yaml.YAMLError) -> str:
     if not isinstance(error, yaml.MarkedYAMLError):
-        return str(error).splitlines()[0]
+        return first_line(error)
     problem = str(error.problem or error.context)
     return "found a tab; indent with spaces" if "'\\t'" in problem else problem
 

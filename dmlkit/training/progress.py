@@ -23,6 +23,7 @@ from lightning_fabric import Fabric
 from pydantic import BaseModel
 
 from dmlkit.embedding.progress_bar import Advance
+from dmlkit.errors import first_line
 from dmlkit.files.document import Document
 from dmlkit.recipe.file import plain
 from dmlkit.recipe.schema import LoggerName, Recipe
@@ -296,7 +297,7 @@ class MirroredProgress:
         except (Exception, SystemExit) as error:  # a library's own sys.exit would end the training without a word
             self._names.remove(name)
             self._open.pop(name, None)
-            first = (str(error).splitlines() or [""])[0] or type(error).__name__
+            first = first_line(error)
             message = re.sub(r"//[^/@\s]+@", "//", first)  # without a password that an address may contain
             warnings.warn(
                 f"training.loggers: {name} fails ({message}); the run continues without it and keeps all its metrics",

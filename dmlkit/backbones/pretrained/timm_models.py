@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
 from dmlkit.backbones.pretrained import efficientnet_lite
-from dmlkit.errors import OptionError
+from dmlkit.errors import OptionError, first_line
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import read_start
 
@@ -258,7 +258,7 @@ def create(model: str, *, pretrained: bool, **options: Any) -> Any:
         source = f"model.safetensors of https://huggingface.co/{in_timm.hf_hub_id}" if in_timm else "its weights"
         raise OptionError(
             "backbone.weights",
-            f"cannot download {model} ({str(error).splitlines()[0]}); download {source} on a machine "
+            f"cannot download {model} ({first_line(error)}); download {source} on a machine "
             "with network access and set backbone.weights to the file's path, or to null",
         ) from error
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dmlkit.component import Requirement
-from dmlkit.errors import OptionError
+from dmlkit.errors import OptionError, first_line
 from dmlkit.files.regular import check_regular
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "teacher", "student", "network")
@@ -92,7 +92,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # torch and safetensors raise many kinds for damaged and for unsafe files
         raise OptionError(
             "backbone.weights",
-            f"{path}: cannot read these weights: {str(error).splitlines()[0]}; expected a complete, "
+            f"{path}: cannot read these weights: {first_line(error)}; expected a complete, "
             "unencrypted file that holds only tensors and plain values",
         ) from error
     while isinstance(contents, dict):

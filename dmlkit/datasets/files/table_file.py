@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.files.columns import missing_columns, require_column
 from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import check_regular
@@ -91,7 +91,7 @@ def _read(file: Path, advice: str, *texts: str) -> Any:
     except FileNotFoundError:
         raise UserError(f"{file}: no such file{advice}") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot read this table: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{file}: cannot read this table: {first_line(error)}") from error
 
 
 def known_columns(table: Any, where: str) -> Any:
@@ -185,7 +185,7 @@ def text_column(table: Any, where: str, name: str) -> Any:
     try:
         column = table[name].cast(pa.string())
     except pa.ArrowException as error:
-        kind, reason = table.schema.field(name).type, str(error).splitlines()[0]
+        kind, reason = table.schema.field(name).type, first_line(error)
         raise UserError(f"{where}: column {name!r} has type {kind} ({reason}); expected text or numbers") from error
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 

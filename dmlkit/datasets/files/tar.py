@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.files.outputs import writing
@@ -120,7 +120,7 @@ def read_index(path: Path, shard: str | None = None) -> tuple[ShardIndex, Any]:
         filters = None if shard is None else [("shard", "==", shard)]
         table: Any = parquet.read_table(path, filters=filters, page_checksum_verification=True)
     except (OSError, ArrowException) as error:
-        raise UserError(f"{path}: cannot read this index of shards: {str(error).splitlines()[0]}; {again}") from error
+        raise UserError(f"{path}: cannot read this index of shards: {first_line(error)}; {again}") from error
     written = (table.schema.metadata or {}).get(KEY)
     kinds = {name: str(table.schema.field(name).type) for name in table.column_names}
     if written is None or kinds != COLUMNS:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dmlkit.embedding.gallery.files import MANIFEST, TABLE, GallerySummary, check_files, way_back
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.files.source import require_gallery
 
 FROM_BACKUP = "restore the files of this folder from a backup, or create it again"
@@ -65,7 +65,7 @@ def reading(path: Path, doing: str = "read", advice: str | None = None) -> Gener
         is_panic = type(error).__name__ in ("PanicException", "RustPanic")
         if not is_panic and (isinstance(error, UserError) or not isinstance(error, FAULTS)):
             raise
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        reason = first_line(error)
         raise UserError(f"{path}: cannot {doing} this gallery: {reason}; {advice or way_back(path)}") from error
 
 

@@ -19,7 +19,7 @@ from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.identified import Answer, Identified, answer_of, known_labels
 from dmlkit.embedding.questions.rules import Sigmoid, vote
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.files.document import Document
 from dmlkit.files.image_file import BadImageError, image_files, read_pixels
 from dmlkit.files.outputs import NEAREST
@@ -99,7 +99,7 @@ class ExportedGallery:
         try:
             return onnxruntime.InferenceSession(self.path, providers=["CPUExecutionProvider"])
         except Exception as error:  # of many kinds, defined in compiled code
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             raise UserError(f"{self.path}: cannot read this ONNX file: {reason}") from error
 
     @cached_property
