@@ -32,7 +32,7 @@ from dmlkit.embedding.trained import TrainedModel
 from dmlkit.evaluation.local import PairOfScores
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
-from dmlkit.metrics.ranking.local import Match, patch_matches, score_candidates
+from dmlkit.metrics.ranking.local import Match, mutual_nearest, patch_matches, score_candidates
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import backbone_alone, build_model
@@ -60,9 +60,8 @@ def verified_patches(patches: torch.Tensor) -> Match:
 
     def scores(row: int, rows: torch.Tensor) -> torch.Tensor:
         cosines = patches[rows].float() @ patches[row].float().T  # (K, cells of the image, cells of the query)
-        best, nearest = cosines.max(1)
-        mutual = (cosines.argmax(2).gather(1, nearest) == torch.arange(side**2)) & (best > 0)
-        return (best * verify_affine(places, places[nearest], mutual, CELLS).inliers).mean(1)
+        best, nearest, mutual = mutual_nearest(cosines)
+        return (best * verify_affine(places, places[nearest], mutual & (best > 0), CELLS).inliers).mean(1)
 
     return scores
 

@@ -12,7 +12,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.errors import UserError
 from dmlkit.files.source import SIFT
-from dmlkit.metrics.ranking.local import Match
+from dmlkit.metrics.ranking.local import Match, mutual_nearest
 
 MOST = 128  # keypoints of an image, those of the highest contrast: 100 candidates are matched in 50 ms
 SIDE = 320  # pixels; larger images are reduced
@@ -107,8 +107,7 @@ def matches(query: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
         The nearest keypoint of each one of the query, (K, P), and whether it is a match, (K, P) bool.
     """
     cosines = (items.flatten(0, 1) @ query.T).unflatten(0, items.shape[:2])  # (K, keypoints of the item, of the query)
-    best, nearest = cosines.max(1)
-    mutual = cosines.argmax(2).gather(1, nearest) == torch.arange(len(query))
+    best, nearest, mutual = mutual_nearest(cosines)
     second = cosines.scatter_(1, nearest[:, None], -1.0).amax(1)
     is_clear = (1 - best) < LARGEST_RATIO**2 * (1 - second)  # squared distances of unit vectors by two
     return nearest, mutual & is_clear & (best > 0)

@@ -13,6 +13,19 @@ Match = Callable[[int, Tensor], Tensor]
 """Function of a row of the queries and rows (K,) of the gallery, which returns their scores (K,)."""
 
 
+def mutual_nearest(cosines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the nearest feature of an image for each one of a query, and whether each is also the nearest of the other.
+
+    Args:
+        cosines: (K, I, P), of I features of each of K images with P of the query.
+
+    Returns:
+        The largest cosine, the number of the feature that has it, and whether both are nearest, (K, P) each.
+    """
+    best, nearest = cosines.max(1)
+    return best, nearest, cosines.argmax(2).gather(1, nearest) == torch.arange(cosines.shape[2])
+
+
 def match_patches(query: Tensor, items: Tensor) -> Tensor:
     """Score how well the patches of images match those of a query: the mean cosine of mutual nearest neighbors.
 
@@ -31,9 +44,7 @@ def match_patches(query: Tensor, items: Tensor) -> Tensor:
         >>> match_patches(query, torch.stack([query.flip(0), query[[0, 0]]]))
         tensor([1.0000, 0.5000])
     """
-    cosines = items @ query.T  # (K, patches of the item, patches of the query)
-    best, nearest = cosines.max(1)
-    mutual = cosines.argmax(2).gather(1, nearest) == torch.arange(len(query))
+    best, _, mutual = mutual_nearest(items @ query.T)
     return (best.clamp(min=0) * mutual).mean(1)
 
 
