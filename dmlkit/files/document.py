@@ -141,13 +141,21 @@ class Document(BaseModel, frozen=True, extra="forbid"):
 def differences(key: str, old: Any, new: Any) -> Iterator[str]:
     """Yield a message for each key at which two pieces of plain data differ; ``key`` is their own key.
 
+    Of a component that replaces one of another name, keys that it lacks are left out: they went with the old one.
+
     Example:
         >>> list(differences("loss", {"margin": 0.1}, {"margin": 0.2}))
         ['loss.margin: was 0.1, now 0.2']
+        >>> list(differences("loss", {"name": "mpa", "gamma": 0.1}, {"name": "triplet", "margin": 0.2}))
+        ['loss.name: was mpa, now triplet', 'loss.margin: now 0.2']
     """
     if isinstance(old, dict) and isinstance(new, dict):
+        replaced = "name" in old and "name" in new and old["name"] != new["name"]
         for name in [*old, *(name for name in new if name not in old)]:
             below = f"{key}.{name}" if key else name
-            yield from differences(below, old.get(name, "nothing"), new.get(name, "nothing"))
+            if replaced and name not in old:
+                yield f"{below}: now {new[name]}"
+            elif name in new or not replaced:
+                yield from differences(below, old.get(name, "nothing"), new.get(name, "nothing"))
     elif old != new:
         yield f"{key}: was {old}, now {new}"

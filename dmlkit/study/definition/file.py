@@ -263,8 +263,11 @@ def study_notes(study: Study, validation_classes: Mapping[str, int]) -> list[str
             f"values are tuned only with seed {seeds}; use at least {FEW_SEEDS} seeds, e.g. tune_seeds: [0, 1, 2]"
         )
     samplers = {variant.name: variant.candidates[0].recipe.sampler for variant in study.variants}
-    pairs = dict.fromkeys((one.better, one.than) for one in study.config.expect)
-    for better, than in pairs:
+    others: dict[str, list[str]] = {}  # by variant, those that it is compared with and whose sampler differs
+    for better, than in dict.fromkeys((one.better, one.than) for one in study.config.expect):
         if samplers[better] != samplers[than]:
-            notes.append(f"{better} and {than} have different samplers, which may cause their difference")
-    return notes
+            others.setdefault(better, []).append(than)
+    return notes + [
+        f"{better} has another sampler than {', '.join(names)}, which may cause their difference"
+        for better, names in others.items()
+    ]
