@@ -8,9 +8,12 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from dmlkit.datasets.files.table_file import BOX, LABEL, read_images_table, text_column
+from dmlkit.datasets.files.table_file import BOX, LABEL, column_names, read_images_table, text_column
 from dmlkit.errors import UserError
+from dmlkit.files.columns import require_column
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, part_comparison
+from dmlkit.recipe.file import plain
+from dmlkit.run_folder.folder import RunFolder
 
 MOST_VALUES = 200  # more are names of images, not groups of them
 
@@ -177,3 +180,25 @@ def table_of(column: str, dataset: Mapping[str, object] | None) -> tuple[Path, P
         raise UserError(f"--by {column}: {what}; name a table with the columns path and {column} with --table FILE")
     file, root = Path(str(dataset["file"])), dataset["root"]
     return file, Path(str(root)) if root else file.parent
+
+
+def column_table(column: str, table: Path | None, dataset: Mapping[str, object] | None) -> tuple[Path, Path]:
+    """Return the table that has a column, and the folder that its paths are relative to.
+
+    Args:
+        column: name of the column.
+        table: the table. Default: that of the dataset.
+        dataset: see `table_of`.
+
+    Raises:
+        UserError: see `table_of`, or the table lacks the column.
+    """
+    file, root = table_of(column, dataset) if table is None else (table, table.parent)
+    require_column(file, column_names(file), column)
+    return file, root
+
+
+def run_table(column: str, table: Path | None, run: Path | None) -> tuple[Path, Path]:
+    """Return the same as `column_table` for the dataset of a run; None if no run is known."""
+    dataset = None if table is not None or run is None else plain(RunFolder(run).recipe())["dataset"]
+    return column_table(column, table, dataset)

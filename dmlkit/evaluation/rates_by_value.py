@@ -15,8 +15,7 @@ from dmlkit.embedding.questions.probability import Trials, repeated_rows
 from dmlkit.embedding.questions.rates import most_trials
 from dmlkit.embedding.sources import open_points, split_points
 from dmlkit.embedding.trained import load_model
-from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, table_of
-from dmlkit.recipe.file import plain
+from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, run_table
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import Threshold
 
@@ -41,10 +40,10 @@ def pair_rates_by_value(
         bar: shows each step.
 
     Raises:
-        UserError: see `table_of`, `read_column` and `figures_by_value`.
+        UserError: see `run_table`, `read_column` and `figures_by_value`.
     """
     run = RunFolder(path)
-    file, root = _table(run, column, table)
+    file, root = run_table(column, table, path)
     points = split_points(run, load_model(run, fabric, threshold.checkpoint), fabric, "test", bar)
     codes = points.class_codes()[1]
     rates = rates_of_images(points, codes, threshold.threshold)
@@ -98,10 +97,10 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
         table: table that has it. Default: that of the dataset of the gallery's run.
 
     Raises:
-        UserError: see `table_of`, `read_column` and `figures_by_value`.
+        UserError: see `run_table`, `read_column` and `figures_by_value`.
     """
     gallery = open_points(path)
-    file, root = _table(None if gallery.run is None else RunFolder(gallery.run), column, table)
+    file, root = run_table(column, table, gallery.run)
     names, decider = labeled_decider(matched_gallery(gallery) or gallery, near=found.near)
     allowed = np.ones(len(names), bool) if found.is_optimistic else ~np.isin(names, found.trained_labels or ())
     rows = repeated_rows(decider, most_trials(decider), allowed[decider.codes])
@@ -115,10 +114,3 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
     paths = gallery.paths
     values = read_column([paths[int(row)] for row in rows], file, root, column)
     return figures_by_value(rates, torch.from_numpy(classes), values, column, are_errors=True)
-
-
-def _table(run: RunFolder | None, column: str, table: Path | None) -> tuple[Path, Path]:
-    """Return a table and the folder that its paths are relative to."""
-    if table is not None:
-        return table, table.parent
-    return table_of(column, None if run is None else plain(run.recipe())["dataset"])
