@@ -1,6 +1,7 @@
 """Errors for mistakes that a user can fix: printed as one line, without a traceback, with exit code 2; and warnings."""
 
 import logging
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -57,14 +58,30 @@ def out_of_memory(error: BaseException) -> str:
         ''
     """
     text = " ".join(str(error).split())
-    if isinstance(error, ImportError) and "failed to map segment" in text:
+    if (isinstance(error, ImportError) and "failed to map segment" in text) or _is_lost(error):
         return "a library does not fit into it; use a machine with more, or raise the limit that ulimit -v prints"
+    if isinstance(error, RuntimeError) and "can't start new thread" in text:
+        return "no thread can be started; raise the limits that ulimit -v and ulimit -u print"
     if isinstance(error, RuntimeError) and "allocate shared memory" in text:
         return "/dev/shm is full, through which readers send images; enlarge it, e.g. by docker run --shm-size 2g"
     if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text):
         text = text.partition("DefaultCPUAllocator: ")[2] or text
         return text.partition(" Including ")[0].partition(" Error code ")[0].rstrip(".")
     return (text or "the machine's memory ran out") if isinstance(error, MemoryError) else ""
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Return whether an import lost a MemoryError: Python and torchvision do where the process's memory is limited."""
+    text = str(error)
+    is_python = isinstance(error, SystemError) and "exception" in text
+    is_torchvision = isinstance(error, RuntimeError) and "operator torchvision::" in text
+    if sys.platform == "win32" or not (is_python or is_torchvision):
+        return False
+    try:
+        from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
+    except ImportError:  # this library does not fit either
+        return True
+    return getrlimit(RLIMIT_AS)[0] != RLIM_INFINITY
 
 
 @contextmanager

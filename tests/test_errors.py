@@ -3,6 +3,7 @@
 import ast
 import pickle
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,21 @@ def test_vectors_name_the_key_of_each_file(tmp_path: Path):
     assert printed(dataset=dataset, **vectors).startswith(told)
     told = "r.yaml:1: dataset.embeddings: none.npy: "
     assert printed(dataset="{name: vectors, embeddings: none.npy}", **vectors).startswith(told)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_a_memory_error_that_an_import_lost_is_one_of_memory_where_memory_is_limited():
+    import resource
+
+    lost = SystemError("error return without exception set"), RuntimeError("operator torchvision::nms does not exist")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    told: list[list[bool]] = []
+    for limit in (resource.RLIM_INFINITY, 2**46):
+        resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+        told.append([is_user_error(error) and "ulimit -v" in message_of(error) for error in lost])
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    assert told == [[False, False], [True, True]]
+    assert "ulimit -u" in message_of(RuntimeError("can't start new thread"))
 
 
 def test_the_key_is_an_attribute_and_survives_another_process():

@@ -144,8 +144,9 @@ def calibrate(
 
     from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
+    from dmlkit.embedding.gallery.folder import GalleryFolder
     from dmlkit.embedding.questions.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
-    from dmlkit.evaluation.by_value import identification_rates_by_value
+    from dmlkit.evaluation.by_value import identification_rates_by_value, run_table
     from dmlkit.evaluation.place import model_with
     from dmlkit.evaluation.plots.reliability import plot_reliability
 
@@ -153,6 +154,8 @@ def calibrate(
     model, place = model_with(source, second, run=run, device=device, bar=bars(console))
     if place is not None and column is not None:
         raise UserError(f"calibrate: --by {by}: does not apply to --with place; leave one out")
+    if column is not None:
+        run_table(*column, GalleryFolder(source).run)
     options: Any = {"fpir": fpir, "strangers": strangers, "near": near, "place": place, "model": model}
     found = calibrate_gallery(source, **options, bar=bars(console))
     by_value = None if column is None else identification_rates_by_value(source, found, *column)
@@ -242,13 +245,15 @@ def _calibrate_run(
     from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
-    from dmlkit.evaluation.by_value import pair_rates_by_value
+    from dmlkit.evaluation.by_value import pair_rates_by_value, run_table
     from dmlkit.evaluation.calibration import LEAST_ACCEPTED, USUAL_FAR, calibrate_run
     from dmlkit.evaluation.plots.reliability import plot_reliability
     from dmlkit.run_folder.folder import RunFolder
 
     fabric = start_ranks(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
+    if column is not None:
+        run_table(*column, run)
     found = calibrate_run(run, far=far, checkpoint=checkpoint, overrides=overrides, fabric=fabric, bar=bars(console))
     if not fabric.is_global_zero:
         return

@@ -86,10 +86,12 @@ def cluster(
     from dmlkit.cli.progress import bars, image_progress
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.groups.clusters import cluster as find_clusters
+    from dmlkit.embedding.groups.clusters import clustering_method
     from dmlkit.embedding.points import in_memory
     from dmlkit.embedding.sources import open_points
 
     console = Console()
+    clustering_method(clusters, threshold, method)  # refuses before a run is embedded
     points = open_points(
         source,
         split=split,
@@ -115,7 +117,7 @@ def cluster(
 
         title, notes = f"clusters of {source}", [summary_of(found), "The first picture of each row is the medoid."]
         gone = write_page(html, title, notes, found.shelves(), rows="clusters")
-        tell_page(html, gone, len(found.members), console, rows="clusters")
+        tell_page(html, gone, len(found.members), console, [source], rows="clusters")
 
 
 def print_clusters(found: "Clusters", console: "Console") -> None:

@@ -116,7 +116,8 @@ def duplicates(
 
         title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
         notes = [f"{ours.manifold.similarity_name.replace('_', ' ')} of at least {threshold:g}"]
-        tell_page(html, write_page(html, title, notes, found.shelves()), found.shelf_count, console, rows="rows")
+        gone, read = write_page(html, title, notes, found.shelves()), [source, *([] if other is None else [other])]
+        tell_page(html, gone, found.shelf_count, console, read, rows="rows")
 
 
 def print_groups(found: "DuplicateGroups", console: "Console") -> None:

@@ -250,6 +250,7 @@ def evaluate(
         from dmlkit.embedding.sources import open_points
 
         points = open_points(source)
+        shown.check_column(points.run)
         shown.tell(*evaluate_points(points, rerank=method, **wanted), title=str(source), run=points.run)
     elif source:
         from dmlkit.distributed.launch import start_ranks
@@ -257,7 +258,7 @@ def evaluate(
 
         fabric = start_ranks(device or "auto")
         shown.console.quiet = not fabric.is_global_zero
-        scope = Scope(split, dataset_root, overrides or (), metric or (), ties)
+        scope = Scope(split, dataset_root, overrides or (), metric or (), ties, shown.column)
         if kind == "untrained":
             tell_untrained(source, fabric, shown, scope)
         else:

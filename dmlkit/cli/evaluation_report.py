@@ -45,6 +45,18 @@ class Shown:
 
         return Console(stderr=self.as_json)
 
+    @property
+    def column(self) -> "tuple[str, Path | None] | None":
+        """Column whose values the metrics are printed for, and its table."""
+        return None if self.by is None else (self.by, self.table)
+
+    def check_column(self, run: Path | None) -> None:
+        """Refuse a column that is not in the table of a run, before anything is computed."""
+        from dmlkit.evaluation.by_value import run_table
+
+        if self.column is not None:
+            run_table(*self.column, run)
+
     def tell(self, report: "Report", evaluation: Any, *, title: str, run: Path | None = None) -> None:
         """Print a report, and write the table of classes if requested.
 

@@ -26,6 +26,7 @@ from dmlkit.cli.options import (
     second_option,
     with_common_options,
 )
+from dmlkit.cli.search import check_device
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_addable, require_queries
@@ -287,6 +288,7 @@ def check(
         raise UserError(
             f"{gallery}: this gallery is not calibrated; run dmlkit calibrate {command_word(gallery)} first"
         )
+    check_device(device, gallery, images)
 
     from rich.console import Console
 

@@ -25,8 +25,8 @@ from dmlkit.cli.options import (
     rerank_of,
     with_common_options,
 )
-from dmlkit.cli.search import others_of
-from dmlkit.files.source import is_exported
+from dmlkit.cli.search import check_device, others_of
+from dmlkit.files.source import PLACE, is_exported
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,6 +128,9 @@ def identify(
         bar = partial(image_progress, console)
         found = identify_exported(source, images, threshold=threshold, others=others, bar=bar)
     else:
+        if second != Path(PLACE):
+            check_device(device, source, images)
+
         from dmlkit.cli.progress import bars
         from dmlkit.embedding.questions.identify import LabelRule
         from dmlkit.embedding.questions.identify import identify as identify_images
@@ -156,7 +159,7 @@ def identify(
         found.write(output)
         say(console, f"wrote {output}")
     if html is not None:
-        write_answers_page(found, html, f"{images} in {source}", console)
+        write_answers_page(found, html, (images, source), console)
 
 
 def print_answers(found: "Identified", images: Path, console: "Console") -> None:
@@ -221,8 +224,8 @@ def within(path: str, folder: Path) -> str:
     return str(place.relative_to(folder)) if place != folder and place.is_relative_to(folder) else path
 
 
-def write_answers_page(found: "Identified", path: Path, title: str, console: "Console") -> None:
-    """Write the page of the answers, the most doubtful first, and print how many pictures are missing."""
+def write_answers_page(found: "Identified", path: Path, read: tuple[Path, Path], console: "Console") -> None:
+    """Write the page of the answers, the most doubtful first, and print how many pictures of what was read are gone."""
     from dmlkit.cli.search import pictures_of, tell_page
     from dmlkit.embedding.gallery.files import UNKNOWN
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
@@ -243,7 +246,8 @@ def write_answers_page(found: "Identified", path: Path, title: str, console: "Co
     notes = [f"{len(found.answers)} {many}, {unknown} unknown{floor_of(found)}; the most doubtful first"]
     if right := found.accuracy:
         notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} {many} with known labels")
-    tell_page(path, write_page(path, title, notes, shelves), len(found.answers), console)
+    gone = write_page(path, f"{read[0]} in {read[1]}", notes, shelves)
+    tell_page(path, gone, len(found.answers), console, read)
 
 
 def lines_of(answer: "Answer", group: str | None) -> list[str]:

@@ -17,6 +17,7 @@ from dmlkit.cli.options import (
     examples,
     with_common_options,
 )
+from dmlkit.cli.search import why_missing
 from dmlkit.files.outputs import check_output, check_page, is_our_page
 from dmlkit.files.source import kind_of
 
@@ -71,5 +72,5 @@ def inspect(
     for note in found.notes:
         say_prose(console, f"note: {note}")
     if gone:
-        say(console, f"note: {counted(gone, 'picture is', 'pictures are')} missing: image files were moved or deleted")
+        say(console, f"note: {counted(gone, 'picture is', 'pictures are')} missing: {why_missing(source)}")
     say(console, f"wrote {output}, {output.stat().st_size / 1e6:.1f} MB: open it in a browser")

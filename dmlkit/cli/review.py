@@ -16,6 +16,7 @@ from dmlkit.cli.options import (
     examples,
     with_common_options,
 )
+from dmlkit.cli.search import check_device
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_folder
@@ -72,6 +73,13 @@ def review(
     column answer, and run the same command again: it reads the answers and asks
     the next questions. Stop whenever you like. labels.csv has all labels.
     """
+    if add and kind_of(gallery) != "gallery":
+        raise UserError(f"--add: applies to a gallery; {gallery} is something else; remove --add")
+    if add and kind_of(images) == "array":
+        raise UserError(f"--add: applies to images; the rows of {images} have no files to add; remove --add")
+    if not add:  # which embeds the images that it adds
+        check_device(device, gallery, images)
+
     from rich.console import Console
 
     from dmlkit.cli.console import counted, fusion_line, say
@@ -81,10 +89,6 @@ def review(
     from dmlkit.embedding.review.table import review as review_labels
     from dmlkit.evaluation.fusion import fusion_of
 
-    if add and kind_of(gallery) != "gallery":
-        raise UserError(f"--add: applies to a gallery; {gallery} is something else; remove --add")
-    if add and kind_of(images) == "array":
-        raise UserError(f"--add: applies to images; the rows of {images} have no files to add; remove --add")
     console = Console()
     fusion = fusion_of(gallery, second, device=device, bar=bars(console))
     model = ModelChoice(run, fusion=fusion, device=device)

@@ -1,5 +1,6 @@
 """``dmlkit search``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.files.outputs import NEIGHBOR_COLUMNS, check_table
-from dmlkit.files.source import is_exported, kind_of
+from dmlkit.files.source import PLACE, Kind, check_options, is_exported, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,6 +94,9 @@ def search(
         others = others_of(box_source, box_margin, box_confidence, run, second, rerank, manifold, device)
         answers = search_exported(source, queries, k=k, others=others, bar=partial(image_progress, console))
     else:
+        if second != Path(PLACE):
+            check_device(device, source, queries)
+
         from dmlkit.cli.progress import bars
         from dmlkit.embedding.questions.search import search as search_images
         from dmlkit.evaluation.place import model_with
@@ -122,7 +126,7 @@ def search(
         write_neighbors(answers, csv)
         say(console, f"wrote {csv}")
     if html is not None:
-        write_neighbors_page(answers, html, f"{queries} in {source}", console)
+        write_neighbors_page(answers, html, (queries, source), console)
 
 
 def others_of(
@@ -139,6 +143,17 @@ def others_of(
     boxes = {"--boxes": box_source, "--box-margin": box_margin, "--box-confidence": box_confidence}
     model = {"--run": run, "--with": second, "--rerank": rerank, "--manifold": manifold}
     return {**boxes, **model, "--device": None if device in EXPORTED_DEVICES else device}
+
+
+def check_device(device: str, *paths: Path) -> None:
+    """Refuse ``--device`` where no network computes: every path holds points already.
+
+    Raises:
+        UserError: the option is given, and no path is a run or images; the message names the last path.
+    """
+    kinds: list[Kind] = [kind_of(path) for path in paths]
+    if device != "auto" and "run" not in kinds and "images" not in kinds:
+        check_options(paths[-1], kinds[-1], {"--device": device})
 
 
 def print_notes(answers: "Answers", k: int, source: Path, console: "Console") -> None:
@@ -181,8 +196,8 @@ def print_neighbors(answers: "Answers", console: "Console") -> None:
         say(console, f"and {more} more queries; --csv FILE, --html FILE and --json contain all")
 
 
-def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "Console") -> None:
-    """Write the page of a search, and print how many pictures are missing."""
+def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path], console: "Console") -> None:
+    """Write the page of a search for queries in a source, and print how many pictures are missing."""
     from dmlkit.cli.console import counted
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 
@@ -197,7 +212,8 @@ def write_neighbors_page(answers: "Answers", path: Path, title: str, console: "C
         f"{counted(len(answers.queries), 'query', 'queries')}, the {answers.k} nearest of each by "
         f"{answers.similarity_name.replace('_', ' ')}, nearest first"
     ]
-    tell_page(path, write_page(path, title, notes, shelves), len(answers.queries), console)
+    gone = write_page(path, f"{read[0]} in {read[1]}", notes, shelves)
+    tell_page(path, gone, len(answers.queries), console, read)
 
 
 def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
@@ -210,12 +226,20 @@ def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
     ]
 
 
-def tell_page(path: Path, gone: int, count: int, console: "Console", *, rows: str = "queries") -> None:
-    """Print where a page is, and how many pictures are missing."""
+def tell_page(
+    path: Path, gone: int, count: int, console: "Console", read: Sequence[Path], *, rows: str = "queries"
+) -> None:
+    """Print where a page is, and how many pictures of what was read are missing."""
     from dmlkit.cli.console import counted, say
     from dmlkit.embedding.questions.page import MOST
 
     say(console, f"wrote {path}" + (f": the first {MOST} {rows}" if count > MOST else ""))
     if gone:
         pictures = counted(gone, "picture is a placeholder", "pictures are placeholders")
-        say(console, f"note: {pictures}: image files were moved or deleted")
+        say(console, f"note: {pictures}: {why_missing(*read)}")
+
+
+def why_missing(*read: Path) -> str:
+    """Return why pages have no pictures of some of what a command read."""
+    array = next((path for path in read if path.suffix == ".npy"), None)
+    return "image files were moved or deleted" if array is None else f"the rows of {array} have none"

@@ -19,6 +19,7 @@ from dmlkit.cli.options import (
     examples,
     with_common_options,
 )
+from dmlkit.cli.search import check_device
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_selection
 from dmlkit.files.source import check_options, kind_of, require_queries
@@ -101,23 +102,28 @@ def select(
 
     The table has a column label to fill in; train, review and gallery add read it.
     """
-    from rich.console import Console
-
-    from dmlkit.cli.console import say, say_json
-    from dmlkit.cli.progress import bars
-    from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.points import in_memory
-    from dmlkit.embedding.questions.search import open_searched
-    from dmlkit.embedding.review.learning_curve import measure as measure_selection
-    from dmlkit.embedding.review.select import select as select_images
-    from dmlkit.embedding.sources import open_queries
-
     if measure:
         refuse_with_measure(images, output, run)
     elif run is not None and images is None:
         raise UserError(f"--run {run}: embeds IMAGES, which are missing; name them, or remove this option")
     kind = kind_of(source)
     check_options(source, kind, {"--split": split})
+    check_device(device, source, *([] if images is None else [images]))
+
+    from rich.console import Console
+
+    from dmlkit.cli.console import say, say_json
+    from dmlkit.cli.progress import bars
+    from dmlkit.embedding.fusion import ModelChoice
+    from dmlkit.embedding.points import in_memory, require_one_label
+    from dmlkit.embedding.questions.search import open_searched
+    from dmlkit.embedding.review.learning_curve import measure as measure_selection
+    from dmlkit.embedding.review.select import select as select_images
+    from dmlkit.embedding.sources import open_queries
+    from dmlkit.run_folder.folder import RunFolder
+
+    if kind == "run":
+        RunFolder(source).recipe().dataset.require_one_label(str(source))  # before it is embedded
     console, model = Console(stderr=json), ModelChoice(run, device=device)
     if kind == "run" and split is None and not measure:
         split = "all"
@@ -126,6 +132,7 @@ def select(
         curve = measure_selection(labeled, count, rule=rule, threshold=threshold, bar=bars(console))
         say_json(curve.plain()) if json else print_curve(curve, console)
         return
+    require_one_label(labeled)  # before IMAGES are embedded
     asked = None if images is None else in_memory(open_queries(images, labeled, model=model, bar=bars(console)))
     found = select_images(labeled, asked, count=count, rule=rule, threshold=threshold, bar=bars(console))
     say_json(found.plain()) if json else print_selection(found, count, console)

@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from dmlkit.datasets.files.table_file import BOX, LABEL, read_images_table, text_column
+from dmlkit.datasets.files.table_file import BOX, LABEL, column_names, read_images_table, text_column
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.matched import matched_gallery
 from dmlkit.embedding.points import PointsInMemory
@@ -20,6 +20,7 @@ from dmlkit.embedding.questions.rates import most_trials
 from dmlkit.embedding.sources import open_points, split_points
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
+from dmlkit.files.columns import require_column
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, part_comparison
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import RunFolder
@@ -193,6 +194,28 @@ def table_of(column: str, dataset: Mapping[str, object] | None) -> tuple[Path, P
     return file, Path(str(root)) if root else file.parent
 
 
+def column_table(column: str, table: Path | None, dataset: Mapping[str, object] | None) -> tuple[Path, Path]:
+    """Return the table that has a column, and the folder that its paths are relative to.
+
+    Args:
+        column: name of the column.
+        table: the table. Default: that of the dataset.
+        dataset: see `table_of`.
+
+    Raises:
+        UserError: see `table_of`, or the table lacks the column.
+    """
+    file, root = table_of(column, dataset) if table is None else (table, table.parent)
+    require_column(file, column_names(file), column)
+    return file, root
+
+
+def run_table(column: str, table: Path | None, run: Path | None) -> tuple[Path, Path]:
+    """Return the same as `column_table` for the dataset of a run; None if no run is known."""
+    dataset = None if table is not None or run is None else plain(RunFolder(run).recipe())["dataset"]
+    return column_table(column, table, dataset)
+
+
 @torch.no_grad()  # the curvature of a manifold may be learned
 def pair_rates_by_value(
     path: Path, threshold: Threshold, column: str, table: Path | None, *, fabric: Ranks, bar: Bar = no_bar
@@ -211,10 +234,10 @@ def pair_rates_by_value(
         bar: shows each step.
 
     Raises:
-        UserError: see `table_of`, `read_column` and `figures_by_value`.
+        UserError: see `run_table`, `read_column` and `figures_by_value`.
     """
     run = RunFolder(path)
-    file, root = _table(run, column, table)
+    file, root = run_table(column, table, path)
     points = split_points(run, load_model(run, fabric, threshold.checkpoint), fabric, "test", bar)
     codes = points.class_codes()[1]
     rates = rates_of_images(points, codes, threshold.threshold)
@@ -268,10 +291,10 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
         table: table that has it. Default: that of the dataset of the gallery's run.
 
     Raises:
-        UserError: see `table_of`, `read_column` and `figures_by_value`.
+        UserError: see `run_table`, `read_column` and `figures_by_value`.
     """
     gallery = open_points(path)
-    file, root = _table(None if gallery.run is None else RunFolder(gallery.run), column, table)
+    file, root = run_table(column, table, gallery.run)
     names, decider = labeled_decider(matched_gallery(gallery) or gallery, near=found.near)
     allowed = np.ones(len(names), bool) if found.is_optimistic else ~np.isin(names, found.trained_labels or ())
     rows = repeated_rows(decider, most_trials(decider), allowed[decider.codes])
@@ -285,10 +308,3 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
     paths = gallery.paths
     values = read_column([paths[int(row)] for row in rows], file, root, column)
     return figures_by_value(rates, torch.from_numpy(classes), values, column, are_errors=True)
-
-
-def _table(run: RunFolder | None, column: str, table: Path | None) -> tuple[Path, Path]:
-    """Return a table and the folder that its paths are relative to."""
-    if table is not None:
-        return table, table.parent
-    return table_of(column, None if run is None else plain(run.recipe())["dataset"])

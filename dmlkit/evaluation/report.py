@@ -17,7 +17,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.manifest import Fusion
 from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import Copies
-from dmlkit.evaluation.by_value import ByColumn, figures_by_value, read_column, table_of
+from dmlkit.evaluation.by_value import ByColumn, column_table, figures_by_value, read_column, run_table
 from dmlkit.evaluation.evaluate import CLASS, Evaluation, Rescoring, confusions
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
@@ -27,7 +27,6 @@ from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note, holm, paired_differences
 from dmlkit.recipe.file import plain
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder.folder import RunFolder
 
 LISTED = 10  # classes and confusions in a report
 
@@ -270,13 +269,10 @@ class Report(Document, frozen=True):
             run: run of evaluated embeddings, whose dataset it is.
 
         Raises:
-            UserError: see `table_of`, `read_column` and `figures_by_value`.
+            UserError: see `column_table`, `read_column` and `figures_by_value`.
         """
-        if table is not None:
-            file, root = table, table.parent
-        else:
-            trained = None if run is None else plain(RunFolder(run).recipe())["dataset"]
-            file, root = table_of(column, self.question.dataset if self.question else trained)
+        asked = self.question
+        file, root = column_table(column, table, asked.dataset) if asked else run_table(column, table, run)
         values = read_column(evaluation.images, file, root, column)
         found = figures_by_value(evaluation.scores.per_query, evaluation.labels, values, column)
         return self.model_copy(update={"by": found})

@@ -20,6 +20,7 @@ from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import Copies, check_copies, embed_with_copies
+from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
 from dmlkit.evaluation.local import local_scores
 from dmlkit.evaluation.place import PlaceFusion, place_scores
@@ -30,7 +31,7 @@ from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import metric_configs
-from dmlkit.recipe.file import dump_recipe, parse_recipe
+from dmlkit.recipe.file import dump_recipe, parse_recipe, plain
 from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -54,6 +55,8 @@ class Scope:
     """Names of metrics, instead of the recipe's."""
     ties: Ties = "expected"
     """How items with the same score are counted."""
+    column: tuple[str, Path | None] | None = None
+    """Column whose values the metrics are reported for, and its table. Default of the table: that of the dataset."""
 
     @property
     def evaluated_split(self) -> Split:
@@ -254,7 +257,8 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
         scope: a folder of images replaces the dataset, and metrics replace those of the recipe, if they are given.
 
     Raises:
-        UserError: a metric is unknown, the run takes no images, or an override is of the dataset.
+        UserError: a metric is unknown, the run takes no images, an override is of the dataset, or a table lacks a
+            column.
     """
     for override in scope.overrides if scope.dataset_root is not None else ():
         if parse_override(override).key.partition(".")[0] == "dataset":
@@ -273,4 +277,6 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
         own = recipe.dataset
         folder = FolderConfig(root=str(scope.dataset_root), on_bad_image=own.on_bad_image, levels=own.levels)
         recipe = recipe.model_copy(update={"dataset": folder})
+    if scope.column is not None:
+        column_table(*scope.column, plain(recipe)["dataset"])
     return recipe

@@ -182,6 +182,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         faults = list(self._samples_that_do_not_fit()) or [
             *self._unmet_requirements(is_trained=is_trained),
             *(() if is_trained else self._unrelated_points_out_of_reach()),
+            *(() if is_trained else self._settings_without_effect()),
             *self._proxies_without_riemannian_optimizer(),
             *self._selection_by_unknown_metric(),
             *self._figures_given_twice(),
@@ -286,6 +287,15 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         epochs, stop_after = self.training.epochs, self.training.stop_after
         if stop_after is not None and stop_after > epochs:
             yield ("training", "stop_after"), f"got {stop_after}, expected at most training.epochs, {epochs}"
+
+    def _settings_without_effect(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        warmup, epochs = self.schedule.warmup_epochs, self.training.epochs
+        if warmup > epochs:  # the learning rate of the optimizer would never be reached
+            yield ("schedule", "warmup_epochs"), f"got {warmup:g}, expected at most training.epochs, {epochs}"
+        loggers = self.training.loggers
+        for index, name in enumerate(loggers):
+            if name in loggers[:index]:
+                yield ("training", "loggers", index), f"{name} is listed twice; remove one"
 
     def _augmentation_without_views(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         tuning = self.backbone.tuning

@@ -89,6 +89,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     here.write(tmp_path / "trained" / "environment.json")
     (tmp_path / "gallery" / "gallery.json").write_text("{}")
+    (tmp_path / "fitted").mkdir()
+    for name in ("gallery.json", "identification.json"):
+        (tmp_path / "fitted" / name).write_text("{}")
     (tmp_path / "study" / "study.json").write_text("")
     return tmp_path
 
@@ -205,6 +208,15 @@ REPEATED = [
         "cluster: expected --clusters COUNT or --threshold SIMILARITY; --method hdbscan needs neither of them",
     ),
 ]
+STORED = [  # no network computes where every path holds points
+    "search x.npy x.npy",
+    "identify x.npy x.npy",
+    "select x.npy --measure",
+    "select x.npy x.npy",
+    "review x.npy x.npy -o new",
+    "gallery check fitted x.npy",
+]
+NO_NETWORK = "applies to a run or an image or a folder of images, but x.npy is an .npy file; remove this option"
 MISTAKES = [
     *REPEATED,
     *WRITTEN,
@@ -265,6 +277,7 @@ MISTAKES = [
     ),
     ("compare empty half", f"empty: {NO_RUN}"),
     ("data check empty --model none --threshold 0.9", f"none: {NO_RUN}"),
+    *((f"{words} --device cpu", f"--device cpu: {NO_NETWORK}") for words in STORED),
     ("data check none", f"none: {NO_DATA}"),
     ("data shards none -o new", f"none: {NO_DATA}"),
     ("study none", "none: no such file; expected a study, e.g. recipes/study/mpa.yaml"),

@@ -146,16 +146,18 @@ def test_a_run_is_trained_and_scored_by_shared_labels(dmlkit, tmp_path: Path):
         sets = [[row[2].split("|") for row in rows if row[0] == number] for number in "123"]
         most = [max(sum(label in one for one in members) for label in known) for members in sets]
         assert f"purity {sum(most) / len(rows):.4f}, no nmi, since images have several labels" in shown
+    before = sorted(run.path.rglob("*"))
     for words in (
-        ("inspect", run.path, "-o", tmp_path / "x.html"),
-        ("eval", run.path, "--with", "local"),
-        ("calibrate", run.path),
-        ("select", run.path, tmp_path / "e"),
+        ("inspect", run.path, "-o", tmp_path / "x.html", "--device", "cpu"),
+        ("eval", run.path, "--with", "local", "--device", "cpu"),
+        ("calibrate", run.path, "--device", "cpu"),
+        ("select", run.path, tmp_path / "e", "--device", "cpu"),
         ("select", tmp_path / "e", "--measure"),
         ("identify", tmp_path / "e", tmp_path / "e"),
     ):
-        refused = dmlkit(*words, "--device", "cpu")
+        refused = dmlkit(*words)
         assert refused.code == 2 and "needs one label per image, but images have several" in refused.err
+    assert sorted(run.path.rglob("*")) == before  # nothing was embedded in vain
     many = table(tmp_path / "many", [f"{index % 24}|{index % 12}x" for index in range(48)]).file
     assert dmlkit("embed", run.path, many, "-o", tmp_path / "old", "--device", "cpu").code == 0
     newer, aligned = turned(run.path, tmp_path / "newer"), tmp_path / "aligned"

@@ -116,6 +116,11 @@ def test_a_run_and_its_embeddings_by_column(tmp_path: Path, dmlkit: Callable[...
     trained = dmlkit("train", recipe, "-o", run, *words)
     assert trained.code == 0, trained.err
     assert dmlkit("embed", run, "--split", "test", "-o", folder, "--device", "cpu").code == 0
+    before = sorted(run.rglob("*"))
+    for words in (("eval", run, "--split", "validation"), ("calibrate", run)):
+        wrong = dmlkit(*words, "--by", "sides", "--device", "cpu")
+        assert wrong.code == 2 and "did you mean 'side'" in wrong.err, wrong.err
+    assert sorted(run.rglob("*")) == before  # refused before anything was embedded, measured or written
     found = json.loads(dmlkit("eval", run, "--by", "side", "--json", "--device", "cpu").out)
     by = found["by"]["values"]
     assert [sorted(one["value"] for one in by), found["by"]["without"]] == [["left", "right"], 12]

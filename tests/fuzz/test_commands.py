@@ -245,7 +245,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run photos -n 2", "split output=new.csv rule device"),
         ("x.npy -n 2", "manifold rule threshold"),
         ("x.npy x.npy -n 2 --labels y.npy", "manifold rule output=new.csv"),
-        ("gallery --measure -n 2", "rule threshold json device"),
+        ("gallery --measure -n 2", "rule threshold json"),
     ),
     "start": (("photos -o new.yaml", "device"), ("table.csv -o new.yaml", "")),
     "status": (("study", "json"),),

@@ -39,7 +39,7 @@ def lancedb() -> Any:
     warnings.filterwarnings("ignore", message="lancedb fork support")
     try:
         import lancedb as package
-    except ImportError:
+    except ModuleNotFoundError:
         raise UserError("this needs LanceDB; install it with: pip install 'dmlkit[gallery]'") from None
     return package
 

@@ -136,8 +136,8 @@ def cluster(
     Raises:
         UserError: options that do not go together, a K that is not in 1..N, or fewer images than the method takes.
     """
-    method = method or ("agglomerative" if clusters is None else "kmeans")
-    _check_options(collection, clusters, threshold, method)
+    method = clustering_method(clusters, threshold, method)
+    _check_sizes(collection, clusters, threshold, method)
     if method == "kmeans":
         assert clusters is not None
         found = frechet_kmeans(collection.manifold, collection.points, clusters, advance=advance)
@@ -154,7 +154,13 @@ def cluster(
     return Clusters(collection, _by_size(found))
 
 
-def _check_options(collection: PointsInMemory, clusters: int | None, threshold: float | None, method: Method) -> None:
+def clustering_method(clusters: int | None, threshold: float | None, method: Method | None) -> Method:
+    """Return the method that `cluster` takes.
+
+    Raises:
+        UserError: the options do not go together.
+    """
+    method = method or ("agglomerative" if clusters is None else "kmeans")
     command = f"cluster --method {method}"
     if clusters is not None and threshold is not None:
         raise UserError(f"{command}: got both --clusters and --threshold; use only one of them")
@@ -164,11 +170,17 @@ def _check_options(collection: PointsInMemory, clusters: int | None, threshold: 
         raise UserError(f"{command}: expected --clusters K or --threshold T")
     if method == "hdbscan" and clusters is not None:
         raise UserError(f"{command}: hdbscan determines the number of clusters itself; remove --clusters")
+    return method
+
+
+def _check_sizes(collection: PointsInMemory, clusters: int | None, threshold: float | None, method: Method) -> None:
     if clusters is not None and not 1 <= clusters <= len(collection):
         raise UserError(f"--clusters {clusters}: expected 1 to {len(collection)}, the images of {collection.source}")
     least = {"kmeans": 1, "agglomerative": 2, "hdbscan": SMALLEST + 1}[method]
     if len(collection) < least:
-        raise UserError(f"{command}: {collection.source} has {len(collection)} images; expected at least {least}")
+        raise UserError(
+            f"cluster --method {method}: {collection.source} has {len(collection)} images; expected at least {least}"
+        )
     if threshold is not None:
         check_reachable(collection, threshold)
 

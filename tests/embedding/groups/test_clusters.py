@@ -180,6 +180,12 @@ def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[ob
     assert result.code == 2 and result.err.startswith("error: ") and told in " ".join(result.err.split())
 
 
+def test_options_that_do_not_go_together_are_refused_before_points_are_read(dmlkit: Cli, tmp_path: Path):
+    (tmp_path / "x.npy").write_text("no array")
+    result = dmlkit("cluster", tmp_path / "x.npy", "--clusters", 2, "--threshold", 0.5)
+    assert result.code == 2 and "got both --clusters and --threshold" in result.err
+
+
 def test_one_image_is_one_cluster(dmlkit: Cli, tmp_path: Path):
     result = dmlkit("cluster", embeddings_at(tmp_path / "e", turned(3)), "--clusters", 1)
     assert result.code == 0 and "1 image in 1 cluster" in result.out

@@ -117,6 +117,13 @@ def test_names_that_hurt_are_drawn_safely_and_lost_images_counted(dmlkit: Cli, t
     assert "script-src 'sha256-" in text and "default-src 'none'" in text
 
 
+def test_an_array_has_no_images_that_could_be_lost(dmlkit: Cli, tmp_path: Path):
+    np.save(tmp_path / "x.npy", turned(0, 1, 40, 41))
+    np.save(tmp_path / "y.npy", np.array([0, 0, 1, 1]))
+    result = dmlkit("inspect", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "-o", tmp_path / "x.html")
+    assert result.code == 0 and f"missing: the rows of {tmp_path / 'x.npy'} have none" in result.out, result
+
+
 def test_photos_are_in_the_page(dmlkit: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import pyarrow as pa
     from pyarrow import parquet
