@@ -55,15 +55,11 @@ def counts() -> dict[str, set[int]]:
     claims = {name: one for name, one in found.items() if one.paper is None}
     models = [{name: one.cost.models for name, one in some.items()} for some in (found, claims)]
     total, of_claims = (sum(some.values()) for some in models)
-    compared = re.search(
-        r"^\| variant \| separated map@r.*?\n\n", (ROOT / "docs/results.md").read_text("utf-8"), re.S | re.M
-    )
-    assert compared
-    variants = re.findall(r"^\| (?!variant|---)(\w+) ", compared[0], re.M)
+    of_guide = read_results(ROOT / "docs/results/which_loss")
     return {
         "losses": {
             own(LossConfig),
-            len({*variants} & {*LossConfig.variants}),
+            len({*of_guide.variants} & {*LossConfig.variants}),
             len(found["photos_full_claims"].variants),
         },
         "families": {len(FAMILIES)},
@@ -72,8 +68,8 @@ def counts() -> dict[str, set[int]]:
             of_claims,
             total - of_claims,
             *models[0].values(),
-            320,
-        },  # 320: printed on docs/results.md
+            of_guide.cost.models,
+        },
         "statements": {sum(len(one.verdicts) for one in claims.values()) // 2},
     }
 

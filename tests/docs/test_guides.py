@@ -1,6 +1,7 @@
 """The guides: their code runs, their figures are those of the studies, and the lines they quote are dmlkit's."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -123,20 +124,23 @@ def test_members_that_guides_name_exist(guide: str):
 
 
 def test_the_figures_of_which_loss_are_those_of_the_study():
-    results = page("results")
-    study = results[results.index("| variant | separated map@r") :].partition("\n\n")[0]
-    expected = dict(re.findall(r"^\| (\w+) \| ([\d.]+ ± [\d.]+) \|", study, re.MULTILINE))
-    differences = dict(re.findall(r"^\| (\w+) \| [^|]+ \| ([-+\d.]+ \([-+\d.]+ \.\. [-+\d.]+),", study, re.MULTILINE))
-    table = re.findall(
-        r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([^|]*) \| ([^|]*) ?\|$", page("guides/which_loss"), re.MULTILINE
+    results = json.loads((ROOT / "docs/results/which_loss/results.json").read_text("utf-8"))
+    words = {"holds": "lower", "does not hold": "higher", "makes no difference": "no difference"}
+    expected = dict[str, list[str]]()
+    for name, variant in results["variants"].items():
+        figures = {
+            key: f"{one['mean']:.4f} ± {one['high'] - one['mean']:.4f}" for key, one in variant["summary"].items()
+        }
+        expected[name] = [figures["map@r"], "", "", figures["recall@1"]]
+    for one in results["verdicts"]:  # that proxy_anchor is better than each
+        if one["metric"] == "map@r":
+            difference, low, high = -one["difference"], -one["high"], -one["low"]
+            verdict = words.get(one["corrected_verdict"], "not separable")
+            expected[one["than"]][1:3] = [f"{difference:+.4f} ({low:+.4f} .. {high:+.4f})", verdict]
+    rows = re.findall(
+        r"^\| `(\w+)` \| (?:pairs|proxies)[^|]* \|((?:[^|]*\|){4})$", page("guides/which_loss"), re.MULTILINE
     )
-    assert {name: figure for name, figure, _, _ in table} == expected
-    for name, _, difference, verdict in table:
-        if name == "proxy_anchor":
-            continue
-        assert difference == f"{differences[name]})"
-        low, high = map(float, difference.partition("(")[2].rstrip(")").split(" .. "))
-        assert verdict.strip() == ("lower" if high < 0 else "higher" if low > 0 else "not separable")
+    assert {name: [cell.strip() for cell in cells.split("|")[:4]] for name, cells in rows} == expected
 
 
 def test_the_figures_of_photos_are_those_of_tuning():
