@@ -44,6 +44,16 @@ class OptionError(UserError):
         return f"{self.key}: {self.message}"
 
 
+LIMITS = {
+    "can't start new thread": "no thread can be started; raise the limits that ulimit -v and ulimit -u print",
+    "allocate shared memory": "/dev/shm is full, through which readers send images; enlarge it, e.g. by docker run "
+    "--shm-size 2g",
+    "unable to resize file </torch": "ulimit -f limits the shared memory too, through which readers send images; "
+    "raise it",
+}
+"""Meaning of texts of a RuntimeError."""
+
+
 def out_of_memory(error: BaseException) -> str:
     """Return how the memory of the machine or of a GPU ran out; an empty text for other errors.
 
@@ -60,10 +70,9 @@ def out_of_memory(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if (isinstance(error, ImportError) and "failed to map segment" in text) or _is_lost(error):
         return "a library does not fit into it; use a machine with more, or raise the limit that ulimit -v prints"
-    if isinstance(error, RuntimeError) and "can't start new thread" in text:
-        return "no thread can be started; raise the limits that ulimit -v and ulimit -u print"
-    if isinstance(error, RuntimeError) and "allocate shared memory" in text:
-        return "/dev/shm is full, through which readers send images; enlarge it, e.g. by docker run --shm-size 2g"
+    known = next((meaning for words, meaning in LIMITS.items() if words in text), None)
+    if isinstance(error, RuntimeError) and known is not None:
+        return known
     if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text):
         text = text.partition("DefaultCPUAllocator: ")[2] or text
         return text.partition(" Including ")[0].partition(" Error code ")[0].rstrip(".")

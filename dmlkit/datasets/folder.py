@@ -138,8 +138,10 @@ def class_listing(
 
 
 def class_folders(root: Path) -> list[Path]:
-    """Return the subfolders of a folder, sorted by name, without hidden ones."""
-    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    """Return the subfolders of a folder, sorted by name, without hidden ones and links to a folder above them."""
+    found = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    place = root.resolve()
+    return [path for path in found if not (path.is_symlink() and place.is_relative_to(path.resolve()))]
 
 
 def nested_folders(root: Path, levels: Sequence[str]) -> tuple[list[Path], list[str]]:

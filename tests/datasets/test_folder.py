@@ -24,6 +24,8 @@ def test_the_first_half_of_the_sorted_classes_trains(tmp_path):
     make_tree(tmp_path, {"d": 2, "a": 3, "c": 2, "b": 2, "e": 2})
     (tmp_path / "a" / "notes.txt").write_text("no image")
     (tmp_path / ".hidden").mkdir()
+    (tmp_path / "again").symlink_to(tmp_path)  # with all images in a class of its own
+    (tmp_path / "above").symlink_to(tmp_path.parent)
     config = FolderConfig(root=str(tmp_path), validation_fraction=0.0)
     train, test, everything = (config.build(split) for split in ("train", "test", "all"))
     assert train.class_names == ("a", "b") and train.labels.tolist() == [0, 0, 0, 1, 1]

@@ -68,6 +68,21 @@ def test_a_reader_whose_shared_memory_is_full_is_an_error(monkeypatch: pytest.Mo
     assert is_user_error(found.value) and "/dev/shm is full" in message_of(found.value)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")
+def test_a_reader_whose_files_are_limited_is_an_error():
+    import resource
+
+    loader = evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # bytes; the batch of 12 glyphs has more
+    try:
+        with pytest.raises(RuntimeError) as found:
+            list(loader)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert is_user_error(found.value) and "ulimit -f" in message_of(found.value)
+
+
 @pytest.mark.parametrize(("waiting", "told"), [(0.0, False), (0.19, False), (0.2, True), (0.434, True)])
 def test_a_slow_loader_is_told(waiting: float, told: bool):
     screen = io.StringIO()

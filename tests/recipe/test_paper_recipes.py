@@ -65,6 +65,7 @@ def miniature(recipe: Recipe) -> Recipe:
         "embedding_dim": 8,
         "loss": recipe.loss.model_copy(update={"ratio": 0.5}) if recipe.loss.name == "proxy_gml" else recipe.loss,
         "sampler": shrunk_sampler(recipe.sampler),
+        "schedule": recipe.schedule.model_copy(update={"warmup_epochs": min(recipe.schedule.warmup_epochs, 3)}),
         "training": recipe.training.model_copy(update={"epochs": 3, "workers": 0}),
     }
     return Recipe(**(dict(recipe) | changes))

@@ -1,7 +1,7 @@
 """Boxes of images from other programs: YOLO's text files, COCO's annotations, and MegaDetector's output."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from glob import escape
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -245,9 +245,22 @@ def _json(file: Path, confidence: float) -> Iterator[_Found]:
         ) from None
 
 
+def _by_id(where: str, named: Sequence[tuple[Name, str]]) -> dict[Name, str]:
+    """Return names by their ids.
+
+    Raises:
+        UserError: two names have one id.
+    """
+    found: dict[Name, str] = {}
+    for number, (one, name) in enumerate(named):
+        if found.setdefault(one, name) != name:
+            raise UserError(f"{where}.{number}: id {one!r} is that of {found[one]} and of {name}; expected one id each")
+    return found
+
+
 def _coco(file: Path, data: _Coco, confidence: float) -> Iterator[_Found]:
-    names = {image.id: image.file_name for image in data.images}
-    labels = {category.id: category.name for category in data.categories}
+    names = _by_id(f"{file}: images", [(image.id, image.file_name) for image in data.images])
+    labels = _by_id(f"{file}: categories", [(category.id, category.name) for category in data.categories])
     for number, one in enumerate(data.annotations):
         where = f"{file}: annotations.{number}"
         if one.image_id not in names:

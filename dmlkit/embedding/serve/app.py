@@ -4,8 +4,7 @@ import asyncio
 import base64
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Generator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -265,13 +264,7 @@ def make_app(service: Service, access: Access, *, review: Path | None = None) ->
     Raises:
         UserError: the folder has no review, or one of another gallery.
     """
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        yield
-        await asyncio.to_thread(service.close)
-
-    app = FastAPI(title="dmlkit", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(title="dmlkit", version=__version__, docs_url=None, redoc_url=None)
     app.state.served = Served(service, access)
     app.state.review = None if review is None else ServedReview(review, service.source, service.label_of)
     app.include_router(api)

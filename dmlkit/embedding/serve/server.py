@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -87,8 +87,8 @@ class WorkerServer(uvicorn.Server):
         yield
 
 
-def open_server(serving: Serving, kind: type[uvicorn.Server] = uvicorn.Server) -> tuple[uvicorn.Server, int]:
-    """Return a server that is ready to run, and the number of its images.
+def open_server(serving: Serving, kind: type[uvicorn.Server] = uvicorn.Server) -> tuple[uvicorn.Server, Service]:
+    """Return a server that is ready to run, and what it serves, which is closed after it.
 
     Raises:
         UserError: see `Service` and `make_app`.
@@ -99,17 +99,18 @@ def open_server(serving: Serving, kind: type[uvicorn.Server] = uvicorn.Server) -
         http=PatientProtocol,
         log_level="warning",
         access_log=False,
+        lifespan="off",  # at a second Ctrl-C uvicorn would print the traceback of its task
         timeout_graceful_shutdown=GRACE,
         server_header=False,
     )
     allow_connections()
-    return kind(config), len(service.snapshot.points)
+    return kind(config), service
 
 
 def answer_as_worker(serving: Serving, listening: socket.socket, connection: Connection) -> None:
     """Answer requests in one of several processes, see `run_workers`."""
     try:
-        server, count = open_server(serving, WorkerServer)
+        server, service = open_server(serving, WorkerServer)
     except (UserError, OSError, MemoryError) as error:
         connection.send(str(error) or type(error).__name__)
         return
@@ -124,9 +125,10 @@ def answer_as_worker(serving: Serving, listening: socket.socket, connection: Con
 
     signal.signal(signal.SIGTERM, stop)
     with suppress(OSError):  # the first process has stopped meanwhile
-        connection.send(count)
+        connection.send(len(service.snapshot.points))
     threading.Thread(target=stop_with_parent, daemon=True).start()
-    server.run(sockets=[listening])
+    with closing(service):
+        server.run(sockets=[listening])
 
 
 def run_server(serving: Serving, *, port: int, workers: int, started: Callable[[str, int], None]) -> None:
@@ -167,7 +169,7 @@ def run_server(serving: Serving, *, port: int, workers: int, started: Callable[[
         if workers > 1:
             run_workers(partial(answer_as_worker, serving, listening), workers, started_at)
             return
-        server, count = open_server(serving)
-        started_at(count)
-        with suppress(KeyboardInterrupt):  # uvicorn raises it again, once all requests are answered
+        server, service = open_server(serving)
+        started_at(len(service.snapshot.points))
+        with suppress(KeyboardInterrupt), closing(service):  # uvicorn raises it again, once all requests are answered
             server.run(sockets=[listening])

@@ -271,7 +271,7 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     ):
         result = dmlkit("identify", gallery, asked, *words)
         assert result.code == 2 and message in " ".join(result.err.split())
-    result = dmlkit("identify", place / "gallery", place / "gallery", *boxes)
+    result = dmlkit("identify", place / "gallery", place / "gallery", "--boxes", labels)
     assert result.code == 2 and "--boxes" in result.err and "is a gallery" in " ".join(result.err.split())
 
 

@@ -50,8 +50,8 @@ def test_an_image_a_folder_and_embeddings_find_the_same(place: Path, dmlkit: Cli
     exact = -ball.paired_distance(queries.double()[:, None], points.double())
     assert isinstance(ball, Poincare)
     answers: list[Any] = []
-    for asked in ("new", "asked"):
-        result = dmlkit("search", source, place / asked, "-k", 5, "--json", "--device", "cpu")
+    for asked, *words in (("new", "--device", "cpu"), ("asked",)):
+        result = dmlkit("search", source, place / asked, "-k", 5, "--json", *words)
         assert result.code == 0, result.err
         answers.append(json.loads(result.out))
     by_image, by_embedding = answers
