@@ -18,8 +18,8 @@ def plot_study(
 ) -> None:
     """Draw the mean and 95 % interval of every variant, and each run as a faint dot, in one panel per metric.
 
-    For a swept numeric key a curve with a band is drawn over its values. The axis of the figures does not start at 0,
-    so means are drawn as points and not as bars.
+    A bar marks the network before training where it lies among the runs. For a swept numeric key a curve with a band is
+    drawn over its values. The axis of the figures does not start at 0, so means are drawn as points and not as bars.
 
     Args:
         metrics: metrics to draw, each as wide as a column. Default: all metrics of the study.
@@ -84,8 +84,15 @@ def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> No
     axes.errorbar(means, places, xerr=[below, above], fmt="o", color=COLOR, capsize=2, markersize=3.5)
     axes.locator_params(axis="x", nbins=5)  # more labels would overlap
     axes.set_yticks(places, list(named))
+    least, most = axes.get_xlim()  # random weights are far below, and would squeeze the runs together
+    before = {
+        place: value
+        for place, variant in zip(places, variants, strict=True)
+        if variant.untrained is not None and least <= (value := variant.untrained[metric]) <= most
+    }
+    axes.plot(list(before.values()), list(before), "|", color="black", markersize=8)
     axes.set(
-        title=f"{metric} of test classes\nmean, 95 % interval, each run",
+        title=f"{metric} of test classes\nmean, 95 % interval, each run{'; | before training' if before else ''}",
         xlabel=metric,
         ylim=(len(variants) - 0.5, -0.5),
     )
