@@ -81,6 +81,7 @@ def start(
     print_nesting(config, console)
     found = survey(config, bars(console))
     print_survey(found, str(photos), console)
+    print_several_labels(config, found, console)
     gpu = resolve_device(device)[0] != "cpu"
     backbone, at_hand = choose(gpu=gpu)
     images, classes, own = found.images["train"], found.classes["train"], found.names_validation
@@ -101,6 +102,20 @@ def start(
     run = command_word(f"runs/{output.stem}")
     say(console, f"next: dmlkit train {command_word(output)} -o {run}")
     say(console, f"then: dmlkit final {run}, to train on every class")
+
+
+def print_several_labels(config: "DatasetConfig", found: "Survey", console: "Console") -> None:
+    """Print that labels of a table with a | are taken as one class each; half of the classes are looked at."""
+    from dmlkit.cli.console import say_prose
+    from dmlkit.datasets.table import TableConfig
+
+    joined = next((name for names in found.held_out.values() for name in names if "|" in name), None)
+    if isinstance(config, TableConfig) and joined is not None:
+        say_prose(
+            console,
+            f'{joined} is taken as the name of one class; if it is several labels of an image, write separator: "|" '
+            "below dataset in the recipe, and choose a loss that compares pairs, see docs/data.md",
+        )
 
 
 def print_survey(found: "Survey", title: str, console: "Console") -> None:

@@ -94,6 +94,7 @@ def verify(
 
     folder = RunFolder(run)
     if not folder.threshold_path.exists() and not folder.basis_path.exists():  # a final run has no classes to choose it
+        folder.recipe().dataset.require_one_label(str(run))
         raise UserError(f"{run}: no threshold; choose one with dmlkit calibrate {command_word(run)}")
 
     from rich.console import Console

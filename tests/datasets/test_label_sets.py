@@ -151,6 +151,7 @@ def test_a_run_is_trained_and_scored_by_shared_labels(dmlkit, tmp_path: Path):
         ("inspect", run.path, "-o", tmp_path / "x.html", "--device", "cpu"),
         ("eval", run.path, "--with", "local", "--device", "cpu"),
         ("calibrate", run.path, "--device", "cpu"),
+        ("verify", run.path, tmp_path / "0.jpg", tmp_path / "1.jpg"),
         ("select", run.path, tmp_path / "e", "--device", "cpu"),
         ("select", tmp_path / "e", "--measure"),
         ("identify", tmp_path / "e", tmp_path / "e"),
