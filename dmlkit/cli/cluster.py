@@ -91,7 +91,7 @@ def cluster(
     from dmlkit.embedding.sources import open_points
 
     console = Console()
-    clustering_method(clusters, threshold, method)  # refuses before a run is embedded
+    method = clustering_method(clusters, threshold, method)  # refuses before a run is embedded
     points = open_points(
         source,
         split=split,

@@ -241,5 +241,5 @@ def tell_page(
 
 def why_missing(*read: Path) -> str:
     """Return why pages have no pictures of some of what a command read."""
-    array = next((path for path in read if path.suffix == ".npy"), None)
+    array = next((path for path in read if kind_of(path) == "array"), None)
     return "image files were moved or deleted" if array is None else f"the rows of {array} have none"

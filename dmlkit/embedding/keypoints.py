@@ -18,6 +18,9 @@ MOST = 128  # keypoints of an image, those of the highest contrast: 100 candidat
 SIDE = 320  # pixels; larger images are reduced
 LARGEST_RATIO = 0.8  # of the distances of the nearest and the second keypoint (Lowe 2004)
 TOLERANCE = 0.03  # of the longer side
+HYPOTHESES = 128  # of three matches each: with 3 of 10 matches right, 97 % of the pairs have a right one among them
+LARGEST_CHANGE = 16.0  # of the area by a map, to either side: objects 4 times as large, or as small
+LEAST_MATCHES = 3  # that define a map
 
 
 class Keypoints(NamedTuple):
@@ -125,11 +128,6 @@ def opencv() -> Any:
         raise UserError(f"--with {SIFT}: this needs OpenCV; install it with: pip install 'dmlkit[sift]'") from None
 
 
-HYPOTHESES = 128  # of three matches each: with 3 of 10 matches right, 97 % of the pairs have a right one among them
-LARGEST = 16.0  # change of the area by a map, to either side: objects 4 times as large, or as small
-LEAST = 3  # matches that define a map
-
-
 class Verified(NamedTuple):
     """Affine maps of K pairs of images, and the matches that fit them."""
 
@@ -142,7 +140,8 @@ class Verified(NamedTuple):
 def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: float) -> Verified:
     """Find the affine map that most of the matches fit, by RANSAC (Fischler & Bolles 1981), and fit it to them.
 
-    Maps that mirror, or change the area more than `LARGEST` times, are left out. The same matches give the same maps.
+    Maps that mirror, or change the area more than `LARGEST_CHANGE` times, are left out. The same matches give the same
+    maps.
 
     Args:
         query: (M, 2) places in the query.
@@ -160,7 +159,7 @@ def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: floa
     """
     count, size = matched.shape
     inliers, maps = torch.zeros(count, size, dtype=torch.bool), torch.zeros(count, 3, 2)
-    enough = (matched.sum(1) >= LEAST).nonzero()[:, 0]
+    enough = (matched.sum(1) >= LEAST_MATCHES).nonzero()[:, 0]
     if not len(enough):
         return Verified(inliers, maps)
     order = matched[enough].int().argsort(dim=1, descending=True, stable=True)  # the matches first
@@ -169,7 +168,7 @@ def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: floa
     places = torch.cat([query, torch.ones(size, 1)], dim=1)[order]  # (K', M', 3)
     others = items[enough[:, None], order]  # (K', M', 2)
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.rand(len(enough), HYPOTHESES, LEAST, generator=generator) * kept.sum(1)[:, None, None]
+    drawn = torch.rand(len(enough), HYPOTHESES, LEAST_MATCHES, generator=generator) * kept.sum(1)[:, None, None]
     first, second = (side[rows[:, None, None], drawn.long()] for side in (places, others))  # (K', H, 3, 3 and 2)
     is_line = torch.linalg.det(first).abs() < tolerance**2  # or a match twice
     first[is_line] = torch.eye(3)
@@ -189,7 +188,7 @@ def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: floa
 def _fitting(places: Tensor, items: Tensor, maps: Tensor, tolerance: float) -> Tensor:
     """Return which of the places (..., M, 3) a map (..., 3, 2) brings near the others (..., M, 2), if it is allowed."""
     areas = torch.linalg.det(maps[..., :2, :])
-    is_allowed = (areas > 1 / LARGEST) & (areas < LARGEST)
+    is_allowed = (areas > 1 / LARGEST_CHANGE) & (areas < LARGEST_CHANGE)
     return ((places @ maps - items).square().sum(-1) <= tolerance**2) & is_allowed[..., None]
 
 
@@ -197,6 +196,6 @@ def _least_squares(places: Tensor, items: Tensor, used: Tensor, otherwise: Tenso
     """Return the maps (K, 3, 2) with the smallest squared errors of the matches used (K, M), if there are enough."""
     weighted = places * used[..., None]  # (K, M, 3)
     gram = weighted.mT @ places + 1e-9 * torch.eye(3)
-    enough = (used.sum(1) > LEAST)[:, None, None] & (torch.linalg.det(gram).abs() > 1e-9)[:, None, None]
+    enough = (used.sum(1) > LEAST_MATCHES)[:, None, None] & (torch.linalg.det(gram).abs() > 1e-9)[:, None, None]
     fitted = torch.linalg.solve(torch.where(enough, gram, torch.eye(3)), weighted.mT @ items)
     return torch.where(enough, fitted, otherwise)

@@ -127,16 +127,16 @@ def test_absolute_paths_of_a_table_are_one_line(tmp_path: Path, monkeypatch: pyt
     assert "photos.csv:2: path '/elsewhere/0.jpg' leads out" in result.err and "so do 11 more rows" in result.err
 
 
-def test_labels_that_look_like_several_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
+def test_labels_that_look_like_several_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
     monkeypatch.chdir(tmp_path)
     classes_at(Path("photos"), "abcd")
     files = sorted(Path("photos").rglob("*.png"))
-    told = 'write separator: "|" below dataset'
+    advice = 'write separator: "|" below dataset'
     for joint, names in (("|", True), ("-", False)):
         rows = [f"{file},{file.parent.name}{joint}all" for file in files]
         Path("photos.csv").write_text("\n".join(["path,label", *rows]))
         result = dmlkit("start", "photos.csv", "--device", "cpu")
-        assert result.code == 0 and (told in " ".join(result.out.split())) == names, result.out
+        assert result.code == 0 and (advice in " ".join(result.out.split())) == names, result.out
 
 
 def test_the_screen_names_what_is_left_out_within_80_columns(

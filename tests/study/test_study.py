@@ -840,7 +840,14 @@ def test_the_plot_of_a_sweep_and_of_single_runs_reads_no_mathematics_t10(
             command="dmlkit study",
         )
         plot_study(results, tmp_path / "plot.png")
-        assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+        plain = (tmp_path / "plot.png").read_bytes()
+        assert plain.startswith(b"\x89PNG")
+        for value in (0.55, -2.0):  # of the network before training: among the runs, and below their intervals
+            before = {"untrained": {"map@r": value}}
+            variants = {name: one.model_copy(update=before) for name, one in results.variants.items()}
+            plot_study(results.model_copy(update={"variants": variants}), tmp_path / "plot.png")
+            is_marked = (tmp_path / "plot.png").read_bytes() != plain
+            assert is_marked == (axis is None and value == 0.55), (axis, value)
 
 
 def test_the_example_of_the_docs_is_a_study(tmp_path: Path):
