@@ -101,7 +101,7 @@ def test_the_summary_has_the_statements_of_several_studies_side_by_side(dmlkit, 
     text = page.read_text()
     results = [StudyResults.read(folder / "results.json") for folder in grounds]
     rows = rows_of(text, "statement")
-    assert text.index("| statement | metric | photos | glyphs |") < text.index("| claim | statement")
+    assert text.index("| statement | metric | photos | glyphs |") < text.index("\n## ")
     assert len(rows) == 4
     for row, *judged in zip(rows, *(one.verdicts for one in results), strict=True):
         assert row[0] == f"{judged[0].better} better than {judged[0].than}" and row[1] == "map@r"

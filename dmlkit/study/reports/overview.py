@@ -29,7 +29,7 @@ from dmlkit.study.reports.report import (
     paper_paragraphs,
     study_section,
 )
-from dmlkit.study.reports.tables import check_tables, shared_rows, verdict_rows, write_tables
+from dmlkit.study.reports.tables import check_tables, shared_rows, write_tables
 
 
 def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -> list[Path]:
@@ -84,19 +84,13 @@ def _write_page(studies: Mapping[str, StudyResults], page: "ReportPage", words: 
 
 
 def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, str]) -> list[str]:
-    """Return the paragraphs of a report: all claims of studies, then each study.
+    """Return the paragraphs of a report: the statements that studies share, then each study.
 
     Args:
         plots: path of each picture, relative to the document.
     """
-    rows = [["claim", "statement", "metric", "verdict", "difference"]]
-    for results in studies.values():
-        claim = results.claim
-        for row in verdict_rows(results)[1:] or [["measured only", "", "", "", "", "", ""]]:
-            rows.append([claim, *row[:3], " ".join(filter(None, (row[3], row[4] and f"({row[4]})")))])
-            claim = ""  # only in the first row
     shared = shared_rows(studies)
-    tables = [as_markdown(table) for table in (shared, rows) if table]
+    tables = [as_markdown(shared)] if shared else []
     sections = [study_section(results, plots[name], heading="##") for name, results in studies.items()]
     return [*disagreement_paragraphs(studies), _counts(list(studies.values())), EXPLANATION, *tables, *sections]
 
