@@ -1,5 +1,8 @@
 """A bound on how many labels are wrong, from answers of a person, valid at any time that the person stops."""
 
+from collections.abc import Sequence
+from functools import reduce
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -74,9 +77,7 @@ class LabelAudit:
 
     def most_wrong(self) -> int:
         """Return the largest number of wrong labels among those that were not checked, with confidence 1 - error."""
-        is_possible = (self._totals >= self.found) & (self._totals <= self.found + self.left.sum())
-        kept = is_possible & (self.evidence() < -np.log(self.error))
-        return int(np.flatnonzero(kept)[-1]) - self.found if kept.any() else 0
+        return most_wrong_together([self])
 
     def evidence(self) -> Logs:
         """Return the logarithm of the martingale against each total number of wrong labels: (N + 1,)."""
@@ -96,13 +97,9 @@ class LabelAudit:
         Returns:
             (K,) numbers of draws; all that are left if draws alone are not enough, 0 for at most ``most`` labels.
         """
-        rate, allowed = np.clip(expected / left, 1e-9, 1 - 1e-9), np.clip((most + 1) / left, 0, 1 - 1e-9)
-        gain = rate * np.log(rate / allowed) + (1 - rate) * np.log((1 - rate) / (1 - allowed))
         totals = np.clip(self.found + (expected[0] - expected).round() + most + 1, 0, len(self.left)).astype(int)
         best = self._logs[:, totals].max(axis=0) - np.log(len(RATES))  # one rate in the end has most of the mean
-        missing = np.clip(-np.log(self.error) - best, 0, None)
-        draws = np.where(rate < allowed, left * -np.expm1(-missing / (gain.clip(1e-12) * left)), left)
-        return np.where(left <= most, 0, draws)
+        return _draws(most, expected, left, -np.log(self.error) - best)
 
     def _bets(self, left: int, *, is_wrong: bool) -> Logs:
         """Return the logarithms of the factors of a draw: (rates, totals)."""
@@ -112,3 +109,65 @@ class LabelAudit:
             ratio = np.log(bet) - np.log(true) if is_wrong else np.log1p(-bet) - np.log1p(-true)
         # a draw that the total does not allow refutes it, whatever the bet
         return np.where(true == (not is_wrong), np.inf, np.where(bet < true, ratio, 0.0))
+
+
+def most_wrong_together(audits: Sequence[LabelAudit]) -> int:
+    """Return the largest number of wrong labels that several audits of different labels have left unchecked.
+
+    The product of their martingales is a martingale too, since each draw is from one of them. So the bound on the sum
+    holds with confidence 1 - error at any time, no error is shared out, and an audit may begin later than others.
+
+    Args:
+        audits: at least one; the error is that of the first.
+
+    Example:
+        >>> audits = LabelAudit([0.999] * 1000), LabelAudit([0.95] * 200)
+        >>> for row in range(300):
+        ...     audits[0].add(row, is_wrong=False, is_draw=True)
+        >>> for row in range(60):
+        ...     audits[1].add(row, is_wrong=False, is_draw=True)
+        >>> [audit.most_wrong() for audit in audits], most_wrong_together(audits)
+        ([9, 11], 12)
+    """
+    first, others = _evidence(audits)
+    counts = np.searchsorted(first, -np.log(audits[0].error) - others) - 1
+    return int((counts + np.arange(len(others)))[counts >= 0].max(initial=0))
+
+
+def draws_until_together(audits: Sequence[LabelAudit], most: int, expected: float) -> float:
+    """Estimate how many draws from several audits bound the wrong labels that they leave; see `most_wrong_together`.
+
+    Args:
+        audits: at least one.
+        most: largest number of wrong labels among those that are not checked.
+        expected: number of wrong labels among these.
+    """
+    first, others = _evidence(audits)
+    counts = (most + 1 - np.arange(len(others))).clip(0)  # in the first audit, for more than most in all
+    against = float((np.append(first, np.inf)[counts.clip(max=len(first))] + others).min())
+    left = np.array([sum(float(audit.left.sum()) for audit in audits)])
+    missing = np.array([-np.log(audits[0].error) - against])
+    return float(_draws(most, np.array([expected]), left, missing)[0]) if left[0] else 0.0
+
+
+def _evidence(audits: Sequence[LabelAudit]) -> tuple[Logs, Logs]:
+    """Return the evidence against so many unchecked wrong labels or more in the first audit, and so many in others."""
+    first, *more = (audit.evidence()[audit.found :][: int(audit.left.sum()) + 1] for audit in audits)
+    return np.minimum.accumulate(first[::-1])[::-1], reduce(_least_sums, more, np.zeros(1))
+
+
+def _draws(most: int, expected: Logs, left: Logs, missing: Logs) -> Logs:
+    """Return how many draws add the missing evidence against one wrong label too many."""
+    rate, allowed = np.clip(expected / left, 1e-9, 1 - 1e-9), np.clip((most + 1) / left, 0, 1 - 1e-9)
+    gain = rate * np.log(rate / allowed) + (1 - rate) * np.log((1 - rate) / (1 - allowed))
+    draws = np.where(rate < allowed, left * -np.expm1(-missing.clip(0) / (gain.clip(1e-12) * left)), left)
+    return np.where(left <= most, 0, draws)
+
+
+def _least_sums(ours: Logs, others: Logs) -> Logs:
+    """Return the least sum of an entry of each vector, by the sum of their positions."""
+    found = np.full(len(ours) + len(others) - 1, np.inf)
+    for start, one in enumerate(ours):
+        part = found[start : start + len(others)]
+        np.minimum(part, one + others, out=part)
+    return found

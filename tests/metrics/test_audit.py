@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from dmlkit.metrics.audit import RATES, LabelAudit
+from dmlkit.metrics.audit import RATES, LabelAudit, most_wrong_together
 
 PROBABILITIES = [0.9, 0.6, 0.95, 0.7, 0.8]
 STEPS = ("draw", "doubt", "draw", "draw")
@@ -99,18 +99,42 @@ def test_labels_and_error_out_of_range(probabilities: list[float], error: float)
 
 def test_the_bound_is_violated_in_few_sessions():
     """With an error of 0.2, so that 150 sessions tell; probabilities that are far too high must not matter."""
-    random, violated = np.random.default_rng(0), 0
+    random, violated = np.random.default_rng(0), np.zeros(2)
     for _ in range(150):
-        right = random.random(60) < 0.85
-        audit, is_violated = LabelAudit(0.95 + 0.04 * right, error=0.2), False
-        while audit.left.any():
+        right = [random.random(60) < 0.85, random.random(20) < 0.7]
+        audits = [LabelAudit(0.95 + 0.04 * right[0], error=0.2)]
+        is_violated = np.zeros(2, dtype=bool)
+        while any(audit.left.any() for audit in audits):
+            if len(audits) == 1 and audits[0].left.sum() < 40:
+                audits.append(LabelAudit([0.95] * 20, error=0.2))  # labels that later answers are copied to
+            which = max(range(len(audits)), key=lambda one: audits[one].most_wrong() if audits[one].left.any() else -1)
+            audit = audits[which]
             left = np.flatnonzero(audit.left)
             is_draw = bool(random.random() < 0.7)
             row = int(random.choice(left)) if is_draw else int(left[0])
-            audit.add(row, is_wrong=not right[row], is_draw=is_draw)
-            is_violated |= int((~right & audit.left).sum()) > audit.most_wrong()
+            audit.add(row, is_wrong=not right[which][row], is_draw=is_draw)
+            wrong = [int((~one & audit.left).sum()) for one, audit in zip(right, audits, strict=False)]
+            is_violated |= [wrong[0] > audits[0].most_wrong(), sum(wrong) > most_wrong_together(audits)]
         violated += is_violated
-    assert violated / 150 < 0.2 + 2 * (0.2 * 0.8 / 150) ** 0.5
+    assert (violated / 150 < 0.2 + 2 * (0.2 * 0.8 / 150) ** 0.5).all()
+
+
+def test_the_bound_on_several_audits_against_all_totals():
+    random = np.random.default_rng(1)
+    audits = [LabelAudit([0.9] * 30), LabelAudit([0.95] * 12), LabelAudit([0.8] * 5)]
+    for audit, draws, wrong in zip(audits, (25, 7, 2), (2, 0, 1), strict=True):
+        for number, row in enumerate(random.permutation(len(audit.left))[:draws]):
+            audit.add(int(row), is_wrong=number < wrong, is_draw=True)
+    left = [range(int(audit.left.sum()) + 1) for audit in audits]
+    evidence = [audit.evidence() for audit in audits]
+    kept = [
+        sum(wrong)
+        for wrong in itertools.product(*left)
+        if sum(one[audit.found + count] for one, audit, count in zip(evidence, audits, wrong, strict=True))
+        < -np.log(0.05)
+    ]
+    assert most_wrong_together(audits) == max(kept) < sum(audit.most_wrong() for audit in audits)
+    assert most_wrong_together(audits[:1]) == audits[0].most_wrong() < 5
 
 
 def test_as_many_more_draws_as_estimated_lower_the_bound_and_few_of_them_are_needless():

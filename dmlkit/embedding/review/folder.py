@@ -24,9 +24,10 @@ from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
 from dmlkit.files.source import REVIEW_MARK
-from dmlkit.metrics.audit import LabelAudit
+from dmlkit.metrics.audit import LabelAudit, draws_until_together, most_wrong_together
 
 MOST_REVIEWER = 100  # characters of a name
+COPIED_RIGHT = 0.95  # expected share of right labels among copied ones; it only sets the bets, see `LabelAudit`
 
 
 class Statement(NamedTuple):
@@ -41,7 +42,7 @@ class Statement(NamedTuple):
     more_draws: int
     """Estimated number of answers until the wrong labels are as few as wanted; at most all that were not checked."""
     spread: int
-    """Labels that an answer on another image of their group has changed; they count as wrong until they are checked."""
+    """Labels that come from an answer on another image of their group, and were not checked."""
     unknown: int
     """Images without a label that nobody has been asked about."""
     disagreements: int
@@ -53,9 +54,10 @@ class ReviewFolder:
 
     Answers count in the order of the questions, up to the first question without one, because labels that a person
     leaves out would not be missing at random. An answer also holds for the other images of its group, unless another
-    answer in the group is different. The labels that this changes were not checked and are not those that the bound is
-    about, so the bound is that on the proposed labels plus the number of changed ones: it needs no new round and loses
-    no answer.
+    answer in the group is different. The labels that this changes were not checked, and the bound on the proposed
+    labels is not about them, so each counts as wrong. When copied labels of unknown images are more than half of the
+    wrong labels that are allowed, they begin an audit of their own, from which questions are drawn as from the proposed
+    labels; the bound is on all audits together and loses no answer.
 
     Args:
         folder: the folder.
@@ -132,13 +134,21 @@ class ReviewFolder:
             return waiting[:count]
         with sole_writer(self.folder, what="a review"):
             self.refresh()
-            chosen, missing, left = list[Entry](), count - len(self.waiting), self._audit.left.copy()
-            left[[one.row for one in self._asked]] = False
+            copied = self._copied()
+            if self._begins_audit(copied):
+                self._add([Entry(copied={row: str(self.label(row)) for row in copied})])
+            chosen, missing = list[Entry](), count - len(self.waiting)
+            left = [audit.left.copy() for audit in self._audits]
+            for one in self._asked:
+                audit, place = self._places[one.row]
+                left[audit][place] = False
             changed, repeated = self._changed(), self._repeated()
-            while left.any() and missing > 0:
+            while missing > 0 and any(one.any() for one in left):
                 question = self._choose(left, changed, repeated, len(self._asked) + len(chosen))
-                left[question.row] = False
-                repeated[self.alike(question.row)] = True
+                audit, place = self._places[question.row]
+                left[audit][place] = False
+                if audit == 0:
+                    repeated[self.alike(question.row)] = True
                 missing -= question.row not in self._answers  # a draw may find an image that was answered already
                 chosen.append(Entry(question=question))
             if chosen:
@@ -181,6 +191,10 @@ class ReviewFolder:
         given = self._of_group.get(proposal.group) if proposal.group is not None else None
         return given or proposal.label
 
+    def stated(self, row: int) -> str | None:
+        """Return the label that a question on an image is about: the proposed one, or the one that was copied to it."""
+        return self._stated.get(row)
+
     def labeled(self) -> list[tuple[str, str]]:
         """Return the path and the label of each image that has one."""
         labels = ((one.path, self.label(row)) for row, one in enumerate(self.review.proposals))
@@ -192,19 +206,16 @@ class ReviewFolder:
 
     def statement(self) -> Statement:
         """Return how many labels may be wrong, and how many answers are missing."""
-        found, size = self._audit, self.review.labels
-        left, changed = int(found.left.sum()), self._changed()
-        labels = size + sum(row >= size for row in changed)
-        expected = min(wrong_share(found) * found.expected * left, left)
-        allowed = int(self.review.wrong * labels) - len(changed)
-        draws = found.draws_until(max(allowed, 0), np.array([expected]), np.array([float(left)])) if left else [0.0]
+        changed, copied = self._changed(), self._copied()
+        labels = sum(len(audit.left) for audit in self._audits) + len(copied)
+        left = sum(int(audit.left.sum()) for audit in self._audits[1:])
         return Statement(
             labels=labels,
             checked=self._counted,
-            corrected=found.found,
-            most_wrong=min(found.most_wrong() + len(changed), labels - self._counted),
-            more_draws=min(ceil(draws[0]) + max(-allowed, 0), labels - self._counted),
-            spread=len(changed),
+            corrected=sum(audit.found for audit in self._audits),
+            most_wrong=min(most_wrong_together(self._audits) + len(changed), labels - self._counted),
+            more_draws=min(self._draws(labels, len(changed), copied), labels - self._counted),
+            spread=len(changed) + left,
             unknown=sum(len(group) for group in self.ask_unknown() if self.label(group[0]) is None),
             disagreements=len(self.disagreements()),
         )
@@ -216,25 +227,54 @@ class ReviewFolder:
                 self.review.model_copy(update={"wrong": wrong, "audit": audit}).write(self.folder / REVIEW_MARK)
             self.refresh()
 
-    def _choose(self, left: np.ndarray, changed: list[int], repeated: np.ndarray, asked: int) -> LabelQuestion:
+    def _begins_audit(self, copied: list[int]) -> bool:
+        """Return whether copied labels are too many to count as wrong."""
+        labels = sum(len(audit.left) for audit in self._audits) + len(copied)
+        return len(copied) > int(self.review.wrong * labels) / 2
+
+    def _draws(self, labels: int, changed: int, copied: list[int]) -> int:
+        """Estimate how many draws are left, if the copied labels begin an audit once they are too many."""
+        audits = list(self._audits)
+        if self._begins_audit(copied):
+            audits.append(LabelAudit([COPIED_RIGHT] * len(copied), self.review.error))
+            changed -= len(copied)
+        allowed = int(self.review.wrong * labels) - changed
+        left = [int(audit.left.sum()) for audit in audits]
+        expected = sum(min(wrong_share(one) * one.expected * n, n) for one, n in zip(audits, left, strict=True))
+        return ceil(draws_until_together(audits, max(allowed, 0), expected)) + max(-allowed, 0)
+
+    def _choose(
+        self, left: Sequence[np.ndarray], changed: list[int], repeated: np.ndarray, asked: int
+    ) -> LabelQuestion:
         review = self.review
         if len(changed) > review.wrong * review.labels:  # only checking these can lower the bound enough
-            row = next((row for row in changed if row < len(left) and left[row]), None)
+            row = next((row for row in changed if row < len(left[0]) and left[0][row]), None)
             if row is not None:
                 return LabelQuestion(row=row, is_draw=False)
         random = np.random.default_rng([self._counted, asked, review.labels])
-        return next_question(self._audit, left, review.wrong, review.audit, random, repeated=repeated)
+        which = max(
+            (number for number, one in enumerate(left) if one.any()),
+            key=lambda number: min(self._audits[number].most_wrong(), int(left[number].sum())),
+        )
+        if which > 0:
+            return LabelQuestion(row=int(random.choice(self._audited[which][left[which]])), is_draw=True)
+        return next_question(self._audits[0], left[0], review.wrong, review.audit, random, repeated=repeated)
 
     def _clear(self) -> None:
+        labels = self.review.proposals[: self.review.labels]
+        self._audited = [np.arange(len(labels))]  # images of each audit
+        self._places = {row: (0, row) for row in range(len(labels))}  # number of the audit of an image, place in it
+        self._stated = {row: one.label for row, one in enumerate(labels)}  # label that the audit is about
         self._asked, self._rows = list[LabelQuestion](), set[int]()
         self._answers = dict[int, dict[str, str | None]]()
         self._of_group = dict[int, str | None]()
         self._recount()
 
     def _recount(self) -> None:
-        self._counted = 0
+        self._counted, error = 0, self.review.error
         labels = self.review.proposals[: self.review.labels]
-        self._audit = LabelAudit([one.probability for one in labels], self.review.error)
+        self._audits = [LabelAudit([one.probability for one in labels], error)]
+        self._audits += [LabelAudit([COPIED_RIGHT] * len(rows), error) for rows in self._audited[1:]]
 
     def _take(self, entries: Sequence[Entry]) -> None:
         """Take entries of the file into account."""
@@ -243,6 +283,11 @@ class ReviewFolder:
             self._check(entry)
             if entry.question is not None:
                 self._asked.append(entry.question)
+            if entry.copied is not None:
+                self._places.update({row: (len(self._audited), place) for place, row in enumerate(entry.copied)})
+                self._stated.update(entry.copied)
+                self._audited.append(np.array(list(entry.copied)))
+                self._audits.append(LabelAudit([COPIED_RIGHT] * len(entry.copied), self.review.error))
             if (given := entry.answer) is None:
                 continue
             is_stale |= given.row in counted  # an answer was changed
@@ -253,16 +298,20 @@ class ReviewFolder:
         for question in self._asked[self._counted :]:
             if question.row not in self._answers:
                 break
-            is_wrong = self._verdict(question.row) != self.review.proposals[question.row].label
-            self._audit.add(question.row, is_wrong=is_wrong, is_draw=question.is_draw)
+            audit, place = self._places[question.row]
+            is_wrong = self._verdict(question.row) != self._stated[question.row]
+            self._audits[audit].add(place, is_wrong=is_wrong, is_draw=question.is_draw)
             self._counted += 1
 
     def _check(self, entry: Entry) -> None:
         """Raise an error if an entry is not about this review."""
         asked, given, proposals = entry.question, entry.answer, self.review.proposals
-        is_new = asked is None or (0 <= asked.row < self.review.labels and asked.row not in self._rows)
+        is_new = asked is None or (asked.row in self._places and asked.row not in self._rows)
         is_same = given is None or (0 <= given.row < len(proposals) and proposals[given.row].id == given.id)
-        if not (is_new and is_same):
+        is_copied = entry.copied is None or (
+            bool(entry.copied) and set(entry.copied) <= set(range(len(proposals))) - set(self._places)
+        )
+        if not (is_new and is_same and is_copied):
             raise UserError(f"{self.folder / JOURNAL}: has a line on an image of another review; restore the file")
         if asked is not None:
             self._rows.add(asked.row)
@@ -287,13 +336,18 @@ class ReviewFolder:
     def _changed(self) -> list[int]:
         """Return the images that were not checked and whose label is no longer the proposed one."""
         rows = (row for group in self._of_group for row in self.review.members[group] if row not in self._answers)
-        return [row for row in rows if self.label(row) != self.review.proposals[row].label]
+        return [row for row in rows if self.label(row) not in (None, self._stated.get(row))]
+
+    def _copied(self) -> list[int]:
+        """Return the unknown images with a label from an answer on another image that no audit is about."""
+        return [row for row in self._changed() if row not in self._places]
 
     def _repeated(self) -> np.ndarray:
         """Return the labels, (N,) bool, of images in groups that were asked about."""
         found = np.zeros(self.review.labels, dtype=bool)
-        for row in {one.row for one in self._asked} | {row for row in self._answers if row < len(found)}:
-            found[self.alike(row)] = True
+        for row in {one.row for one in self._asked} | set(self._answers):
+            if row < len(found):
+                found[self.alike(row)] = True
         return found
 
     def _add(self, entries: Sequence[Entry]) -> None:

@@ -39,10 +39,12 @@ class LabelAnswer(BaseModel, frozen=True, extra="forbid"):
 
 
 class Entry(BaseModel, frozen=True, extra="forbid"):
-    """Line of the file: a question about a label that was chosen, or an answer."""
+    """Line of the file: a question about a label that was chosen, an answer, or labels that begin another audit."""
 
     question: LabelQuestion | None = None
     answer: LabelAnswer | None = None
+    copied: dict[int, str] | None = None
+    """Labels, by the position of the proposal, that unknown images had from answers on near-duplicates."""
 
 
 class Journal:

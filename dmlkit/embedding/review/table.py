@@ -7,7 +7,7 @@ from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.images import LabelledImage, check_images
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.review.folder import ReviewFolder
-from dmlkit.embedding.review.proposals import ProposedLabel, propose
+from dmlkit.embedding.review.proposals import propose
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, spreadsheet
 from dmlkit.files.lock import sole_writer
@@ -94,18 +94,18 @@ def _answers(path: Path, found: ReviewFolder) -> dict[int, str | None]:
             )
         row, answer = rows[name], answer.strip()
         if answer:
-            answers[row] = _label_of(answer, proposals[row])
+            answers[row] = _label_of(answer, proposals[row].path, found.stated(row))
     return answers
 
 
-def _label_of(answer: str, proposal: ProposedLabel) -> str | None:
+def _label_of(answer: str, path: str, stated: str | None) -> str | None:
     """Return the label that an answer means; None for "cannot tell"."""
     if answer == UNSURE:
         return None
-    label = proposal.label if answer == SAME else answer
+    label = stated if answer == SAME else answer
     if label is None:
-        raise UserError(f"{proposal.path}: {SAME!r} needs a proposed label; write the label")
-    check_images([LabelledImage(proposal.path, label)])
+        raise UserError(f"{path}: {SAME!r} needs a proposed label; write the label")
+    check_images([LabelledImage(path, label)])
     return label
 
 
@@ -113,8 +113,10 @@ def write_tables(found: ReviewFolder, ask: int) -> None:
     """Write the questions that wait, first those on labels and then one per group of unknown images, and all labels."""
     proposals = found.review.proposals
     unknown = [group[0] for group in found.ask_unknown()]
-    asked = [proposals[row] for row in [*(one.row for one in found.waiting), *unknown][:ask]]
-    write_table(found.folder / QUESTIONS, COLUMNS, ([one.path, one.label or "", ""] for one in asked))
+    asked = list(dict.fromkeys([*(one.row for one in found.waiting), *unknown]))[:ask]
+    write_table(
+        found.folder / QUESTIONS, COLUMNS, ([proposals[row].path, found.stated(row) or "", ""] for row in asked)
+    )
     images = Path(found.review.images)
     root = images if images.is_dir() else images.parent
     named = ((str(Path(path).relative_to(root)), label) for path, label in found.labeled())

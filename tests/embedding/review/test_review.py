@@ -124,11 +124,38 @@ def test_an_answer_holds_for_its_group_and_what_it_changes_counts_as_wrong(tmp_p
     assert [state.label(row) for row in (6, 7, 8)] == ["new", "new", None] and state.ask_unknown() == [[7]]
     assert (now.labels, now.spread, now.unknown) == (7, 1, 0)
     while asked := state.ask(1):
-        state.reply({asked[0].row: labels[asked[0].row]}, "ada")
+        row = asked[0].row
+        state.reply({row: "new" if row == 7 else labels[row]}, "ada")
     done = state.statement()
-    assert (done.checked, done.most_wrong, done.corrected) == (6, 1, 1)  # only row 7 was never seen
-    state.reply({7: "new"}, "ada")
-    assert state.statement().most_wrong == 0 and state.ask_unknown() == []
+    assert (done.checked, done.most_wrong, done.corrected) == (7, 0, 1)
+    assert state.ask_unknown() == []
+
+
+def test_labels_that_unknown_images_have_from_answers_are_drawn_too(tmp_path: Path):
+    """Two hundred proposals that are right; 300 unknown images in 30 groups, of which 3 images are of another label."""
+    proposals = [ProposedLabel(path=f"{row}.jpg", label="a", probability=0.99, id=f"{row}") for row in range(200)]
+    proposals += [
+        ProposedLabel(path=f"{row}.jpg", label=None, probability=0.0, id=f"{row}", group=row // 10)
+        for row in range(200, 500)
+    ]
+    truth = {row: "a" if row < 200 else "odd" if row in (207, 333, 481) else f"new {row // 10}" for row in range(500)}
+    state = begin(tmp_path / "review", proposals)
+    for group in state.ask_unknown():
+        state.reply({group[0]: truth[group[0]]}, "ada")
+    begun = state.statement()
+    assert (begun.labels, begun.spread, begun.most_wrong) == (470, 270, 470)
+    asked = list[int]()
+    while (now := state.statement()).most_wrong > 0.05 * now.labels:
+        (question,) = state.ask(1)
+        asked.append(question.row)
+        state.reply({question.row: truth[question.row]}, "ada")
+        wrong = sum(state.label(row) not in (None, truth[row]) for row in range(500))
+        assert wrong <= state.statement().most_wrong
+    copied = [row for row in asked if row >= 200]
+    assert 0 < len(copied) < 135 and len(set(copied)) == len(copied) and len(asked) < begun.more_draws * 1.5
+    assert ReviewFolder(tmp_path / "review").statement() == now
+    journal = (tmp_path / "review" / "answers.jsonl").read_text()
+    assert journal.count('"copied"') == 1
 
 
 def test_near_duplicates_are_asked_about_once_unless_they_are_drawn(tmp_path: Path):

@@ -18,7 +18,7 @@ async function showStatus() {
   $("#bound").textContent = `Of ${labels} automatic labels at most ${share(now.most_wrong / now.labels)} ` +
     `(${now.most_wrong}) are wrong (${Math.round(100 * (1 - now.error))} % confidence, valid at any time you stop)${more}.`;
   const parts = [`${now.checked} checked`, `${now.corrected} of them wrong`];
-  if (now.spread) parts.push(`${now.spread} changed by answers on near-duplicates`);
+  if (now.spread) parts.push(`${plural(now.spread, "label comes", "labels come")} from answers on near-duplicates`);
   if (now.unknown) parts.push(plural(now.unknown, "image is unknown", "images are unknown"));
   $("#progress").textContent = `${parts.join(", ")}.`;
   const disagree = $("#disagree");
