@@ -110,6 +110,10 @@ def test_the_summary_has_the_statements_of_several_studies_side_by_side(dmlkit, 
             assert ("Holm's" in cell) == (one.verdict != one.corrected_verdict)
     assert dmlkit("report", grounds[0], "-o", tmp_path / "one.md").code == 0
     assert "| statement | metric | photos |" not in (tmp_path / "one.md").read_text()
+    again = shutil.copytree(grounds[0], tmp_path / "again")  # the same claim, as of other data
+    assert dmlkit("report", grounds[0], again, "-o", tmp_path / "two.md").code == 0
+    heads = [line for line in (tmp_path / "two.md").read_text().splitlines() if line.startswith("## ")]
+    assert heads == [f"## On photos a larger margin is better ({name})" for name in ("photos", "again")]
 
 
 def test_a_page_says_first_on_which_statements_the_figures_disagree(

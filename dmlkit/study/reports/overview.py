@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isclose
@@ -89,9 +90,13 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
     Args:
         plots: path of each picture, relative to the document.
     """
-    shared = shared_rows(studies)
+    shared, claims = shared_rows(studies), Counter(results.claim for results in studies.values())
     tables = [as_markdown(shared)] if shared else []
-    sections = [study_section(results, plots[name], heading="##") for name, results in studies.items()]
+    sections: list[str] = []
+    for name, results in studies.items():
+        if claims[results.claim] > 1:  # the same study of other data
+            results = results.model_copy(update={"claim": f"{results.claim} ({name})"})
+        sections.append(study_section(results, plots[name], heading="##"))
     return [*disagreement_paragraphs(studies), _counts(list(studies.values())), EXPLANATION, *tables, *sections]
 
 
