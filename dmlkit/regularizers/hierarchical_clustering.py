@@ -20,6 +20,8 @@ class HierarchicalClusteringConfig(RegularizerConfig, frozen=True):
     """HypHC (Chami et al. 2020) of the loss's proxies: similar ones share an ancestor far from the root of a tree."""
 
     name: Literal["hierarchical_clustering"] = "hierarchical_clustering"
+    weight: PositiveFloat = 10.0
+    """lambda, weight of the term relative to the loss; the gradient of a mean over triplets is small."""
     proxies_per_step: Annotated[int, Field(ge=3, le=256)] = 64
     """Maximum number of the loss's proxies that are drawn for a step, n; time and memory grow with n^3."""
     temperature: PositiveFloat = 0.1
