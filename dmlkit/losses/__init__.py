@@ -17,6 +17,7 @@ from dmlkit.losses.multi_similarity import MultiSimilarity
 from dmlkit.losses.n_pair import NPair
 from dmlkit.losses.norm_softmax import NormSoftmax
 from dmlkit.losses.pairwise_cross_entropy import PairwiseCrossEntropy
+from dmlkit.losses.per_factor import PerFactor
 from dmlkit.losses.proxy_anchor import ProxyAnchor
 from dmlkit.losses.proxy_gml import ProxyGML
 from dmlkit.losses.proxy_isa import ProxyISA
@@ -48,6 +49,7 @@ __all__ = [
     "NPair",
     "NormSoftmax",
     "PairwiseCrossEntropy",
+    "PerFactor",
     "ProxyAnchor",
     "ProxyGML",
     "ProxyISA",

@@ -21,6 +21,8 @@ class LossConfig(ComponentConfig, frozen=True):
     """Whether the classes may be split over ranks and a step may sample them."""
     takes_several_labels: ClassVar[bool] = False
     """Whether images may have several labels: the loss compares pairs and owns nothing per class."""
+    has_proxies: ClassVar[bool] = False
+    """Whether the loss has ``proxies`` for each class, points of the embeddings' space."""
 
     @abstractmethod
     def build(self, manifold: Manifold, num_classes: int) -> "Loss":
@@ -36,6 +38,7 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
 
     shares_classes: ClassVar[bool] = False
     takes_several_labels: ClassVar[bool] = False
+    has_proxies: ClassVar[bool] = False
     manifold: Manifold = option(kw_only=False)
     """Geometry of the embeddings."""
     num_classes: Any = option(default=None, init=False)

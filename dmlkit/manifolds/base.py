@@ -34,6 +34,8 @@ class ManifoldConfig(ComponentConfig, frozen=True):
 
     has_prefixes: ClassVar[bool] = True
     """Whether the first coordinates of features are features of the same space with fewer dimensions."""
+    is_hyperbolic: ClassVar[bool] = False
+    """Whether the space is hyperbolic, or a product with a hyperbolic factor."""
     proxies: Literal["features", "points"] = "features"
     """How losses store their proxies: ``features`` are free vectors mapped onto the manifold at every step,
     for any optimizer; ``points`` are on the manifold and need a Riemannian optimizer."""
@@ -53,6 +55,7 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
     takes_stacks: ClassVar[bool] = False
     """Whether ``distance(x, x)`` accepts stacks of points (..., N, D)."""
     has_prefixes: ClassVar[bool] = True
+    is_hyperbolic: ClassVar[bool] = False
     dim: int = option(kw_only=False)
     """d, the number of features that ``from_features`` takes."""
     similarity_name: Any = option(init=False)

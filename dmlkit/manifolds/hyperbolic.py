@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, NegativeFloat, PositiveFloat
@@ -196,6 +196,7 @@ class _ProductDistance(torch.autograd.Function):
 class Hyperbolic(Manifold):
     """Space of constant sectional curvature K < 0, whose features are tangent vectors at the origin."""
 
+    is_hyperbolic: ClassVar[bool] = True
     initial_curvature: Annotated[NegativeFloat, Field(allow_inf_nan=False)] = option(default=-1.0, alias="curvature")
     """K < 0, the sectional curvature."""
     learnable_curvature: bool = False

@@ -100,6 +100,10 @@ class Product(Manifold, name="product"):
         geoopt = load_geoopt()
         self.geometry = geoopt.ProductManifold(*((part.geometry, part.point_dim) for part in every))
 
+    @property
+    def is_hyperbolic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return any(factor.is_hyperbolic for factor in self.factors)
+
     def from_features(self, features: Tensor) -> Tensor:
         sides = zip(self.every, features.split(self.feature_widths, -1), strict=True)
         return _joined([part.from_features(side) for part, side in sides])

@@ -219,9 +219,9 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                 continue
             for requirement in component.requirements():
                 *place, fact = requirement.key.split(".")
-                owner: Any = reduce(getattr, place, self)
-                needed, choices, value = requirement.key, requirement.allowed, getattr(owner, fact)
-                if value in choices:
+                owner = self._owner(tuple(place), fact, key)
+                needed, choices, value = requirement.key, requirement.allowed, getattr(owner, fact, None)
+                if owner is None or value in choices:  # a component without the key is refused by its name
                     continue
                 if fact in type(owner).__class_vars__:  # no key: name the members that have it
                     variants = sorted(owner.variants.items())
@@ -229,6 +229,18 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                     needed, value = ".".join((*place, "name")), owner.name
                 allowed = " or ".join("null" if choice is None else str(choice) for choice in choices)
                 yield key, f"{component.name} needs {needed} {allowed}, got {value}, because {requirement.reason}"
+
+    def _owner(self, place: tuple[str, ...], fact: str, key: tuple[str | int, ...]) -> Any:
+        """Return the component at ``place`` if it has a fact that the component at ``key`` requires, None otherwise.
+
+        A loss within a loss requires it of the innermost loss around it that has the fact.
+        """
+        owner: Any = reduce(getattr, place, self)
+        found, inner = owner if hasattr(owner, fact) else None, owner
+        for name in key[1:] if place == key[:1] == ("loss",) else ():
+            inner = getattr(inner, name) if isinstance(name, str) else inner[name]
+            found = inner if hasattr(inner, fact) else found
+        return found
 
     def _unrelated_points_out_of_reach(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
         manifold, terms = self.manifold, components_below((), (self.loss, self.regularizers))

@@ -5,6 +5,7 @@ from dmlkit.regularizers.base import Regularizer, RegularizerConfig
 from dmlkit.regularizers.compatible import Compatible, CompatibleConfig
 from dmlkit.regularizers.distill import Distill, DistillConfig
 from dmlkit.regularizers.graph_consistency import GraphConsistency, GraphConsistencyConfig
+from dmlkit.regularizers.hierarchical_clustering import HierarchicalClustering, HierarchicalClusteringConfig
 from dmlkit.regularizers.hierarchy import Hierarchy, HierarchyConfig
 from dmlkit.regularizers.threshold_consistency import ThresholdConsistency, ThresholdConsistencyConfig
 
@@ -15,6 +16,8 @@ __all__ = [
     "DistillConfig",
     "GraphConsistency",
     "GraphConsistencyConfig",
+    "HierarchicalClustering",
+    "HierarchicalClusteringConfig",
     "Hierarchy",
     "HierarchyConfig",
     "Regularizer",

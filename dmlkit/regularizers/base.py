@@ -6,12 +6,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import yaml
 from pydantic import PositiveFloat, ValidationInfo
 from torch import Tensor, nn
 
 from dmlkit.component import ComponentConfig
-from dmlkit.errors import UserError
+from dmlkit.errors import OptionError, UserError
 from dmlkit.files.source import require_run
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.products import without_autocast
@@ -39,6 +40,10 @@ class RegularizerConfig(ComponentConfig, frozen=True):
 
 class Regularizer(nn.Module, ABC):
     """A term added to a loss. A subclass implements `compute`; autocast is off inside it, as for losses."""
+
+    proxies_per_step: int | None = None
+    """Maximum number of the loss's proxies that are drawn for a step: the term gets their points and classes instead of
+    the embeddings and labels of a batch. None for a term of the batch."""
 
     def __init__(self, manifold: Manifold) -> None:
         super().__init__()
@@ -79,6 +84,17 @@ class Regularizer(nn.Module, ABC):
                 zeros for an image that cannot be read.
             labels: (N,) int64, labels of the images.
         """
+
+
+def stack_levels(name: str, levels: Mapping[str, Tensor]) -> Tensor:
+    """Return the levels of the classes as a matrix (C, L), coarsest first.
+
+    Raises:
+        OptionError: there are none.
+    """
+    if not levels:
+        raise OptionError("regularizers", f"{name}.levels needs a dataset with levels; set dataset.levels")
+    return torch.stack(list(levels.values()), 1)
 
 
 def check_source_run(path: str, info: ValidationInfo) -> str:

@@ -8,9 +8,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import gumbel_softmax, relu
 
-from dmlkit.errors import OptionError
 from dmlkit.manifolds.base import Manifold
-from dmlkit.regularizers.base import Regularizer, RegularizerConfig
+from dmlkit.regularizers.base import Regularizer, RegularizerConfig, stack_levels
 
 
 class HierarchyConfig(RegularizerConfig, frozen=True):
@@ -97,9 +96,7 @@ class Hierarchy(Regularizer):
         self.proxies = manifold.new_proxies(num_proxies)
 
     def use_levels(self, levels: Mapping[str, Tensor]) -> None:
-        if self.needs_levels and not levels:
-            raise OptionError("regularizers", "hierarchy.levels needs a dataset with levels; set dataset.levels")
-        self.levels = torch.stack(list(levels.values()), 1) if self.needs_levels else None  # (C, L)
+        self.levels = stack_levels("hierarchy", levels) if self.needs_levels else None  # (C, L)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         proxies = self.manifold.proxy_points(self.proxies)

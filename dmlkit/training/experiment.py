@@ -105,12 +105,34 @@ class Objective(nn.Module):
         """Compute the objective of a batch, a scalar; see `Loss.forward` and `Regularizer.forward`."""
         total = self.loss(embeddings, labels)
         for weight, regularizer in zip(self.weights, self.regularizers, strict=True):
-            total = total + weight * regularizer(embeddings, labels, images)
+            count: Any = regularizer.proxies_per_step
+            rows = (embeddings, labels, images) if count is None else draw_proxies(self.loss, count)
+            total = total + weight * regularizer(*rows)
         return total
 
     def sharded_parameters(self) -> list[ShardedParameter]:
         """Return the parameters of which this rank holds only some rows, with their names in this state dict."""
         return [sharded._replace(name=f"loss.{sharded.name}") for sharded in self.loss.sharded_parameters()]
+
+
+def draw_proxies(loss: Any, count: int) -> tuple[Tensor, Tensor]:
+    """Draw different proxies of a loss with ``has_proxies``, or return all in order if there are at most ``count``.
+
+    Returns:
+        Their points (N, D), with gradient, and their classes (N,).
+
+    Example:
+        >>> from dmlkit.losses import SoftTriple
+        >>> points, classes = draw_proxies(SoftTriple(Sphere(4), num_classes=2, centers_per_class=3), 64)
+        >>> points.shape, classes.tolist()
+        (torch.Size([6, 4]), [0, 0, 0, 1, 1, 1])
+    """
+    proxies: Tensor = loss.proxies  # (C, d) or (C, K, d)
+    every = proxies.flatten(0, -2)
+    rows = torch.arange(len(every), device=every.device)
+    if len(every) > count:
+        rows = torch.randperm(len(every), device=every.device)[:count]
+    return loss.manifold.proxy_points(every[rows]), rows // (len(every) // len(proxies))
 
 
 @dataclass(frozen=True)

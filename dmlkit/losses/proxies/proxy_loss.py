@@ -21,6 +21,7 @@ class ProxyLoss(Loss):
     """A loss over proxies, computed in blocks of classes; see `ClassSumLoss` and `SoftmaxLoss`."""
 
     shares_classes: ClassVar[bool] = True
+    has_proxies: ClassVar[bool] = True
     closed_form = True  # use closed-form gradients if the loss has them; autograd gives the same numbers
     num_classes: int = option(kw_only=False)
     """C, the number of training classes."""
