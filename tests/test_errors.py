@@ -3,6 +3,7 @@
 import ast
 import pickle
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from dmlkit.files.source import require_path
 from dmlkit.recipe import parse_recipe
 from dmlkit.samplers import ClassBalanced
 from dmlkit.training.experiment import assemble
+from tests.datasets.trees import photo
 
 PACKAGE = Path(__file__).parent.parent / "dmlkit"
 LINES = {
@@ -64,6 +66,23 @@ def printed(**lines: str) -> str:
 )  # fmt: skip
 def test_each_family_names_its_key_and_the_recipe_adds_file_and_line(lines: dict[str, str], told: str):
     assert printed(**lines).startswith(told)
+
+
+def test_a_photo_that_is_gone_is_named_before_training(tmp_path: Path):
+    names = [photo(tmp_path / f"{label}" / f"{number}.jpg", label).name for label in range(4) for number in range(4)]
+    rows = [f"{row // 4}/{name},{row // 4}\n" for row, name in enumerate(names)]
+    (tmp_path / "photos.csv").write_text("path,label\n" + "".join(rows))
+    for gone in ("3/1.jpg", "3/2.jpg"):  # of a test class
+        (tmp_path / gone).unlink()
+    table = f"name: table, file: {tmp_path}/photos.csv, validation_fraction: 0"
+    missing = f"{tmp_path}/3/1.jpg: no such file; 2 of the 8 images of the test split are missing: restore"
+    assert printed(dataset=f"{{{table}}}").startswith(missing)
+    skipping = f"{{{table}, on_bad_image: skip}}"
+    text = "".join(f"{key}: {value}\n" for key, value in {**LINES, "dataset": skipping}.items())
+    assert len(assemble(parse_recipe(text, "r.yaml")).train) == 8
+    shutil.rmtree(tmp_path / "2")
+    shutil.rmtree(tmp_path / "3")
+    assert "the test split: none of 8 images could be read" in printed(dataset=skipping)
 
 
 def test_vectors_name_the_key_of_each_file(tmp_path: Path):

@@ -52,7 +52,7 @@ USER_ERROR = 2  # exit codes
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 STOPPED = 130  # as in dmlkit.distributed.stopping, which imports torch
 RETRY = 0.01  # seconds, after which the code that ignored an interrupt has returned
-MOST_LINES = 20  # per message
+MOST_LINES = 21  # per message: 20 problems, and the number of the others, see `raise_faults`
 MOST_CHARACTERS = 2000  # per line of a message
 
 

@@ -214,7 +214,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Measure retrieval with confidence intervals, for a run on its test classes or for any embeddings."""
-    if source is not None and source.suffix == ".npy" and embeddings is None:
+    if source is not None and source.suffix == ".npy" and not source.is_dir() and embeddings is None:
         source, embeddings = None, source
     arrays = {"--embeddings": embeddings, "--labels": labels, "--gallery": gallery, "--gallery-labels": gallery_labels}
     of_runs = {"--split": split, "--checkpoint": checkpoint, "--dataset-root": dataset_root, "--set": overrides}

@@ -220,9 +220,10 @@ def tell_run(
     from dmlkit.evaluation.fusion import choose_fusion
     from dmlkit.evaluation.local import choose_local
     from dmlkit.evaluation.place import choose_place
-    from dmlkit.evaluation.run import ScoredAgain, evaluate_scope
+    from dmlkit.evaluation.run import ScoredAgain, check_scope, evaluate_scope
 
     if second is not None:
+        check_scope(source, scope)
         options: Any = {"checkpoint": checkpoint, "fabric": fabric, "bar": bars(shown.console)}
         if second in PARTNERS:
             is_place = second == Path(PLACE)
@@ -251,7 +252,8 @@ def tell_run(
     compared = result_of(source, run)
     if gain := gain_of(compared) or compared.missing:
         say_prose(shown.console, gain)
-    say(shown.console, f"written to {run.path}")
+    if run.path is not None:
+        say(shown.console, f"written to {run.path}")
 
 
 def _metric_rows(report: "Report", definitions: dict[str, str]) -> list[list[str]]:

@@ -185,12 +185,13 @@ def print_neighbors(answers: "Answers", console: "Console") -> None:
     from dmlkit.cli.console import print_table, say
     from dmlkit.files.escape import near_path
 
-    for path, neighbors in islice(answers.neighbors(), MOST_SHOWN):
+    for box, (path, neighbors) in islice(zip(answers.boxes, answers.neighbors(), strict=True), MOST_SHOWN):
         rows = [
             [str(rank), f"{similarity:.4f}", item.label or "", near_path(item.path)]
             for rank, similarity, item in neighbors
         ]
-        print_table([["rank", "similarity", "label", "path"], *rows], console, path)
+        title = path if box is None else f"{path}, {box.sides}"
+        print_table([["rank", "similarity", "label", "path"], *rows], console, title)
     more = len(answers.queries) - MOST_SHOWN
     if more > 0:
         say(console, f"and {more} more queries; --csv FILE, --html FILE and --json contain all")

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import FiniteFloat, NonNegativeInt
@@ -58,6 +58,8 @@ class EngineComparison(Document, frozen=True, strict=True):
     """Speed of torch in float32, timed in turns with it."""
     checksum: NonNegativeInt = 0
     """CRC-32 of the ONNX graph."""
+    says_nothing: bool = False
+    """Whether draft decoding was compared on images of which none is large enough to be decoded at a smaller size."""
 
 
 class ComputedModel(EmbeddingModel):
@@ -98,19 +100,24 @@ def accelerate(
     Raises:
         UserError: a package is missing, ONNX cannot express the backbone, or the training images cannot be read.
     """
-    if engine != "fastest":
-        computed, measured = _prepare(model, recipe, cast(Engine, engine or "torch"), option, draft=draft)
-        return computed, measured.computation
     best, speed = None, 0.0
-    for candidate, computed, measured in _prepare_all(model, recipe, option, draft=draft):
+    for candidate, computed, measured in _prepare_all(model, recipe, option, draft) if engine == "fastest" else ():
         found = measured.computation
         if found.agrees and measured.images_per_second > max(speed, measured.torch_images_per_second):
-            best, speed = (computed, found), measured.images_per_second
+            best, speed = (computed, measured), measured.images_per_second
         elif not found.agrees:
             warn(f"{option}: {candidate} is not used: {found}")
-    if best is None and draft:
-        return accelerate(model, recipe, "torch", option, draft=draft)
-    return best or (model, None)
+    if best is None and engine == "fastest" and not draft:
+        return model, None
+    if best is None:
+        only: Any = "torch" if engine in ("", "fastest") else engine
+        best = _prepare(model, recipe, only, option, draft=draft)
+    if best[1].says_nothing:
+        warn(
+            f"{option}: no training image is large enough to be decoded at a smaller size, so that nothing is known of "
+            "large photos; use the same --device for all that you compare, also in calibrate and verify"
+        )
+    return best[0], best[1].computation
 
 
 def compare_engines(model: EmbeddingModel, recipe: Recipe, option: str) -> dict[Engine, EngineComparison]:
@@ -119,7 +126,7 @@ def compare_engines(model: EmbeddingModel, recipe: Recipe, option: str) -> dict[
 
 
 def _prepare_all(
-    model: EmbeddingModel, recipe: Recipe, option: str, *, draft: bool = False
+    model: EmbeddingModel, recipe: Recipe, option: str, draft: bool = False
 ) -> Iterator[tuple[Engine, EmbeddingModel, EngineComparison]]:
     engines: list[Engine] = ["onnxruntime"] if model.device.type == "cpu" else []
     if engines and _has_openvino():
@@ -254,7 +261,12 @@ def _measure(
     of_engine = {"precision": "bf16"} if engine == "bf16" else {"engine": engine}
     decoding = "full" if drafted is inputs else "draft"
     computation = agreement.model_copy(update={**of_engine, "decoding": decoding})
-    return EngineComparison(computation=computation, images_per_second=speeds[1], torch_images_per_second=speeds[0])
+    return EngineComparison(
+        computation=computation,
+        images_per_second=speeds[1],
+        torch_images_per_second=speeds[0],
+        says_nothing=drafted is not inputs and torch.equal(drafted, inputs),
+    )
 
 
 def _nearest(model: EmbeddingModel, points: Tensor) -> Tensor:

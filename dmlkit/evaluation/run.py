@@ -18,7 +18,7 @@ from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.augmented import Copies, check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
@@ -90,7 +90,7 @@ class EvaluatedRun:
     per_query: dict[str, Tensor]  # (Q,) values by metric
     classes: Tensor  # (Q,) int64, of the queries
     evaluation: Evaluation | None  # None if a stored report answered the question
-    path: Path  # of the report; the values of its queries are in the ``.npz`` file next to it
+    path: Path | None  # of the report, with the values of its queries in the ``.npz`` file; None if it is not kept
     checkpoint: CheckpointName
     dataset: str  # name of the dataset
     note: str | None = None  # why a stored report could not be used, if so
@@ -150,11 +150,10 @@ def evaluate_scope(
     Raises:
         UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.
     """
+    check_scope(path, scope)
     run = RunFolder(path)
-    if scope.dataset_root is None:
-        run.check_unseen(scope.split)
     trained = load_model(run, fabric, checkpoint)
-    recipe, split = _recipe_of(trained, run, scope), scope.evaluated_split
+    recipe, split = _recipe_of(trained.recipe, run, scope), scope.evaluated_split
     weights = trained.fingerprint
     question = Question.of(recipe, weights, trained.checkpoint, split, scope.ties)
     own = Question.of(trained.recipe, weights, trained.checkpoint, split)
@@ -190,7 +189,11 @@ def evaluate_scope(
     if fabric.is_global_zero:
         baseline = run.untouched / f"{split}.json"
         report = report.with_files(dataset, Report.read(baseline).files if Report.is_at(baseline) else None)
-        store(report, evaluation, target)
+        try:
+            store(report, evaluation, target)
+        except OSError as error:
+            warn(f"{target}: cannot write this report: {error.strerror or error}; it is not kept")
+            target = None
     per_query = dict(evaluation.scores.per_query)
     classes = evaluation.labels
     return EvaluatedRun(report, per_query, classes, evaluation, target, trained.checkpoint, name, note)
@@ -234,7 +237,19 @@ def _with_fusion(
     return {"points": Points(second.points, second.labels, both.manifold)}
 
 
-def _recipe_of(trained: TrainedModel, run: RunFolder, scope: Scope) -> Recipe:
+def check_scope(path: Path, scope: Scope) -> None:
+    """Check that a run has what is to be evaluated, before anything is embedded.
+
+    Raises:
+        UserError: see `evaluate_scope`.
+    """
+    run = RunFolder(path)
+    if scope.dataset_root is None:
+        run.check_unseen(scope.split)
+    _recipe_of(run.recipe(), run, scope)
+
+
+def _recipe_of(recipe: Recipe, run: RunFolder, scope: Scope) -> Recipe:
     """Return the run's recipe with the changes for this evaluation."""
     for override in scope.overrides:
         key = parse_override(override).key
@@ -243,7 +258,6 @@ def _recipe_of(trained: TrainedModel, run: RunFolder, scope: Scope) -> Recipe:
                 f"--set {override}: evaluation does not read {key}, which belongs to the model or its training; "
                 f"expected one of {', '.join(READ)}"
             )
-    recipe = trained.recipe
     if scope.overrides:
         recipe = parse_recipe(dump_recipe(recipe), str(run.recipe_path), scope.overrides)
     return with_scope(recipe, scope)

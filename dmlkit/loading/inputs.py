@@ -1,5 +1,6 @@
 """Inputs of a model, sample by sample: transformed images or vectors, and messages on unreadable images."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -188,6 +189,23 @@ def refuse_faults(faults: Sequence[str], on_bad_image: str) -> None:
     """
     if faults and on_bad_image == "error":
         raise UserError(f"{faults[0]}; repair or remove it, or skip such images with dataset.on_bad_image=skip")
+
+
+def refuse_missing(dataset: Dataset, on_bad_image: str, source: str) -> None:
+    """Raise an error for images whose files are gone, before hours of training, without opening any.
+
+    Raises:
+        UserError: a file is missing and ``on_bad_image`` is "error", or all of them are.
+    """
+    has_files = dataset.kind.has_pixels and len(dataset) and (dataset.file(0) or dataset.box(0)) is not None
+    files = list(dataset.paths) if has_files else []
+    gone = [path for path in files if not os.path.exists(path)]  # noqa: PTH110 - in a fifth of the time
+    if gone and on_bad_image == "error":
+        raise UserError(
+            f"{gone[0]}: no such file; {len(gone):,} of the {len(files):,} images of {source} are missing: restore "
+            "them, set dataset.root if they have moved, or skip such images with dataset.on_bad_image=skip"
+        )
+    refuse_nothing_read(len(files) - len(gone), [f"{path}: no such file" for path in gone], source)
 
 
 def refuse_nothing_read(images_read: int, faults: Sequence[str], source: str) -> None:

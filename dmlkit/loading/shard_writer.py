@@ -13,7 +13,7 @@ import numpy as np
 
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
-from dmlkit.datasets.files.paths import raise_faults
+from dmlkit.datasets.files.paths import DATA_CHECK, raise_faults
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.files.tar import BOX, file_content
 from dmlkit.datasets.shards import MANIFEST, ShardManifest, ShardsConfig
@@ -41,7 +41,7 @@ class ShardWriter:
         listing = config.listing()
         if listing is None or not samples_named(listing.sample).has_pixels:
             raise UserError(f"dataset {config.name} has no image files; expected a dataset of image files")
-        raise_faults([*listing.faults, *listing.overlaps()])
+        raise_faults([*listing.faults, *listing.overlaps()], DATA_CHECK)
         self.listing, self.images_per_shard, self.data_root = listing, images_per_shard, config.data_root
         images = listing.everything()
         assert isinstance(images, ListedImages)

@@ -10,7 +10,7 @@ import numpy as np
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Box
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
-from dmlkit.datasets.files.paths import raise_faults
+from dmlkit.datasets.files.paths import DATA_CHECK, raise_faults
 from dmlkit.datasets.files.tar import content_in_shard
 from dmlkit.datasets.folder import FolderConfig, stray_files
 from dmlkit.datasets.shards import holds_shards
@@ -74,7 +74,7 @@ def survey(config: DatasetConfig, bar: Bar = _no_bar) -> Survey:
     listing = config.listing()
     if listing is None:
         raise UserError(f"dataset {config.name}: the images are rendered; expected a dataset of image files")
-    raise_faults([*listing.faults, *listing.overlaps()])
+    raise_faults([*listing.faults, *listing.overlaps()], DATA_CHECK)
     counts: dict[ListedSplit, np.ndarray] = {split: listing.class_sizes(split) for split in LISTED_SPLITS}
     classes: dict[ListedSplit, int] = {split: len(count) for split, count in counts.items()}
     _check_classes(classes, str(listing.source or listing.root))

@@ -16,7 +16,7 @@ from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.outputs import check_place
 from dmlkit.files.source import require_run
 from dmlkit.recipe.plugin import changed_plugins, open_plugins
-from dmlkit.run_folder.documents import SPLITS, Basis, Environment, EpochRow
+from dmlkit.run_folder.documents import SPLITS, Basis, Environment, EpochRow, TrainingClasses
 from dmlkit.run_folder.replacement import MOVING, NEW, discard_new, take_over
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class RunFolder:
         )
 
     def check_same_recipe(self, recipe: "Recipe") -> None:
-        """Check that a run is continued with its own recipe, except the keys in `FREE`, and with its plug-ins' code.
+        """Check that a run is continued with its own recipe, except ``dataset.root`` and `FREE`, and with its plug-ins.
 
         Raises:
             UserError: the recipe or a plug-in differs; the message lists every key that differs. Or ``dmlkit align``
@@ -239,6 +239,20 @@ class RunFolder:
             raise UserError(
                 f"{self.path}: the recipe has changed since this run started ({'; '.join(changes)}); "
                 "undo the change, or start a new run in another --output"
+            )
+
+    def check_same_classes(self, names: tuple[str, ...]) -> None:
+        """Check that a run is continued with its own classes, in case ``dataset.root`` is another folder now.
+
+        Raises:
+            UserError: they are others.
+        """
+        own = TrainingClasses.read(self.classes_path).training_classes
+        if own != names:
+            first = next((name for name in (*own, *names) if (name in own) != (name in names)), "their order")
+            raise UserError(
+                f"{self.path}: its training classes have changed since this run started (e.g. {first}); restore the "
+                "photos, or start a new run in another --output"
             )
 
     def save_checkpoint(self, name: CheckpointName, state: dict[str, Any]) -> None:
@@ -330,7 +344,8 @@ def find_run(recorded: Path, near: Path) -> Path | None:
 
 def _without_free_keys(recipe: dict[str, Any]) -> dict[str, Any]:
     training = {key: value for key, value in recipe["training"].items() if key not in FREE}
-    return {**recipe, "training": training}
+    dataset = {key: value for key, value in recipe["dataset"].items() if key != "root"}  # photos may have moved
+    return {**recipe, "training": training, "dataset": dataset}
 
 
 def aligned_place(path: Path, output: Path | None) -> Path:

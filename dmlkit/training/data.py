@@ -24,7 +24,6 @@ from dmlkit.embedding.trained import describe, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place
-from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.model import EmbeddingModel, head_alone
 from dmlkit.recipe.schema import Recipe
@@ -57,11 +56,10 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
     """
     recipe, model = experiment.recipe, experiment.model
     tuning = recipe.backbone.tuning
-    test = images_of_split(recipe.dataset, "test") if "test" in recipe.dataset.own_splits else None
     if not isinstance(tuning, NoTuningConfig) or tuning.features == "live":
         on_device = recipe.training.augment_on == "device" and fabric.device.type != "cpu"
         inputs = inputs_of(experiment.train, recipe.transform, training=True, on_device=on_device)
-        return TrainingData(model, inputs, experiment.validation, test)
+        return TrainingData(model, inputs, experiment.validation, experiment.test)
     folder = features_folder(run, tuning)
 
     def features(split: Split, dataset: Dataset, views: int) -> CachedFeatures:
@@ -79,7 +77,7 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
         fabric.barrier()
         training = features("train", experiment.train, tuning.feature_views)
         validation = experiment.validation and features("validation", experiment.validation, 0)
-        tested = test and features("test", test, 0)
+        tested = experiment.test and features("test", experiment.test, 0)
     return TrainingData(head_alone(model), DrawnViews(training), validation, tested)
 
 

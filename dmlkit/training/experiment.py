@@ -19,6 +19,7 @@ from dmlkit.distributed.exchange import ShardedParameter
 from dmlkit.errors import OptionError, UserError
 from dmlkit.evaluation.evaluate import check_levels
 from dmlkit.loading.cache import images_of_split
+from dmlkit.loading.inputs import refuse_missing
 from dmlkit.losses.base import Loss
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
@@ -146,6 +147,7 @@ class Experiment:
     sampler: Sampler
     train: Dataset
     validation: Dataset | None
+    test: Dataset | None
     average: WeightAverage | None = None
 
     @property
@@ -186,12 +188,14 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     with recipe.errors_at("training", "loggers"):
         check_loggers(recipe.training.loggers)
     with recipe.errors_at("dataset"):
-        train = images_of_split(recipe.dataset, "train")
-        validation = images_of_split(recipe.dataset, "validation") if recipe.dataset.validates else None
+        splits = {split: images_of_split(recipe.dataset, split) for split in recipe.dataset.own_splits}
+        train, validation, test = (splits.get(split) for split in ("train", "validation", "test"))
+        assert train is not None
         if len(train.class_names) < 2:
             raise OptionError("dataset", "got 1 training class, expected at least 2")
-        for dataset in (train, validation):
-            if dataset is not None and not dataset.kind.has_angle and isinstance(recipe.manifold, Sphere.Config):
+        for split, dataset in splits.items():
+            refuse_missing(dataset, recipe.dataset.on_bad_image, f"the {split} split")
+            if not dataset.kind.has_angle and isinstance(recipe.manifold, Sphere.Config):
                 refuse_zero_vectors(dataset)
     with recipe.errors_at("metrics"):
         check_levels(recipe.metrics, train)
@@ -237,7 +241,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     with recipe.errors_at("optimizer"):
         optimizer = recipe.optimizer.build(parameters, fused=recipe.training.precision != "fp16")
     average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
-    return Experiment(recipe, model, objective, optimizer, sampler, train, validation, average)
+    return Experiment(recipe, model, objective, optimizer, sampler, train, validation, test, average)
 
 
 def sampler_of(recipe: Recipe, dataset: Dataset) -> Sampler:

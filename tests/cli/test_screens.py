@@ -18,6 +18,8 @@ from typer.main import get_command
 from dmlkit.cli.app import MOST_LINES, app, lines_of, prepare_environment, show_warning
 from dmlkit.cli.console import print_table, say
 from dmlkit.cli.study_progress import RunsProgress
+from dmlkit.datasets.files.paths import raise_faults
+from dmlkit.errors import UserError
 from dmlkit.files.escape import UNPRINTABLE, printable
 from tests.conftest import END, ROOT, TINY_RECIPE, Result
 from tests.datasets import trees
@@ -166,8 +168,11 @@ def test_list_shows_brackets(dmlkit):
 
 def test_a_message_has_a_most_of_lines_and_of_characters_u7():
     lines = lines_of("\n".join(["x" * 100_000] * 900))
-    assert len(lines) == MOST_LINES + 1 and lines[-1] == "and 880 more"
+    assert len(lines) == MOST_LINES + 1 and lines[-1] == "and 879 more"
     assert max(map(len, lines)) < 2100
+    with pytest.raises(UserError) as raised:
+        raise_faults(map(str, range(900)))
+    assert lines_of(str(raised.value))[-1] == "and 880 more"
 
 
 @pytest.mark.parametrize("columns", ["40", "1", "0", "-5", "many"])

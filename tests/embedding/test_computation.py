@@ -236,7 +236,11 @@ def test_bf16_is_not_tried_where_the_processor_emulates_it(home: Path, tmp_path:
 
 
 def test_draft_embeds_what_pillow_decodes_at_a_smaller_size(
-    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dmlkit: Callable[..., Result]
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    dmlkit: Callable[..., Result],
+    caplog: pytest.LogCaptureFixture,
 ):
     """Photos of 15 times the 16 pixels that the model sees: a quarter keeps twice as many, an eighth does not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -260,5 +264,6 @@ def test_draft_embeds_what_pillow_decodes_at_a_smaller_size(
     record = json.loads((tmp_path / "out" / "manifest.json").read_text())["computation"]
     assert (record["engine"], record["precision"], record["decoding"]) == ("torch", "fp32", "draft")
     assert record["cosine"] > 0.99999  # the training images are small: nothing is shrunk
+    assert caplog.text.count("no training image is large enough to be decoded at a smaller size") == 2
     result = dmlkit("serve", tmp_path / "out", "--device", "cpu+draft")
     assert result.code == 2 and "serve decodes images at their full size" in result.err

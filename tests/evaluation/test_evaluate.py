@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import shutil
+from errno import EROFS
 from itertools import product
 
 import numpy as np
@@ -237,6 +239,25 @@ def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
         "--checkpoint last: applies to a run",
     )
     refused(dmlkit("curvature", tmp_path / "e", "--split", "test"), "--split test: applies to a run")
+
+
+@pytest.mark.parametrize(("option", "value"), [("--by", "camera"), ("--metric", "recal@1")])
+def test_a_question_without_an_answer_is_refused_before_runs_are_fused(dmlkit, two_runs, monkeypatch, option, value):
+    monkeypatch.setattr("dmlkit.evaluation.fusion.split_embeddings", lambda *_, **__: pytest.fail("embeds"))
+    result = dmlkit("eval", two_runs[0], "--with", two_runs[1], option, value)
+    assert result.code == 2 and value in result.err
+
+
+def test_where_the_report_cannot_be_written_the_figures_are_printed(dmlkit, two_runs, monkeypatch, caplog):
+    expected = json.loads(dmlkit("eval", two_runs[0], "--json").out)["metrics"]
+
+    def fail(*_, **__):
+        raise OSError(EROFS, os.strerror(EROFS))
+
+    monkeypatch.setattr("dmlkit.evaluation.run.store", fail)
+    result = dmlkit("eval", two_runs[0])
+    assert result.code == 0 and f"{expected['map@r']:.4f}" in result.out and "written to" not in result.out
+    assert "test-best.json: cannot write this report: Read-only file system; it is not kept" in caplog.text
 
 
 def test_compare_of_other_test_images_gives_no_difference(dmlkit, two_runs, tmp_path):

@@ -227,6 +227,14 @@ def test_loggers_and_workers_may_differ_in_a_resumed_run(recipe: Path, tmp_path:
     now = RunFolder(tmp_path / "run").recipe().training
     assert (now.workers, now.loggers) == (2, ("tensorboard",)) and (tmp_path / "run" / "loggers.json").exists()
     assert_same_weights(tmp_path / "run", run_of(recipe, tmp_path / "whole", *images, "training.workers=0"))
+    moved = shutil.move(tmp_path / "photos", tmp_path / "moved")
+    run_of(recipe, tmp_path / "run", *images, f"dataset.root={moved}", "training.workers=0", resume=True)
+    assert RunFolder(tmp_path / "run").recipe().dataset.root == str(moved)
+    (moved / "0").rename(moved / "00")
+    with pytest.raises(UserError, match=r"its training classes have changed since this run started \(e\.g\. 0\)"):
+        run_of(recipe, tmp_path / "run", *images, f"dataset.root={moved}", "training.workers=0", resume=True)
+    (moved / "00").rename(moved / "0")
+    images = (*images, f"dataset.root={moved}")
     with pytest.raises(UserError, match=r"recipe has changed.*training\.ema: was None, now 0\.9"):
         run_of(recipe, tmp_path / "run", *images, "training.workers=0", "training.ema=0.9", resume=True)
 

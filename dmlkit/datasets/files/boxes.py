@@ -79,6 +79,7 @@ class _Found(NamedTuple):
     numbers: Four  # left, top, width, height
     is_share: bool  # of the image's width and height, instead of pixels
     label: str | None = None
+    confidence: float = 1.0
 
 
 def read_boxes(images: Path, boxes: Path, confidence: float) -> list[ImageBox]:
@@ -98,8 +99,9 @@ def read_boxes(images: Path, boxes: Path, confidence: float) -> list[ImageBox]:
             boxes; the message has one line for each problem.
     """
     root = images if images.is_dir() else images.parent
-    rows = _yolo(root, boxes, confidence) if boxes.is_dir() else _json(boxes, confidence)
+    rows = _yolo(root, boxes) if boxes.is_dir() else _json(boxes)
     faults, found, sizes = list[str](), list[ImageBox](), dict[str, tuple[int, int]]()
+    unsure = list[float]()
     for row in rows:
         name = inside(root, row.name)
         if name is None:
@@ -107,6 +109,9 @@ def read_boxes(images: Path, boxes: Path, confidence: float) -> list[ImageBox]:
             continue
         path = str(root / name)
         if images != root and path != str(images):
+            continue
+        if row.confidence < confidence:
+            unsure.append(row.confidence)
             continue
         try:
             if path not in sizes:
@@ -117,7 +122,11 @@ def read_boxes(images: Path, boxes: Path, confidence: float) -> list[ImageBox]:
             faults.append(f"{row.where}: {error}")
     raise_faults(faults)
     if not found:
-        raise UserError(f"--boxes {boxes}: no boxes of {images} of a confidence of at least {confidence:g}")
+        reason = "; expected at least one; of MegaDetector's, those of animals are used"
+        if unsure:
+            best = f"the surest of {len(unsure):,} has {max(unsure):g}"
+            reason = f" of a confidence of at least {confidence:g}; {best}: lower --box-confidence"
+        raise UserError(f"--boxes {boxes}: no boxes of {images}{reason}")
     return found
 
 
@@ -142,7 +151,7 @@ def _box_of(row: _Found, path: str, width: int, height: int) -> Box:
     return box
 
 
-def _yolo(root: Path, folder: Path, confidence: float) -> Iterator[_Found]:
+def _yolo(root: Path, folder: Path) -> Iterator[_Found]:
     """Yield the boxes of text files, sorted by their paths.
 
     Raises:
@@ -164,10 +173,10 @@ def _yolo(root: Path, folder: Path, confidence: float) -> Iterator[_Found]:
                 faults.append(
                     f"{file}:{number}: got {excerpt(repr(line))}, expected class x y width height [confidence]"
                 )
-            elif len(numbers) == 5 or numbers[5] >= confidence:
-                x, y, width, height = numbers[1:5]
-                name = str(images[0].relative_to(root))
-                yield _Found(f"{file}:{number}", name, (x - width / 2, y - height / 2, width, height), is_share=True)
+            else:
+                _, x, y, width, height, sure = [*numbers, 1.0][:6]
+                sides = x - width / 2, y - height / 2, width, height
+                yield _Found(f"{file}:{number}", str(images[0].relative_to(root)), sides, True, confidence=sure)
     raise_faults(faults)
 
 
@@ -218,7 +227,7 @@ class _MegaDetector(BaseModel):
     detection_categories: dict[str, str] = {}
 
 
-def _json(file: Path, confidence: float) -> Iterator[_Found]:
+def _json(file: Path) -> Iterator[_Found]:
     """Yield the boxes of a file of COCO's annotations or of MegaDetector.
 
     Raises:
@@ -230,9 +239,9 @@ def _json(file: Path, confidence: float) -> Iterator[_Found]:
         raise UserError(f"--boxes {file}: cannot read this JSON file: {error}") from error
     try:
         if isinstance(data, dict) and "annotations" in data:
-            yield from _coco(file, _Coco.model_validate(data), confidence)
+            yield from _coco(file, _Coco.model_validate(data))
         elif isinstance(data, dict) and "images" in data:
-            yield from _megadetector(file, _MegaDetector.model_validate(data), confidence)
+            yield from _megadetector(file, _MegaDetector.model_validate(data))
         else:
             raise UserError(
                 f"--boxes {file}: expected an object with images and annotations (COCO) or detections (MegaDetector)"
@@ -258,21 +267,22 @@ def _by_id(where: str, named: Sequence[tuple[Name, str]]) -> dict[Name, str]:
     return found
 
 
-def _coco(file: Path, data: _Coco, confidence: float) -> Iterator[_Found]:
+def _coco(file: Path, data: _Coco) -> Iterator[_Found]:
     names = _by_id(f"{file}: images", [(image.id, image.file_name) for image in data.images])
     labels = _by_id(f"{file}: categories", [(category.id, category.name) for category in data.categories])
     for number, one in enumerate(data.annotations):
         where = f"{file}: annotations.{number}"
         if one.image_id not in names:
             raise UserError(f"{where}: image_id {one.image_id!r} is not one of the images")
-        if one.bbox is not None and one.score >= confidence:
+        if one.bbox is not None:
             label = None if one.category_id is None else labels.get(one.category_id)
-            yield _Found(where, names[one.image_id], one.bbox, is_share=False, label=label)
+            yield _Found(where, names[one.image_id], one.bbox, is_share=False, label=label, confidence=one.score)
 
 
-def _megadetector(file: Path, data: _MegaDetector, confidence: float) -> Iterator[_Found]:
+def _megadetector(file: Path, data: _MegaDetector) -> Iterator[_Found]:
     animals = [number for number, name in data.detection_categories.items() if name == ANIMAL]
     for number, image in enumerate(data.images):
         for place, one in enumerate(image.detections or ()):
-            if one.conf >= confidence and (not animals or one.category in animals):
-                yield _Found(f"{file}: images.{number}.detections.{place}", image.file, one.bbox, is_share=True)
+            if not animals or one.category in animals:
+                where = f"{file}: images.{number}.detections.{place}"
+                yield _Found(where, image.file, one.bbox, is_share=True, confidence=one.conf)

@@ -13,7 +13,7 @@ from torch import Tensor
 from dmlkit.datasets.files.class_names import members_of
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
-from dmlkit.datasets.files.paths import PickedPaths, inside, leaves_root, raise_faults
+from dmlkit.datasets.files.paths import DATA_CHECK, PickedPaths, inside, leaves_root, raise_faults
 from dmlkit.errors import UserError
 
 ListedSplit = Literal["train", "validation", "test"]
@@ -88,7 +88,7 @@ class Listing:
         Raises:
             UserError: the listing has problems, or the split is empty.
         """
-        raise_faults([*self.faults, *self.overlaps()])
+        raise_faults([*self.faults, *self.overlaps()], DATA_CHECK)
         rows = np.arange(len(self.labels)) if split == "all" else self.rows_of(split)
         if len(rows) == 0:
             raise UserError(

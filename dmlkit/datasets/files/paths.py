@@ -12,6 +12,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.regular import check_regular
 
 MAX_FAULTS = 20  # lines of one message
+DATA_CHECK = "; run dmlkit data check to list all"
 
 # names that may leave the root: absolute on any system, or with a step upwards
 SUSPICIOUS = r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)"
@@ -99,15 +100,18 @@ def read_lines(path: Path, faults: list[str]) -> list[str]:
     return []
 
 
-def raise_faults(faults: Iterable[str]) -> None:
+def raise_faults(faults: Iterable[str], advice: str = "") -> None:
     """Raise an error with the first twenty problems, one per line, if there are any.
+
+    Args:
+        faults: the problems.
+        advice: how to list the others.
 
     Raises:
         UserError: there is a problem.
     """
     lines = list(faults)
     if len(lines) > MAX_FAULTS:
-        more = len(lines) - MAX_FAULTS
-        lines = [*lines[:MAX_FAULTS], f"and {more} more; run dmlkit data check to list all"]
+        lines = [*lines[:MAX_FAULTS], f"and {len(lines) - MAX_FAULTS:,} more{advice}"]
     if lines:
         raise UserError("\n".join(lines))

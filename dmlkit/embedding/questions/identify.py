@@ -313,7 +313,7 @@ def _group_names(images: Path, asked: PointSet, by: str) -> list[str]:
     Raises:
         UserError: the images are not from a table, or it does not have the column; or they are rows of an array.
     """
-    is_array = images.suffix == ".npy"
+    is_array = images.suffix == ".npy" and not images.is_dir()
     if by == FOLDER and not is_array:
         return [str(Path(path).parent) for path in asked.paths]
     if images.suffix.lower() not in TABLES or not isinstance(asked, PointsInMemory) or asked.rows is None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -120,6 +121,9 @@ def test_one_answer_per_folder(gallery: Path, dmlkit: Cli):
     found = identify(gallery / "birds", gallery / "asked", rule=LabelRule(by_group="folder"), model=ON_CPU)
     assert found.neighbors.queries == [str(gallery / "asked" / name) for name in "abc"]
     assert [answer.images for answer in found.answers] == [3, 1, 9]
+    folder = shutil.copytree(gallery / "asked", gallery / "asked.npy")  # no array
+    same = identify(gallery / "birds", folder, rule=LabelRule(by_group="folder"), model=ON_CPU)
+    assert [answer.guess for answer in same.answers] == [answer.guess for answer in found.answers]
     alone = identify(gallery / "birds", gallery / "asked" / "b" / "0.jpg", model=ON_CPU)
     assert found.answers[1].guess == alone.answers[0].guess and found.answers[1].images == 1
     assert found.answers[1].probability == pytest.approx(alone.answers[0].probability, abs=1e-5)

@@ -239,6 +239,7 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     for row, answer in zip(rows, found.answers, strict=True):  # the margin shows other pixels
         assert answer.score != pytest.approx(float(row["score"]), abs=1e-7)
 
+    assert "box 0 0 40 30" in " ".join(dmlkit("search", place / "gallery", asked, *boxes).out.split())
     near = json.loads(dmlkit("search", place / "gallery", asked, *boxes, "-k", "1", "--json").out)["queries"]
     assert [query["box"] for query in near] == [[40, 0, 80, 30], [0, 0, 40, 30]]
     assert [query["neighbors"][0]["label"] for query in near] == ["gull", "finch"]
