@@ -168,7 +168,7 @@ def hold(whole: Path, folder: Path, count: int, seed: int, without: tuple[str, .
 
 
 def test_a_damaged_gallery_answers_as_before_or_is_refused(whole: Path, tmp_path: Path, place: Path):
-    refusals, count = hold(whole, tmp_path, 30, 0)
+    refusals, count = hold(whole, tmp_path, 12, 0)
     assert count / 4 < refusals < count
 
 
