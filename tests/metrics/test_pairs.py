@@ -117,14 +117,14 @@ def test_against_scikit_learn_on_every_manifold(manifold):
 
 
 def test_the_result_does_not_depend_on_blocks_and_bands(monkeypatch: pytest.MonkeyPatch):
-    features, labels = clusters(count=500)
+    features, labels = clusters(count=200)
     points = torch.nn.functional.normalize(features, dim=1)
     whole = retrieval_metrics(points, labels, metrics=NAMES)
-    monkeypatch.setattr(pairing, "BLOCK_ENTRIES", 3000)
-    monkeypatch.setattr(pairing, "DISTANCE_ENTRIES", 777)
-    monkeypatch.setattr(curve, "SORTED_ENTRIES", 500)
+    monkeypatch.setattr(pairing, "BLOCK_ENTRIES", 1500)
+    monkeypatch.setattr(pairing, "DISTANCE_ENTRIES", 277)
+    monkeypatch.setattr(curve, "SORTED_ENTRIES", 300)
     assert retrieval_metrics(points, labels, metrics=NAMES) == pytest.approx(whole, abs=1e-5)
-    monkeypatch.setattr(curve, "BAND_SCORES", 900)
+    monkeypatch.setattr(curve, "BAND_SCORES", 200)
     found = PairCurve.of(Points(points, labels, Sphere(6)))
     bands = list(found.bands())
     assert len(bands) > 5 and not found.kept
