@@ -45,7 +45,7 @@ def naive(scores: list[float], same: list[bool]) -> dict[str, float]:
     }
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=2, max_size=9))
 def test_ties_and_duplicates_against_naive_loops(items):
     labels = [y for _, y in items]
@@ -57,7 +57,7 @@ def test_ties_and_duplicates_against_naive_loops(items):
     assert ours.values == pytest.approx(naive(scores, same), abs=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=1, max_size=6),
     st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=1, max_size=6),
