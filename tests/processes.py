@@ -74,6 +74,10 @@ class Forked:
         if self._process.is_alive():
             self._process.kill()
 
+    def printed(self) -> str:
+        """What it has printed so far."""
+        return Path(self._output.name).read_text(errors="replace")
+
     def communicate(self, timeout: float = END) -> tuple[str, None]:
         self.wait(timeout)
         return self._output.read(), None

@@ -61,13 +61,13 @@ def t_interval(values: list[float]) -> Interval:
         >>> round(interval.mean, 4), round(interval.high - interval.mean, 4)  # 4.3027 * 0.1 / sqrt(3)
         (0.6, 0.2484)
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     runs = torch.tensor(values, dtype=torch.float64)
     mean = runs.mean().item()
     if len(values) < 2:
         return Interval(mean, -torch.inf, torch.inf)
-    margin = float(t.ppf(0.975, len(values) - 1)) * runs.std().item() / len(values) ** 0.5
+    margin = float(stdtrit(len(values) - 1, 0.975)) * runs.std().item() / len(values) ** 0.5
     return Interval(mean, mean - margin, mean + margin)
 
 
@@ -87,7 +87,7 @@ def paired_runs(first: list[float], second: list[float]) -> Comparison:
         >>> round(result.difference, 4), round(result.low, 4), round(result.p_value, 4)
         (0.04, 0.0152, 0.0202)
     """
-    from scipy.stats import t
+    from scipy.special import stdtr, stdtrit
 
     if len(first) != len(second):
         raise ValueError(f"expected runs of the same seeds, got {len(first)} and {len(second)}")
@@ -98,8 +98,8 @@ def paired_runs(first: list[float], second: list[float]) -> Comparison:
     if margin == 0:  # every pair has the same difference
         return Comparison(interval.mean, interval.low, interval.high, float(interval.mean == 0))
     freedom = len(first) - 1
-    statistic = abs(interval.mean) / margin * float(t.ppf(0.975, freedom))
-    return Comparison(interval.mean, interval.low, interval.high, 2 * float(t.sf(statistic, freedom)))
+    statistic = abs(interval.mean) / margin * float(stdtrit(freedom, 0.975))
+    return Comparison(interval.mean, interval.low, interval.high, 2 * float(stdtr(freedom, -statistic)))
 
 
 def runs_to_separate(first: list[float], second: list[float]) -> int | None:
@@ -112,14 +112,14 @@ def runs_to_separate(first: list[float], second: list[float]) -> int | None:
         7
     """
     import numpy as np
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     if len(first) < 2:
         return None
     changes = torch.tensor(_changes(first, second), dtype=torch.float64)
     size, spread = abs(changes.mean().item()), changes.std().item()
     counts = np.arange(2, MOST_RUNS + 1)
-    enough = counts[t.ppf(0.975, counts - 1) * spread < size * counts**0.5]
+    enough = counts[stdtrit(counts - 1, 0.975) * spread < size * counts**0.5]
     return int(enough[0]) if len(enough) else None
 
 

@@ -30,6 +30,12 @@ EDITS: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made-up speed of the network, whose measurement took 2 s a test; tests/cli/test_screens.py has a real one."""
+    monkeypatch.setattr(estimate, "_computing", lambda *_, **__: 1e-3)
+
+
 @pytest.fixture
 def birds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Photos of 4 classes, in the current folder."""

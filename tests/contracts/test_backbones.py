@@ -43,9 +43,9 @@ def test_resnets_have_the_blocks_of_the_paper(name: str, blocks: int):
     assert backbone(torch.empty(2, 3, 64, 64, device="meta")).shape == (2, 512 if name == "resnet18" else 2048)
 
 
-# One alone shows that it does not bring the other; both and neither are one code for all, tested on the smallest.
-FROZEN = {(name, *one) for name in BATCH_NORM for one in ((False, True), (True, False))}
-FROZEN |= {("small_cnn", both, both) for both in (False, True)}
+# One code for all, tested on the smallest; of the others one alone shows that their batch norms are found.
+FROZEN = {("small_cnn", statistics, affine) for statistics in (False, True) for affine in (False, True)}
+FROZEN |= {(name, number % 2 == 0, number % 2 == 1) for number, name in enumerate(BATCH_NORM[1:])}
 
 
 @pytest.mark.parametrize(("name", "statistics", "affine"), sorted(FROZEN))

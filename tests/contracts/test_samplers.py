@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dmlkit.errors import UserError
@@ -150,6 +150,7 @@ def test_weighted_draws_follow_the_class_sizes(power: float):
     assert ((drawn - expected).abs() < 5 * expected.sqrt()).all()
 
 
+@settings(max_examples=30)
 @given(images=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
 def test_images_of_a_class_are_of_groups_apart(images: int, seed: int):
     """20 images of each class, of 3 to 6 groups; all groups are shown equally often, and all images of one."""

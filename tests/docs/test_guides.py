@@ -150,23 +150,28 @@ def test_the_figures_of_photos_are_those_of_tuning():
 
 
 @cache
+def texts() -> list[list[str | None]]:
+    """Every text in dmlkit's source, in parts: None is what it fills in."""
+    found = list[list[str | None]]()
+    for path in (ROOT / "dmlkit").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                found.append([str(part.value) if isinstance(part, ast.Constant) else None for part in node.values])
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append([node.value])
+    return found
+
+
 def templates(lines: str) -> list[re.Pattern[str]]:
     """Every text in dmlkit's source with at least 10 fixed characters, as a pattern with gaps for what it fills in.
 
     Those with fixed characters that are not in ``lines`` are left out.
     """
     found = list[re.Pattern[str]]()
-    for path in (ROOT / "dmlkit").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.JoinedStr):
-                parts = [part.value if isinstance(part, ast.Constant) else None for part in node.values]
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                parts = [node.value]
-            else:
-                continue
-            fixed = [str(part) for part in parts if part is not None]
-            if len("".join(fixed)) >= 10 and all(text in lines for text in fixed):
-                found.append(re.compile("".join(".+?" if part is None else re.escape(str(part)) for part in parts)))
+    for parts in texts():
+        fixed = [part for part in parts if part is not None]
+        if len("".join(fixed)) >= 10 and all(text in lines for text in fixed):
+            found.append(re.compile("".join(".+?" if part is None else re.escape(part) for part in parts)))
     return found
 
 

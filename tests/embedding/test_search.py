@@ -39,8 +39,8 @@ def test_recall_at_100_is_1_up_to_the_boundary(model: type[Manifold]):
     dim = 32
     manifold = model(dim, clip_distance=None)
     scale = 2 if model is Lorentz else 1
-    gallery = manifold.from_features(scale * spread(100_000, dim, seed=0))
-    queries = manifold.from_features(scale * spread(1_000, dim, seed=1))
+    gallery = manifold.from_features(scale * spread(30_000, dim, seed=0))
+    queries = manifold.from_features(scale * spread(500, dim, seed=1))
     found = Gallery(manifold, gallery).search(queries, k=100).indices
     assert torch.equal(found, brute_force(manifold, queries, gallery, 100))
 

@@ -107,10 +107,10 @@ def test_the_interval_of_draws_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(("classes", "far"), [(25, 0.01), (5, 0.05)])
 def test_the_interval_holds_what_other_classes_show(classes: int, far: float, monkeypatch: pytest.MonkeyPatch):
-    """Nominally 95 %: 16 or fewer of 20 would be chance once in 60 times."""
+    """Nominally 95 %: 7 or fewer of 10 would be chance once in 90 times."""
     monkeypatch.setattr(calibration, "RESAMPLES", 200)
     held = 0
-    for seed in range(20):
+    for seed in range(10):
         points = clusters(2 * classes, seed=100 + seed)
         sides = [points.labels % 2 == parity for parity in (0, 1)]
         first, second = (
@@ -121,7 +121,7 @@ def test_the_interval_holds_what_other_classes_show(classes: int, far: float, mo
         assert found.interval is not None
         low, high = found.interval
         held += low <= rates_at(Pairing.of(second), found.threshold).far <= high
-    assert held >= 17
+    assert held >= 8
 
 
 @pytest.mark.parametrize("classes", [2, 3, 4])

@@ -28,11 +28,11 @@ def patches_of(images: int, seed: int) -> Tensor:
 
 def naive_match(a: np.ndarray, b: np.ndarray) -> float:
     """Go through all pairs of patches."""
-    total = 0.0
+    total, products = 0.0, (a @ b.T).tolist()
     for i in range(len(a)):
-        j = max(range(len(b)), key=lambda j: a[i] @ b[j])
-        if max(range(len(a)), key=lambda k: a[k] @ b[j]) == i:
-            total += max(a[i] @ b[j], 0.0)
+        j = max(range(len(b)), key=lambda j: products[i][j])
+        if max(range(len(a)), key=lambda k: products[k][j]) == i:
+            total += max(products[i][j], 0.0)
     return total / len(a)
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
+from dmlkit.metrics import statistics
 from dmlkit.metrics.statistics import (
     bootstrap_intervals,
     effective_number,
@@ -43,7 +44,14 @@ def test_paired_permutation_against_all_exchanges():
     assert ours.low < ours.difference < ours.high
 
 
-def test_p_values_are_uniform_without_a_difference():
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is repeated hundreds of times: 400 resamples and 1 000 exchanges, not 2 000 and 10 000."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    monkeypatch.setattr(statistics, "PERMUTATIONS", 1000)
+
+
+def test_p_values_are_uniform_without_a_difference(few_draws: None):
     rng = np.random.default_rng(2)
     p = [paired_comparison(*torch.from_numpy(rng.standard_normal((2, 30))).unbind(), None).p_value for _ in range(100)]
     assert stats.kstest(p, "uniform").pvalue > 0.01
@@ -100,7 +108,7 @@ def test_over_many_classes_it_is_the_cluster_robust_interval():
 @pytest.mark.parametrize(
     "sizes", [np.full(5, 25), np.full(8, 25), np.full(41, 20), 2 + 200 // np.arange(1, 42)], ids=str
 )
-def test_over_classes_the_interval_holds_the_truth_nineteen_times_in_twenty(sizes: np.ndarray):
+def test_over_classes_the_interval_holds_the_truth_nineteen_times_in_twenty(sizes: np.ndarray, few_draws: None):
     rng = np.random.default_rng(8)
     by_class, by_query = [], []
     for repetition in range(200):
@@ -126,7 +134,7 @@ def test_the_interval_of_a_model_that_misses_nothing_has_a_width():
     assert (same.low, same.high, same.p_value) == (0, 0, 1)
 
 
-def test_the_interval_of_a_model_that_misses_little_holds_the_truth():
+def test_the_interval_of_a_model_that_misses_little_holds_the_truth(few_draws: None):
     """A recall of 0.97 on 10 classes: percentiles of the bootstrap hold it in 0.85, since most classes miss nothing."""
     rng = np.random.default_rng(5)
     classes, held = torch.arange(10).repeat_interleave(20), []
@@ -172,7 +180,7 @@ def test_classes_of_one_query_are_queries():
     assert paired_comparison(first, second, torch.arange(50)) == paired_comparison(first, second, None)
 
 
-def test_p_values_over_classes_are_uniform_where_models_differ_by_chance_in_each_class():
+def test_p_values_over_classes_are_uniform_where_models_differ_by_chance_in_each_class(few_draws: None):
     rng, classes, p = np.random.default_rng(10), np.arange(300) % 30, {"classes": [], "queries": []}
     for _ in range(100):
         first, second = (torch.from_numpy(rng.normal(size=300) + rng.normal(size=30)[classes]) for _ in range(2))

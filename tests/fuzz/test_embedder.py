@@ -118,7 +118,7 @@ def given_models(ground: Path, tmp_path_factory: pytest.TempPathFactory, command
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["images", "vectors"])
-@examples(100, 1_500)
+@examples(60, 1_500)
 @given(images=handed_over)
 def test_whatever_is_embedded_has_one_row_each_or_is_refused(kind: str, images: Any, given_models: Given):
     with chdir(given_models.place.folder):
@@ -132,7 +132,7 @@ def test_whatever_is_embedded_has_one_row_each_or_is_refused(kind: str, images: 
 
 @pytest.mark.heavy
 @pytest.mark.slow
-@examples(100, 1_000)
+@examples(60, 1_000)
 @given(a=arrays() | members, b=arrays() | members)
 def test_similarity_is_of_embeddings_or_refused(a: Any, b: Any, given_models: Given):
     model = given_models.models["images"]

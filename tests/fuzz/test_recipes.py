@@ -92,7 +92,7 @@ def check(text: str, overrides: list[str]):
 
 
 @pytest.mark.heavy
-@examples(200, 20_000)
+@examples(80, 20_000)
 @given(mutated(RECIPES))
 def test_a_recipe_is_read_and_read_again_or_refused(text: str):
     check(text, [])
@@ -113,7 +113,7 @@ def test_the_studies_are_sound(folder: Path):
 
 
 @pytest.mark.heavy
-@examples(200, 20_000)
+@examples(80, 20_000)
 @given(text=mutated(STUDIES))
 def test_a_study_is_read_or_refused(text: str, folder: Path):
     (folder / "study.yaml").write_text(text, encoding="utf-8", errors="surrogatepass")
@@ -131,7 +131,7 @@ KEYS = st.sampled_from(
 
 
 @pytest.mark.heavy
-@examples(200, 20_000)
+@examples(80, 20_000)
 @given(
     KEYS | st.text(max_size=12), st.sampled_from(["=", ".", "", "=="]), scalars.map(str) | texts | st.text(max_size=30)
 )

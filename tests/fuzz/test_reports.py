@@ -113,7 +113,7 @@ def bare(text: str) -> str:
 
 
 @pytest.mark.heavy
-@examples(200, 3_000)
+@examples(80, 3_000)
 @given(table=st.lists(st.lists(texts, min_size=3, max_size=3), min_size=2, max_size=4))
 def test_a_markdown_table_shows_its_cells(table: list[list[str]]):
     page = read(as_markdown(table))
@@ -134,7 +134,7 @@ TOKEN = re.compile("|".join(map(re.escape, sorted(NAMED, key=len, reverse=True))
 
 
 @pytest.mark.heavy
-@examples(200, 3_000)
+@examples(80, 3_000)
 @given(table=st.lists(st.lists(texts, min_size=3, max_size=3), min_size=2, max_size=4))
 def test_a_latex_table_shows_its_cells(table: list[list[str]]):
     lines = [line for line in as_latex(table).split("\n") if line.endswith(r" \\")]

@@ -90,7 +90,7 @@ def labels_of(file: Path) -> list[str] | None:
     return [dataset.class_names[label] for label in dataset.labels.tolist()]
 
 
-@examples(200, 10_000)
+@examples(80, 10_000)
 @given(table=columns())
 def test_a_csv_table_is_listed_as_it_reads_or_refused(table: Columns, folder: Path):
     file = folder / "table.csv"
@@ -99,7 +99,7 @@ def test_a_csv_table_is_listed_as_it_reads_or_refused(table: Columns, folder: Pa
     assert found is None or found == dict(table)["label"]
 
 
-@examples(200, 10_000)
+@examples(80, 10_000)
 @given(table=columns(), place=st.floats(0, 1), change=st.binary(max_size=8), cut=st.integers(0, 8))
 def test_a_csv_table_of_changed_bytes_is_listed_or_refused(
     table: Columns, place: float, change: bytes, cut: int, folder: Path
@@ -110,7 +110,7 @@ def test_a_csv_table_of_changed_bytes_is_listed_or_refused(
     labels_of(file)
 
 
-@examples(200, 10_000)
+@examples(80, 10_000)
 @given(
     changed=st.lists(st.tuples(st.sampled_from(NAMES), typed), max_size=3),
     encoded=st.booleans(),

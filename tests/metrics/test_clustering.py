@@ -29,7 +29,7 @@ def naive_information(labels, clusters) -> float:
     return 2 * information / sum(entropies) if sum(entropies) else 1.0
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(partitions)
 def test_information_against_counts_and_scikit_learn(items):
     labels, clusters = zip(*items, strict=True)
@@ -40,7 +40,7 @@ def test_information_against_counts_and_scikit_learn(items):
         assert AmiConfig().agreement(*tensors) == pytest.approx(theirs, abs=1e-7)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(partitions)
 def test_rand_index_against_all_pairs(items):
     pairs = list(combinations(items, 2))
@@ -53,7 +53,7 @@ def test_rand_index_against_all_pairs(items):
     assert AriConfig().agreement(labels, clusters) == pytest.approx((both - chance) / room if room else 1.0, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(partitions)
 def test_f1_against_all_pairs(items):
     pairs = list(combinations(items, 2))

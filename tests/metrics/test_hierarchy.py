@@ -89,7 +89,7 @@ PATHS = ["a/a/a", "a/a/b", "a/b/a", "b/a/a", "b/b/a", "b/b/b"]
 items = st.lists(st.tuples(st.integers(-2, 2), st.sampled_from(PATHS)), min_size=3, max_size=6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(items, st.sampled_from(["expected", "pessimistic"]))
 def test_metrics_of_a_hierarchy_are_their_definitions(drawn, ties):
     points, paths = [float(x) for x, _ in drawn], [path for _, path in drawn]

@@ -46,7 +46,7 @@ def naive(found, unknown):
 items = st.lists(st.tuples(st.integers(-6, 6), st.integers(0, 4)), min_size=3, max_size=14)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(items)
 def test_among_themselves_against_loops(data):
     classes = sorted({label for _, label in data})
@@ -69,7 +69,7 @@ def test_among_themselves_against_loops(data):
     assert ours.values == pytest.approx(naive(answers(queries, gallery), unknown), abs=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(items, items)
 def test_queries_and_a_gallery_against_loops(queries, gallery):
     """The first query is in the gallery too, and does not find itself."""

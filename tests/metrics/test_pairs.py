@@ -45,7 +45,7 @@ def naive(scores: list[float], same: list[bool]) -> dict[str, float]:
     }
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=2, max_size=9))
 def test_ties_and_duplicates_against_naive_loops(items):
     labels = [y for _, y in items]
@@ -57,7 +57,7 @@ def test_ties_and_duplicates_against_naive_loops(items):
     assert ours.values == pytest.approx(naive(scores, same), abs=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=1, max_size=6),
     st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=1, max_size=6),
@@ -117,14 +117,14 @@ def test_against_scikit_learn_on_every_manifold(manifold):
 
 
 def test_the_result_does_not_depend_on_blocks_and_bands(monkeypatch: pytest.MonkeyPatch):
-    features, labels = clusters(count=500)
+    features, labels = clusters(count=200)
     points = torch.nn.functional.normalize(features, dim=1)
     whole = retrieval_metrics(points, labels, metrics=NAMES)
     monkeypatch.setattr(pairing, "BLOCK_ENTRIES", 3000)
-    monkeypatch.setattr(pairing, "DISTANCE_ENTRIES", 777)
-    monkeypatch.setattr(curve, "SORTED_ENTRIES", 500)
+    monkeypatch.setattr(pairing, "DISTANCE_ENTRIES", 1777)
+    monkeypatch.setattr(curve, "SORTED_ENTRIES", 300)
     assert retrieval_metrics(points, labels, metrics=NAMES) == pytest.approx(whole, abs=1e-5)
-    monkeypatch.setattr(curve, "BAND_SCORES", 900)
+    monkeypatch.setattr(curve, "BAND_SCORES", 200)
     found = PairCurve.of(Points(points, labels, Sphere(6)))
     bands = list(found.bands())
     assert len(bands) > 5 and not found.kept

@@ -47,7 +47,7 @@ def naive_scores(points, labels, gallery, gallery_labels, hide, by):
 small = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=2, max_size=8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(small, st.sampled_from(["expected", "pessimistic"]))
 def test_among_themselves_with_ties_duplicates_and_singletons(items, ties):
     points, labels = [x for x, _ in items], [y for _, y in items]

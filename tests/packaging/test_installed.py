@@ -1,6 +1,7 @@
 """The wheel in an environment of its own, without extras and away from this tree: the whole way works there."""
 
 import os
+import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from dmlkit.cli.app import app
 from tests.conftest import TINY_RECIPE
 
 pytestmark = pytest.mark.heavy
-SMALL = ["--set", "training.epochs=1", "--set", "dataset.images_per_class=6", "--set", "dataset.classes=40"]
+SMALL = "--set training.epochs=1 --set dataset.images_per_class=6 --set dataset.classes=40"
 DEVELOPMENT = ("pytest", "cvxpylayers", "ot", "timm", "onnx", "lancedb", "ray", "mkdocs", "hypothesis")
 
 HELP = """
@@ -27,6 +28,19 @@ for words in sys.argv[1:]:
     except SystemExit as end:
         print("==", end.code)
 """
+
+EACH = """
+import shlex, sys
+from dmlkit.cli.app import main
+
+for line in sys.argv[1:]:
+    sys.argv = ["dmlkit", *shlex.split(line)]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, line
+"""
+"""Runs command lines in one process: each new one took 5 s to import torch."""
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +88,28 @@ def test_components_are_listed_from_the_classes_and_then_from_the_catalogue(
 
 def test_a_study_runs_and_is_reported(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path):
     (tmp_path / "tiny.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 1"))
-    study, folder = tmp_path / "study.yaml", str(tmp_path / "study")
+    study, folder = tmp_path / "study.yaml", tmp_path / "study"
     study.write_text("claim: A claim\nrecipe: tiny.yaml\nseeds: [0]\ngrid: {loss.margin: [0.1, 0.3]}\n")
-    assert "2 runs: 2 models" in run("dmlkit", "study", str(study), "-o", folder, "--dry-run").stdout
-    run("dmlkit", "study", str(study), "-o", folder, "--device", "cpu")
-    assert "2 of 2" in run("dmlkit", "status", folder).stdout
-    run("dmlkit", "report", folder, "-o", str(tmp_path / "report.md"))
+    lines = (
+        f"study {study} -o {folder} --dry-run",
+        f"study {study} -o {folder} --device cpu",
+        f"status {folder}",
+        f"report {folder} -o {tmp_path / 'report.md'}",
+    )
+    told = run("python", "-c", EACH, *lines).stdout
+    assert "2 runs: 2 models" in told and "2 of 2" in told and (tmp_path / "report.md").exists()
 
 
 def test_train_eval_embed_and_export(run: Callable[..., subprocess.CompletedProcess[str]]):
     assert "glyphs/proxy_anchor" in run("dmlkit", "list", "recipes").stdout
     run("dmlkit", "copy", "grouplet/cub200", "birds.yaml")
-    run("dmlkit", "train", "glyphs/proxy_anchor", "-o", "runs/demo", *SMALL)
-    evaluated = run("dmlkit", "eval", "runs/demo").stdout
-    assert "map@r" in evaluated
-    run("dmlkit", "embed", "runs/demo", "--split", "test")
-    run("dmlkit", "export", "runs/demo/embeddings/test", "--format", "faiss")
+    run("dmlkit", *shlex.split(f"train glyphs/proxy_anchor -o runs/demo {SMALL}"))
+    lines = (
+        "eval runs/demo",
+        "embed runs/demo --split test",
+        "export runs/demo/embeddings/test --format faiss",
+    )
+    assert "map@r" in run("python", "-c", EACH, *lines).stdout
 
 
 def test_what_an_extra_brings_is_asked_for_by_its_name(run: Callable[..., subprocess.CompletedProcess[str]]):

@@ -306,7 +306,7 @@ def compare_at_looks(
         >>> round(once.p_value, 4), round(once.low, 4), often.p_value > 0.05, often.low < 0
         (0.0202, 0.0152, True, True)
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     once = paired_runs(base, method) if by_class is None else by_class.compare()
     if last <= first or len(base) < 2:
@@ -314,7 +314,7 @@ def compare_at_looks(
     least = least_p_values(first, last)
     bound = float(least[int(LEVEL * len(least))])
     freedom = len(base) - 1
-    margin = (once.high - once.difference) * float(t.ppf(1 - bound / 2, freedom) / t.ppf(1 - LEVEL / 2, freedom))
+    margin = (once.high - once.difference) * float(stdtrit(freedom, 1 - bound / 2) / stdtrit(freedom, 1 - LEVEL / 2))
     if by_class is not None:
         margin = by_class.compare(bound).high - once.difference
     p_value = (1 + int(np.searchsorted(least, once.p_value, side="right"))) / (1 + len(least))
@@ -355,11 +355,11 @@ def is_within(comparison: Comparison, negligible: float | None) -> bool:
 @cache
 def least_p_values(first: int, last: int) -> NDArray[np.float64]:
     """Return the smallest p-values over the looks, ascending, of R simulations without a difference (R,)."""
-    from scipy.stats import t
+    from scipy.special import stdtr
 
     changes = np.random.default_rng(0).standard_normal((REPETITIONS, last))  # a t statistic knows no unit
     counts = np.arange(max(2, first), last + 1)
     means = changes.cumsum(1)[:, counts - 1] / counts
     variances = ((changes**2).cumsum(1)[:, counts - 1] - counts * means**2) / (counts - 1)
-    p_values = 2 * t.sf(np.abs(means) * np.sqrt(counts / variances), counts - 1)
+    p_values = 2 * stdtr(counts - 1, -np.abs(means) * np.sqrt(counts / variances))
     return np.sort(p_values.min(1))

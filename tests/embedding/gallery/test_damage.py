@@ -168,7 +168,7 @@ def hold(whole: Path, folder: Path, count: int, seed: int, without: tuple[str, .
 
 
 def test_a_damaged_gallery_answers_as_before_or_is_refused(whole: Path, tmp_path: Path, place: Path):
-    refusals, count = hold(whole, tmp_path, 30, 0)
+    refusals, count = hold(whole, tmp_path, 12, 0)
     assert count / 4 < refusals < count
 
 
@@ -177,7 +177,7 @@ def test_a_damaged_gallery_answers_as_before_or_is_refused(whole: Path, tmp_path
 @pytest.mark.parametrize("seed", range(1, 11 if FULL else 2))
 def test_many_damaged_galleries(seed: int, whole: Path, tmp_path: Path):
     shutil.copytree(whole / "asked", tmp_path / "more")  # for add
-    hold(whole, tmp_path, 120 if FULL else 40, seed)
+    hold(whole, tmp_path, 120 if FULL else 24, seed)
 
 
 def test_a_damaged_index_is_refused_or_its_answers_are_true(whole: Path, place: Path, tmp_path: Path):

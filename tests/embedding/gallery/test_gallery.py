@@ -191,7 +191,7 @@ def test_a_reader_goes_on_at_its_version(place: Path, tmp_path: Path):
 
 
 @settings(
-    max_examples=12,
+    max_examples=6,  # tests/fuzz/test_galleries.py makes more
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

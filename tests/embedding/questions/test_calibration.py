@@ -138,9 +138,9 @@ def test_reliability_against_loops():
 
 
 def test_the_interval_holds_the_rate_of_other_labels():
-    """Of thresholds chosen on 20 labels the rate on 20 others lies in the interval; 95 % asked, 40 draws."""
+    """Of thresholds chosen on 20 labels the rate on 20 others lies in the interval; 95 % asked, 20 draws."""
     inside, rates = 0, list[float]()
-    for seed in range(40):
+    for seed in range(20):
         points, labels = drawn(60, 8, 0.55, 100 + seed)
         gallery = decider_of(points[:160], labels[:160])
         others = [points[160:320], points[320:]]
@@ -154,7 +154,7 @@ def test_the_interval_holds_the_rate_of_other_labels():
         rates.append(rate)
         assert interval is not None
         inside += interval[0] <= rate <= interval[1]
-    assert inside >= 35  # below it with probability 0.01 if the interval holds in 95 %
+    assert inside >= 17  # below it with probability 0.02 if the interval holds in 95 %
     assert 0.03 < np.mean(rates) < 0.08
 
 

@@ -3,11 +3,8 @@
 import asyncio
 import base64
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -41,6 +38,7 @@ from dmlkit.evaluation.calibration import calibrate_run
 from tests.conftest import END
 from tests.datasets import trees
 from tests.embedding.stored import ON_CPU
+from tests.processes import start, wait_until
 
 BIRDS = ("crow", "dove", "finch", "gull")
 LOCAL = "http://127.0.0.1"
@@ -399,42 +397,29 @@ def test_a_connection_whose_headers_do_not_come_is_ended(monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_the_command_serves_its_client_and_ends_when_it_is_told(gallery: Path, place: Path):
-    command = [
-        sys.executable,
-        "-m",
-        "dmlkit",
-        "serve",
-        str(gallery),
-        "--port",
-        "0",
-        "--allow-writes",
-        "--device",
-        "cpu",
-    ]
-    environment = {**os.environ, "DMLKIT_TOKEN": "secret", "COLUMNS": "300"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert "16 images" in line
-            url = next(word for word in line.split() if word.startswith("http://"))
-            with pytest.raises(UserError, match="expected the header Authorization"):
-                Client(url).info()
-            client, (first, second, *_) = Client(url, token="secret"), asked(place)
-            assert client.info()["images"] == 16
-            assert client.add([first], "heron")["added"] == 1
-            (answer,) = client.identify([first.read_bytes()])
-            assert answer["guess"] == "heron" and answer["nearest"][0]["id"] == client.search([first], k=1)[0][0]["id"]
-            assert client.verify(first, first)["similarity"] == pytest.approx(1, abs=1e-5)
-            assert np.shape(client.embed([first, second]))[0] == 2
-            assert client.remove(labels=["heron"]) == 1
-            for _ in range(2):  # the second, which does not wait for requests, came with a traceback
-                process.send_signal(signal.SIGINT)
-            assert process.communicate(timeout=END)[1] == "" and process.returncode == 0
-        finally:
-            process.kill()
+    environment = {"DMLKIT_TOKEN": "secret", "COLUMNS": "300"}
+    words = ("serve", gallery, "--port", "0", "--allow-writes", "--device", "cpu")
+    process = start(*words, environment=environment)
+    try:
+        wait_until(lambda: "\n" in process.printed(), process)
+        line = process.printed()
+        assert "16 images" in line
+        url = next(word for word in line.split() if word.startswith("http://"))
+        with pytest.raises(UserError, match="expected the header Authorization"):
+            Client(url).info()
+        client, (first, second, *_) = Client(url, token="secret"), asked(place)
+        assert client.info()["images"] == 16
+        assert client.add([first], "heron")["added"] == 1
+        (answer,) = client.identify([first.read_bytes()])
+        assert answer["guess"] == "heron" and answer["nearest"][0]["id"] == client.search([first], k=1)[0][0]["id"]
+        assert client.verify(first, first)["similarity"] == pytest.approx(1, abs=1e-5)
+        assert np.shape(client.embed([first, second]))[0] == 2
+        assert client.remove(labels=["heron"]) == 1
+        for _ in range(2):  # the second, which does not wait for requests, came with a traceback
+            process.send_signal(signal.SIGINT)
+        assert process.communicate()[0] == line and process.returncode == 0
+    finally:
+        process.kill()
 
 
 def test_what_cannot_be_served_is_refused(dmlkit: Any, gallery: Path, place: Path, tmp_path: Path):

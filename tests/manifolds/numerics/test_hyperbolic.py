@@ -209,17 +209,17 @@ def test_a_learnable_curvature_has_the_gradient_of_finite_differences(model: typ
 @pytest.mark.heavy
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("optimizer", "lr"), [(geoopt.optim.RiemannianAdam, 0.02), (geoopt.optim.RiemannianSGD, 0.5)])
-def test_points_stay_on_the_manifold_for_10_000_float32_steps(model: type[Manifold], optimizer: type, lr: float):
+def test_points_stay_on_the_manifold_for_3_000_float32_steps(model: type[Manifold], optimizer: type, lr: float):
     """Half of the steps go outwards to the boundary, the others anywhere."""
     torch.manual_seed(0)
     manifold = model(4, proxies="points", clip_distance=None)
     proxies = manifold.new_proxies(8)
     outwards = -torch.nn.functional.normalize(manifold.from_features(torch.randn(8, 4)), dim=1)
     steps, origin, farthest = optimizer([proxies], lr=lr), manifold.from_features(torch.zeros(1, 4)), 0.0
-    for step in range(10_000):
-        proxies.grad = outwards.clone() if step < 5_000 else torch.randn_like(proxies)
+    for step in range(3_000):
+        proxies.grad = outwards.clone() if step < 1_500 else torch.randn_like(proxies)
         steps.step()
-        if step % 500 == 499:
+        if step % 250 == 249:
             assert proxies.isfinite().all()
             assert manifold.geometry.check_point_on_manifold(proxies.data, atol=1e-5, rtol=1e-5)
             farthest = max(farthest, manifold.distance(origin, proxies.detach()).max().item())
