@@ -71,7 +71,7 @@ def dataset_of(
     if images is None:
         return images_of_split(recipe.dataset, split)
     if samples_named(recipe.dataset.sample).has_pixels:
-        return images_at(images, labels, boxes)
+        return images_at(images, labels, boxes, depth=label_depth(recipe))
     for option, given in (("--labels", labels), ("--boxes", boxes)):
         if given is not None:
             taken = f"{recipe.dataset.sample}s"
@@ -100,7 +100,12 @@ def _is_table(source: Path) -> bool:
     return source.suffix.lower() in TABLES and not source.is_dir()
 
 
-def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = None) -> Dataset:
+def label_depth(recipe: Recipe) -> int:
+    """Return how many folders name a class of a recipe: one, or one for each of its levels."""
+    return max(1, len(recipe.dataset.levels))
+
+
+def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = None, *, depth: int = 1) -> Dataset:
     """Return the images of a file, a folder, shards or a table, with their labels: the one rule for all commands.
 
     Args:
@@ -111,6 +116,7 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
             own labels. ``none``: no image has a label. Otherwise a column of a table. Default: ``label``.
         boxes: boxes of an image or of a folder of image files, see `read_boxes`; each is a sample, and a category of
             COCO is its label. For a table only their margin.
+        depth: number of folders that a label names, e.g. 2 for ``genus/species``, see `label_depth`.
 
     Raises:
         UserError: there are no images, a name is not UTF-8, or the table lacks the column, or see `read_boxes`.
@@ -118,7 +124,7 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
     from dmlkit.datasets.shards import ShardsConfig, holds_shards
 
     if boxes is not None:
-        return _boxed(source, labels, boxes)
+        return _boxed(source, labels, boxes, depth)
     if _is_table(source):
         column = None if labels == NONE else labels or LABEL
         rows = TableRows(read_images_table(source, column), source, source.parent)
@@ -131,14 +137,14 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
         raise UserError(f"{source}: no such file or folder; expected an image, a folder of images, or a table")
     if holds_shards(source):
         return _listed(ShardsConfig(root=str(source)).listing(), has_labels=labels != NONE)
-    return _files_below(source, has_labels=labels != NONE)
+    return _files_below(source, 0 if labels == NONE else depth)
 
 
-def _boxed(source: Path, labels: str | None, boxes: Boxes) -> Dataset:
+def _boxed(source: Path, labels: str | None, boxes: Boxes, depth: int) -> Dataset:
     """Return the boxes of images as samples."""
     boxes.check()
     if boxes.source is None:
-        dataset = images_at(source, labels)
+        dataset = images_at(source, labels, depth=depth)
         if dataset.boxes is None:
             raise UserError(
                 f"--box-margin, --box-confidence: {source} has no boxes; name them with --boxes, or give a table with "
@@ -151,7 +157,7 @@ def _boxed(source: Path, labels: str | None, boxes: Boxes) -> Dataset:
     else:
         found = read_boxes(source, boxes.source, boxes.confidence)
         paths = [one.path for one in found]
-        folders = _folder_labels(source, paths) if source.is_dir() else [None] * len(found)
+        folders = _folder_labels(source, paths, depth) if source.is_dir() else [None] * len(found)
         names = [one.label or folder for one, folder in zip(found, folders, strict=True)]
         dataset = ImageList(paths, None if labels == NONE else names, [one.box for one in found])
     dataset.margin = boxes.margin
@@ -166,20 +172,20 @@ def _listed(listing: Listing, *, has_labels: bool) -> Dataset:
     return dataset
 
 
-def _files_below(folder: Path, *, has_labels: bool) -> ImageList:
+def _files_below(folder: Path, depth: int) -> ImageList:
     from dmlkit.files.image_file import image_files
 
     paths = image_files(folder)
     raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
     if not paths:
         raise UserError(f"{folder}: no images found in this folder or below it")
-    return ImageList(paths, _folder_labels(folder, paths) if has_labels else None)
+    return ImageList(paths, _folder_labels(folder, paths, depth) if depth else None)
 
 
-def _folder_labels(folder: Path, paths: list[str]) -> list[str | None]:
-    """Return the label of each image by its subfolder; None at the top."""
+def _folder_labels(folder: Path, paths: list[str], depth: int) -> list[str | None]:
+    """Return the label of each image by its subfolders, at most ``depth`` of them; None at the top."""
     from dmlkit.datasets.folder import is_split
 
     place = len(folder.parts) + is_split(folder)  # of the class in a path
-    parts = (Path(path).parts for path in paths)
-    return [one[place] if len(one) > place + 1 else None for one in parts]
+    parts = (Path(path).parts[place:-1] for path in paths)
+    return ["/".join(one[:depth]) or None for one in parts]

@@ -233,9 +233,13 @@ class TrainingClasses(Document, frozen=True):
     """``classes.json``, the names of the training classes."""
 
     kind: ClassVar[str] = "list of training classes"
+    version: ClassVar[int] = 2  # 1 had no number of images
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
 
     training_classes: tuple[str, ...]
     """Names of the labels 0..C-1 of the loss's proxies."""
+    images: int | None = None
+    """Number of images of these classes."""
 
 
 class Environment(Document, frozen=True):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.files.atomic import is_partial, write_text
 from dmlkit.files.document import differences
 from dmlkit.files.lock import LOCK, sole_writer
@@ -241,18 +241,26 @@ class RunFolder:
                 "undo the change, or start a new run in another --output"
             )
 
-    def check_same_classes(self, names: tuple[str, ...]) -> None:
+    def check_same_classes(self, names: tuple[str, ...], images: int) -> None:
         """Check that a run is continued with its own classes, in case ``dataset.root`` is another folder now.
+
+        Another number of images is reported.
 
         Raises:
             UserError: they are others.
         """
-        own = TrainingClasses.read(self.classes_path).training_classes
+        started = TrainingClasses.read(self.classes_path)
+        own = started.training_classes
         if own != names:
             first = next((name for name in (*own, *names) if (name in own) != (name in names)), "their order")
             raise UserError(
                 f"{self.path}: its training classes have changed since this run started (e.g. {first}); restore the "
                 "photos, or start a new run in another --output"
+            )
+        if started.images not in (None, images):
+            warn(
+                f"{self.path}: its training classes had {started.images:,} images when this run started, and have "
+                f"{images:,} now; it goes on with these, so its result is not that of a run without interruption"
             )
 
     def save_checkpoint(self, name: CheckpointName, state: dict[str, Any]) -> None:

@@ -91,14 +91,15 @@ def _train(
         run.check_same_recipe(recipe)
     experiment = assemble(recipe, fabric.global_rank, fabric.world_size)
     if resume and run.classes_path.exists():
-        run.check_same_classes(experiment.train.class_names)
+        run.check_same_classes(experiment.train.class_names, len(experiment.train))
     if experiment.sampler.batch_size % fabric.world_size:
         text = f"a batch of {experiment.sampler.batch_size} images cannot be divided by {fabric.world_size} ranks"
         raise UserError(recipe.fault(("sampler",), text))
     if fabric.is_global_zero:
         run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite, basis=basis)
     if fabric.is_global_zero and not run.classes_path.exists():  # a kill may have come before it was written
-        TrainingClasses(training_classes=experiment.train.class_names).write(run.classes_path)
+        classes = TrainingClasses(training_classes=experiment.train.class_names, images=len(experiment.train))
+        classes.write(run.classes_path)
     fabric.barrier()
     try:
         data = training_data(experiment, run, fabric, progress)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from pyarrow import csv, parquet
 
 from dmlkit.embedding.folder import EmbeddingFolder
@@ -53,6 +54,23 @@ def test_a_folder_labels_its_images_by_subfolder_as_in_a_gallery(home: Path, tmp
     assert open_points(tmp_path / "g").labels == items["label"] == open_points(tmp_path / "e").labels
     unlabeled = embedded(home, home / "photos", "--labels", "none", dmlkit=dmlkit, output=tmp_path / "none")
     assert unlabeled["label"] == [None] * 4
+
+
+def test_folders_of_a_model_with_levels_are_labels_with_all_levels(home: Path, tmp_path: Path, dmlkit: Cli):
+    """As its dataset names the classes: calibration compares these names with those that it was trained on."""
+    run, birds = shutil.copytree(home / "run", tmp_path / "run"), tmp_path / "birds"
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe["dataset"] = {"name": "folder", "root": str(birds), "levels": ["family", "genus"]}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    names = {"corvids/crow/1.jpg": "corvids/crow", "corvids/crow/old/2.jpg": "corvids/crow", "gulls/3.jpg": "gulls"}
+    for number, name in enumerate((*names, "4.jpg")):
+        trees.photo(birds / name, number)
+    items = embedded(tmp_path, birds, dmlkit=dmlkit, output=tmp_path / "e")
+    found = {path.relative_to(birds).as_posix(): label for path, label in pairs(items)}
+    assert found == {**names, "4.jpg": None}
+    assert dmlkit("gallery", "create", run, birds / "gulls", "-o", tmp_path / "g").code == 0
+    assert dmlkit("gallery", "add", tmp_path / "g", birds).code == 0
+    assert sorted(map(str, open_points(tmp_path / "g").labels)) == ["None", "None", "corvids/crow", "corvids/crow"]
 
 
 def test_class_folders_below_train_and_test_are_labels(home: Path, tmp_path: Path, dmlkit: Cli):

@@ -145,7 +145,7 @@ def test_remembered_labels_of_a_gone_class_are_negatives_not_holes():
 @pytest.mark.filterwarnings("ignore:ProxyGML")  # k < N at a few classes
 def test_configuration_and_class_agree_on_what_compares_pairs():
     for name, variant in LossConfig.variants.items():
-        if name != "cross_batch_memory":
+        if name not in ("cross_batch_memory", "per_factor"):  # a loss of them needs another loss, or another space
             assert isinstance(variant().build(SPHERE, 3), PairLoss) == issubclass(variant, PairLossConfig), name
 
 

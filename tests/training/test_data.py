@@ -214,7 +214,9 @@ def stopped(monkeypatch: pytest.MonkeyPatch, steps: int, recipe: Path, run: Path
     monkeypatch.setattr(stopping, "stop_signals", stop_signals)
 
 
-def test_loggers_and_workers_may_differ_in_a_resumed_run(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_loggers_and_workers_may_differ_in_a_resumed_run(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     random = np.random.default_rng(0)
     for index in range(24):
         photo = tmp_path / "photos" / f"{index // 4}" / f"{index}.png"
@@ -235,6 +237,10 @@ def test_loggers_and_workers_may_differ_in_a_resumed_run(recipe: Path, tmp_path:
         run_of(recipe, tmp_path / "run", *images, f"dataset.root={moved}", "training.workers=0", resume=True)
     (moved / "00").rename(moved / "0")
     images = (*images, f"dataset.root={moved}")
+    (moved / "0" / "0.png").rename(tmp_path / "0.png")
+    run_of(recipe, tmp_path / "run", *images, "training.workers=0", resume=True)
+    assert "its training classes had 12 images when this run started, and have 11 now" in caplog.text
+    (tmp_path / "0.png").rename(moved / "0" / "0.png")
     with pytest.raises(UserError, match=r"recipe has changed.*training\.ema: was None, now 0\.9"):
         run_of(recipe, tmp_path / "run", *images, "training.workers=0", "training.ema=0.9", resume=True)
 

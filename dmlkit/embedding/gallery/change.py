@@ -73,8 +73,10 @@ def add_images(
     Raises:
         UserError: there is no gallery or no image, or the run has another model.
     """
-    GalleryFolder(path).check(["id"])  # a damaged id would let its picture in a second time
-    incoming = Incoming.of(images_of(images, label, boxes) if isinstance(images, Path) else list(images))
+    gallery = GalleryFolder(path)
+    gallery.check(["id"])  # a damaged id would let its picture in a second time
+    run = model.run or gallery.run
+    incoming = Incoming.of(images_of(images, label, boxes, run) if isinstance(images, Path) else list(images))
     place = incoming.place(path)
     with sole_writer(place, what="an addition of these images", patience=inf):
         gallery = GalleryFolder(path)  # now: another process may have added the same images meanwhile
@@ -252,7 +254,7 @@ def create_gallery(
     check_new_gallery(output)
     check_place(output, [images, RunFolder(run).recipe().dataset.data_root])
     database = lancedb()
-    incoming = Incoming.of([] if images is None else images_of(images, label, boxes))
+    incoming = Incoming.of([] if images is None else images_of(images, label, boxes, run))
     fabric = model.start()
     trained = model.load(RunFolder(run), fabric)
     description = describe(trained)

@@ -17,9 +17,10 @@ from dmlkit.datasets.files.sightings import UNKNOWN_SIGHTING, SightingCells, has
 from dmlkit.datasets.files.tar import file_content
 from dmlkit.datasets.shards import holds_shards
 from dmlkit.embedding.gallery.files import UNKNOWN
-from dmlkit.embedding.images import TABLES, images_at
+from dmlkit.embedding.images import TABLES, images_at, label_depth
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import decoding
+from dmlkit.run_folder.folder import RunFolder
 
 ID_LENGTH = 32  # hexadecimal digits, 128 bits: no two of 10^15 images share one by chance
 
@@ -82,13 +83,16 @@ class LabelledImages(Dataset):
         return read_image(self.images[index].path, self.images[index].box, self.least_side)
 
 
-def images_of(source: Path, label: str | None, boxes: Boxes | None = None) -> list[LabelledImage]:
+def images_of(
+    source: Path, label: str | None, boxes: Boxes | None = None, run: Path | None = None
+) -> list[LabelledImage]:
     """Return the images of a file, a folder or a table, see `images_at`.
 
     Args:
         source: image, folder or table.
         label: label of all images instead of their own.
         boxes: see `images_at`.
+        run: run that embeds them, whose levels name the folders of a label, see `label_depth`.
 
     Raises:
         UserError: there are none, a label is empty, not UTF-8 or `UNKNOWN`, or see `read_sightings`.
@@ -97,7 +101,9 @@ def images_of(source: Path, label: str | None, boxes: Boxes | None = None) -> li
         raise UserError(
             f"{source}: this folder contains shards; expected image files, or a table of paths SHARD.tar/KEY.jpg"
         )
-    images = images_at(source, boxes=boxes)
+    own = None if run is None else RunFolder(run)
+    depth = label_depth(own.recipe()) if own is not None and own.recipe_path.exists() else 1
+    images = images_at(source, boxes=boxes, depth=depth)
     names = images.label_names(images.labels) if label is None else [label] * len(images)
     is_placed = source.suffix.lower() in TABLES and source.is_file() and has_sightings(source)
     sightings = read_sightings(source) if is_placed else [UNKNOWN_SIGHTING] * len(images)

@@ -17,7 +17,7 @@ from dmlkit.embedding.gallery.files import check_threshold
 from dmlkit.embedding.items import PointItem
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
-from dmlkit.embedding.questions.identified import Answer, Identified, answer_of, known_labels
+from dmlkit.embedding.questions.identified import Answer, Identified, answer_of, are_nearest, known_labels
 from dmlkit.embedding.questions.rules import Sigmoid, vote
 from dmlkit.errors import UserError, first_line
 from dmlkit.files.document import Document
@@ -181,7 +181,8 @@ def identify_exported(
     near = asked.answers()
     known = known_labels(images, near.queries, [None] * len(found), record.names)
     answers = [answer._replace(known=right) for answer, right in zip(found, known, strict=True)]
-    return Identified(answers, near, low, doubtful, record.note if threshold is None else None)
+    note = record.note if threshold is None else None
+    return Identified(answers, near, low, doubtful, note, in_source=sum(are_nearest(near)))
 
 
 def check_plain(source: Path, options: Mapping[str, object]) -> None:

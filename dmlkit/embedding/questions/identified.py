@@ -105,6 +105,13 @@ def answer_of(
     return Answer(UNKNOWN if is_low or is_doubtful else guess, guess, probability, score, margin)
 
 
+def are_nearest(near: Answers) -> list[bool]:
+    """Return of each query whether it is itself the nearest of the labeled images."""
+    nearest_items = near.searched.items_at(near.rows[:, 0]) if len(near.rows) else []
+    pairs = zip(near.pictures, nearest_items, strict=True)
+    return [Path(one).absolute() == Path(item.path).absolute() for one, item in pairs]
+
+
 @dataclass(frozen=True)
 class Identified:
     """Answers with the nearest images."""
@@ -118,6 +125,8 @@ class Identified:
     """Message on the calibration or the threshold."""
     unit: tuple[str, str] = ("image", "images")
     """What each answer is on, singular and plural."""
+    in_source: int = 0
+    """Number of answers on images of which one is itself the nearest of the labeled images."""
 
     def labeled(self) -> Iterator[tuple[str, Answer]]:
         """Yield each query's path with its answer."""
@@ -135,14 +144,6 @@ class Identified:
             unknown=sum(answer.label == UNKNOWN for answer in checked),
             guessed=sum(answer.guess == answer.known for answer in checked),
         )
-
-    @cached_property
-    def in_source(self) -> int:
-        """Number of queries that are themselves the nearest of the labeled images."""
-        near = self.neighbors
-        nearest_items = near.searched.items_at(near.rows[:, 0]) if len(near.rows) else []
-        pairs = zip(near.pictures, nearest_items, strict=True)
-        return sum(Path(one).absolute() == Path(item.path).absolute() for one, item in pairs)
 
     def most_doubtful_first(self) -> "Identified":
         """Return the answers in another order: unknown ones first, then by probability, margin and score."""

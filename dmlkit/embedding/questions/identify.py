@@ -20,7 +20,7 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.calibration import acceptance_of, group_probability, labeled_decider
 from dmlkit.embedding.questions.decisions import Decider
-from dmlkit.embedding.questions.identified import Answer, Identified, answer_of, known_labels
+from dmlkit.embedding.questions.identified import Answer, Identified, answer_of, are_nearest, known_labels
 from dmlkit.embedding.questions.probability import estimate_probability
 from dmlkit.embedding.questions.rules import Decision, Rule, Sigmoid
 from dmlkit.embedding.questions.search import (
@@ -192,6 +192,7 @@ class Identifier:
         """
         searches = groups is None and self.decider.rule != "mean"
         near = nearest(self.searched, asked, self.decider.length if searches else NEAREST, reranked=self.reranked)
+        own = are_nearest(near)
         if groups is None:
             decisions = list(self._decisions(asked, near if searches else None))
             sizes, right = [1] * len(decisions), known
@@ -199,12 +200,13 @@ class Identifier:
         else:
             sizes = [len(rows) for rows in groups.values()]
             right = [next((label for row in rows if (label := known[row])), None) for rows in groups.values()]
+            own = [any(own[row] for row in rows) for rows in groups.values()]
             decisions = _decide_groups(self.decider, asked, list(groups.values()))
             near = _neighbors_of_groups(near, groups)
         answers = [self._answer(*one) for one in zip(decisions, sizes, right, strict=True)]
         unit = ("image", "images") if groups is None else ("group", "groups")
         note = "; ".join(filter(None, (self.note, self._note_of_features(), self._note_of_model(asked)))) or None
-        return Identified(answers, near, self.threshold, self.least_probability, note, unit)
+        return Identified(answers, near, self.threshold, self.least_probability, note, unit, sum(own))
 
     def _note_of_features(self) -> str | None:
         """Return whether local features of the gallery do not count."""

@@ -158,6 +158,12 @@ def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Pat
     own = dmlkit("identify", place / "gallery", place / "photos" / "gull", "--threshold", "-99", "--device", "cpu")
     assert "accuracy 1.000 over 5 images" in own.out
     assert "note: 5 of these images are in the source, and found there" in " ".join(own.out.split())
+    new = place / "photos" / "gull" / "+.jpg"  # comes first
+    trees.photo(new, 77)
+    grouped = dmlkit("identify", place / "gallery", place / "photos", "--by-group", "folder", "--device", "cpu")
+    new.unlink()
+    folders = len(list((place / "photos").iterdir()))
+    assert f"note: {folders} of these groups are in the source" in " ".join(grouped.out.split()), grouped.err
     assert "in the source" not in result.out  # a copy of one is another file
 
 
