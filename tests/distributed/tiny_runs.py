@@ -32,6 +32,7 @@ metrics: [{{name: map_at_r}}]
 
 
 OPTIONS = {"proxy_gml": "proxy_gml, ratio: 0.5, scale: 20.0"}  # its own keep few of 9 classes, and little gradient
+SPACES = {"per_factor": ("manifold={name: product, factors: [{name: sphere}, {name: euclidean}]}",)}
 SHARDED = ("training.shard_proxies=true",)
 ACCUMULATED = ("training.accumulate=4",)
 CHUNKED = ("training.gradient_cache=3",)
@@ -62,7 +63,8 @@ class Stopper(Silent):
 
 
 def recipe_of(loss: str, overrides: tuple[str, ...] = ()) -> Recipe:
-    return parse_recipe(RECIPE.format(loss=OPTIONS.get(loss, loss)), loss, [parse_override(text) for text in overrides])
+    texts = (*SPACES.get(loss, ()), *overrides)
+    return parse_recipe(RECIPE.format(loss=OPTIONS.get(loss, loss)), loss, [parse_override(text) for text in texts])
 
 
 def train_all(output: Path, *continued: Path) -> None:
