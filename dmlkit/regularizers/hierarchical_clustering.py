@@ -51,8 +51,8 @@ class HierarchicalClustering(Regularizer):
     The value is the mean over all triplets of the points, 0 if there are fewer than three. The part of Dasgupta's cost
     that does not depend on the tree is left out.
 
-    In training the points are proxies of the loss, drawn again for each step; as in CHEST (Saeki et al.,
-    arXiv:2510.05643), of which only the abstract was available, so what follows is our choice. D: w has no gradient. It
+    In training the points are proxies of the loss, as in CHEST (Saeki et al., arXiv:2510.05643), and drawn again for
+    each step. Only the abstract of CHEST was available, so what follows is our choice. D: w has no gradient. It
     is the mean relative similarity in the other factors of a product space, so that a sphere gives a ball its tree; in
     a single space it is that of the space itself, so that similarities the loss has found become a tree. With
     ``levels`` it is the share of the levels of the known hierarchy that two classes share. D: points keep their

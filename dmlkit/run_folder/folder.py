@@ -260,7 +260,7 @@ class RunFolder:
         if started.images not in (None, images):
             warn(
                 f"{self.path}: its training classes had {started.images:,} images when this run started, and have "
-                f"{images:,} now; it goes on with these, so its result is not that of a run without interruption"
+                f"{images:,} now; the result will differ from that of an uninterrupted run"
             )
 
     def save_checkpoint(self, name: CheckpointName, state: dict[str, Any]) -> None:

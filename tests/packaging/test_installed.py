@@ -96,8 +96,8 @@ def test_a_study_runs_and_is_reported(run: Callable[..., subprocess.CompletedPro
         f"status {folder}",
         f"report {folder} -o {tmp_path / 'report.md'}",
     )
-    told = run("python", "-c", EACH, *lines).stdout
-    assert "2 runs: 2 models" in told and "2 of 2" in told and (tmp_path / "report.md").exists()
+    printed = run("python", "-c", EACH, *lines).stdout
+    assert "2 runs: 2 models" in printed and "2 of 2" in printed and (tmp_path / "report.md").exists()
 
 
 def test_train_eval_embed_and_export(run: Callable[..., subprocess.CompletedProcess[str]]):

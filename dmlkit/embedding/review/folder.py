@@ -134,7 +134,7 @@ class ReviewFolder:
             return waiting[:count]
         with sole_writer(self.folder, what="a review"):
             self.refresh()
-            copied = self._copied()
+            copied = self._copied(self._changed())
             if self._begins_audit(copied):
                 self._add([Entry(copied={row: str(self.label(row)) for row in copied})])
             chosen, missing = list[Entry](), count - len(self.waiting)
@@ -206,7 +206,8 @@ class ReviewFolder:
 
     def statement(self) -> Statement:
         """Return how many labels may be wrong, and how many answers are missing."""
-        changed, copied = self._changed(), self._copied()
+        changed = self._changed()
+        copied = self._copied(changed)
         labels = sum(len(audit.left) for audit in self._audits) + len(copied)
         left = sum(int(audit.left.sum()) for audit in self._audits[1:])
         return Statement(
@@ -334,13 +335,13 @@ class ReviewFolder:
         return [row] if group is None else self.review.members[group]
 
     def _changed(self) -> list[int]:
-        """Return the images that were not checked and whose label is no longer the proposed one."""
+        """Return the images that were not checked and whose label is not the one that an audit is about."""
         rows = (row for group in self._of_group for row in self.review.members[group] if row not in self._answers)
         return [row for row in rows if self.label(row) not in (None, self._stated.get(row))]
 
-    def _copied(self) -> list[int]:
-        """Return the unknown images with a label from an answer on another image that no audit is about."""
-        return [row for row in self._changed() if row not in self._places]
+    def _copied(self, changed: list[int]) -> list[int]:
+        """Return those of the changed images that were unknown and that no audit is about."""
+        return [row for row in changed if row not in self._places]
 
     def _repeated(self) -> np.ndarray:
         """Return the labels, (N,) bool, of images in groups that were asked about."""

@@ -142,8 +142,8 @@ def test_labels_that_unknown_images_have_from_answers_are_drawn_too(tmp_path: Pa
     state = begin(tmp_path / "review", proposals)
     for group in state.ask_unknown():
         state.reply({group[0]: truth[group[0]]}, "ada")
-    begun = state.statement()
-    assert (begun.labels, begun.spread, begun.most_wrong) == (470, 270, 470)
+    at_first = state.statement()
+    assert (at_first.labels, at_first.spread, at_first.most_wrong) == (470, 270, 470)
     asked = list[int]()
     while (now := state.statement()).most_wrong > 0.05 * now.labels:
         (question,) = state.ask(1)
@@ -152,7 +152,7 @@ def test_labels_that_unknown_images_have_from_answers_are_drawn_too(tmp_path: Pa
         wrong = sum(state.label(row) not in (None, truth[row]) for row in range(500))
         assert wrong <= state.statement().most_wrong
     copied = [row for row in asked if row >= 200]
-    assert 0 < len(copied) < 135 and len(set(copied)) == len(copied) and len(asked) < begun.more_draws * 1.5
+    assert 0 < len(copied) < 135 and len(set(copied)) == len(copied) and len(asked) < at_first.more_draws * 1.5
     assert ReviewFolder(tmp_path / "review").statement() == now
     journal = (tmp_path / "review" / "answers.jsonl").read_text()
     assert journal.count('"copied"') == 1
