@@ -60,7 +60,7 @@ def counts() -> dict[str, set[int]]:
         "losses": {
             own(LossConfig),
             len({*of_guide.variants} & {*LossConfig.variants}),
-            len(found["photos_full_claims"].variants),
+            *(len(found[name].variants) for name in ("photos_claims", "caltech_claims")),
         },
         "families": {len(FAMILIES)},
         "studies": {len(found), len(claims), len(found) - len(claims)},

@@ -220,7 +220,7 @@ def test_pdflatex_sets_the_tables(tmp_path: Path):
 
 
 def test_edges_of_grids_are_told_once_below_the_verdicts():
-    results = read_results(STUDIES / "photos_full_claims")
+    results = read_results(STUDIES / "photos_network_claims")
     edge = Tuned(chosen="lr=1", validation={}, edge={"optimizer.lr": "highest"})
     judged = [one.model_copy(update={"at_edge": (one.better,)}) for one in results.verdicts]
     variants = {name: one.model_copy(update={"tuned": edge}) for name, one in results.variants.items()}
