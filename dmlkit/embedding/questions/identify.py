@@ -7,22 +7,28 @@ from pathlib import Path
 import torch
 
 from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.datasets.files.image import is_video
 from dmlkit.datasets.files.table_file import read_images_table, text_column
-from dmlkit.datasets.files.video import is_video
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.files import check_threshold
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.images import FOLDER, TABLES
-from dmlkit.embedding.matched import matched_gallery, matched_queries
-from dmlkit.embedding.placed import PlaceFusion, place_gallery, place_queries
 from dmlkit.embedding.points import PointSet, PointsInMemory, of_other_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.answers import Answers
+from dmlkit.embedding.questions.answers import (
+    Answer,
+    Answers,
+    Decision,
+    Identified,
+    Rule,
+    Sigmoid,
+    answer_of,
+    are_nearest,
+    known_labels,
+)
 from dmlkit.embedding.questions.calibration import acceptance_of, group_probability, labeled_decider
 from dmlkit.embedding.questions.decisions import Decider
-from dmlkit.embedding.questions.identified import Answer, Identified, answer_of, are_nearest, known_labels
 from dmlkit.embedding.questions.probability import estimate_probability
-from dmlkit.embedding.questions.rules import Decision, Rule, Sigmoid
 from dmlkit.embedding.questions.search import (
     QUERY_ROWS,
     RERANKED,
@@ -31,14 +37,14 @@ from dmlkit.embedding.questions.search import (
     nearest,
     open_searched,
 )
+from dmlkit.embedding.scored import PlaceFusion, matched_gallery, matched_queries, place_gallery, place_queries
 from dmlkit.embedding.search import Neighbors
 from dmlkit.embedding.sources import open_queries, path_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import NEAREST
-from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.ranking.rerank import Rerank
-from dmlkit.metrics.ranking.scored import ScoredSpace
+from dmlkit.metrics.ranking.scored import PlacedSpace, ScoredSpace
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
