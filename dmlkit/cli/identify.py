@@ -141,8 +141,7 @@ def identify(
         found = identify_images(
             source,
             images,
-            rule=LabelRule(by, k, threshold, by_group, rerank_of(rerank)),
-            place=place,
+            rule=LabelRule(by, k, threshold, by_group, rerank_of(rerank), place),
             boxes=boxes_of(box_source, box_margin, box_confidence),
             model=model,
             labels=labels,

@@ -173,8 +173,7 @@ class ImageGallery:
         return identify(
             self.path,
             asked,
-            rule=LabelRule(by, k, threshold, by_group),
-            place=self._place(place),
+            rule=LabelRule(by, k, threshold, by_group, place=self._place(place)),
             boxes=_boxes(boxes, box_margin, box_confidence),
             model=self._model_for(asked),
         )
