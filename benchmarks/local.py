@@ -26,13 +26,12 @@ from report import write_report
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_images
-from dmlkit.embedding.keypoints import keypoints_of, match_keypoints, verify_affine
-from dmlkit.embedding.local_features import centered, maps_of, mean_of
+from dmlkit.embedding.local_features import centered, keypoints_of, maps_of, match_keypoints, mean_of, verify_affine
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.evaluation.local import PairOfScores
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
-from dmlkit.metrics.ranking.local import Match, mutual_nearest, patch_matches, score_candidates
+from dmlkit.metrics.ranking.scored import Match, mutual_nearest, patch_matches, score_candidates
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import backbone_alone, build_model

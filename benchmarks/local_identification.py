@@ -31,7 +31,7 @@ from dmlkit.embedding.questions.probability import Trials
 from dmlkit.embedding.questions.rates import best_fit, threshold_for
 from dmlkit.evaluation.local import PairOfScores
 from dmlkit.loading.cache import images_of_split
-from dmlkit.metrics.ranking.local import CANDIDATES, match_patches, patch_matches, score_candidates
+from dmlkit.metrics.ranking.scored import CANDIDATES, match_patches, patch_matches, score_candidates
 from dmlkit.metrics.statistics import paired_comparison
 
 DIVISIONS, ENROLLED, ASKED, FPIR = 60, 10, 15, 0.05

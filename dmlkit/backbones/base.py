@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import NonNegativeInt
 from torch import Tensor, nn
 
-from dmlkit.backbones.pretrained.weights import PublishedInput
 from dmlkit.backbones.tuning import FullTuningConfig, TuningConfig, merge
+from dmlkit.backbones.weights import PublishedInput
 from dmlkit.component import ComponentConfig, one_of
 from dmlkit.errors import OptionError
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig
-from dmlkit.backbones.pretrained.weights import CAFFE, input_requirements, is_file, load_weights
+from dmlkit.backbones.weights import CAFFE, input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, one_of
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Avg, Pooling, PoolingConfig

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
-from dmlkit.backbones.pretrained import efficientnet_lite
-from dmlkit.backbones.pretrained.timm_models import (
+from dmlkit.backbones.timm_models import (
+    LITE0,
     SOURCES,
     WEIGHTS,
     Arguments,
@@ -19,10 +19,11 @@ from dmlkit.backbones.pretrained.timm_models import (
     check_registered,
     create,
     find,
+    imagenet_file,
     read_model,
     registered_settings,
 )
-from dmlkit.backbones.pretrained.weights import PublishedInput, input_requirements, is_file, load_weights, timm_input
+from dmlkit.backbones.weights import PublishedInput, input_requirements, is_file, load_weights, timm_input
 from dmlkit.component import Requirement, from_weights, one_of
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Cls, Pooling, PoolingConfig
@@ -115,7 +116,7 @@ def refuse_weights(weights: str) -> NoReturn:
     near = get_close_matches(weights, ["pretrained", "imagenet"], n=1)
     raise OptionError(
         "backbone.weights",
-        f"got {weights!r}, expected pretrained or a file (imagenet is available only for {efficientnet_lite.MODEL})"
+        f"got {weights!r}, expected pretrained or a file (imagenet is available only for {LITE0.model})"
         + "".join(f"; did you mean {one!r}?" for one in near),
     )
 
@@ -168,8 +169,8 @@ class Timm(Backbone):
     def _weights_file(model: str, weights: str | None) -> Path | None:
         if weights is None or is_file(weights):
             return None if weights is None else Path(weights)
-        if weights == "imagenet" and model.partition(".")[0] == efficientnet_lite.MODEL:
-            return efficientnet_lite.imagenet_file()
+        if weights == "imagenet" and model.partition(".")[0] == LITE0.model:
+            return imagenet_file()
         if weights != "pretrained":
             refuse_weights(weights)
         return find(model, *WEIGHTS) if model.startswith(SOURCES) else None

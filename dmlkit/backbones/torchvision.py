@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
-from dmlkit.backbones.pretrained.weights import IMAGENET, PublishedInput, input_requirements, is_file, load_weights
+from dmlkit.backbones.weights import IMAGENET, PublishedInput, input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, one_of
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Avg, Cls, Pooling, PoolingConfig

@@ -147,8 +147,8 @@ def calibrate(
     from dmlkit.embedding.gallery.folder import GalleryFolder
     from dmlkit.embedding.questions.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
     from dmlkit.evaluation.by_value import identification_rates_by_value, run_table
+    from dmlkit.evaluation.calibration import plot_reliability
     from dmlkit.evaluation.place import model_with
-    from dmlkit.evaluation.plots.reliability import plot_reliability
 
     console = Console(stderr=json)
     model, place = model_with(source, second, run=run, device=device, bar=bars(console))
@@ -246,8 +246,7 @@ def _calibrate_run(
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.by_value import pair_rates_by_value, run_table
-    from dmlkit.evaluation.calibration import LEAST_ACCEPTED, USUAL_FAR, calibrate_run
-    from dmlkit.evaluation.plots.reliability import plot_reliability
+    from dmlkit.evaluation.calibration import LEAST_ACCEPTED, USUAL_FAR, calibrate_run, plot_reliability
     from dmlkit.run_folder.folder import RunFolder
 
     fabric = start_ranks(device)

@@ -24,7 +24,7 @@ from dmlkit.files.outputs import CLUSTER_COLUMNS, check_table
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dmlkit.embedding.groups.clusters import Clusters
+    from dmlkit.embedding.clusters import Clusters
 
 app = typer.Typer()
 MOST_SHOWN = 15  # clusters printed in the terminal
@@ -84,9 +84,9 @@ def cluster(
 
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import bars, image_progress
+    from dmlkit.embedding.clusters import cluster as find_clusters
+    from dmlkit.embedding.clusters import clustering_method
     from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.groups.clusters import cluster as find_clusters
-    from dmlkit.embedding.groups.clusters import clustering_method
     from dmlkit.embedding.points import in_memory
     from dmlkit.embedding.sources import open_points
 

@@ -90,8 +90,7 @@ def check(
     from rich.console import Console
 
     from dmlkit.cli.progress import bars, image_progress
-    from dmlkit.loading.check import check_files, check_images
-    from dmlkit.loading.survey import dataset_at
+    from dmlkit.loading.check import check_files, check_images, dataset_at
 
     config = dataset_at(target, dataset, overrides or [])
     console = Console()
@@ -99,7 +98,7 @@ def check(
     with image_progress(console, "checking images", len(listing.labels)) as advance:
         check_images(listing, findings, is_published=config.published is not None, advance=advance)
     if model is not None and threshold is not None:
-        from dmlkit.embedding.groups.duplicates import check_leaks
+        from dmlkit.embedding.duplicates import check_leaks
 
         check_leaks(
             listing,
@@ -207,8 +206,8 @@ def shards(
 
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import image_progress
+    from dmlkit.loading.check import dataset_at
     from dmlkit.loading.shard_writer import ShardWriter
-    from dmlkit.loading.survey import dataset_at
 
     writer = ShardWriter(dataset_at(target, dataset, overrides or []), images_per_shard)
     console = Console()

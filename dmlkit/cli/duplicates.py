@@ -26,7 +26,7 @@ from dmlkit.files.source import require_source
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dmlkit.embedding.groups.duplicates import DuplicateGroups, Matches
+    from dmlkit.embedding.duplicates import DuplicateGroups, Matches
     from dmlkit.embedding.points import PointsInMemory
 
 app = typer.Typer()
@@ -80,8 +80,8 @@ def duplicates(
 
     from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
+    from dmlkit.embedding.duplicates import duplicate_groups, matches
     from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.groups.duplicates import duplicate_groups, matches
     from dmlkit.embedding.points import in_memory
     from dmlkit.embedding.sources import open_points
 
@@ -160,7 +160,7 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", consol
     """Print the most similar pairs, and a threshold that they suggest."""
     from dmlkit.cli.console import say, say_prose
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.groups.duplicates import most_similar_pairs
+    from dmlkit.embedding.duplicates import most_similar_pairs
 
     found, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars(console))
     print_pairs(found, console, "most similar pairs")

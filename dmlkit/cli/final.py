@@ -41,7 +41,7 @@ def final(
     RunFolder(output).check_startable(resume=resume, overwrite=overwrite)
 
     from dmlkit.cli.train import train_and_print
-    from dmlkit.training.final import final_recipe
+    from dmlkit.training.summary import final_recipe
 
     recipe, basis = final_recipe(run, overrides or [])
     train_and_print(recipe, output, device, resume=resume, overwrite=overwrite, basis=basis)

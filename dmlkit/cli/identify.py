@@ -31,7 +31,7 @@ from dmlkit.files.source import PLACE, is_exported
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dmlkit.embedding.questions.identified import Answer, Identified
+    from dmlkit.embedding.questions.answers import Answer, Identified
 
 app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
@@ -39,7 +39,7 @@ MOST_SHOWN = 10  # images printed in the terminal
 
 def check_answers(path: Path, **given: Any) -> None:
     """Check that answers may be written to a file, see `check_answers_file`; what it imports is not for --help."""
-    from dmlkit.embedding.questions.identified import check_answers_file
+    from dmlkit.embedding.questions.answers import check_answers_file
 
     check_answers_file(path, **given)
 
@@ -141,8 +141,7 @@ def identify(
         found = identify_images(
             source,
             images,
-            rule=LabelRule(by, k, threshold, by_group, rerank_of(rerank)),
-            place=place,
+            rule=LabelRule(by, k, threshold, by_group, rerank_of(rerank), place),
             boxes=boxes_of(box_source, box_margin, box_confidence),
             model=model,
             labels=labels,

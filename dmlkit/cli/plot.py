@@ -248,7 +248,7 @@ def epochs(
 
     if len(sources) == 1 and is_study(sources[0]):
         from dmlkit.study.reports.overview import read_results
-        from dmlkit.study.reports.plot import epoch_groups
+        from dmlkit.study.reports.report import epoch_groups
 
         check_target(output, [])
         results = read_results(sources[0])
@@ -291,7 +291,7 @@ def results(
     from dmlkit.files.atomic import atomic_write
     from dmlkit.files.outputs import writing
     from dmlkit.study.reports.overview import read_results
-    from dmlkit.study.reports.plot import plot_study, requested_metrics
+    from dmlkit.study.reports.report import plot_study, requested_metrics
 
     output = output or study / "plots" / "results.png"
     check_target(output, [])

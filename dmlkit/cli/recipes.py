@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from dmlkit.recipe.overrides import RecipeHeader
     from dmlkit.recipe.reference import MemberReference, Reference
-    from dmlkit.recipe.shipped import RecipeHeader
 
     Families = dict[str, tuple[MemberReference, ...]]
 
@@ -105,7 +105,7 @@ def members_of(families: "Families", family: str, name: str | None) -> "tuple[Me
     Raises:
         UserError: there is no such family or member.
     """
-    from dmlkit.recipe.faults import suggest
+    from dmlkit.recipe.yaml_tree import suggest
 
     if family not in families:
         raise UserError(f"list: unknown family {family!r}; {suggest(family, ['recipes', *families])}")
@@ -144,7 +144,7 @@ def print_recipes(root: Path | None, group: str | None, console: "Console") -> N
         UserError: there is no such group.
     """
     from dmlkit.cli.console import say
-    from dmlkit.recipe.shipped import find_recipes, shipped_recipes
+    from dmlkit.recipe.overrides import find_recipes, shipped_recipes
 
     groups = {
         path.name if root is None else str(path): found
@@ -220,7 +220,7 @@ def copy(
     from rich.console import Console
 
     from dmlkit.cli.console import say
-    from dmlkit.recipe.shipped import copy_recipe
+    from dmlkit.recipe.overrides import copy_recipe
 
     for path in copy_recipe(name, file or Path(f"{Path(name).name}.yaml")):
         say(Console(), f"written: {path}")

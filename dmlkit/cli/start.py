@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dmlkit.datasets.base import DatasetConfig
-    from dmlkit.loading.survey import Survey
+    from dmlkit.loading.check import Survey
     from dmlkit.training.estimate import Estimate
 
 app = typer.Typer()
@@ -68,12 +68,12 @@ def start(
 
     from rich.console import Console
 
-    from dmlkit.backbones.pretrained.timm_models import choose
+    from dmlkit.backbones.timm_models import choose
     from dmlkit.cli.console import say, say_prose
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import resolve_device
     from dmlkit.files.atomic import atomic_write
-    from dmlkit.loading.survey import dataset_at, survey
+    from dmlkit.loading.check import dataset_at, survey
     from dmlkit.recipe.file import parse_recipe
     from dmlkit.training.estimate import estimate_training
 

@@ -105,8 +105,8 @@ def study(
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.study.definition.file import read_study
-    from dmlkit.study.duration import parse_duration
     from dmlkit.study.runs.run_study import BudgetUsedError, run_study
+    from dmlkit.study.status import parse_duration
 
     console = Console()
     seconds = inf if budget is None else parse_duration(budget, "--budget")
@@ -310,7 +310,7 @@ def status(
 
 def rows_of(found: "StudyStatus") -> list[list[str]]:
     """Return one row per variant, or one per value that is tried for it."""
-    from dmlkit.study.duration import format_duration
+    from dmlkit.study.status import format_duration
 
     rows = [["variant", "seeds", "validation", "spent"]]
     for (variant, choice), group in groupby(found.runs, key=lambda run: (run.variant, run.choice)):
@@ -338,7 +338,7 @@ def seeds_of(runs: Iterable["RunStatus"]) -> str:
 
 def totals(found: "StudyStatus") -> str:
     """Return counts and times on one line."""
-    from dmlkit.study.duration import format_duration
+    from dmlkit.study.status import format_duration
 
     counts = [f"{found.count('done')} of {len(found.runs)} runs done"]
     counts += [f"{found.count(state)} {state}" for state in ("running", "stopped", "failed") if found.count(state)]

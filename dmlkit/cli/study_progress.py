@@ -10,7 +10,7 @@ from dmlkit.cli.console import say
 from dmlkit.cli.progress import format_metrics
 from dmlkit.files.escape import printable
 from dmlkit.run_folder.documents import EpochRow
-from dmlkit.study.duration import format_duration
+from dmlkit.study.status import format_duration
 from dmlkit.training.progress import Silent
 
 

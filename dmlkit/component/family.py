@@ -163,13 +163,15 @@ def components_below(key: tuple[str | int, ...], value: Any) -> Iterator[tuple[t
 
 
 def load_family(package: str) -> None:
-    """Import every file of a family's folder, which registers its members; subfolders contain none.
+    """Import every file of a family's folder, which registers its members.
+
+    Subfolders and files whose names start with an underscore have none; they may import packages that take seconds.
 
     The folder's ``__init__`` also imports them by name, for editors and type checkers. A new file works in recipes
     before it is added there; a test prints the line to add.
     """
     for module_info in iter_modules(sys.modules[package].__path__, f"{package}."):
-        if not module_info.ispkg:
+        if not module_info.ispkg and not module_info.name.startswith(f"{package}._"):
             import_module(module_info.name)
     suggest_members(package)
 

@@ -15,8 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from dmlkit.backbones.base import BackboneConfig
-from dmlkit.backbones.pretrained import efficientnet_lite
-from dmlkit.backbones.pretrained.timm_models import LITE0, is_at_hand
+from dmlkit.backbones.timm_models import LITE0, is_at_hand
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults
@@ -31,8 +30,8 @@ from dmlkit.files.escape import excerpt
 from dmlkit.files.image_file import decoding, to_rgb
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import backbone_alone, build_model
-from dmlkit.recipe.faults import suggest
 from dmlkit.recipe.file import parse_recipe
+from dmlkit.recipe.yaml_tree import suggest
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 Picture = str | Path | Image.Image | NDArray[np.uint8]
@@ -200,7 +199,7 @@ def backbone_keys(name: str) -> dict[str, Any]:
     if option is not None and fields[option].is_required() and not value:
         raise UserError(f"{name}: expected {family}:{option.upper()}, e.g. timm:{LITE0.model}")
     weights = "pretrained" if family == "timm" else "imagenet"
-    if family == "timm" and value.partition(".")[0] == efficientnet_lite.MODEL and is_at_hand(LITE0):
+    if family == "timm" and value.partition(".")[0] == LITE0.model and is_at_hand(LITE0):
         weights = LITE0.weights  # in an installed package: no download
     return {"name": family, "weights": weights, **({option: value} if option and value else {})}
 

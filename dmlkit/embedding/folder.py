@@ -15,8 +15,7 @@ from dmlkit.embedding.points import BLOCK
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.regular import file_checksum, require_regular_file
-from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.check_points import find_invalid_point
+from dmlkit.manifolds.base import Manifold, find_invalid_point
 from dmlkit.run_folder.folder import RunFolder
 
 

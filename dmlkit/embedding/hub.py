@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from dmlkit.backbones.pretrained.timm_models import SOURCES, without_hub_warnings
+from dmlkit.backbones.timm_models import SOURCES, without_hub_warnings
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.manifest import Description, VectorInput
 from dmlkit.embedding.trained import TrainedModel, computed_by, without_pretrained_weights

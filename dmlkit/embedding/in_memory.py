@@ -14,7 +14,7 @@ from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.loading.inputs import refuse_nothing_read
-from dmlkit.manifolds.numerics.check_points import check_points
+from dmlkit.manifolds.base import check_points
 from dmlkit.model import EmbeddingModel
 from dmlkit.transforms.base import TransformConfig
 

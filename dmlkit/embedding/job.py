@@ -30,7 +30,7 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.regular import file_checksum
 from dmlkit.loading.batches import make_loader
 from dmlkit.loading.inputs import Draw, Inputs, inputs_of, refuse_nothing_read
-from dmlkit.manifolds.numerics.check_points import check_points
+from dmlkit.manifolds.base import check_points
 from dmlkit.recipe.plugin import plugins_of
 from dmlkit.run_folder.threshold import Threshold
 

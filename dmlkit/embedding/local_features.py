@@ -1,22 +1,27 @@
-"""Local features of images: patches of a run's own network, or keypoints; galleries keep them next to the points."""
+"""Local features of images: patches of a run's own network, or keypoints; galleries keep them next to the points.
+
+Keypoints (SIFT) need no training: those of two images match if they fit one affine map.
+"""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from importlib import import_module
+from math import log
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_dataset, embed_images
-from dmlkit.embedding.keypoints import Keypoints, keypoints_of, match_keypoints
 from dmlkit.embedding.manifest import LocalFusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.source import LOCAL, SIFT
-from dmlkit.metrics.ranking.local import Match, patch_matches
+from dmlkit.metrics.ranking.scored import Match, mutual_nearest, patch_matches
 from dmlkit.model import EmbeddingModel
 from dmlkit.pooling import Pooling
 
@@ -168,3 +173,190 @@ def require_one_process(kind: str, fabric: Ranks) -> None:
 
 def _convolutions(module: nn.Module) -> int:
     return sum(isinstance(one, nn.Conv2d) for one in module.modules())
+
+
+MOST_KEYPOINTS = 128  # of an image, those of the highest contrast: 100 candidates are matched in 50 ms
+KEYPOINT_SIDE = 320  # pixels; larger images are reduced
+LARGEST_RATIO = 0.8  # of the distances of the nearest and the second keypoint (Lowe 2004)
+TOLERANCE = 0.03  # of the longer side
+HYPOTHESES = 128  # of three matches each: with 3 of 10 matches right, 97 % of the pairs have a right one among them
+LARGEST_CHANGE = 16.0  # of the area by a map, to either side: objects 4 times as large, or as small
+LEAST_MATCHES = 3  # that define a map
+
+
+class Keypoints(NamedTuple):
+    """Keypoints of N images, at most `MOST_KEYPOINTS` of each."""
+
+    places: Tensor
+    """(N, P, 2) float32, by the longer side of the image."""
+    descriptors: Tensor
+    """(N, P, 128) float16, unit vectors; 0 where an image has fewer keypoints."""
+
+    def chosen(self, rows: Tensor) -> "Keypoints":
+        """Return those of some images, by rows or (N,) bool."""
+        return Keypoints(self.places[rows], self.descriptors[rows])
+
+    @property
+    def packed(self) -> Tensor:
+        """The same bits as one tensor (N, P, 132) float16: each float32 of a place takes two numbers."""
+        return torch.cat([self.descriptors, self.places.contiguous().view(torch.float16)], dim=2)
+
+    @classmethod
+    def of(cls, packed: Tensor) -> "Keypoints":
+        """Return the keypoints of `packed`."""
+        return cls(packed[..., 128:].contiguous().view(torch.float32), packed[..., :128])
+
+
+def keypoints_of(dataset: Dataset, rows: Tensor, bar: Bar = no_bar) -> Keypoints:
+    """Return the keypoints of images (SIFT, Lowe 2004), described by the roots of its histograms.
+
+    The roots are those of RootSIFT (Arandjelović & Zisserman 2012), whose cosine compares histograms.
+
+    Args:
+        dataset: the images.
+        rows: (N,) indices of the images, all of which can be read.
+        bar: shows the images.
+
+    Raises:
+        UserError: OpenCV is not installed, or the samples are no images.
+    """
+    cv2 = _opencv()
+    if not dataset.kind.has_pixels:
+        raise UserError(f"--with {SIFT}: matches keypoints of images, got {dataset.kind.name}s; leave it out")
+    detector = cv2.SIFT_create(nfeatures=MOST_KEYPOINTS)
+    places = torch.zeros(len(rows), MOST_KEYPOINTS, 2)
+    descriptors = torch.zeros(len(rows), MOST_KEYPOINTS, 128, dtype=torch.float16)
+    with bar("keypoints", len(rows)) as advance:
+        for row, index in enumerate(rows.tolist()):
+            pixels = dataset.sample(index).permute(1, 2, 0).numpy()
+            gray, longest = cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY), max(pixels.shape[:2])
+            scale = min(1.0, KEYPOINT_SIDE / longest)
+            if scale < 1:
+                gray = cv2.resize(gray, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+            points, histograms = detector.detectAndCompute(gray, None)
+            if points:
+                roots = torch.from_numpy(np.sqrt(np.maximum(histograms[:MOST_KEYPOINTS], 0)))
+                descriptors[row, : len(roots)] = nn.functional.normalize(roots, dim=1).half()
+                spots = np.array([point.pt for point in points[:MOST_KEYPOINTS]], np.float32) / (scale * longest)
+                places[row, : len(roots)] = torch.from_numpy(spots)
+            advance(1)
+    return Keypoints(places, descriptors)
+
+
+def match_keypoints(queries: Keypoints, gallery: Keypoints) -> Match:
+    """Return a function that scores how well images (K,) of the gallery match a query, from 0 to 1: (K,).
+
+    Keypoints match if they are each other's nearest, and clearly nearer than the second. The score is the logarithm of
+    the number of matches that fit one affine map, plus one, by its largest value.
+    """
+
+    def scores(row: int, rows: Tensor) -> Tensor:
+        items = gallery.chosen(rows)
+        place, matched = matches(queries.descriptors[row].float(), items.descriptors.float())
+        others = items.places.gather(1, place[..., None].expand(-1, -1, 2))
+        found = verify_affine(queries.places[row], others, matched, TOLERANCE)
+        return (found.inliers.sum(1) + 1).log() / log(MOST_KEYPOINTS + 1)
+
+    return scores
+
+
+def matches(query: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
+    """Match keypoints of a query with those of other images.
+
+    Args:
+        query: (P, 128) unit vectors, or zeros.
+        items: (K, P, 128) those of K images.
+
+    Returns:
+        The nearest keypoint of each one of the query, (K, P), and whether it is a match, (K, P) bool.
+    """
+    cosines = (items.flatten(0, 1) @ query.T).unflatten(0, items.shape[:2])  # (K, keypoints of the item, of the query)
+    best, nearest, mutual = mutual_nearest(cosines)
+    second = cosines.scatter_(1, nearest[:, None], -1.0).amax(1)
+    is_clear = (1 - best) < LARGEST_RATIO**2 * (1 - second)  # squared distances of unit vectors by two
+    return nearest, mutual & is_clear & (best > 0)
+
+
+def _opencv() -> Any:
+    """Return the package ``cv2``.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return import_module("cv2")
+    except ImportError:
+        raise UserError(f"--with {SIFT}: this needs OpenCV; install it with: pip install 'dmlkit[sift]'") from None
+
+
+class Verified(NamedTuple):
+    """Affine maps of K pairs of images, and the matches that fit them."""
+
+    inliers: Tensor
+    """(K, M) bool."""
+    maps: Tensor
+    """(K, 3, 2): the places of a query (M, 2), with a column of ones, times the map are those of the other image."""
+
+
+def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: float) -> Verified:
+    """Find the affine map that most of the matches fit, by RANSAC (Fischler & Bolles 1981), and fit it to them.
+
+    Maps that mirror, or change the area more than `LARGEST_CHANGE` times, are left out. The same matches give the same
+    maps.
+
+    Args:
+        query: (M, 2) places in the query.
+        items: (K, M, 2) the matched places in K other images.
+        matched: (K, M) bool, which of these are matches.
+        tolerance: distance within which a match fits, in the units of the places.
+
+    Example:
+        >>> query = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 0.2]])
+        >>> turned = torch.stack([2 - query[:, 1], query[:, 0]], dim=1)  # by 90 degrees, and moved
+        >>> turned[4] = 9.0
+        >>> found = verify_affine(query, turned[None], torch.ones(1, 5, dtype=torch.bool), 0.1)
+        >>> found.inliers.tolist(), (found.maps[0].round(decimals=3) + 0.0).tolist()
+        ([[True, True, True, True, False]], [[0.0, 1.0], [-1.0, 0.0], [2.0, 0.0]])
+    """
+    count, size = matched.shape
+    inliers, maps = torch.zeros(count, size, dtype=torch.bool), torch.zeros(count, 3, 2)
+    enough = (matched.sum(1) >= LEAST_MATCHES).nonzero()[:, 0]
+    if not len(enough):
+        return Verified(inliers, maps)
+    order = matched[enough].int().argsort(dim=1, descending=True, stable=True)  # the matches first
+    order = order[:, : int(matched.sum(1).max())]
+    kept, rows = matched[enough].gather(1, order), torch.arange(len(enough))
+    places = torch.cat([query, torch.ones(size, 1)], dim=1)[order]  # (K', M', 3)
+    others = items[enough[:, None], order]  # (K', M', 2)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.rand(len(enough), HYPOTHESES, LEAST_MATCHES, generator=generator) * kept.sum(1)[:, None, None]
+    first, second = (side[rows[:, None, None], drawn.long()] for side in (places, others))  # (K', H, 3, 3 and 2)
+    is_line = torch.linalg.det(first).abs() < tolerance**2  # or a match twice
+    first[is_line] = torch.eye(3)
+    tried = torch.linalg.solve(first, second)  # (K', H, 3, 2)
+    fits = _fitting(places[:, None], others[:, None], tried, tolerance) & kept[:, None] & ~is_line[..., None]
+    best = fits.sum(2).argmax(1)
+    found, fitted = fits[rows, best], tried[rows, best]
+    again = _least_squares(places, others, found, fitted)
+    wider = _fitting(places, others, again, tolerance) & kept
+    is_better = wider.sum(1) > found.sum(1)
+    found[is_better], fitted[is_better] = wider[is_better], again[is_better]
+    inliers[enough] = torch.zeros(len(enough), size, dtype=torch.bool).scatter(1, order, found)
+    maps[enough] = _least_squares(places, others, found, fitted)
+    return Verified(inliers, maps)
+
+
+def _fitting(places: Tensor, items: Tensor, maps: Tensor, tolerance: float) -> Tensor:
+    """Return which of the places (..., M, 3) a map (..., 3, 2) brings near the others (..., M, 2), if it is allowed."""
+    areas = torch.linalg.det(maps[..., :2, :])
+    is_allowed = (areas > 1 / LARGEST_CHANGE) & (areas < LARGEST_CHANGE)
+    return ((places @ maps - items).square().sum(-1) <= tolerance**2) & is_allowed[..., None]
+
+
+def _least_squares(places: Tensor, items: Tensor, used: Tensor, otherwise: Tensor) -> Tensor:
+    """Return the maps (K, 3, 2) with the smallest squared errors of the matches used (K, M), if there are enough."""
+    weighted = places * used[..., None]  # (K, M, 3)
+    gram = weighted.mT @ places + 1e-9 * torch.eye(3)
+    enough = (used.sum(1) > LEAST_MATCHES)[:, None, None] & (torch.linalg.det(gram).abs() > 1e-9)[:, None, None]
+    fitted = torch.linalg.solve(torch.where(enough, gram, torch.eye(3)), weighted.mT @ items)
+    return torch.where(enough, fitted, otherwise)

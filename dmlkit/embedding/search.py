@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.check_points import find_invalid_point
+from dmlkit.manifolds.base import Manifold, find_invalid_point
 
 MARGIN = 8  # candidates beyond k: enough at the first try for all but near-duplicates; 16 take 5 % longer
 RANKED_ELEMENTS = 2**19  # float64 coordinates ranked at once: 100 of each of 1 000 queries in 0.12 to 0.15 s; 2**18 and

@@ -9,7 +9,7 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.video import VideoFrames, is_video
+from dmlkit.datasets.files.image import VideoFrames, is_video
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice, with_local

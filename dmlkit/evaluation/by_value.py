@@ -11,16 +11,16 @@ from torch import Tensor
 
 from dmlkit.datasets.files.table_file import BOX, LABEL, column_names, read_images_table, text_column
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.matched import matched_gallery
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.calibration import Identification, labeled_decider
 from dmlkit.embedding.questions.probability import Trials, repeated_rows
 from dmlkit.embedding.questions.rates import most_trials
+from dmlkit.embedding.scored import matched_gallery
 from dmlkit.embedding.sources import open_points, split_points
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.files.columns import require_column
+from dmlkit.files.regular import require_column
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, part_comparison
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import RunFolder

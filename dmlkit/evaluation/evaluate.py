@@ -23,10 +23,9 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import MetricConfig, Points
 from dmlkit.metrics.ranking.codec import Codec, Rescore
 from dmlkit.metrics.ranking.labels import Labels
-from dmlkit.metrics.ranking.local import LocalScores
-from dmlkit.metrics.ranking.place import PlaceScores
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
+from dmlkit.metrics.ranking.scored import LocalScores, PlaceScores
 from dmlkit.metrics.scoring import Scores, metric_configs, score_retrieval
 from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.schema import Recipe

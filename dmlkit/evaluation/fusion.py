@@ -22,8 +22,7 @@ from dmlkit.files.source import check_options, kind_of, require_run
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.metrics.ranking.local import LocalScores
-from dmlkit.metrics.ranking.place import PlaceScores
+from dmlkit.metrics.ranking.scored import LocalScores, PlaceScores
 from dmlkit.metrics.reliability import balanced
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.run_folder.documents import TrainingClasses

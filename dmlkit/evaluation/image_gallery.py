@@ -11,12 +11,10 @@ from dmlkit.embedding.gallery.files import holds_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.incoming import Incoming
 from dmlkit.embedding.gallery.migrate import Migrated, migrate_gallery
-from dmlkit.embedding.questions.answers import Answers
+from dmlkit.embedding.questions.answers import Answers, Identified, Rule
 from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery
 from dmlkit.embedding.questions.check import QueriesCheck, check_queries
-from dmlkit.embedding.questions.identified import Identified
 from dmlkit.embedding.questions.identify import LabelRule, identify
-from dmlkit.embedding.questions.rules import Rule
 from dmlkit.embedding.questions.search import search
 from dmlkit.evaluation.place import PlaceFusion, place_fusion_of
 from dmlkit.files.source import PLACE, kind_of
@@ -175,8 +173,7 @@ class ImageGallery:
         return identify(
             self.path,
             asked,
-            rule=LabelRule(by, k, threshold, by_group),
-            place=self._place(place),
+            rule=LabelRule(by, k, threshold, by_group, place=self._place(place)),
             boxes=_boxes(boxes, box_margin, box_confidence),
             model=self._model_for(asked),
         )

@@ -16,12 +16,19 @@ from dmlkit.embedding.features import software_of
 from dmlkit.embedding.fusion import require_torch
 from dmlkit.embedding.images import ImageList
 from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.keypoints import keypoints_of
-from dmlkit.embedding.local_features import centered, features_of, maps_of, match_features, mean_of, require_one_process
+from dmlkit.embedding.local_features import (
+    centered,
+    features_of,
+    keypoints_of,
+    maps_of,
+    match_features,
+    mean_of,
+    require_one_process,
+)
 from dmlkit.embedding.manifest import Fusion, LocalFusion, SplitRecord
-from dmlkit.embedding.matched import FeatureStore, MatchedSpace
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.probability import drawn_rows
+from dmlkit.embedding.scored import FeatureStore, MatchedSpace
 from dmlkit.embedding.stored import hash_images, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError, warn
@@ -33,7 +40,7 @@ from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.ranking.local import LocalScores, score_candidates
+from dmlkit.metrics.ranking.scored import LocalScores, score_candidates
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import Threshold
 

@@ -10,8 +10,8 @@ from math import log
 import numpy as np
 import torch
 
+from dmlkit.embedding.questions.answers import Sigmoid
 from dmlkit.embedding.questions.probability import fit_sigmoid
-from dmlkit.embedding.questions.rules import Sigmoid
 from dmlkit.errors import UserError
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.reliability import Reliability, balanced, measure_reliability

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.sightings import LIMITS, days_of, degrees_of
-from dmlkit.datasets.files.table_file import column_names
+from dmlkit.datasets.files.table_file import LIMITS, column_names, days_of, degrees_of
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.placed import PlaceFusion, check_placed
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.probability import fit_sigmoid
+from dmlkit.embedding.scored import PlaceFusion, check_placed
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
@@ -28,7 +27,7 @@ from dmlkit.evaluation.pair_probability import sampled_pairs
 from dmlkit.files.source import NAMES, PLACE, kind_of
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
-from dmlkit.metrics.ranking.place import PlaceScores, Range, Sightings, kilometers
+from dmlkit.metrics.ranking.scored import PlaceScores, Range, Sightings, kilometers
 from dmlkit.metrics.reliability import balanced
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import CheckpointName, RunFolder

@@ -13,16 +13,14 @@ from dmlkit.embedding.gallery.manifest import read_gallery_manifest
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import load_model, shortened
 from dmlkit.errors import UserError
+from dmlkit.export.databases import write_lancedb, write_pgvector, write_qdrant
 from dmlkit.export.formats import FORMATS, check_embeddings_output, export_embeddings
 from dmlkit.export.formats.faiss import cost_of
 from dmlkit.export.gallery import export_gallery
 from dmlkit.export.hub import export_hub
-from dmlkit.export.lancedb import write_lancedb
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
 from dmlkit.export.model import Parity, check_model_output, export_model, manifest_path
-from dmlkit.export.pgvector import write_pgvector
 from dmlkit.export.precision import lower
-from dmlkit.export.qdrant import write_qdrant
 from dmlkit.export.store import Destination, is_address
 from dmlkit.files.export_formats import (
     MODEL_FORMATS,

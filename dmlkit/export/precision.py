@@ -34,7 +34,7 @@ from dmlkit.embedding.trained import TrainedModel, as_computed
 from dmlkit.errors import UserError, first_line
 from dmlkit.files.export_formats import ModelPrecision
 from dmlkit.loading.cache import images_of_split
-from dmlkit.manifolds.numerics.check_points import check_points
+from dmlkit.manifolds.base import check_points
 from dmlkit.metrics.scoring import retrieval_metrics
 from dmlkit.run_folder.folder import RunFolder
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from dmlkit.errors import OptionError, UserError
-from dmlkit.files.columns import TABLE_COLUMNS, columns_of, missing_columns, require_column
 from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
+from dmlkit.files.regular import TABLE_COLUMNS, columns_of, missing_columns, require_column
 
 CREATING_MARK, STUDY_MARK, REVIEW_MARK = "creating.json", "study.json", "review.json"
 Kind = Literal["run", "embeddings", "gallery", "array", "images"]

@@ -49,7 +49,7 @@ class Lorentz(Hyperbolic, name="lorentz"):
         super().__post_init__()
         self.point_dim = self.dim + 1
         load_geoopt()  # Sheet derives from its hyperboloid
-        from dmlkit.manifolds.numerics.sheet import Sheet
+        from dmlkit.manifolds._sheet import Sheet
 
         self.geometry = Sheet(k=-1 / self.initial_curvature)
         if self.learnable_curvature:

@@ -17,8 +17,6 @@ from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
 from dmlkit.metrics.ranking.codec import Rescore
 from dmlkit.metrics.ranking.labels import Array, Labeling, Labels, as_keys
-from dmlkit.metrics.ranking.local import LocalScores
-from dmlkit.metrics.ranking.place import PlaceScores
 from dmlkit.metrics.ranking.rankings import (
     Ties,
     as_embeddings,
@@ -29,6 +27,7 @@ from dmlkit.metrics.ranking.rankings import (
     search_vectors,
 )
 from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, Rerank, expand, k_reciprocal
+from dmlkit.metrics.ranking.scored import LocalScores, PlaceScores
 from dmlkit.metrics.ranking.search import Search
 
 _NEAREST = "nearest"

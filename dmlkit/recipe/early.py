@@ -12,10 +12,9 @@ from typing import Any
 
 from dmlkit.errors import UserError
 from dmlkit.files.source import NO_CLASS_FOLDERS, single_class
-from dmlkit.recipe.faults import fault_line, key_line, quoted, suggest, suggest_member
 from dmlkit.recipe.overrides import apply_overrides, read_tree
 from dmlkit.recipe.reference import Reference, stored_reference
-from dmlkit.recipe.yaml_tree import Key, Tree
+from dmlkit.recipe.yaml_tree import Key, Tree, fault_line, key_line, quoted, suggest, suggest_member
 
 KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),

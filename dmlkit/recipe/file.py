@@ -13,10 +13,9 @@ from dmlkit.component import ComponentConfig, from_weights, one_of
 from dmlkit.errors import OptionError, UserError, option_errors
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
-from dmlkit.recipe.faults import describe_faults, fault_line
 from dmlkit.recipe.overrides import Override, apply_overrides, read_tree
 from dmlkit.recipe.schema import Recipe
-from dmlkit.recipe.yaml_tree import Key, Tree, parse_yaml
+from dmlkit.recipe.yaml_tree import Key, Tree, describe_faults, fault_line, parse_yaml
 from dmlkit.transforms.presets import PretrainedConfig
 
 

@@ -28,7 +28,7 @@ from dmlkit.component import ComponentConfig, MemberError, NameTakenError, compo
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import check_regular
-from dmlkit.recipe.faults import models_in
+from dmlkit.recipe.yaml_tree import models_in
 
 GROUP = "dmlkit"  # group of entry points
 

@@ -32,9 +32,8 @@ from dmlkit.metrics import MapAtRConfig, MetricConfig, RecallConfig
 from dmlkit.miners import MinerConfig
 from dmlkit.optimizers import AdamWConfig, OptimizerConfig
 from dmlkit.pooling import PoolingConfig
-from dmlkit.recipe.faults import fault_line
 from dmlkit.recipe.plugin import load_installed
-from dmlkit.recipe.yaml_tree import Tree
+from dmlkit.recipe.yaml_tree import Tree, fault_line
 from dmlkit.regularizers import RegularizerConfig
 from dmlkit.samplers import Random, SamplerConfig
 from dmlkit.schedules import ConstantConfig, ScheduleConfig

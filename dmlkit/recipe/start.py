@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
-    from dmlkit.backbones.pretrained.timm_models import Pretrained
+    from dmlkit.backbones.timm_models import Pretrained
     from dmlkit.datasets.base import DatasetConfig
 
 LEAST_VALIDATION = 10  # classes; with fewer the choice of a checkpoint is mostly chance

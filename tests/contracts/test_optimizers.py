@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from dmlkit.optimizers import OptimizerConfig
-from dmlkit.testing.optimizers import OPTIMIZER
 from dmlkit.testing.promise import Promise, hold
+from dmlkit.testing.steps import OPTIMIZER
 
 
 @pytest.mark.parametrize("name", sorted(OptimizerConfig.variants))

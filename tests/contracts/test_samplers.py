@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dmlkit.errors import UserError
 from dmlkit.samplers.base import Sampler, SamplerConfig
-from dmlkit.testing.batches import LABELS, SAMPLER, SUPER_CLASSES
 from dmlkit.testing.promise import Promise, hold
+from dmlkit.testing.steps import LABELS, SAMPLER, SUPER_CLASSES
 
 
 @pytest.mark.parametrize("name", sorted(SamplerConfig.variants))

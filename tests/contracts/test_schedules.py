@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmlkit.schedules import ScheduleConfig
-from dmlkit.testing.optimizers import SCHEDULE, expect_share
 from dmlkit.testing.promise import Promise, hold
+from dmlkit.testing.steps import SCHEDULE, expect_share
 
 NAMES = sorted(ScheduleConfig.variants)
 

@@ -13,10 +13,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.keypoints import verify_affine
+from dmlkit.embedding.local_features import verify_affine
 from dmlkit.manifolds import Euclidean, Sphere
-from dmlkit.metrics.ranking import local
-from dmlkit.metrics.ranking.local import match_patches, patch_matches, score_candidates
+from dmlkit.metrics.ranking import scored
+from dmlkit.metrics.ranking.scored import match_patches, patch_matches, score_candidates
 from dmlkit.metrics.scoring import score_retrieval
 from tests.conftest import Result
 
@@ -47,7 +47,7 @@ def test_matches_are_those_of_a_loop():
 
 
 def test_candidates_are_ordered_by_both_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "CANDIDATES", 7)
+    monkeypatch.setattr(scored, "CANDIDATES", 7)
     generator = torch.Generator().manual_seed(2)
     points, patches = torch.randn(20, 3, generator=generator, dtype=torch.float64), patches_of(20, 3)
     progress: list[int] = []
@@ -124,7 +124,7 @@ def blobs(seed: int) -> np.ndarray:
 def test_a_turned_and_cropped_photo_verifies_and_another_does_not():
     """The map that the keypoints of both photos give is the one with which the copy was made."""
     pytest.importorskip("cv2", reason="needs OpenCV (pip install 'dmlkit[sift]')")
-    from dmlkit.embedding.keypoints import TOLERANCE, Keypoints, keypoints_of, match_keypoints, matches
+    from dmlkit.embedding.local_features import TOLERANCE, Keypoints, keypoints_of, match_keypoints, matches
 
     photo, angle, scale = blobs(0), math.radians(30), 1.2  # the copy is 1.2 times as large, and shows the middle
     back = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]) / scale

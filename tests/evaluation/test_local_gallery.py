@@ -11,16 +11,16 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dmlkit.embedding import matched
+from dmlkit.embedding import scored
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images, restore_version
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.migrate import migrate_gallery
 from dmlkit.embedding.manifest import LocalFusion
-from dmlkit.embedding.matched import MatchedSpace, matched_gallery
 from dmlkit.embedding.questions.calibration import Identification, acceptance_of, labeled_decider
 from dmlkit.embedding.questions.probability import Trials
 from dmlkit.embedding.questions.search import search
+from dmlkit.embedding.scored import MatchedSpace, matched_gallery
 from dmlkit.errors import UserError
 from dmlkit.evaluation.local import fusion_or_local_of
 from tests.conftest import Result
@@ -87,7 +87,7 @@ def test_a_gallery_keeps_patches_and_search_compares_them(
     gallery: Path, photos: Path, patches_run: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
 ):
     """Against a loop: the 5 nearest are ordered by both, and behind them the others by their cosine."""
-    monkeypatch.setattr(matched, "CANDIDATES", 5)
+    monkeypatch.setattr(scored, "CANDIDATES", 5)
     folder = GalleryFolder(gallery)
     local = folder.manifest.local
     assert local is not None and local.shape == (64, 16)
@@ -118,7 +118,7 @@ def test_a_gallery_keeps_patches_and_search_compares_them(
 @pytest.mark.parametrize("size", [1, 2])
 def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch: pytest.MonkeyPatch):
     """Decisions without the image, or group of images, itself and without its label, against loops over all pairs."""
-    monkeypatch.setattr(matched, "CANDIDATES", 3)
+    monkeypatch.setattr(scored, "CANDIDATES", 3)
     monkeypatch.setattr("dmlkit.embedding.questions.decisions.CANDIDATES", 3)
     searched = matched_gallery(GalleryFolder(gallery))
     assert searched is not None and isinstance(searched.manifold, MatchedSpace)
@@ -284,7 +284,7 @@ def test_a_gallery_keeps_keypoints(photos: Path, patches_run: Path, tmp_path: Pa
     pytest.importorskip("cv2", reason="needs OpenCV (pip install 'dmlkit[sift]')")
     from dmlkit import load
     from dmlkit.embedding.images import ImageList
-    from dmlkit.embedding.keypoints import keypoints_of, match_keypoints
+    from dmlkit.embedding.local_features import keypoints_of, match_keypoints
 
     place, device = tmp_path / "gallery", ("--device", "cpu")
     words = ("gallery", "create", patches_run, photos / "known", "-o", place, "--with", "sift", *device)

@@ -15,7 +15,7 @@ from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.evaluation.place import PairWithPlace, fit_range
 from dmlkit.files.source import partner_path
 from dmlkit.manifolds import Sphere
-from dmlkit.metrics.ranking.place import Range, Sightings
+from dmlkit.metrics.ranking.scored import Range, Sightings
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
 from tests.metrics.test_place import naive_evidence
@@ -210,8 +210,8 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
 ):
     """A loop over the images without their labels gives about the requested share of them a label."""
     from dmlkit.embedding.gallery.folder import GalleryFolder
-    from dmlkit.embedding.placed import place_gallery
     from dmlkit.embedding.questions.calibration import acceptance_of, labeled_decider
+    from dmlkit.embedding.scored import place_gallery
     from dmlkit.evaluation.place import place_fusion_of
 
     gallery, table, _ = asked

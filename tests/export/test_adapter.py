@@ -18,7 +18,7 @@ from dmlkit.backbones.small_cnn import SmallCNNConfig
 from dmlkit.backbones.timm import TimmConfig
 from dmlkit.backbones.torchvision import ViTConfig
 from dmlkit.backbones.tuning import LoRAConfig, LowRankUpdate
-from dmlkit.export.adapter import write_adapter
+from dmlkit.export.hub import write_adapter
 from tests.conftest import ONE_EPOCH, Result
 
 peft: Any = pytest.importorskip("peft", reason="it comes with the extra dmlkit[dev]")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmlkit.backbones.pretrained.weights import read_tensors
+from dmlkit.backbones.weights import read_tensors
 from dmlkit.datasets import Cars196Config, Cub200Config, TableConfig
 from dmlkit.datasets.files.image import read_image
 from dmlkit.errors import UserError

@@ -11,8 +11,7 @@ from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.glyphs import GlyphsConfig
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError
-from dmlkit.loading.check import check_files
-from dmlkit.loading.survey import survey
+from dmlkit.loading.check import check_files, survey
 from dmlkit.recipe.start import validation_fraction
 
 
@@ -115,7 +114,7 @@ def test_the_sides_are_those_of_boxes_where_a_table_has_them(tmp_path: Path) -> 
 def test_of_many_photos_a_sample_is_measured_and_what_cannot_be_opened_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dmlkit.loading.survey.SAMPLE", 20)
+    monkeypatch.setattr("dmlkit.loading.check.SAMPLE", 20)
     write_photos(tmp_path, {"a": 40, "b": 3, "c": 3, "d": 3})
     (tmp_path / "d" / "2.png").write_bytes(b"no image")
     advanced: list[int] = []

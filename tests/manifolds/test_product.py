@@ -9,8 +9,7 @@ import torch
 
 from dmlkit.errors import UserError
 from dmlkit.manifolds import Euclidean, Lorentz, Manifold, Poincare, Product, Sphere
-from dmlkit.manifolds.numerics.check_points import find_invalid_point
-from dmlkit.manifolds.numerics.frechet import frechet_mean
+from dmlkit.manifolds.base import find_invalid_point, frechet_mean
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.training.experiment import assemble
 from tests.conftest import TINY_RECIPE, Result

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dmlkit.manifolds import Sphere
-from dmlkit.metrics.ranking.place import PlaceScores, Range, Sightings, kilometers
+from dmlkit.metrics.ranking.scored import PlaceScores, Range, Sightings, kilometers
 from dmlkit.metrics.scoring import metrics_from_hits, score_retrieval
 
 

@@ -15,9 +15,8 @@ import yaml
 from dmlkit.errors import UserError
 from dmlkit.recipe.early import NameCheck
 from dmlkit.recipe.file import parse_recipe
-from dmlkit.recipe.overrides import read_tree
+from dmlkit.recipe.overrides import find_recipes, read_tree, shipped_recipes
 from dmlkit.recipe.reference import Reference, describe
-from dmlkit.recipe.shipped import find_recipes, shipped_recipes
 from dmlkit.recipe.yaml_tree import parse_yaml
 
 PAPERS = [header.path for headers in find_recipes(shipped_recipes()).values() for header in headers]

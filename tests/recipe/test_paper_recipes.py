@@ -14,8 +14,8 @@ from dmlkit.component import ComponentConfig
 from dmlkit.datasets import GlyphsConfig
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.recipe.file import read_recipe
+from dmlkit.recipe.overrides import find_recipes
 from dmlkit.recipe.schema import Recipe
-from dmlkit.recipe.shipped import find_recipes
 from dmlkit.samplers import Random
 from dmlkit.training.train import train
 from tests.conftest import ROOT

@@ -7,7 +7,7 @@ import pytest
 
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import dump_recipe, read_recipe
-from dmlkit.recipe.shipped import copy_recipe, find_recipe, names_of_recipes
+from dmlkit.recipe.overrides import copy_recipe, find_recipe, names_of_recipes
 from tests.conftest import ROOT, Result
 
 

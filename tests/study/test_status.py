@@ -1,4 +1,4 @@
-"""How far a study is, against what was written into its folder."""
+"""How far a study is, against what was written into its folder; durations as options take them."""
 
 import json
 from collections.abc import Callable
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from dmlkit.errors import UserError
 from dmlkit.files.lock import sole_writer
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.study.status import status_of
+from dmlkit.study.status import parse_duration, status_of
 from tests.study.fakes import STUDY, Told, train_by, write_run, write_study
 from tests.study.test_plan import TUNED, peak
 
@@ -126,3 +127,21 @@ def test_a_damaged_record_is_one_line(dmlkit, killed: Path):
         (killed / name).write_text("{}")
         result = dmlkit("status", killed)
         assert result.code == 2 and result.err.count("\n") == 1 and f"{killed / name}: " in result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90m", 5400), ("2h", 7200), ("1h30m", 5400), ("1h1m1s", 3661), ("45s", 45), ("0h5m", 300)]
+)
+def test_durations(text: str, seconds: int):
+    assert parse_duration(text, "--budget") == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "0h", "0h0m", "-2h", "2", "two hours", "1.5h", "2 h", "m", "30m1h", "٣h", "1h\n"]
+)
+def test_what_is_no_duration_is_one_line(text: str):
+    with pytest.raises(
+        UserError, match=r"^--budget .*expected hours, minutes and seconds, above 0, e\.g\. 90m"
+    ) as told:
+        parse_duration(text, "--budget")
+    assert "\n" not in str(told.value)

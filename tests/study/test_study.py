@@ -32,7 +32,7 @@ from dmlkit.study.findings.results import Cost, StudyResults
 from dmlkit.study.findings.verdicts import VariantResults
 from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.record import StudyRecord
-from dmlkit.study.reports.plot import plot_study
+from dmlkit.study.reports.report import plot_study
 from dmlkit.study.runs import run_study as study_run
 from dmlkit.study.runs import workers
 from dmlkit.study.runs.workers import _begin as begin_worker

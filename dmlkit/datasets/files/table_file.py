@@ -1,14 +1,18 @@
-"""Reader of table files, with OML's names of columns."""
+"""Reader of table files, with OML's names of columns, and of where and when images were taken.
 
+The columns ``latitude``, ``longitude`` and ``time`` are the sighting of an image.
+"""
+
+from datetime import UTC, datetime
+from math import isnan, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dmlkit.errors import UserError, first_line
-from dmlkit.files.columns import missing_columns, require_column
 from dmlkit.files.outputs import BOX
-from dmlkit.files.regular import check_regular
+from dmlkit.files.regular import check_regular, missing_columns, require_column
 
 SYNONYMS = {
     "is_query": "query",
@@ -210,3 +214,103 @@ def arrow_compute() -> Any:
 def rows_where(mask: Any) -> np.ndarray:
     """Return the rows at which an Arrow mask is true."""
     return mask.to_numpy(zero_copy_only=False).nonzero()[0]
+
+
+LIMITS = {"latitude": 90, "longitude": 180}
+SECONDS = 86_400
+
+
+class SightingCells(NamedTuple):
+    """Cells of a table on one image, as text; None for an empty one."""
+
+    latitude: str | None = None
+    longitude: str | None = None
+    time: str | None = None
+
+    def check(self, where: str) -> None:
+        """Raise an error for a cell that is out of range or cannot be read; it begins with ``where``.
+
+        Raises:
+            UserError: one of these, or one of latitude and longitude without the other.
+        """
+        latitude, longitude = (degrees_of(getattr(self, column), column, where) for column in LIMITS)
+        if isnan(latitude) != isnan(longitude):
+            raise UserError(f"{where}: got one of latitude and longitude; expected both, or two empty cells")
+        days_of(self.time, where)
+
+
+UNKNOWN_SIGHTING = SightingCells()
+
+
+def has_sightings(file: Path) -> bool:
+    """Return whether a table has the columns of places.
+
+    Raises:
+        UserError: the table cannot be read.
+    """
+    return {*LIMITS} <= {*column_names(file)}
+
+
+def read_sightings(file: Path) -> list[SightingCells]:
+    """Read the cells of all rows of a table, checked; without a column ``time`` all times are empty.
+
+    Raises:
+        UserError: the table cannot be read or lacks a column, or see `SightingCells.check`.
+    """
+    columns = column_names(file)
+    for column in LIMITS:
+        require_column(file, columns, column)
+    names: list[str | None] = text_column(read_images_table(file, None), str(file), "path").to_pylist()
+    cells = [
+        text_column(read_images_table(file, column), str(file), "label").to_pylist()
+        if column in columns
+        else [None] * len(names)
+        for column in SightingCells._fields
+    ]
+    found = [SightingCells(*row) for row in zip(*cells, strict=True)]
+    for name, one in zip(names, found, strict=True):
+        one.check(f"{file}: {name}")
+    return found
+
+
+def degrees_of(cell: str | None, column: str, where: str) -> float:
+    """Return degrees; nan for an empty cell.
+
+    Raises:
+        UserError: the cell is not a number, or out of range; the error begins with ``where``.
+
+    Example:
+        >>> degrees_of("-12.5", "latitude", "birds.csv: 1.jpg")
+        -12.5
+    """
+    if cell is None:
+        return nan
+    limit = LIMITS[column]
+    try:
+        value = float(cell)
+    except ValueError:
+        value = nan
+    if not -limit <= value <= limit:
+        raise UserError(f"{where}: {column}: got {cell[:50]!r}, expected degrees from {-limit} to {limit}")
+    return value
+
+
+def days_of(cell: str | None, where: str) -> float:
+    """Return days since 1970; nan for an empty cell. A time without a zone is of UTC.
+
+    Raises:
+        UserError: the cell is not a time; the error begins with ``where``.
+
+    Example:
+        >>> days_of("1970-01-02T12:00", "birds.csv: 1.jpg")
+        1.5
+    """
+    if cell is None:
+        return nan
+    try:
+        time = datetime.fromisoformat(cell.strip())
+    except ValueError:
+        raise UserError(
+            f"{where}: time: got {cell[:50]!r}, expected a date or a time such as 2026-05-31 or 2026-05-31T14:30"
+        ) from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() / SECONDS

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.sightings import UNKNOWN_SIGHTING, SightingCells
+from dmlkit.datasets.files.table_file import UNKNOWN_SIGHTING, SightingCells
 from dmlkit.embedding.gallery.files import ApproximateIndex, GalleryState, check_files, way_back
 from dmlkit.embedding.gallery.manifest import (
     BLOCK,
@@ -25,8 +25,7 @@ from dmlkit.embedding.gallery.table import open_table, reading
 from dmlkit.embedding.items import PointItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
-from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.check_points import check_points
+from dmlkit.manifolds.base import Manifold, check_points
 from dmlkit.run_folder.folder import find_run
 
 IDS = 1000  # looked up at once

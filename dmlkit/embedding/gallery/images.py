@@ -13,7 +13,7 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Box, Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
-from dmlkit.datasets.files.sightings import UNKNOWN_SIGHTING, SightingCells, has_sightings, read_sightings
+from dmlkit.datasets.files.table_file import UNKNOWN_SIGHTING, SightingCells, has_sightings, read_sightings
 from dmlkit.datasets.files.tar import file_content
 from dmlkit.datasets.shards import holds_shards
 from dmlkit.embedding.gallery.files import UNKNOWN

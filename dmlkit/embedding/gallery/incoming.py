@@ -13,7 +13,7 @@ from typing import IO, Any
 from torch import Tensor
 
 from dmlkit.datasets.files.image import thumbnail
-from dmlkit.datasets.files.sightings import SightingCells
+from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.gallery.files import INCOMING
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages, box_cell
@@ -37,9 +37,8 @@ from dmlkit.files.image_file import BadImageError
 from dmlkit.files.lock import is_held
 from dmlkit.files.outputs import writing
 from dmlkit.loading.inputs import refuse_nothing_read
-from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.base import Manifold, check_points
 from dmlkit.manifolds.euclidean import Euclidean
-from dmlkit.manifolds.numerics.check_points import check_points
 
 RESUMES = "finished parts are kept; fix the problem and run the same command again"
 

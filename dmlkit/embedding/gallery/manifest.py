@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 from pydantic import Field, FiniteFloat
 
-from dmlkit.datasets.files.sightings import SightingCells
+from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.embedding.gallery.files import (
     MANIFEST,
     ApproximateIndex,

@@ -14,7 +14,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.sightings import SightingCells
+from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.change import changing

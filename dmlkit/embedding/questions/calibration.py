@@ -16,11 +16,10 @@ from pydantic import NonNegativeFloat, NonNegativeInt
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.files import IDENTIFICATION, CalibrationSummary
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.matched import MatchedSpace, matched_gallery
 from dmlkit.embedding.near_pairs import near_pairs
-from dmlkit.embedding.placed import PlaceFusion, place_gallery, place_queries
 from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, load_same_model, require_one_label
 from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.questions.answers import Rule, Sigmoid
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.probability import (
     LEAST,
@@ -33,21 +32,23 @@ from dmlkit.embedding.questions.rates import (
     SizedRates,
     Strangers,
     best_fit,
+    drawn_strangers,
     fnir_at,
     fpir_at,
     rates_by_size,
     reliability_of,
+    stored_strangers,
     trials_on,
+    write_strangers,
 )
-from dmlkit.embedding.questions.rules import Rule, Sigmoid
-from dmlkit.embedding.questions.strangers import drawn_strangers, stored_strangers, write_strangers
+from dmlkit.embedding.scored import MatchedSpace, PlaceFusion, matched_gallery, place_gallery, place_queries
 from dmlkit.embedding.sources import open_points, open_queries, split_points
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import writing
 from dmlkit.files.source import PLACE
-from dmlkit.metrics.ranking.place import PlacedSpace
+from dmlkit.metrics.ranking.scored import PlacedSpace
 from dmlkit.metrics.reliability import Reliability, Share
 from dmlkit.metrics.verification import lowest_share
 from dmlkit.run_folder.documents import TrainingClasses

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.matched import MatchedSearch, MatchedSpace
 from dmlkit.embedding.points import PointSet
-from dmlkit.embedding.questions.rules import Decision, Rule, vote
+from dmlkit.embedding.questions.answers import Decision, Rule, vote
 from dmlkit.embedding.questions.search import searcher_of
+from dmlkit.embedding.scored import MatchedSearch, MatchedSpace
 from dmlkit.embedding.search import Gallery, Neighbors, PointSearch
-from dmlkit.manifolds.numerics.frechet import frechet_mean
-from dmlkit.metrics.ranking.local import CANDIDATES
+from dmlkit.manifolds.base import frechet_mean
+from dmlkit.metrics.ranking.scored import CANDIDATES
 
 VOTERS = 5  # by default
 BLOCK_ROWS = 2048  # points and pictures whose similarities are computed at once: 32 MB

@@ -16,9 +16,16 @@ from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
 from dmlkit.embedding.gallery.files import check_threshold
 from dmlkit.embedding.items import PointItem
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
-from dmlkit.embedding.questions.answers import Answers
-from dmlkit.embedding.questions.identified import Answer, Identified, answer_of, are_nearest, known_labels
-from dmlkit.embedding.questions.rules import Sigmoid, vote
+from dmlkit.embedding.questions.answers import (
+    Answer,
+    Answers,
+    Identified,
+    Sigmoid,
+    answer_of,
+    are_nearest,
+    known_labels,
+    vote,
+)
 from dmlkit.errors import UserError, first_line
 from dmlkit.files.document import Document
 from dmlkit.files.image_file import BadImageError, image_files, read_pixels

@@ -7,22 +7,28 @@ from pathlib import Path
 import torch
 
 from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.datasets.files.image import is_video
 from dmlkit.datasets.files.table_file import read_images_table, text_column
-from dmlkit.datasets.files.video import is_video
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.files import check_threshold
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.images import FOLDER, TABLES
-from dmlkit.embedding.matched import matched_gallery, matched_queries
-from dmlkit.embedding.placed import PlaceFusion, place_gallery, place_queries
 from dmlkit.embedding.points import PointSet, PointsInMemory, of_other_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.answers import Answers
+from dmlkit.embedding.questions.answers import (
+    Answer,
+    Answers,
+    Decision,
+    Identified,
+    Rule,
+    Sigmoid,
+    answer_of,
+    are_nearest,
+    known_labels,
+)
 from dmlkit.embedding.questions.calibration import acceptance_of, group_probability, labeled_decider
 from dmlkit.embedding.questions.decisions import Decider
-from dmlkit.embedding.questions.identified import Answer, Identified, answer_of, are_nearest, known_labels
 from dmlkit.embedding.questions.probability import estimate_probability
-from dmlkit.embedding.questions.rules import Decision, Rule, Sigmoid
 from dmlkit.embedding.questions.search import (
     QUERY_ROWS,
     RERANKED,
@@ -31,14 +37,14 @@ from dmlkit.embedding.questions.search import (
     nearest,
     open_searched,
 )
+from dmlkit.embedding.scored import PlaceFusion, matched_gallery, matched_queries, place_gallery, place_queries
 from dmlkit.embedding.search import Neighbors
 from dmlkit.embedding.sources import open_queries, path_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import NEAREST
-from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.ranking.rerank import Rerank
-from dmlkit.metrics.ranking.scored import ScoredSpace
+from dmlkit.metrics.ranking.scored import PlacedSpace, ScoredSpace
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -63,6 +69,8 @@ class LabelRule:
     rerank: Rerank | None = None
     """Rank the labeled images once more for each image, see `RerankedGallery`. Answers have no probability then, and
     an image is unknown only below ``threshold``."""
+    place: PlaceFusion | None = None
+    """Weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_fusion_of`."""
 
     def check(self) -> None:
         """Raise an error unless the parts of the rule apply to each other.
@@ -80,6 +88,9 @@ class LabelRule:
             raise UserError(f"-k {self.k}: applies to --by vote, got --by {self.by}; add --by vote, or remove -k")
         if self.k is not None and self.k < 1:
             raise UserError(f"-k {self.k}: expected at least 1 neighbor, with --by vote")
+        check_together(self.rerank, self.place)
+        if self.by == "mean" and self.place is not None:
+            raise UserError("--by mean: does not apply to --with place, since a mean has no place; use --by nearest")
 
 
 NEAREST_IMAGE = LabelRule()
@@ -90,7 +101,6 @@ def identify(
     images: Path | Sequence[Path],
     *,
     rule: LabelRule = NEAREST_IMAGE,
-    place: PlaceFusion | None = None,
     boxes: Boxes | None = None,
     model: ModelChoice = OWN_MODEL,
     labels: Path | None = None,
@@ -107,7 +117,6 @@ def identify(
         source: a gallery, or other labeled points, see `open_points`.
         images: what to identify, see `open_queries`. The frames of a video are a group.
         rule: how a label is decided.
-        place: weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_fusion_of`.
         boxes: boxes of the images, each of which gets an answer, see `images_at`.
         model: model that embeds images. Default: that of ``source``.
         labels, manifold: of an array, see `open_points`.
@@ -121,19 +130,16 @@ def identify(
     if rule.by_group is None and is_video(where):
         rule = replace(rule, by_group=FOLDER)
     rule.check()  # before anything is embedded
-    check_together(rule.rerank, place)
-    if rule.by == "mean" and place is not None:
-        raise UserError("--by mean: does not apply to --with place, since a mean has no place; use --by nearest")
     opened = open_searched(source, model, bar, labels=labels, manifold=manifold)
-    compares = place is None and rule.rerank is None and rule.by != "mean"
+    compares = rule.place is None and rule.rerank is None and rule.by != "mean"
     matched = matched_gallery(opened) if compares else None
-    searched = (matched or opened) if place is None else place_gallery(opened, place)
+    searched = (matched or opened) if rule.place is None else place_gallery(opened, rule.place)
     identifier = Identifier(searched, rule, bar)
     asked = open_queries(images, opened, boxes=boxes, local=matched is not None, model=model, bar=bar)
     known = list(known_labels(where, asked.paths, asked.labels, identifier.names))
     groups = None if rule.by_group is None else _group_rows(where, asked, rule.by_group, known)
-    if place is not None:
-        asked = place_queries(where, asked, place)
+    if rule.place is not None:
+        asked = place_queries(where, asked, rule.place)
     elif matched is not None:
         asked = matched_queries(matched, asked, model, bar=bar)
     return identifier.answers(asked, known, groups)

@@ -10,8 +10,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from torch import Tensor
 
+from dmlkit.embedding.questions.answers import Sigmoid
 from dmlkit.embedding.questions.decisions import Decider
-from dmlkit.embedding.questions.rules import Sigmoid
 from dmlkit.metrics.reliability import balanced
 
 SAMPLE = 500  # labeled images on which the probability is estimated

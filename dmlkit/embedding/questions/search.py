@@ -13,16 +13,23 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import ApproximateGallery
-from dmlkit.embedding.matched import MatchedSearch, MatchedSpace, matched_gallery, matched_queries
-from dmlkit.embedding.placed import PlacedGallery, PlaceFusion, place_gallery, place_queries
 from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, boxes_of
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
+from dmlkit.embedding.scored import (
+    MatchedSearch,
+    MatchedSpace,
+    PlacedGallery,
+    PlaceFusion,
+    matched_gallery,
+    matched_queries,
+    place_gallery,
+    place_queries,
+)
 from dmlkit.embedding.search import Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
 from dmlkit.embedding.sources import open_points, open_queries, path_of
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
-from dmlkit.metrics.ranking.place import PlacedSpace
 from dmlkit.metrics.ranking.rerank import (
     BLOCK_ENTRIES,
     ExpandedGallery,
@@ -31,6 +38,7 @@ from dmlkit.metrics.ranking.rerank import (
     Rerank,
     check_rerank,
 )
+from dmlkit.metrics.ranking.scored import PlacedSpace
 
 LEAST_HALF = 10_000  # points; fewer are searched in 2 ms
 MATCHED_ROWS = 256  # searched at once where matches are compared: 4 s, so that the bar moves

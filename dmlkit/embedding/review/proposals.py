@@ -17,7 +17,7 @@ from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage
 from dmlkit.embedding.near_pairs import complete_groups, near_pairs
 from dmlkit.embedding.points import PointSet, PointsInMemory, in_memory
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.identified import Identified
+from dmlkit.embedding.questions.answers import Identified
 from dmlkit.embedding.questions.identify import Identifier
 from dmlkit.embedding.questions.search import open_searched
 from dmlkit.embedding.sources import open_queries

@@ -9,16 +9,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.groups.duplicates import check_reachable
+from dmlkit.embedding.duplicates import check_reachable
 from dmlkit.embedding.points import PointsInMemory, require_one_label
 from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.questions.answers import Decision
 from dmlkit.embedding.questions.decisions import BLOCK_ROWS, Decider
-from dmlkit.embedding.questions.rules import Decision
 from dmlkit.embedding.sources import check_same_model
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import SELECTION_COLUMNS, write_table
-from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.frechet import frechet_mean
+from dmlkit.manifolds.base import Manifold, frechet_mean
 
 Rule = Literal["coverage", "k_center"]
 COVERED = 4096  # unlabeled images, drawn at random from more, whose distances to the labeled ones are to shrink

@@ -27,8 +27,16 @@ from dmlkit import __version__
 from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.embedding.embedder import GivenImages
 from dmlkit.embedding.questions.why import explain_images
-from dmlkit.embedding.serve.limits import Access, Guard, RefusedError
-from dmlkit.embedding.serve.pictures import BODY, MOST_BYTES, SentImage, first_message, read_pictures
+from dmlkit.embedding.serve.requests import (
+    BODY,
+    MOST_BYTES,
+    Access,
+    Guard,
+    RefusedError,
+    SentImage,
+    first_message,
+    read_pictures,
+)
 from dmlkit.embedding.serve.reviewing import ServedReview, review_api, review_of
 from dmlkit.embedding.serve.service import BusyError, Pixels, Service
 from dmlkit.embedding.serve.workers import METRICS

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.embedding.review.folder import MOST_REVIEWER, ReviewFolder
-from dmlkit.embedding.serve.limits import RefusedError
+from dmlkit.embedding.serve.requests import RefusedError
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import BadImageError
 

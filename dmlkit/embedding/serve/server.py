@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.serve.app import make_app
-from dmlkit.embedding.serve.limits import PATIENCE, Access, is_loopback
+from dmlkit.embedding.serve.requests import PATIENCE, Access, is_loopback
 from dmlkit.embedding.serve.service import Service
 from dmlkit.embedding.serve.workers import run_workers
 from dmlkit.errors import UserError

@@ -1,1 +1,1 @@
-"""Pictures of similarities, of retrieval and of the reliability of probabilities."""
+"""Pictures of similarities, of retrieval, and of why two images are similar."""

@@ -15,8 +15,8 @@ from dmlkit.export.formats.base import Format
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.export_formats import IndexPrecision
 from dmlkit.files.outputs import writing
+from dmlkit.manifolds.base import find_invalid_point
 from dmlkit.manifolds.euclidean import Euclidean
-from dmlkit.manifolds.numerics.check_points import find_invalid_point
 from dmlkit.manifolds.sphere import Sphere
 
 if TYPE_CHECKING:

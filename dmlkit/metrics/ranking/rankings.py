@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.check_points import find_invalid_point
+from dmlkit.manifolds.base import Manifold, find_invalid_point
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import MetricConfig, Ranking
 from dmlkit.metrics.ranking import cpu_search, gpu_search

@@ -17,20 +17,20 @@ from dmlkit.files.escape import as_markdown, markdown, printable
 from dmlkit.files.outputs import check_output, is_our_picture, writing
 from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.study.definition.config import Expectation
-from dmlkit.study.duration import format_duration
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.findings.verdicts import VariantResults, by_both_figures, judge, over_seeds
 from dmlkit.study.record import StudyRecord
-from dmlkit.study.reports.plot import plot_study
 from dmlkit.study.reports.report import (
     EXPLANATION,
     counted_verdicts,
     disagreement_paragraphs,
     of_paper,
     paper_paragraphs,
+    plot_study,
     study_section,
 )
 from dmlkit.study.reports.tables import check_tables, shared_rows, write_tables
+from dmlkit.study.status import format_duration
 
 
 def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -> list[Path]:

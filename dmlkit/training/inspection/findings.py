@@ -10,8 +10,8 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.fusion import ModelChoice
-from dmlkit.embedding.groups.neighbors import neighbors_of
 from dmlkit.embedding.in_memory import Embeddings
+from dmlkit.embedding.near_pairs import neighbors_of
 from dmlkit.embedding.points import PointsInMemory, in_memory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.search import Gallery, Neighbors

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dmlkit.datasets.files.video import VideoFrames
+from dmlkit.datasets.files.image import VideoFrames
 from dmlkit.embedding.gallery.change import create_gallery
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions import decisions

@@ -24,7 +24,7 @@ from dmlkit.embedding.questions.page import drawn_picture
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import gallery as load_gallery
-from dmlkit.manifolds.numerics.frechet import frechet_mean
+from dmlkit.manifolds.base import frechet_mean
 from tests.conftest import ON_THE_BALL, Result
 from tests.datasets import trees
 from tests.embedding.stored import ON_CPU, embeddings_at

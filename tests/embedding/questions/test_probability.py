@@ -9,10 +9,10 @@ from sklearn.linear_model import LogisticRegression
 
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.questions import decisions
+from dmlkit.embedding.questions.answers import Sigmoid
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.probability import LEAST, estimate_probability, fit_sigmoid
-from dmlkit.embedding.questions.rules import Sigmoid
 from dmlkit.embedding.sources import open_points
 from dmlkit.manifolds.sphere import Sphere
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture

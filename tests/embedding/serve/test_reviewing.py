@@ -20,7 +20,7 @@ from dmlkit.embedding.review import journal
 from dmlkit.embedding.review.folder import ReviewFolder
 from dmlkit.embedding.review.table import review
 from dmlkit.embedding.serve.app import make_app
-from dmlkit.embedding.serve.limits import Access
+from dmlkit.embedding.serve.requests import Access
 from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import ImageGallery

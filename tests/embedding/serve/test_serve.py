@@ -30,7 +30,7 @@ from dmlkit.embedding.search import HalfGallery, StoredGallery
 from dmlkit.embedding.serve import service as serving
 from dmlkit.embedding.serve.app import make_app
 from dmlkit.embedding.serve.client import Client
-from dmlkit.embedding.serve.limits import Access, Guard
+from dmlkit.embedding.serve.requests import Access, Guard
 from dmlkit.embedding.serve.server import PatientProtocol
 from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError

@@ -2,7 +2,7 @@
 
 import torch
 
-from dmlkit.embedding.groups.neighbors import neighbors_of
+from dmlkit.embedding.near_pairs import neighbors_of
 from dmlkit.evaluation.mistakes import similar_pairs_across_labels, worst_queries
 from dmlkit.manifolds import Sphere
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from dmlkit.embedding.groups.neighbors import neighbors_of
+from dmlkit.embedding.near_pairs import neighbors_of
 from dmlkit.evaluation.mistakes import NEIGHBORS, planted_precision, suspects
 from dmlkit.manifolds import Sphere
 

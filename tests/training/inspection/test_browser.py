@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.embedding.groups.test_duplicates import HURTS, labelled, turned
 from tests.embedding.stored import embeddings_at
+from tests.embedding.test_duplicates import HURTS, labelled, turned
 
 playwright: Any = pytest.importorskip("playwright.sync_api", reason="playwright is missing: make test-browser")
 pytestmark = pytest.mark.browser

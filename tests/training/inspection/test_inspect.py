@@ -19,8 +19,8 @@ from dmlkit.training.inspection.findings import inspect
 from dmlkit.training.inspection.page import write_inspection
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
-from tests.embedding.groups.test_duplicates import HURTS, labelled, turned
 from tests.embedding.stored import POINCARE, embeddings_at
+from tests.embedding.test_duplicates import HURTS, labelled, turned
 
 Cli = Callable[..., Result]
 

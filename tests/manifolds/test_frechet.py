@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
-from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.frechet import frechet_mean
+from dmlkit.manifolds.base import Manifold, frechet_mean
 
 SPACES: dict[str, Manifold] = {
     "ball": Poincare(3, curvature=-0.7),

@@ -11,15 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.groups.duplicates import check_reachable, picture_of
-from dmlkit.embedding.groups.neighbors import connected_graph, neighbors_of
-from dmlkit.embedding.near_pairs import complete_groups, near_pairs
+from dmlkit.embedding.duplicates import check_reachable, picture_of
+from dmlkit.embedding.near_pairs import complete_groups, connected_graph, near_pairs, neighbors_of
 from dmlkit.embedding.points import PointsInMemory, separator_of
 from dmlkit.embedding.questions.page import Shelf
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import CLUSTER_COLUMNS, write_table
-from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.frechet import frechet_mean
+from dmlkit.manifolds.base import Manifold, frechet_mean
 from dmlkit.metrics.clustering import NmiConfig, kmeans_plus_plus, squarable
 
 Method = Literal["kmeans", "agglomerative", "hdbscan"]

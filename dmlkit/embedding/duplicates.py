@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.groups.neighbors import QUERIES, neighbors_of
-from dmlkit.embedding.near_pairs import NearPairs, complete_groups, near_pairs
+from dmlkit.embedding.near_pairs import QUERIES, NearPairs, complete_groups, near_pairs, neighbors_of
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.page import Picture, Shelf

@@ -9,15 +9,14 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from dmlkit.embedding.groups.clusters import NOISE, Clusters, cluster, frechet_kmeans, similarity_sums
+from dmlkit.embedding.clusters import NOISE, Clusters, cluster, frechet_kmeans, similarity_sums
 from dmlkit.embedding.points import PointsInMemory, in_memory
 from dmlkit.embedding.sources import open_points
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
-from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.frechet import frechet_mean
+from dmlkit.manifolds.base import Manifold, frechet_mean
 from tests.conftest import Result
-from tests.embedding.groups.test_duplicates import labelled, turned
 from tests.embedding.stored import embeddings_at
+from tests.embedding.test_duplicates import labelled, turned
 
 Cli = Callable[..., Result]
 SPACES: list[Manifold] = [Sphere(8), Euclidean(8), Euclidean(8, similarity="dot"), Poincare(8), Lorentz(8)]

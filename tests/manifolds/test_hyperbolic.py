@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare
+from dmlkit.manifolds._sheet import Sheet
 from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics.sheet import Sheet
 
 CURVATURES = (-0.1, -1.0, -4.0)
 MODELS = (Poincare, Lorentz)

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
-from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.numerics import check_points as module
-from dmlkit.manifolds.numerics.check_points import check_points, find_invalid_point
+from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere, base
+from dmlkit.manifolds.base import Manifold, check_points, find_invalid_point
 
 CURVATURES = (-1e-4, -1.0, -50.0)
 
@@ -90,7 +88,7 @@ def test_the_radius_of_the_ball_is_named(curvature: float, radius: str):
     ],
 )
 def test_the_first_faulty_row_of_all_blocks_is_named(manifold: Manifold, value: float, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "ROWS", 3)
+    monkeypatch.setattr(base, "ROWS", 3)
     points = manifold.from_features(torch.ones(11, 3)).detach()
     points[7, 2], points[9, 0] = value, value
     assert find_invalid_point(manifold, points) == (7, "its embedding has nan or inf")

@@ -1,1 +1,0 @@
-"""Pretrained weights: how to find, download, load and preprocess for them."""

@@ -1,1 +1,0 @@
-"""Groups of images: near-duplicates and clusters."""

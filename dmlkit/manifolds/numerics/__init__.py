@@ -1,1 +1,0 @@
-"""Formulas of curved spaces that remain accurate in float32."""
