@@ -9,6 +9,7 @@ from dmlkit.errors import UserError, first_line
 from dmlkit.files.columns import missing_columns, require_column
 from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import check_regular
+from dmlkit.files.source import MOVED
 
 SYNONYMS = {
     "is_query": "query",
@@ -36,7 +37,7 @@ def read_table(file: Path) -> Any:
     """
     if file.suffix.lower() not in (".csv", ".parquet"):
         raise UserError(f"{file}: expected a .csv or .parquet file")
-    return known_columns(_read(file, "; if it has moved, use --set dataset.file=PATH"), str(file))
+    return known_columns(_read(file, f"; {MOVED}file=PATH"), str(file))
 
 
 def read_images_table(file: Path, label: str | None) -> Any:
