@@ -183,12 +183,11 @@ def print_neighbors(answers: "Answers", console: "Console") -> None:
     """Print a table of neighbors for each of the first queries."""
     from itertools import islice
 
-    from dmlkit.cli.console import print_table, say
-    from dmlkit.files.escape import near_path
+    from dmlkit.cli.console import image_cell, print_table, say
 
     for box, (path, neighbors) in islice(zip(answers.boxes, answers.neighbors(), strict=True), MOST_SHOWN):
         rows = [
-            [str(rank), f"{similarity:.4f}", item.label or "", near_path(item.path)]
+            [str(rank), f"{similarity:.4f}", item.label or "", image_cell(item.path, item.box)]
             for rank, similarity, item in neighbors
         ]
         title = path if box is None else f"{path}, {box.sides}"
@@ -223,7 +222,7 @@ def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
     from dmlkit.embedding.questions.page import Picture
 
     return [
-        Picture(item.path, [item.label or "", f"{rank}.  {similarity:.4f}"], item.thumbnail)
+        Picture(item.path, [item.label or "", f"{rank}.  {similarity:.4f}"], item.thumbnail, box=item.box)
         for rank, similarity, item in neighbors
     ]
 

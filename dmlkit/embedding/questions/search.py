@@ -15,7 +15,7 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import ApproximateGallery
 from dmlkit.embedding.matched import MatchedSearch, MatchedSpace, matched_gallery, matched_queries
 from dmlkit.embedding.placed import PlacedGallery, PlaceFusion, place_gallery, place_queries
-from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, boxes_of
+from dmlkit.embedding.points import PointSet, PointsInMemory, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.search import Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
@@ -173,7 +173,7 @@ def nearest(
         neighbors.indices,
         asked.skipped,
         asked.paths,
-        boxes_of(asked),
+        asked.boxes,
         (reranked or searched.manifold).similarity_name,
         index,
         None if reranked is None else reranked.method,
