@@ -48,6 +48,8 @@ LIMITS = {
     "can't start new thread": "no thread can be started; raise the limits that ulimit -v and ulimit -u print",
     "allocate shared memory": "/dev/shm is full, through which readers send images; enlarge it, e.g. by docker run "
     "--shm-size 2g",
+    "workers are out of shared memory": "/dev/shm is full, through which readers send images; enlarge it, e.g. by "
+    "docker run --shm-size 2g",
     "unable to resize file </torch": "ulimit -f limits the shared memory too, through which readers send images; "
     "raise it",
 }
@@ -77,6 +79,21 @@ def out_of_memory(error: BaseException) -> str:
         text = text.partition("DefaultCPUAllocator: ")[2] or text
         return text.partition(" Including ")[0].partition(" Error code ")[0].rstrip(".")
     return (text or "the machine's memory ran out") if isinstance(error, MemoryError) else ""
+
+
+def killed_reader(error: BaseException) -> str:
+    """Return that a process of torch's loader was killed; an empty text for other errors.
+
+    Example:
+        >>> killed_reader(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "))
+        'a process that reads images was killed, as the system does when memory runs out'
+        >>> killed_reader(RuntimeError("expected a tensor"))
+        ''
+    """
+    text = str(error)
+    is_so = "DataLoader worker" in text and ("killed by signal" in text or "exited unexpectedly" in text)
+    what = "a process that reads images was killed, as the system does when memory runs out"
+    return what if is_so and isinstance(error, RuntimeError) else ""
 
 
 def _is_lost(error: BaseException) -> bool:

@@ -45,7 +45,7 @@ from dmlkit.cli import (
     verify,
     why,
 )
-from dmlkit.errors import UserError, out_of_memory
+from dmlkit.errors import UserError, killed_reader, out_of_memory
 from dmlkit.files.escape import excerpt, printable
 
 USER_ERROR = 2  # exit codes
@@ -221,7 +221,7 @@ def say_stopped() -> None:
 
 def is_user_error(error: Exception) -> bool:
     """Return whether the input or the machine caused the error, not dmlkit."""
-    return isinstance(error, UserError | OSError) or bool(out_of_memory(error))
+    return isinstance(error, UserError | OSError) or bool(out_of_memory(error) or killed_reader(error))
 
 
 def message_of(error: Exception) -> str:
@@ -234,6 +234,8 @@ def message_of(error: Exception) -> str:
     if memory := out_of_memory(error):
         advice = "; other programs may use the GPU too, and --device cpu does without it" if "CUDA" in memory else ""
         return f"not enough memory: {memory}{advice}"
+    if killed := killed_reader(error):
+        return f"{killed}; run the same command again"
     first = (str(error).splitlines() or [""])[0]
     return (
         f"internal error of dmlkit {__version__}: {type(error).__name__}: {first}; "

@@ -122,14 +122,16 @@ def cluster(
 
 def print_clusters(found: "Clusters", console: "Console") -> None:
     """Print the largest clusters, and how they agree with labels."""
-    from dmlkit.cli.console import print_table, say
+    from dmlkit.cli.console import image_cell, print_table, say
 
-    rows = [["cluster", "images", "label", "share", "path"]]
+    rows: list[list[str | list[str]]] = [["cluster", "images", "label", "share", "path"]]
     for number, (members, most) in enumerate(zip(found.members, found.majorities(), strict=True), start=1):
         if number > MOST_SHOWN:
             break
         label, share = ("", "") if most is None else (most[0], f"{most[1] / len(members):.0%}")
-        rows.append([str(number), str(len(members)), label, share, found.collection.paths[int(members[0])]])
+        medoid = int(members[0])
+        image = image_cell(found.collection.paths[medoid], found.collection.box(medoid))
+        rows.append([str(number), str(len(members)), label, share, image])
     print_table(rows, console, f"clusters of {found.collection.source}, each with its medoid")
     if len(found.members) > MOST_SHOWN:
         say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE contain all")

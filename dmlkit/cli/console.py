@@ -4,14 +4,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dmlkit.files.escape import printable, printable_json
+from dmlkit.files.escape import near_path, printable, printable_json
+
+if TYPE_CHECKING:
+    from dmlkit.datasets.files.dataset import Box
 
 TableRows = Sequence[Sequence[str | list[str]]]
 """The header row, then the other rows; a cell may have several lines."""
@@ -129,6 +132,11 @@ def _word_and_line(column: Sequence[RenderableType], console: Console) -> tuple[
     """Return the lengths of the longest word and of the longest line of a column."""
     sizes = [console.measure(cell, options=console.options.update(width=UNBOUNDED)) for cell in column]
     return max(size.minimum for size in sizes), max(size.maximum for size in sizes)
+
+
+def image_cell(path: str, box: "Box | None") -> str | list[str]:
+    """Return the cell of an image: its path, and below it the box that is meant."""
+    return near_path(path) if box is None else [near_path(path), box.sides]
 
 
 def counted(number: int, one: str, many: str) -> str:

@@ -122,16 +122,16 @@ def duplicates(
 
 def print_groups(found: "DuplicateGroups", console: "Console") -> None:
     """Print the largest groups, and notes on all."""
-    from dmlkit.cli.console import counted, print_table, say, say_prose
-    from dmlkit.files.escape import near_path
+    from dmlkit.cli.console import counted, image_cell, print_table, say, say_prose
 
     collection, least = found.collection, found.least()
-    rows = [["images", "min similarity", "label", "path"]]
+    rows: list[list[str | list[str]]] = [["images", "min similarity", "label", "path"]]
     for group in found.groups[:MOST_SHOWN]:
         labels = sorted({collection.labels[row] or "" for row in group.tolist()} - {""})
         first = int(group[0])
         alike = float(least[group].min())
-        rows.append([str(len(group)), f"{alike:.4f}", ", ".join(labels), near_path(collection.paths[first])])
+        image = image_cell(collection.paths[first], collection.box(first))
+        rows.append([str(len(group)), f"{alike:.4f}", ", ".join(labels), image])
     if found.groups:
         print_table(rows, console, f"near-duplicates in {collection.source}")
     groups = counted(len(found.groups), "group", "groups")
@@ -182,13 +182,14 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", consol
 
 def print_pairs(found: "Matches", console: "Console", title: str) -> None:
     """Print the most similar pairs of those found."""
-    from dmlkit.cli.console import print_table
-    from dmlkit.files.escape import near_path
+    from dmlkit.cli.console import image_cell, print_table
 
-    rows = [["similarity", "a", "b"]]
+    rows: list[list[str | list[str]]] = [["similarity", "a", "b"]]
     for place in found.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist():
-        path, _, other_path, _, similarity = found.row(place)
-        rows.append([f"{float(similarity):.4f}", near_path(path), near_path(other_path)])
+        one, other = int(found.pairs.first[place]), int(found.pairs.second[place])
+        ends = ((found.one, one), (found.other, other))
+        images = [image_cell(points.paths[row], points.box(row)) for points, row in ends]
+        rows.append([f"{float(found.pairs.similarities[place]):.4f}", *images])
     one, other = found.one.source, found.other.source
     print_table(
         rows, console, f"{title} in {one}" if found.one is found.other else f"{title}: a in {one}, b in {other}"

@@ -21,9 +21,9 @@ from dmlkit.cli.options import (
     checked,
     examples,
     plain_device,
-    rerank_of,
     with_common_options,
 )
+from dmlkit.cli.search import rerank_of
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_class_table
 from dmlkit.files.source import (

@@ -22,10 +22,9 @@ from dmlkit.cli.options import (
     Writes,
     boxes_of,
     examples,
-    rerank_of,
     with_common_options,
 )
-from dmlkit.cli.search import check_device, others_of
+from dmlkit.cli.search import check_device, others_of, rerank_of
 from dmlkit.files.source import PLACE, is_exported
 
 if TYPE_CHECKING:

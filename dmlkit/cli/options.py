@@ -24,11 +24,11 @@ from dmlkit.files.source import (
     require_second_run,
     require_source,
     require_table,
+    without_set,
 )
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
-    from dmlkit.metrics.ranking.rerank import Rerank
 
 TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
 """The panels of `dmlkit --help`."""
@@ -224,7 +224,12 @@ def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(*, plugins: object, debug: object, **options: Any) -> None:
         check_written(command, options)
-        command(**options)
+        try:
+            command(**options)
+        except UserError as error:
+            if (text := without_set(str(error), options)) == str(error):
+                raise
+            raise UserError(text) from error
 
     own, added = signature(command), {"plugins": (Plugins, None), "debug": (Debug, False)}
     more = [
@@ -402,19 +407,3 @@ Checkpoint = Annotated[
         show_default=False,
     ),
 ]
-
-
-def rerank_of(text: str | None) -> "Rerank | None":
-    """Read ``--rerank``.
-
-    Raises:
-        UserError: the method or an option is unknown.
-    """
-    if text is None:
-        return None
-    from dmlkit.metrics.ranking.rerank import parse_rerank
-
-    try:
-        return parse_rerank(text)
-    except ValueError as error:
-        raise UserError(f"--rerank {text}: {error}") from None

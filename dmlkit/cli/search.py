@@ -23,9 +23,9 @@ from dmlkit.cli.options import (
     Writes,
     boxes_of,
     examples,
-    rerank_of,
     with_common_options,
 )
+from dmlkit.errors import UserError
 from dmlkit.files.outputs import NEIGHBOR_COLUMNS, check_table
 from dmlkit.files.source import PLACE, Kind, check_options, is_exported, kind_of
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from dmlkit.embedding.questions.answers import Answers, Neighbor
     from dmlkit.embedding.questions.page import Picture
+    from dmlkit.metrics.ranking.rerank import Rerank
 
 app = typer.Typer()
 MOST_SHOWN = 10  # queries printed in the terminal
@@ -182,12 +183,11 @@ def print_neighbors(answers: "Answers", console: "Console") -> None:
     """Print a table of neighbors for each of the first queries."""
     from itertools import islice
 
-    from dmlkit.cli.console import print_table, say
-    from dmlkit.files.escape import near_path
+    from dmlkit.cli.console import image_cell, print_table, say
 
     for box, (path, neighbors) in islice(zip(answers.boxes, answers.neighbors(), strict=True), MOST_SHOWN):
         rows = [
-            [str(rank), f"{similarity:.4f}", item.label or "", near_path(item.path)]
+            [str(rank), f"{similarity:.4f}", item.label or "", image_cell(item.path, item.box)]
             for rank, similarity, item in neighbors
         ]
         title = path if box is None else f"{path}, {box.sides}"
@@ -222,7 +222,7 @@ def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
     from dmlkit.embedding.questions.page import Picture
 
     return [
-        Picture(item.path, [item.label or "", f"{rank}.  {similarity:.4f}"], item.thumbnail)
+        Picture(item.path, [item.label or "", f"{rank}.  {similarity:.4f}"], item.thumbnail, box=item.box)
         for rank, similarity, item in neighbors
     ]
 
@@ -244,3 +244,19 @@ def why_missing(*read: Path) -> str:
     """Return why pages have no pictures of some of what a command read."""
     array = next((path for path in read if kind_of(path) == "array"), None)
     return "image files were moved or deleted" if array is None else f"the rows of {array} have none"
+
+
+def rerank_of(text: str | None) -> "Rerank | None":
+    """Read ``--rerank``.
+
+    Raises:
+        UserError: the method or an option is unknown.
+    """
+    if text is None:
+        return None
+    from dmlkit.metrics.ranking.rerank import parse_rerank
+
+    try:
+        return parse_rerank(text)
+    except ValueError as error:
+        raise UserError(f"--rerank {text}: {error}") from None

@@ -154,13 +154,14 @@ def refuse_with_measure(images: Path | None, output: Path | None, run: Path | No
 
 def print_selection(found: "ChosenImages", count: int, console: "Console") -> None:
     """Print the first chosen images, and what was left out."""
-    from dmlkit.cli.console import counted, print_table, say
+    from dmlkit.cli.console import counted, image_cell, print_table, say
 
-    rows = [["path", "guess", "similarity", "margin", "score"]]
+    rows: list[list[str | list[str]]] = [["path", "guess", "similarity", "margin", "score"]]
     numbers = zip(found.similarities.tolist(), found.margins.tolist(), found.scores.tolist(), strict=True)
     for row, guess, figures in list(zip(found.rows.tolist(), found.guesses, numbers, strict=True))[:MOST_SHOWN]:
         cells = [f"{figure:.4f}" if abs(figure) < float("inf") else "" for figure in figures]
-        rows.append([found.images.short_paths[row], guess or "", *cells])
+        image = image_cell(found.images.short_paths[row], found.images.box(row))
+        rows.append([image, guess or "", *cells])
     chosen, whole = len(found.rows), len(found.images)
     if chosen:
         print_table(rows, console, f"{chosen} of {counted(whole, 'image', 'images')} to label next")

@@ -1,7 +1,7 @@
 """``dmlkit train``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -77,7 +77,9 @@ def train(
     from dmlkit.recipe.file import read_recipe
 
     if from_review is not None:
-        overrides = [table_of_review(from_review, folder, Console(), resume=resume), *(overrides or [])]
+        levels = levels_of(recipe, overrides or [])
+        table = table_of_review(from_review, folder, levels, Console(), resume=resume)
+        overrides = [table, *(overrides or [])]
     resolved = read_recipe(recipe, overrides or [])
     if dry_run:
         resolve_device(device)
@@ -88,10 +90,21 @@ def train(
         print_comparison(from_review, folder, device)
 
 
-def table_of_review(review: Path, run: Path, console: "Console", *, resume: bool) -> str:
+def levels_of(recipe: Path, overrides: list[str]) -> list[str]:
+    """Return the names of the levels of a recipe's labels, whatever its images are."""
+    from dmlkit.recipe.overrides import apply_overrides, read_tree
+
+    tree = read_tree(recipe)
+    apply_overrides(tree, overrides)
+    dataset: Any = tree.data.get("dataset") if isinstance(tree.data, dict) else None
+    levels: Any = dataset.get("levels") if isinstance(dataset, dict) else None
+    return list(map(str, levels)) if isinstance(levels, list) else []
+
+
+def table_of_review(review: Path, run: Path, levels: list[str], console: "Console", *, resume: bool) -> str:
     """Return the dataset of a run that is trained on a review, as an override; its table is written, unless it resumes.
 
-    A run that resumes keeps its table, also if there are more answers since.
+    A run that resumes keeps its table, also if there are more answers since, and its levels.
     """
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import bars
@@ -103,14 +116,14 @@ def table_of_review(review: Path, run: Path, console: "Console", *, resume: bool
         dataset = RunFolder(run).recipe().dataset
         if not isinstance(dataset, TableConfig):
             raise UserError(f"--from-review {review}: {run} was not trained on a table; leave out this option")
-        return override_of(Path(dataset.file), Path(dataset.root or "."))
-    table = write_training_table(review, run.name, bar=bars(console))
+        return override_of(Path(dataset.file), Path(dataset.root or "."), dataset.levels)
+    table = write_training_table(review, run.name, levels=levels, bar=bars(console))
     held_out = counted(table.held_out, "answer", "answers")
     say(console, f"{counted(table.images, 'image', 'images')} to train on: {table.file}; {held_out} held out")
     if table.left_out:
         images = counted(table.left_out, "image", "images")
         say(console, f"{images} of the gallery left out: the file is missing or has changed, or the image is a box")
-    return override_of(table.file, table.root)
+    return override_of(table.file, table.root, levels)
 
 
 def print_comparison(review: Path, run: Path, device: str) -> None:

@@ -24,7 +24,7 @@ from dmlkit.datasets.files.paths import inside
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import OptionError, first_line
 from dmlkit.files.image_file import BadImageError, decoding
-from dmlkit.files.source import EXTENSIONS
+from dmlkit.files.source import EXTENSIONS, MOVED
 
 SAVED = ("dataset_dict.json", "state.json")  # files of save_to_disk
 
@@ -143,7 +143,7 @@ def open_parts(root: Path) -> dict[str, Any]:
         OptionError: the folder is missing, the library is not installed, or the folder has no dataset.
     """
     if not root.is_dir():
-        raise OptionError("dataset.root", f"{root}: no such folder; if it has moved, use --set dataset.root=PATH")
+        raise OptionError("dataset.root", f"{root}: no such folder; {MOVED}root=PATH")
     if find_spec("datasets") is None:
         raise OptionError("dataset.name", "datasets is not installed; install it with: pip install 'dmlkit[hf]'")
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")  # read when the library is imported

@@ -43,6 +43,7 @@ from dmlkit.errors import OptionError, UserError, option_errors, warn
 from dmlkit.files.document import Document
 from dmlkit.files.image_file import decoding
 from dmlkit.files.lock import sole_writer
+from dmlkit.files.source import MOVED
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
@@ -67,7 +68,7 @@ class ShardsConfig(DatasetConfig, frozen=True):
         if not root.is_dir():
             raise OptionError(
                 "dataset.root",
-                f"{root}: no such folder; expected one with tar files; if it has moved, use --set dataset.root=PATH",
+                f"{root}: no such folder; expected one with tar files; {MOVED}root=PATH",
             )
         if not hasattr(os, "pread"):
             raise OptionError(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.backbones.timm_models import LITE0, is_at_hand
-from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.dataset import Box, Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import Samples
@@ -213,22 +213,26 @@ class GivenImages(Dataset):
 
     Args:
         images: see `Picture`.
+        crops: box of each file; None for a full image. Default: the full images.
 
     Raises:
         UserError: an element is not an image, or a file is missing.
     """
 
-    def __init__(self, images: Sequence[Picture] | NDArray[Any]) -> None:
-        self.images = images
+    def __init__(self, images: Sequence[Picture] | NDArray[Any], crops: Sequence[Box | None] = ()) -> None:
+        self.images, self.crops = images, crops
         self.in_memory = not any(isinstance(image, str | Path) for image in images)
         raise_faults(fault for row, image in enumerate(images) if (fault := _fault(row, image)))
         names = [str(image) if isinstance(image, str | Path) else f"images[{row}]" for row, image in enumerate(images)]
         super().__init__(torch.zeros(len(names), dtype=torch.int64), ("",), names)
 
+    def box(self, index: int) -> Box | None:
+        return self.crops[index] if self.crops else None
+
     def sample(self, index: int) -> Tensor:
         image = self.images[index]
         if isinstance(image, str | Path):
-            return read_image(image, None, self.least_side)
+            return read_image(image, self.box(index), self.least_side)
         if isinstance(image, np.ndarray):
             return torch.from_numpy(image.copy()).permute(2, 0, 1)
         with decoding(self.paths[index]):  # it may be opened and not read yet, closed, or of a mode that is not shown

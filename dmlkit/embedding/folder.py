@@ -9,6 +9,8 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from dmlkit.datasets.files.dataset import Box
+from dmlkit.datasets.files.table_file import BOX
 from dmlkit.embedding.items import PointItem
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.points import BLOCK
@@ -67,6 +69,11 @@ class EmbeddingFolder:
         return self.items["label"].to_pylist()
 
     @property
+    def boxes(self) -> list[Box | None]:
+        """Boxes of all images, without their margins; None for a full image."""
+        return _boxes(self.items)
+
+    @property
     def skipped(self) -> tuple[str, ...]:
         """One message per image that could not be read."""
         return self.manifest.skipped
@@ -111,8 +118,9 @@ class EmbeddingFolder:
 
     def items_at(self, rows: torch.Tensor) -> list[PointItem]:
         """Return what is known of the images of rows (M,)."""
-        names = ["id", "label", "path"]
-        return [PointItem(**row) for row in self.items.select(names).take(rows.numpy()).to_pylist()]
+        found = self.items.take(rows.numpy())
+        named = zip(*(found[name].to_pylist() for name in ("id", "label", "path")), _boxes(found), strict=True)
+        return [PointItem(*one, box=box) for *one, box in named]
 
     def check_points(self) -> None:
         """Check all rows, before anything is done with the first one.
@@ -141,6 +149,14 @@ class EmbeddingFolder:
             f"{self.path}: row {row} ({path}): {fault}; restore embeddings.npy, or embed the images again with "
             "undamaged weights"
         )
+
+
+def _boxes(items: Any) -> list[Box | None]:
+    """Return the boxes of rows of ``items.parquet``, which has columns of them if there are any."""
+    if not {*BOX} <= {*items.column_names}:
+        return [None] * len(items)
+    sides = zip(*(items[name].to_pylist() for name in BOX), strict=True)
+    return [None if None in one else Box(*one) for one in sides]
 
 
 def _check_geometry(path: Path, manifest: Manifest, space: Manifold) -> None:
@@ -189,7 +205,8 @@ def _read_items(path: Path, manifest: Manifest) -> Any:
                     "one run of dmlkit embed"
                 )
             items: Any = stored.read()
-        for name, kind in types.items():
+        boxes = {name: pa.float64() for name in BOX if names.count(name) == 1}
+        for name, kind in {**types, **boxes}.items():
             column = items[name].cast(kind)
             column.validate(full=True)  # a text that is no UTF-8 is reported here, not where it is shown
             items = items.set_column(names.index(name), name, column)

@@ -1,6 +1,9 @@
 """What is known of the image of a point. This module imports no torch."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from dmlkit.datasets.files.dataset import Box
 
 
 class PointItem(NamedTuple):
@@ -9,4 +12,5 @@ class PointItem(NamedTuple):
     id: int | str
     label: str | None
     path: str
-    thumbnail: bytes | None = None  # a JPEG
+    thumbnail: bytes | None = None  # a JPEG, of the box if there is one
+    box: "Box | None" = None  # in the image file; None for the full image

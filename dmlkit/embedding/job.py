@@ -25,7 +25,7 @@ from dmlkit.embedding.manifest import Checksums, Description, Manifest, RunPlace
 from dmlkit.embedding.parts import Part, PartFolder
 from dmlkit.embedding.progress_bar import Advance
 from dmlkit.embedding.trained import TrainedModel, describe
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, killed_reader
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.regular import file_checksum
 from dmlkit.loading.batches import make_loader
@@ -102,7 +102,7 @@ class PartEmbedder:
 
     def __init__(self, job: EmbedJob, trained: TrainedModel, fabric: Ranks, *, workers: int | None) -> None:
         self.parts, self.paths = job.parts, job.dataset.paths
-        self.skip_bad_images, self.way_on = job.skip_bad_images, job.way_on
+        self.skip_bad_images, self.way_on, self.again = job.skip_bad_images, job.way_on, job.again
         self.trained, self.device, self.dataset = trained, fabric.device, job.dataset
         self.kept: list[Tensor] = []  # local features of the batches of a part
         self.known = job.known or Known(torch.empty(0, dtype=torch.int64), torch.empty(0, trained.manifold.point_dim))
@@ -118,6 +118,14 @@ class PartEmbedder:
 
     def __call__(self, numbers: list[int], advance: Advance) -> None:
         """See `Compute`."""
+        try:
+            self._compute(numbers, advance)
+        except RuntimeError as error:
+            if killed := killed_reader(error):
+                raise UserError(f"{killed}; finished parts are kept: {self.again} to resume") from error
+            raise
+
+    def _compute(self, numbers: list[int], advance: Advance) -> None:
         self.batches.numbers = numbers
         batches = [(model, iter(loader)) for model, loader in self.loaders]
         local = self.trained.local

@@ -62,6 +62,11 @@ class PointSet(Protocol):
         ...
 
     @property
+    def boxes(self) -> Sequence[Box | None]:
+        """Boxes of all images, (N,); None for a full image."""
+        ...
+
+    @property
     def skipped(self) -> Sequence[str]:
         """One message per image that could not be read."""
         ...
@@ -107,7 +112,7 @@ class PointsInMemory:
         >>> line = torch.tensor([[0.0], [1.0]])
         >>> points = PointsInMemory("two", Euclidean(1), line, ["a/1.jpg", "a/2.jpg"], ["a", None])
         >>> points.items_at(torch.tensor([1])), points.class_codes()
-        ([PointItem(id=1, label=None, path='a/2.jpg', thumbnail=None)], (['a'], tensor([ 0, -1])))
+        ([PointItem(id=1, label=None, path='a/2.jpg', thumbnail=None, box=None)], (['a'], tensor([ 0, -1])))
     """
 
     source: str
@@ -124,6 +129,15 @@ class PointsInMemory:
     trained: TrainedModel | None = None
     local: Tensor | None = None
 
+    @property
+    def boxes(self) -> Sequence[Box | None]:
+        """Boxes of all images, (N,); None for a full image."""
+        return [self.box(row) for row in range(len(self))]
+
+    @cached_property
+    def _stored_boxes(self) -> Sequence[Box | None]:
+        return [None] * len(self) if self.stored is None else self.stored.boxes
+
     def __len__(self) -> int:
         return len(self.points)
 
@@ -139,7 +153,13 @@ class PointsInMemory:
         """Return what is known of the images of rows (M,)."""
         if self.stored is not None:
             return self.stored.items_at(rows)
-        return [PointItem(row, self.labels[row], self.paths[row]) for row in map(int, rows)]
+        return [PointItem(row, self.labels[row], self.paths[row], box=self.box(row)) for row in map(int, rows)]
+
+    def box(self, row: int) -> Box | None:
+        """Return the box of an image; None for a full image."""
+        if self.dataset is None or self.rows is None:
+            return self._stored_boxes[row]
+        return self.dataset.box(int(self.rows[row]))
 
     def part(self, rows: Tensor) -> "PointsInMemory":
         """Return some rows (M,), without the pixels of their images."""
@@ -160,8 +180,8 @@ class PointsInMemory:
         """Return a small JPEG of an image, or None if it cannot be read or the sample has no pixels."""
         try:
             if self.dataset is None or self.rows is None:
-                kept = self.stored.items_at(torch.tensor([row]))[0].thumbnail if self.stored is not None else None
-                return kept or thumbnail(self.paths[row], side=side)
+                item = (self if self.stored is None else self.stored).items_at(torch.tensor([row]))[0]
+                return item.thumbnail or thumbnail(item.path, item.box, side)
             return self.dataset.kind.picture(self.dataset.sample(int(self.rows[row])), side)
         except BadImageError:
             return None
@@ -171,13 +191,6 @@ class PointsInMemory:
         names = sorted({label for label in self.labels if label is not None})
         codes: dict[Any, int] = {name: code for code, name in enumerate(names)}
         return names, torch.tensor([codes.get(label, -1) for label in self.labels], dtype=torch.int64)
-
-
-def boxes_of(points: PointSet) -> list[Box | None]:
-    """Return the box of each image; None for a full image, and for points that were not embedded now."""
-    if not isinstance(points, PointsInMemory) or points.dataset is None or points.rows is None:
-        return [None] * len(points)
-    return [points.dataset.box(row) for row in points.rows.tolist()]
 
 
 def separator_of(points: PointSet) -> str | None:

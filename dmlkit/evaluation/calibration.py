@@ -20,6 +20,7 @@ from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.pair_probability import fit_pair_probability
+from dmlkit.files.outputs import check_writable
 from dmlkit.files.pictures import COLORS, COLUMN, picture
 from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import refuse_faults
@@ -72,6 +73,7 @@ def calibrate_run(
         raise UserError(f"--far {far:g}: expected a share between 0 and 1, e.g. 1e-3")
     run, fabric = RunFolder(path), fabric or start_ranks("auto")
     run.check_unseen("validation")
+    check_writable(run.path)
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
     threshold = choose_threshold(run, trained, far, fabric, bar)
     test = Pairing.of(points_of_split(run, trained, "test", fabric, bar))
@@ -112,6 +114,7 @@ def threshold_on(validation: Points, run: RunFolder, trained: TrainedModel, far:
         validation=found.rates,
         test=None,
         probability=fit_pair_probability(validation),
+        decoding="draft" if trained.is_draft else "full",
     )
 
 

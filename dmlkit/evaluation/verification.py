@@ -19,7 +19,7 @@ from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files
 from dmlkit.embedding.trained import load_model
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.calibration import choose_threshold
 from dmlkit.evaluation.fusion import choose_fusion
 from dmlkit.evaluation.local import local_threshold, matched_images
@@ -223,14 +223,15 @@ def verify(
     trained = load_model(run, fabric, checkpoint)
     weights = trained.fingerprint
     threshold = threshold_of(run, weights)
+    calibrate = f"dmlkit calibrate {command_word(path)}"
+    calibrate += f" --checkpoint {checkpoint}" if checkpoint else ""
+    calibrate += f" --device {trained.place}" if trained.computation else ""
     if threshold is None:
         run.check_unseen("validation")
-        raise UserError(
-            f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with dmlkit calibrate "
-            f"{command_word(path)}"
-            + (f" --checkpoint {checkpoint}" if checkpoint else "")
-            + (f" --device {trained.place}" if trained.computation else "")
-        )
+        raise UserError(f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with {calibrate}")
+    if second is None and (threshold.decoding == "draft") != trained.is_draft:
+        how = "at a smaller size (+draft)" if threshold.decoding == "draft" else "at full size (without +draft)"
+        warn(f"the threshold of {path} is for images decoded {how}; run {calibrate} to choose one for these images")
     fusion, local = None, None
     if second is not None and second in PARTNERS:
         kept = local_threshold(run, trained, second.name, threshold.far, fabric, bar)

@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
@@ -145,6 +146,18 @@ def writing(path: Path, *errors: type[Exception], advice: str = "") -> Generator
         raise UserError(f"{path}: cannot write this file: {first_line}{after}") from error
 
 
+def check_writable(folder: Path) -> None:
+    """Check that files can be written into a folder, before work whose result is written there.
+
+    Raises:
+        UserError: the folder is read-only, or the disk is full.
+    """
+    try:
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(f"{folder}: cannot write into this folder: {error.strerror or error}") from error
+
+
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write a CSV table atomically; text that a spreadsheet would compute gets an apostrophe.
 
@@ -200,7 +213,7 @@ def _is_unlabeled_selection(path: Path) -> bool:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file, strict=True)
-            is_ours = tuple(table.fieldnames or ()) == SELECTION_COLUMNS
+            is_ours = tuple(table.fieldnames or ()) in (SELECTION_COLUMNS, (*SELECTION_COLUMNS, *BOX))
             return is_ours and not any((row["label"] or "").strip() for row in table)
     except (OSError, UnicodeDecodeError, csv.Error):
         return False

@@ -29,9 +29,8 @@ LOCAL = "local"  # instead of a second run: the patches of the first one
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 SHARD = ".tar"
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
-NO_CLASS_FOLDERS = (
-    "no such folder; expected one subfolder of images per class; if it has moved, use --set dataset.root=PATH"
-)
+MOVED = "if it has moved, use --set dataset."
+NO_CLASS_FOLDERS = f"no such folder; expected one subfolder of images per class; {MOVED}root=PATH"
 PLACE = "place"  # instead of a second run: where and when the images were taken
 SIFT = "sift"  # instead of a second run: keypoints
 PARTNERS = {
@@ -360,6 +359,28 @@ def require_study_file(path: Path) -> None:
 def is_study(path: Path) -> bool:
     """Return whether a folder is a study's."""
     return (path / STUDY_MARK).exists()
+
+
+def without_set(text: str, values: Mapping[str, object]) -> str:
+    """Return an error on data that may have moved, for a command that takes no ``--set``: the run records the place.
+
+    Args:
+        text: the error.
+        values: the values of all parameters of the command by name.
+
+    Example:
+        >>> without_set("photos: no such folder; if it has moved, use --set dataset.root=PATH", {"run": None})
+        'photos: no such folder; if it has moved, change dataset.root in recipe.yaml of the run'
+    """
+    paths = [value for value in values.values() if isinstance(value, Path)]
+    of_gallery = any((path / GALLERY_MARK).exists() for path in paths)  # to whose run --set does not apply
+    if "overrides" in values and values.get("images") is None and not of_gallery:
+        return text
+    runs = [path for path in paths if all((path / name).exists() for name in RUN_MARKS)]
+    file = str(runs[0] / "recipe.yaml") if runs else "recipe.yaml of the run"
+    before, moved, rest = text.partition(MOVED)
+    key, _, after = rest.partition("=PATH")
+    return f"{before}if it has moved, change dataset.{key} in {file}{after}" if moved else text
 
 
 def check_options(source: Path, kind: Kind, options: Mapping[str, object]) -> None:

@@ -1,8 +1,8 @@
 """``threshold.json``: the similarity from which on two images are considered the same class."""
 
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, FiniteFloat, NonNegativeInt
+from pydantic import BaseModel, FiniteFloat, NonNegativeInt, SerializerFunctionWrapHandler, model_serializer
 
 from dmlkit.files.document import Document
 from dmlkit.metrics.reliability import Reliability, Share
@@ -62,6 +62,16 @@ class Threshold(Document, frozen=True):
     """Rates on test classes, which are not used for the choice; null if there are none."""
     probability: PairProbability | None = None
     """Probability that two images are of the same class, fitted to validation pairs; null in format 1."""
+    decoding: Literal["full", "draft"] = "full"
+    """``draft`` if JPEGs that are much larger than what the model sees were decoded at a smaller size."""
+
+    @model_serializer(mode="wrap")
+    def without_full_decoding(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit the usual decoding, which files of earlier versions do not have."""
+        found: dict[str, Any] = serialize(self)
+        if self.decoding == "full":
+            del found["decoding"]
+        return found
 
 
 def threshold_of(run: RunFolder, weights: str) -> Threshold | None:

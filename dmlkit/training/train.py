@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from dmlkit.distributed.exchange import gather_counts, gather_rows
 from dmlkit.distributed.launch import lost_ranks, start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
-from dmlkit.errors import UserError, out_of_memory
+from dmlkit.errors import UserError, killed_reader, out_of_memory
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.loading.batches import TimedBatches, TrainingBatches, make_loader
 from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
@@ -110,13 +110,20 @@ def _train(
         if memory := out_of_memory(error):
             text = f"not enough memory for batches of {experiment.sampler.batch_size} images ({memory}); {LESS_MEMORY}"
             raise UserError(recipe.fault(("sampler",), text)) from error
-        if fabric.world_size == 1 or not lost_ranks(error):
+        ended = _what_ended(error, fabric)
+        if not ended:
             raise
         if run.is_being_replaced():
             advice = f"the previous run in {run.path} is unchanged; start again with the same command"
         else:
             advice = f"continue with the same command and --resume{' instead of --overwrite' if overwrite else ''}"
-        raise UserError(f"another rank ended ({error}); {advice}") from error
+        raise UserError(f"{ended}; {advice}") from error
+
+
+def _what_ended(error: Exception, fabric: Fabric) -> str:
+    """Return which other process of a training was ended, another rank or a reader; an empty text for other errors."""
+    is_rank = fabric.world_size > 1 and lost_ranks(error)
+    return f"another rank ended ({error})" if is_rank else killed_reader(error)
 
 
 def fit(

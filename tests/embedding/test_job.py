@@ -1,6 +1,9 @@
 """One process's share of embedding: what its parts depend on, and that no NaN is written."""
 
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from dmlkit.embedding.images import ImageList
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
+from dmlkit.loading.inputs import TransformedImages
 from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.recipe.plugin import PluginRecord
@@ -75,4 +79,22 @@ def test_an_image_whose_embedding_is_not_finite_stops_the_job(trained: TrainedMo
     assert not list((tmp_path / "out").rglob("*.safetensors"))
     trained.model.forward = forward
     PartEmbedder(job, trained, start_fabric("cpu"), workers=0)([0], lambda _: None)
+    assert len(list((tmp_path / "out").rglob("*.safetensors"))) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")
+@pytest.mark.timeout(60)
+def test_a_job_whose_reader_is_killed_ends_with_a_line_and_resumes(
+    trained: TrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    job = job_of(tmp_path)
+    job.parts.begin(job.describe(trained))
+    with monkeypatch.context() as patch:
+        patch.setattr(TransformedImages, "__getitem__", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        with pytest.raises(
+            UserError, match=r"reads images was killed.*; finished parts are kept: rerun the same"
+        ) as told:
+            PartEmbedder(job, trained, start_fabric("cpu"), workers=1)([0], lambda _: None)
+    assert "\n" not in str(told.value) and not list((tmp_path / "out").rglob("*.safetensors"))
+    PartEmbedder(job, trained, start_fabric("cpu"), workers=1)([0], lambda _: None)
     assert len(list((tmp_path / "out").rglob("*.safetensors"))) == 1

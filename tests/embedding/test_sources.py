@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from dmlkit.embedding.gallery.change import create_gallery
 from dmlkit.embedding.points import PointsInMemory, all_points
@@ -271,3 +272,22 @@ def test_points_of_a_class_of_ones_own_are_searched(home: Home):
     assert answers.rows[:, 0].tolist() == [
         nearest_of(home.points["embeddings"], one, 1)[0][1] for one in home.points["run"]
     ]
+
+
+def test_commands_without_set_say_where_a_run_has_the_place_of_its_images(
+    dmlkit: Callable[..., Result], trained_once: Callable[..., Path], tmp_path: Path
+):
+    run = trained_once(tmp_path)
+    for index in range(12):
+        trees.photo(tmp_path / "photos" / str(index // 3) / f"{index}.jpg", index, (40, 30))
+    recipe, photo = run / "recipe.yaml", tmp_path / "photos" / "0" / "0.jpg"
+    data = yaml.safe_load(recipe.read_text())
+    data["dataset"] = {"name": "folder", "root": str(tmp_path / "gone"), "validation_fraction": 0}
+    recipe.write_text(yaml.safe_dump(data))
+    for words in (("search", run, photo), ("identify", run, photo), ("select", run, "-n", "2")):
+        result = dmlkit(*words, "--device", "cpu")
+        assert result.code == 2 and result.err.endswith(f"if it has moved, change dataset.root in {recipe}\n")
+    result = dmlkit("duplicates", run, "--device", "cpu")
+    assert result.code == 2 and result.err.endswith("if it has moved, use --set dataset.root=PATH\n")
+    recipe.write_text(recipe.read_text().replace(str(tmp_path / "gone"), str(tmp_path / "photos")))
+    assert dmlkit("search", run, photo, "--device", "cpu").code == 0  # the advice works

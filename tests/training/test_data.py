@@ -1,6 +1,8 @@
 """What a step is shown: features that runs share, at the same time too, and that no fault of a disk makes others."""
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from PIL import Image
 
 from dmlkit.embedding.parts import PartFolder
 from dmlkit.errors import UserError
+from dmlkit.loading.inputs import TransformedImages
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
@@ -252,3 +255,24 @@ def test_cached_features_resume_inside_an_epoch_to_the_bit(
     stopped(monkeypatch, 3, recipe, tmp_path / "run", *views)
     run_of(recipe, tmp_path / "run", *views, resume=True)
     assert_same_weights(tmp_path / "run", run_of(recipe, tmp_path / "whole", *views))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")
+@pytest.mark.timeout(60)
+def test_a_training_whose_reader_is_killed_says_so_and_resumes(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings = ("training.workers=2", AUGMENTED, "backbone.tuning={name: full}")  # no cached features, which need none
+    sample, parent = TransformedImages.__getitem__, os.getpid()
+
+    def killed(self: TransformedImages, draw: Any) -> Any:
+        if os.getpid() != parent and (tmp_path / "run" / "checkpoints" / "last.pt").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample(self, draw)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TransformedImages, "__getitem__", killed)
+        with pytest.raises(UserError, match=r"reads images was killed.*; continue with the same command and --resume"):
+            run_of(recipe, tmp_path / "run", *settings)
+    run_of(recipe, tmp_path / "run", *settings, resume=True)
+    assert_same_weights(tmp_path / "run", run_of(recipe, tmp_path / "whole", *settings))

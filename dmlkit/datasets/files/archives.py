@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dmlkit.errors import OptionError
 from dmlkit.files.regular import check_regular
+from dmlkit.files.source import MOVED
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def locate(root: Path, folders: Iterable[str], markers: Iterable[str]) -> Path |
 
 def missing(root: Path, published: Published, layouts: str) -> OptionError:
     """Return the error for a root without the benchmark, with download instructions."""
-    moved = "no such folder; if it has moved, use --set dataset.root=PATH"
+    moved = f"no such folder; {MOVED}root=PATH"
     what = moved if not root.exists() else f"no {published.title} in this folder; expected {layouts}"
     return OptionError("dataset.root", "\n".join([f"{root}: {what}", *published.instructions(root)]))
 

@@ -13,6 +13,7 @@ import numpy as np
 from dmlkit.errors import UserError, first_line
 from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import check_regular, missing_columns, require_column
+from dmlkit.files.source import MOVED
 
 SYNONYMS = {
     "is_query": "query",
@@ -40,7 +41,7 @@ def read_table(file: Path) -> Any:
     """
     if file.suffix.lower() not in (".csv", ".parquet"):
         raise UserError(f"{file}: expected a .csv or .parquet file")
-    return known_columns(_read(file, "; if it has moved, use --set dataset.file=PATH"), str(file))
+    return known_columns(_read(file, f"; {MOVED}file=PATH"), str(file))
 
 
 def read_images_table(file: Path, label: str | None) -> Any:

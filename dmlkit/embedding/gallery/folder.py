@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dmlkit.datasets.files.dataset import Box
 from dmlkit.datasets.files.table_file import UNKNOWN_SIGHTING, SightingCells
 from dmlkit.embedding.gallery.files import ApproximateIndex, GalleryState, check_files, way_back
+from dmlkit.embedding.gallery.images import box_of_cell
 from dmlkit.embedding.gallery.manifest import (
     BLOCK,
     CHECKED,
@@ -116,9 +118,11 @@ class GalleryFolder:
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
         """Return what is known of the images of rows (M,)."""
-        found, places = self._take(rows, ["id", "label", "path", "thumbnail"])
-        names = list(PointItem._fields)
-        items = [PointItem(**row) for row in found.select(names).to_pylist()]
+        names = ["id", "label", "path", "thumbnail"]
+        found, places = self._take(rows, [*names, *self._box_column])
+        boxes = [box_of_cell(cell) for name in self._box_column for cell in found.column(name).to_pylist()]
+        columns = (found.column(name).to_pylist() for name in names)
+        items = [PointItem(*cells) for cells in zip(*columns, boxes or [None] * len(found), strict=True)]
         return [items[place] for place in places.tolist()]
 
     def row_addresses(self) -> Values:
@@ -148,6 +152,14 @@ class GalleryFolder:
     def paths(self) -> list[str]:
         """Paths of all images, in their order."""
         return [path for batch in self.batches(["path"]) for path in batch.column("path").to_pylist()]
+
+    @property
+    def boxes(self) -> list[Box | None]:
+        """Boxes of all images, in their order; None for a full image, and in galleries of earlier versions."""
+        if not self._box_column:
+            return [None] * self.size
+        found = self.batches(self._box_column)
+        return [box_of_cell(cell) for batch in found for cell in batch.column("box").to_pylist()]
 
     @property
     def ids(self) -> list[str]:
@@ -221,6 +233,10 @@ class GalleryFolder:
                 for batch in found.to_batches():  # one, or none of no rows
                     check_rows(self.path, batch, columns, once.tolist())
         return found, places
+
+    @property
+    def _box_column(self) -> list[str]:
+        return ["box"] if "box" in self.table.schema.names else []
 
     def _with_checksums(self, columns: Sequence[str]) -> list[str]:
         return [*columns, CHECKSUM] if self.has_checksums else list(columns)

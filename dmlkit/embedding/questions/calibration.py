@@ -46,7 +46,7 @@ from dmlkit.embedding.sources import open_points, open_queries, split_points
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
-from dmlkit.files.outputs import writing
+from dmlkit.files.outputs import check_writable, writing
 from dmlkit.files.source import PLACE
 from dmlkit.metrics.ranking.scored import PlacedSpace
 from dmlkit.metrics.reliability import Reliability, Share
@@ -156,6 +156,8 @@ def calibrate_gallery(
     """
     if fpir is not None and not 0 < fpir < 1:
         raise UserError(f"--fpir {fpir:g}: expected a share between 0 and 1, e.g. 0.01")
+    if place is None:
+        check_writable(path)
     gallery = open_points(path)
     assert isinstance(gallery, GalleryFolder)
     matched = matched_gallery(gallery) if place is None else None

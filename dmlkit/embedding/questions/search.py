@@ -13,7 +13,7 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import ApproximateGallery
-from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, boxes_of
+from dmlkit.embedding.points import PointSet, PointsInMemory, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.scored import (
@@ -181,7 +181,7 @@ def nearest(
         neighbors.indices,
         asked.skipped,
         asked.paths,
-        boxes_of(asked),
+        asked.boxes,
         (reranked or searched.manifold).similarity_name,
         index,
         None if reranked is None else reranked.method,

@@ -93,10 +93,15 @@ def propose(
         wrong, audit: see `Review`.
 
     Raises:
-        UserError: no image gets a label with a probability.
+        UserError: no image gets a label with a probability, or the images are boxes.
     """
     searched = open_searched(gallery, model, bar)
     asked = open_queries(images, searched, model=model, bar=bar)
+    if any(asked.boxes):
+        raise UserError(
+            f"{images}: has boxes of images, and a review asks about whole images; write each box into a file of its "
+            f"own, or label them with dmlkit identify {command_word(gallery)}"
+        )
     found = Identifier(searched).answers(asked, [None] * len(asked))
     rows = [row for row, one in enumerate(found.answers) if one.label != UNKNOWN and one.probability is not None]
     if not rows:

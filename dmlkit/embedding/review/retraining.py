@@ -10,6 +10,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
+from dmlkit.datasets.files.class_names import path_fault
 from dmlkit.datasets.table import TableConfig
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.embedder import Embedder
@@ -48,14 +49,18 @@ class TrainingTable(NamedTuple):
     """Images of the gallery that are not in the table: the file is missing or has changed, or the image is a box."""
 
 
-def override_of(file: Path, root: Path) -> str:
-    """Return the override of a recipe that trains on a table.
+def override_of(file: Path, root: Path, levels: Sequence[str] = ()) -> str:
+    """Return the override of a recipe that trains on a table, whose labels are paths if there are levels.
 
     Example:
         >>> override_of(Path("june/train.csv"), Path("/photos"))
         'dataset={name: table, file: "june/train.csv", root: "/photos", split: all}'
+        >>> override_of(Path("a.csv"), Path("/photos"), ["genus", "species"])
+        'dataset={name: table, file: "a.csv", root: "/photos", split: all, levels: ["genus", "species"]}'
     """
-    return f"dataset={{name: table, file: {json.dumps(str(file))}, root: {json.dumps(str(root))}, split: all}}"
+    place = f"file: {json.dumps(str(file))}, root: {json.dumps(str(root))}"
+    named = f", levels: {json.dumps(list(levels))}" if levels else ""
+    return f"dataset={{name: table, {place}, split: all{named}}}"
 
 
 class ReviewFigures(Document, frozen=True):
@@ -98,7 +103,7 @@ class ReviewFigures(Document, frozen=True):
         return f"{self.answers} answers of {self.labels} labels that it was not trained on: {values}{verdict}"
 
 
-def write_training_table(folder: Path, name: str, *, bar: Bar = no_bar) -> TrainingTable:
+def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (), bar: Bar = no_bar) -> TrainingTable:
     """Write the images of a review and of its gallery with their labels, for a recipe to train on.
 
     Of the groups of near-duplicates of which a person has checked an image, one in `HELD_OUT` is left out, chosen by
@@ -107,10 +112,11 @@ def write_training_table(folder: Path, name: str, *, bar: Bar = no_bar) -> Train
     Args:
         folder: folder of the review.
         name: end of the name of the table.
+        levels: names of the levels of the recipe's labels, coarsest first; none for labels that are no paths.
         bar: shows the reading of the gallery.
 
     Raises:
-        UserError: there is no review, or its gallery cannot be read.
+        UserError: there is no review, its gallery cannot be read, or a label has other levels.
     """
     review = ReviewFolder(folder)
     proposals = review.review.proposals
@@ -124,6 +130,12 @@ def write_training_table(folder: Path, name: str, *, bar: Bar = no_bar) -> Train
             labeled[os.path.abspath(one.path)] = label  # noqa: PTH100 - Path.resolve would follow links
     if not labeled:
         raise UserError(f"{folder}: has no image with a label to train on")
+    for path, label in labeled.items() if levels else ():
+        if fault := path_fault(label, levels):
+            raise UserError(
+                f"{path}: {fault}, the dataset.levels of the recipe; correct the answers of {folder} or the labels of "
+                "its gallery, or train without levels: --set dataset.levels=[]"
+            )
     root = Path(os.path.commonpath([os.path.dirname(path) for path in labeled]))  # noqa: PTH120 - text, not files
     file = folder / f"train_{name}.csv"
     write_table(file, ("path", "label"), ([os.path.relpath(path, root), label] for path, label in labeled.items()))

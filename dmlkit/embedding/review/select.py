@@ -16,7 +16,7 @@ from dmlkit.embedding.questions.answers import Decision
 from dmlkit.embedding.questions.decisions import BLOCK_ROWS, Decider
 from dmlkit.embedding.sources import check_same_model
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import SELECTION_COLUMNS, write_table
+from dmlkit.files.outputs import BOX, SELECTION_COLUMNS, write_table
 from dmlkit.manifolds.base import Manifold, frechet_mean
 
 Rule = Literal["coverage", "k_center"]
@@ -62,14 +62,18 @@ class ChosenImages:
     def write(self, path: Path) -> None:
         """Write a CSV table with the columns ``path`` and an empty ``label``, as `dmlkit train` reads it, and more.
 
+        The last columns are the boxes of the images, if some have one.
+
         Raises:
             UserError: the table cannot be written.
         """
+        boxes = [self.images.box(row) for row in self.rows.tolist()]
+        sides = [list(box[:4]) if box else [""] * len(BOX) for box in boxes] if any(boxes) else [[]] * len(boxes)
         rows = (
-            [one.path, "", one.guess or "", *("" if number is None else f"{number:.9g}" for number in one[2:])]
-            for one in self.chosen()
+            [one.path, "", one.guess or "", *("" if number is None else f"{number:.9g}" for number in one[2:]), *own]
+            for one, own in zip(self.chosen(), sides, strict=True)
         )
-        write_table(path, SELECTION_COLUMNS, rows)
+        write_table(path, (*SELECTION_COLUMNS, *(BOX if any(boxes) else ())), rows)
 
     def chosen(self) -> Iterator[ChosenImage]:
         """Yield the chosen images."""

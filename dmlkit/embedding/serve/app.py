@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from dmlkit import __version__
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.embedding.embedder import GivenImages
 from dmlkit.embedding.questions.why import explain_images
@@ -38,7 +39,7 @@ from dmlkit.embedding.serve.requests import (
     read_pictures,
 )
 from dmlkit.embedding.serve.reviewing import ServedReview, review_api, review_of
-from dmlkit.embedding.serve.service import BusyError, Pixels, Service
+from dmlkit.embedding.serve.service import BusyError, Service
 from dmlkit.embedding.serve.workers import METRICS
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
@@ -190,14 +191,21 @@ async def why(
     images: list[Any] = [one.pixels for one in pictures]
     if row is not None:
         images.append(review_of(request).path(row))
+    snapshot, places = server.service.snapshot, list[int]()
     for name in id:
-        place = server.service.snapshot.rows.get(name)
+        place = snapshot.rows.get(name)
         if place is None:
             raise RefusedError(404, f"{excerpt(name)}: there is no picture with this id")
-        images.append(Path(server.service.snapshot.points.paths[place]))
-    if len(images) != 2:
-        raise RefusedError(422, f"got {len(images)} images, expected 2 to compare")
-    return await server.answered([], lambda _: explained(server.service, images))
+        places.append(place)
+    if len(images) + len(places) != 2:
+        raise RefusedError(422, f"got {len(images) + len(places)} images, expected 2 to compare")
+
+    def work(_: Tensor) -> dict[str, Any]:
+        points = snapshot.points
+        crops = [*[None] * len(images), *map(points.box, places)]
+        return explained(server.service, GivenImages([*images, *(Path(points.paths[one]) for one in places)], crops))
+
+    return await server.answered([], work)
 
 
 @api.get("/gallery/labels")
@@ -343,7 +351,7 @@ LINES = 8  # more of them hide the images
 SIDE = 320  # pixels of a picture
 
 
-def explained(service: Service, images: Sequence[Pixels | Path]) -> dict[str, Any]:
+def explained(service: Service, images: Dataset) -> dict[str, Any]:
     """Return the pictures of two images as the model sees them, what their patches contribute, and the best pairs.
 
     Returns:
@@ -358,7 +366,7 @@ def explained(service: Service, images: Sequence[Pixels | Path]) -> dict[str, An
     if trained.fusion is not None:
         raise UserError("two models embed these images; an explanation needs one: create the gallery with one model")
     with torch.inference_mode(False), torch.enable_grad():
-        seen = explain_images(trained, GivenImages(images), None if service.run is None else RunFolder(service.run))
+        seen = explain_images(trained, images, None if service.run is None else RunFolder(service.run))
     found = seen.explanation
     columns = found.grid[1]
     return {

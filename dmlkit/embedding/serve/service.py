@@ -70,7 +70,8 @@ class KnownPoints(SearchedOften):
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
         """Return what is known of the images of rows (M,)."""
-        return [PointItem(self.ids[row], self.labels[row], self.paths[row]) for row in map(int, rows)]
+        found = map(int, rows)
+        return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.box(row)) for row in found]
 
 
 class Snapshot:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from errno import EROFS
 from pathlib import Path
 
 import numpy as np
@@ -273,3 +274,26 @@ def test_mistakes_change_nothing(gallery: Path, place: Path, tmp_path: Path, dml
     add_images(gallery, tmp_path / "more", model=ON_CPU)
     with pytest.raises(UserError, match=r"strangers\.npy: this file is damaged: .*; calibrate again"):
         identify(gallery, tmp_path / "more", model=ON_CPU)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    dmlkit: Callable[..., Result],
+    place: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
+
+    def read_only(dir: Path) -> None:  # noqa: A002 - as tempfile names it
+        raise OSError(EROFS, "Read-only file system", str(dir / "tmp"))
+
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("the work has started")
+
+    monkeypatch.setattr("dmlkit.files.outputs.TemporaryFile", read_only)
+    monkeypatch.setattr("dmlkit.embedding.questions.calibration.labeled_decider", work)
+    monkeypatch.setattr("dmlkit.evaluation.calibration.choose_threshold", work)
+    for folder in (tmp_path / "gallery", place / "run"):
+        result = dmlkit("calibrate", folder, "--device", "cpu")
+        assert result.code == 2
+        assert result.err == f"error: {folder}: cannot write into this folder: Read-only file system\n"

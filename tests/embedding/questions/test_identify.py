@@ -256,6 +256,18 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     create_gallery(place / "run", None, gallery, model=ON_CPU)
     assert "2 images added" in dmlkit("gallery", "add", gallery, asked, *boxes, "--label", "bird").out
     assert "2 images skipped" in dmlkit("gallery", "add", gallery, asked, *boxes).out
+    chosen, two = tmp_path / "chosen.csv", tmp_path / "two.csv"
+    two.write_text("path,x1,y1,x2,y2\nasked/both.png,10,0,50,30\nasked/both.png,30,0,70,30\n")
+    for _ in range(2):  # also over the table of the first time
+        assert dmlkit("select", place / "gallery", two, "-n", "2", "-o", chosen).code == 0
+    assert sorted(row["x1"] for row in csv.DictReader(chosen.open())) == ["10.0", "30.0"]
+    refused = dmlkit("review", place / "gallery", two, "-o", tmp_path / "review", "--device", "cpu")
+    assert refused.code == 2 and "has boxes of images, and a review asks about whole images" in refused.err
+    for source in (gallery, tmp_path / "e"):  # several boxes of an image are told apart wherever images are listed
+        for words in (("search", source, asked), ("duplicates", source), ("cluster", source, "--clusters", "2")):
+            result = dmlkit(*words)
+            shown = " ".join(result.out.split())
+            assert "box 0 0 40 30" in shown and "box 40 0 80 30" in shown, result.err
     labels = tmp_path / "labels"
     again = load_gallery(place / "gallery", device="cpu").identify(asked, boxes=labels)
     assert [answer.guess for answer in again.answers] == ["gull", "finch"]

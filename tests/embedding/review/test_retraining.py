@@ -2,11 +2,13 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dmlkit.datasets import TableConfig
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.embedder import load
 from dmlkit.embedding.gallery.change import create_gallery
@@ -96,3 +98,27 @@ def test_what_cannot_be_trained_on_or_compared_is_refused(dmlkit, reviewed: Path
         assert result.code == 2 and message in result.err and not (reviewed / "new").exists()
     with pytest.raises(UserError, match="was not trained on a table"):
         compare_on_answers(reviewed / "review", RunFolder(place / "run"), start_fabric("cpu"))
+
+
+def test_the_levels_of_the_recipe_are_kept(dmlkit, place: Path, tmp_path: Path):  # noqa: F811
+    """Labels that are paths stay paths, also where the run resumes; an answer that is none is refused in one line."""
+    labels = Path(shutil.copytree(place / "photos", tmp_path / "photos")) / "labels.csv"
+    rows = [f"{name}/{index}.jpg,{name[0]}/{name}" for name in BIRDS for index in range(3)]
+    labels.write_text("\n".join(["path,label", *rows]))
+    create_gallery(place / "run", labels, tmp_path / "gallery", model=ON_CPU)
+    for index in range(8):
+        trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
+    found = review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", ask=8, model=ON_CPU)
+    recipe = (place / "recipe.yaml").read_text().replace("{name: glyphs,", "{name: glyphs, levels: [initial, bird],")
+    (tmp_path / "levels.yaml").write_text(recipe)
+    words = ("train", tmp_path / "levels.yaml", "--set", "sampler={name: random, batch_size: 8}", "--device", "cpu")
+    words = (*words, "--from-review", tmp_path / "review", "-o")
+    for again in ((), ("--resume",)):
+        result = dmlkit(*words, tmp_path / "new", *again)
+        dataset = RunFolder(tmp_path / "new").recipe().dataset
+        assert isinstance(dataset, TableConfig) and dataset.levels == ("initial", "bird"), result.err
+        assert dataset.build("all").levels["initial"].unique().tolist() == [0, 1, 2, 3]
+    found.reply(dict.fromkeys(range(8), "heron"), "ada")
+    refused = dmlkit(*words, tmp_path / "other")
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    assert "the class 'heron' has 1 level, expected 2: initial/bird, the dataset.levels of the recipe" in refused.err

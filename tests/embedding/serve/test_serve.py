@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.client import HTTPConnection
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 pytest.importorskip("fastapi", reason="needs dmlkit[serve]")
 import uvicorn
@@ -435,3 +437,25 @@ def test_what_cannot_be_served_is_refused(dmlkit: Any, gallery: Path, place: Pat
     ):
         found = dmlkit("serve", *map(str, words))
         assert found.code == 2 and message in found.err, found.err
+
+
+def test_pictures_and_explanations_of_boxes_are_of_these_alone(place: Path, tmp_path: Path):
+    """An image of two photos side by side: its boxes look like the photos, and are compared like them."""
+    photos = [Image.open(place / "photos" / name / "0.jpg") for name in ("finch", "gull")]
+    both = Image.new("RGB", (80, 30))
+    for left, photo in zip((0, 40), photos, strict=True):
+        both.paste(photo, (left, 0))
+    for name, image in zip(("both", "finch", "gull"), (both, *photos), strict=True):
+        image.save(tmp_path / f"{name}.png")
+    table = tmp_path / "boxes.csv"
+    table.write_text("path,label,x1,y1,x2,y2\nboth.png,finch,0,0,40,30\nboth.png,gull,40,0,80,30\n")
+    create_gallery(place / "run", table, tmp_path / "gallery", thumbnails=False, model=ON_CPU)
+    service = Service(tmp_path / "gallery", ON_CPU)
+    with closing(service), TestClient(make_app(service, Access()), LOCAL) as client:
+        ids = [client.get(f"/v1/gallery/images?label={name}").json()["images"][0]["id"] for name in ("finch", "gull")]
+        for one, photo in zip(ids, photos, strict=True):
+            shown = Image.open(BytesIO(client.get(f"/v1/images/{one}").content))
+            assert shown.width / shown.height == pytest.approx(photo.width / photo.height, abs=0.05)
+        found = client.post(f"/v1/why?id={ids[0]}&id={ids[1]}").json()
+        expected = client.post("/v1/why", files=sent(tmp_path / "finch.png", tmp_path / "gull.png")).json()
+        assert found["score"] == pytest.approx(expected["score"], abs=1e-6) and found["images"] == expected["images"]
