@@ -374,7 +374,8 @@ def without_set(text: str, values: Mapping[str, object]) -> str:
     """
     paths = [value for value in values.values() if isinstance(value, Path)]
     of_gallery = any((path / GALLERY_MARK).exists() for path in paths)  # to whose run --set does not apply
-    if "overrides" in values and values.get("images") is None and not of_gallery:
+    of_images = isinstance(values.get("images"), Path | list)  # in plot, --images is a flag
+    if "overrides" in values and not of_images and not of_gallery:
         return text
     runs = [path for path in paths if all((path / name).exists() for name in RUN_MARKS)]
     file = str(runs[0] / "recipe.yaml") if runs else "recipe.yaml of the run"

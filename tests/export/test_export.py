@@ -118,7 +118,7 @@ def test_a_faiss_index_of_lower_precision_holds_the_rounded_points(dmlkit, embed
             low, high = points.min(0).astype(np.float64), points.max(0).astype(np.float64)
             step = (high - low) / 255
             kept = low + (np.floor((points - low) / step) + 0.5) * step  # FAISS decodes to the middle of a step
-            decoded = index.reconstruct_n(0, len(points))
+            decoded = np.asarray(index.reconstruct_n(0, len(points)))
             off = np.abs(decoded - kept) / step  # FAISS rounds in float32: a number at the end of a step may leave it
             assert off.max() < 1.01 and (off > 0.01).mean() < 0.03
             kept = decoded

@@ -76,6 +76,6 @@ def test_every_family_has_a_check():
 def test_checks_look_also_where_asserts_are_left_out():
     """By `expect`, as python -O removes assert statements."""
     paths = list(Path(testing.__file__).parent.glob("*.py"))
-    assert len(paths) > 10
+    assert paths
     for path in paths:
         assert not [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Assert)], path
