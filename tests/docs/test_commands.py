@@ -45,6 +45,8 @@ def shape_of(line: str) -> str:
     """What of a line is the same on another machine, whose figures and nearest images may be others."""
     line = re.sub(r"[\w./]+\.png\b", "IMAGE", line)
     line = re.sub(r"(?<=│) +[A-H](, [A-H])* +(?=│)", " LABELS ", line)
+    line = re.sub(r"(?<=\d )[A-H](?= +│)", "LABEL", line)
+    line = re.sub(r"\b[a-z]+(/U\+[0-9A-F]{4})+", "CLASS", line)
     line = re.sub(r"U\+[0-9A-F]{4}", "CHARACTER", line)
     line = re.sub(r"\b[0-9a-f]{8,}\b", "HASH", line)  # of weights, whose last bits are the machine's
     words = "does not hold|holds|makes no difference|not separable at|not trained|equal by construction"

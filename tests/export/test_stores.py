@@ -295,7 +295,7 @@ def tables_in(kind: str, target: str) -> list[str]:
 
 def killed_export(kind: Any, path: Path, target: str) -> None:
     """Export, and be killed when some rows are written."""
-    module, store = (importlib.import_module(f"dmlkit.export.{name}") for name in (kind, "store"))
+    module, store = (importlib.import_module(f"dmlkit.export.{name}") for name in ("databases", "store"))
     whole, calls = module.rows_of, iter(range(9))
 
     def rows_of(*words: Any) -> Iterator[Any]:
