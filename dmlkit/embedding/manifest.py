@@ -11,8 +11,6 @@ from pydantic import (
     FiniteFloat,
     NonNegativeInt,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
 )
 
 from dmlkit.component import one_of
@@ -21,7 +19,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.document import Document, differences
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.run_folder.folder import CheckpointName
-from dmlkit.run_folder.threshold import Threshold
+from dmlkit.run_folder.threshold import DecodedImages, Threshold
 from dmlkit.transforms.base import Channels, PositiveChannels
 
 LEAST_COSINE = 0.9999
@@ -122,7 +120,7 @@ class LocalFusion(Fusion, frozen=True, extra="forbid", strict=True):
         return Fusion(**{name: getattr(self, name) for name in Fusion.model_fields})
 
 
-class Computation(BaseModel, frozen=True, extra="forbid", strict=True):
+class Computation(DecodedImages, frozen=True, extra="forbid", strict=True):
     """What computed embeddings instead of torch in float32, and how far both agree on training images of the run."""
 
     engine: Literal["torch", "onnxruntime", "openvino"]
@@ -136,16 +134,6 @@ class Computation(BaseModel, frozen=True, extra="forbid", strict=True):
     """Smallest cosine of the two embeddings of an image."""
     same_nearest: NonNegativeInt
     """Number of these images whose 10 nearest others are the same."""
-    decoding: Literal["full", "draft"] = "full"
-    """``draft`` if JPEGs that are much larger than what the model sees were decoded at a smaller size."""
-
-    @model_serializer(mode="wrap")
-    def without_full_decoding(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the usual decoding, which files of earlier versions do not have."""
-        found: dict[str, Any] = serialize(self)
-        if self.decoding == "full":
-            del found["decoding"]
-        return found
 
     @property
     def agrees(self) -> bool:

@@ -36,7 +36,22 @@ class PairProbability(BaseModel, frozen=True, extra="forbid"):
     """Reliability on validation classes that did not fit the probability; null for fewer than 5 classes."""
 
 
-class Threshold(Document, frozen=True):
+class DecodedImages(BaseModel, frozen=True, extra="forbid"):
+    """Base of records of results that depend on how images were decoded."""
+
+    decoding: Literal["full", "draft"] = "full"
+    """``draft`` if JPEGs that are much larger than what the model sees were decoded at a smaller size."""
+
+    @model_serializer(mode="wrap")
+    def without_full_decoding(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit the usual decoding, which files of earlier versions do not have."""
+        found: dict[str, Any] = serialize(self)
+        if self.decoding == "full":
+            del found["decoding"]
+        return found
+
+
+class Threshold(Document, DecodedImages, frozen=True):
     """Threshold that ``dmlkit calibrate`` chose for a run's model."""
 
     kind: ClassVar[str] = "calibrated threshold"
@@ -62,16 +77,6 @@ class Threshold(Document, frozen=True):
     """Rates on test classes, which are not used for the choice; null if there are none."""
     probability: PairProbability | None = None
     """Probability that two images are of the same class, fitted to validation pairs; null in format 1."""
-    decoding: Literal["full", "draft"] = "full"
-    """``draft`` if JPEGs that are much larger than what the model sees were decoded at a smaller size."""
-
-    @model_serializer(mode="wrap")
-    def without_full_decoding(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the usual decoding, which files of earlier versions do not have."""
-        found: dict[str, Any] = serialize(self)
-        if self.decoding == "full":
-            del found["decoding"]
-        return found
 
 
 def threshold_of(run: RunFolder, weights: str) -> Threshold | None:

@@ -93,8 +93,8 @@ def test_a_job_whose_reader_is_killed_ends_with_a_line_and_resumes(
         patch.setattr(TransformedImages, "__getitem__", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         with pytest.raises(
             UserError, match=r"reads images was killed.*; finished parts are kept: rerun the same"
-        ) as told:
+        ) as caught:
             PartEmbedder(job, trained, start_fabric("cpu"), workers=1)([0], lambda _: None)
-    assert "\n" not in str(told.value) and not list((tmp_path / "out").rglob("*.safetensors"))
+    assert "\n" not in str(caught.value) and not list((tmp_path / "out").rglob("*.safetensors"))
     PartEmbedder(job, trained, start_fabric("cpu"), workers=1)([0], lambda _: None)
     assert len(list((tmp_path / "out").rglob("*.safetensors"))) == 1

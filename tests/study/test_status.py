@@ -142,6 +142,6 @@ def test_durations(text: str, seconds: int):
 def test_what_is_no_duration_is_one_line(text: str):
     with pytest.raises(
         UserError, match=r"^--budget .*expected hours, minutes and seconds, above 0, e\.g\. 90m"
-    ) as told:
+    ) as caught:
         parse_duration(text, "--budget")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)

@@ -263,7 +263,7 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     assert sorted(row["x1"] for row in csv.DictReader(chosen.open())) == ["10.0", "30.0"]
     refused = dmlkit("review", place / "gallery", two, "-o", tmp_path / "review", "--device", "cpu")
     assert refused.code == 2 and "has boxes of images, and a review asks about whole images" in refused.err
-    for source in (gallery, tmp_path / "e"):  # several boxes of an image are told apart wherever images are listed
+    for source in (gallery, tmp_path / "e"):  # several boxes of an image differ wherever images are listed
         for words in (("search", source, asked), ("duplicates", source), ("cluster", source, "--clusters", "2")):
             result = dmlkit(*words)
             shown = " ".join(result.out.split())
