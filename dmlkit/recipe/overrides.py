@@ -20,25 +20,37 @@ EXTENDS = "extends"
 
 
 def read_tree(path: Path) -> Tree:
-    """Read a recipe file, merged over the file that its ``extends`` names; see `overlay`.
+    """Read a recipe, given its path or its name; see `read_extended`.
+
+    Raises:
+        UserError: there is no such recipe, or it cannot be read.
+    """
+    return read_extended(find_recipe(path), "recipe")
+
+
+def read_extended(path: Path, kind: str) -> Tree:
+    """Read the file of a recipe or of a study, merged over the file that its ``extends`` names; see `overlay`.
 
     The path in ``extends`` is relative to the file's folder, and must be below the parent of that folder, so that
-    recipes can extend only recipes of the same collection.
+    files can extend only files of the same collection.
+
+    Args:
+        path: the file.
+        kind: ``recipe`` or ``study``, for messages.
 
     Raises:
         UserError: a file cannot be read or is not YAML, or the extended file is missing, outside the collection, or
             extends another file itself.
     """
-    path = find_recipe(path)
-    tree = read_yaml(path, "recipe", f"{path}: no such file; expected a recipe")
+    tree = read_yaml(path, kind, f"{path}: no such file; expected a {kind}")
     if not isinstance(tree.data, dict) or EXTENDS not in tree.data:
         return tree
     where = f"{tree.origin((EXTENDS,))}: {EXTENDS}"
     base_path = path_in_collection(where, tree.data.pop(EXTENDS), path)
-    missing = f"{where}: {base_path}: no such file; expected the path of a recipe from {path.parent}/"
-    base = read_yaml(base_path, "recipe", missing)
+    missing = f"{where}: {base_path}: no such file; expected the path of a {kind} from {path.parent}/"
+    base = read_yaml(base_path, kind, missing)
     if not isinstance(base.data, dict):
-        raise UserError(f"{base.origin(())}: this file has no keys; expected a recipe, because {path} extends it")
+        raise UserError(f"{base.origin(())}: this file has no keys; expected a {kind}, because {path} extends it")
     if EXTENDS in base.data:
         raise UserError(
             f"{base.origin((EXTENDS,))}: {EXTENDS}: {path} extends this file, which therefore must not extend another; "
@@ -94,7 +106,7 @@ def path_in_collection(where: str, name: Any, path: Path) -> Path:
             link.
     """
     if not isinstance(name, str) or not name or "\0" in name:
-        raise UserError(f"{where}: got {quoted(name)}, expected the path of a recipe file, e.g. _base.yaml")
+        raise UserError(f"{where}: got {quoted(name)}, expected the path of a file, e.g. _base.yaml")
     if Path(name).is_absolute():
         raise UserError(
             f"{where}: {excerpt(name)} is absolute; expected a path relative to {path.parent}/, e.g. _base.yaml"

@@ -123,24 +123,34 @@ def test_members_that_guides_name_exist(guide: str):
     assert len(losses) >= {"from_pml": 12, "from_oml": 2, "which_loss": 19}[guide]
 
 
-def test_the_figures_of_which_loss_are_those_of_the_study():
-    results = json.loads((ROOT / "docs/results/which_loss/results.json").read_text("utf-8"))
+def cells_of(study: str) -> dict[str, list[str]]:
+    """The MAP@R of each loss, its difference from Proxy-Anchor and the verdict, and its R@1."""
+    results = json.loads((ROOT / "docs/results" / study / "results.json").read_text("utf-8"))
     words = {"holds": "lower", "does not hold": "higher", "makes no difference": "no difference"}
-    expected = dict[str, list[str]]()
+    found = dict[str, list[str]]()
     for name, variant in results["variants"].items():
         figures = {
             key: f"{one['mean']:.4f} ± {one['high'] - one['mean']:.4f}" for key, one in variant["summary"].items()
         }
-        expected[name] = [figures["map@r"], "", "", figures["recall@1"]]
+        found[name] = [figures["map@r"], "", "", figures["recall@1"]]
     for one in results["verdicts"]:  # that proxy_anchor is better than each
         if one["metric"] == "map@r":
             difference, low, high = -one["difference"], -one["high"], -one["low"]
-            verdict = words.get(one["corrected_verdict"], one["corrected_verdict"].removesuffix(" at this size"))
-            expected[one["than"]][1:3] = [f"{difference:+.4f} ({low:+.4f} .. {high:+.4f})", verdict]
-    rows = re.findall(
-        r"^\| `(\w+)` \| (?:pairs|proxies)[^|]* \|((?:[^|]*\|){4})$", page("guides/which_loss"), re.MULTILINE
-    )
-    assert {name: [cell.strip() for cell in cells.split("|")[:4]] for name, cells in rows} == expected
+            verdict: str = words.get(one["corrected_verdict"]) or one["corrected_verdict"].removesuffix(" at this size")
+            found[one["than"]][1:3] = [f"{difference:+.4f} ({low:+.4f} .. {high:+.4f})", verdict]
+    return found
+
+
+def rows_of(pattern: str) -> dict[str, list[str]]:
+    rows = re.findall(pattern, page("guides/which_loss"), re.MULTILINE)
+    return {name: [cell.strip() for cell in cells.split("|")[:-1]] for name, cells in rows}
+
+
+def test_the_figures_of_which_loss_are_those_of_the_studies():
+    assert rows_of(r"^\| `(\w+)` \| (?:pairs|proxies)[^|]* \|((?:[^|]*\|){4})$") == cells_of("which_loss")
+    glyphs, modes = cells_of("which_loss_glyphs"), cells_of("which_loss_modes")
+    expected = {name: [*glyphs[name][:3], *modes[name][:3]] for name in glyphs}
+    assert rows_of(r"^\| `(\w+)` \|((?: 0\.\d{4} ± [^|]*\|[^|]*\|[^|]*\|){2})$") == expected
 
 
 def test_the_figures_of_photos_are_those_of_tuning():

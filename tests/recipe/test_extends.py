@@ -154,7 +154,7 @@ def test_a_curvature_beyond_the_reach_of_unrelated_points_is_refused(
         ("../birds/../../outside.yaml", "is outside"),
         ("link.yaml", "is outside"),
         ("loop.yaml", "cannot (follow loop.yaml|read this recipe)"),
-        ("3", r"own.yaml:1: extends: got 3, expected the path of a recipe file"),
+        ("3", r"own.yaml:1: extends: got 3, expected the path of a file"),
         ("[_base.yaml]", r"extends: got \['_base.yaml'\]"),
         ("", "extends: got None"),
         ("''", "extends: got ''"),

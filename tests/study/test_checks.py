@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from dmlkit.errors import UserError
 from dmlkit.study.definition.file import read_study, study_notes
 from tests.study.fakes import STUDY, write_study
 from tests.study.test_plan import TUNED
@@ -70,3 +71,28 @@ def test_a_folder_with_too_few_classes_is_one_line_before_anything_trains(
         assert result.code == 2 and result.err.count("\n") == 1
         assert f"0.9 of {classes} training classes leaves" in result.err and "small: " in result.err
         assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_study_that_extends_another_is_the_study_written_out(tmp_path: Path):
+    base, own, written = write_study(tmp_path), tmp_path / "own.yaml", tmp_path / "written.yaml"
+    own.write_text(f"extends: {base.name}\nclaim: another\nseeds: [4]\nvariants: {{large: {{loss.margin: 0.4}}}}\n")
+    text = STUDY.replace("A larger margin is better", "another").replace("[0, 1]", "[4]").replace("0.3", "0.4")
+    written.write_text(text)
+    assert read_study(own) == read_study(written) != read_study(base)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("extends: none.yaml", "own.yaml:2: extends: {folder}/none.yaml: no such file; expected the path of a study"),
+        ("extends: ../../../other.yaml", "is outside {parent}; expected a file inside this folder"),
+        ("extends: own.yaml", "own.yaml:2: extends: {folder}/own.yaml extends this file, which therefore must not"),
+        ("extends: study.yaml\nseeds: []", "own.yaml:3: seeds:"),
+    ],
+)
+def test_a_study_that_extends_no_study_is_told_by_line(tmp_path: Path, line: str, expected: str):
+    base = write_study(tmp_path)
+    (own := base.with_name("own.yaml")).write_text(f"claim: another\n{line.replace('study.yaml', base.name)}\n")
+    with pytest.raises(UserError) as caught:
+        read_study(own)
+    assert expected.format(folder=base.parent, parent=base.parent.resolve().parent) in str(caught.value)

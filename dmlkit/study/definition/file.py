@@ -15,9 +15,9 @@ from dmlkit.files.source import require_study_file
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.file import read_recipe
-from dmlkit.recipe.overrides import Override, parse_override, path_in_collection
+from dmlkit.recipe.overrides import Override, parse_override, path_in_collection, read_extended
 from dmlkit.recipe.schema import Recipe
-from dmlkit.recipe.yaml_tree import Key, Tree, describe_faults, fault_line, quoted, read_yaml, suggest
+from dmlkit.recipe.yaml_tree import Key, Tree, describe_faults, fault_line, quoted, suggest
 from dmlkit.study.definition.config import FIGURES, Axis, Candidate, MethodsConfig, Study, StudyConfig, Variant
 from dmlkit.study.definition.methods import Method, grid_of, label, methods_of, num_recipes
 
@@ -30,7 +30,7 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """Read and check a study and every recipe that it trains.
 
     Args:
-        path: a YAML file, see `StudyConfig`.
+        path: a YAML file, see `StudyConfig`; its ``extends`` may name another study to build on.
         overrides: changes of every recipe after the study's own, each ``key.subkey=value``.
 
     Raises:
@@ -38,7 +38,7 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """
     changes = [parse_override(override) for override in overrides]
     require_study_file(path)
-    tree = read_yaml(path, "study", f"{path}: no such file")
+    tree = read_extended(path, "study")
     faults: list[str] = []
     config = _validated(StudyConfig, tree, faults)
     # the recipes are checked even if something else is wrong, to report all problems at once
