@@ -30,7 +30,8 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.computation import ComputedModel, compare, onnx_program, onnx_session, traced, training_inputs
+from dmlkit.embedding.computation import ComputedModel, compare, training_inputs
+from dmlkit.embedding.graphs import onnx_program, onnx_session, traced
 from dmlkit.embedding.in_memory import embed_images
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, as_computed, load_model

@@ -13,20 +13,27 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
-from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import FiniteFloat, NonNegativeInt
-from torch import Tensor, nn
+from torch import Tensor
 
+from dmlkit.embedding.graphs import (
+    NotExportableError,
+    import_onnxruntime,
+    import_openvino,
+    onnx_program,
+    onnx_session,
+    openvino_session,
+    traced,
+)
 from dmlkit.embedding.manifest import NEAREST, Computation
-from dmlkit.errors import UserError, first_line, warn
+from dmlkit.errors import UserError, warn
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.files.regular import file_checksum
@@ -283,53 +290,6 @@ def _bf16(model: EmbeddingModel) -> Callable[[Tensor], Tensor]:
     return compute
 
 
-def import_onnxruntime(option: str) -> ModuleType:
-    """Return the package onnxruntime, after a check that graphs can be written too.
-
-    Raises:
-        UserError: onnxruntime or onnxscript is not installed.
-    """
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
-    except ImportError as error:
-        raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
-    return onnxruntime
-
-
-def traced(model: nn.Module, inputs: Tensor) -> torch.export.ExportedProgram:
-    """Return a model traced on vectors or squares (B, ...), with a dynamic batch size."""
-    batch = torch.export.Dim("batch", min=1)
-    example = inputs.expand(max(2, len(inputs)), *inputs.shape[1:])  # a batch of one would fix the batch size at 1
-    return torch.export.export(model, (example,), dynamic_shapes={"inputs": {0: batch}})
-
-
-def onnx_program(program: torch.export.ExportedProgram, name: str, *more: str) -> Any:
-    """Return the ONNX program of a traced model, whose input has a name and whose first output is ``embeddings``.
-
-    Args:
-        program: the traced model.
-        name: name of the input.
-        more: names of further outputs.
-    """
-    outputs = ["embeddings", *more]
-    return torch.onnx.export(program, input_names=[name], output_names=outputs, dynamo=True, verbose=False)
-
-
-def import_openvino(option: str) -> ModuleType:
-    """Return the package openvino, after a check that graphs can be written too.
-
-    Raises:
-        UserError: openvino or onnxscript is not installed.
-    """
-    try:
-        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
-
-        return import_module("openvino")
-    except ImportError as error:
-        raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[openvino]'") from error
-
-
 def _has_openvino() -> bool:
     return find_spec("openvino") is not None
 
@@ -356,39 +316,11 @@ def _write_graph(model: EmbeddingModel, inputs: Tensor, graph: Path, option: str
         UserError: ONNX cannot express an operator of the backbone.
     """
     try:
-        with torch.no_grad():
-            program = onnx_program(traced(model, inputs[:2]), "inputs")
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, torch.onnx.OnnxExporterError) as error:
-        reason = first_line(error)
-        raise UserError(f"{option}: this backbone cannot be exported to ONNX ({reason}); {WAYS}") from error
+        program = onnx_program(traced(model, inputs[:2]), "inputs")
+    except NotExportableError as error:
+        raise UserError(f"{option}: {error}; {WAYS}") from error
     with atomic_write(graph) as partial:
         program.save(partial)
     graphs = sorted(graph.parent.glob("engine-*.onnx"), key=lambda path: path.stat().st_mtime)
     for old in graphs[:-KEPT]:
         old.unlink(missing_ok=True)
-
-
-def onnx_session(runtime: ModuleType, graph: Path | bytes) -> Callable[[Tensor], Tensor]:
-    """Return a function that computes the points of an ONNX graph, with as many threads as torch."""
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-
-    def compute(inputs: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(["embeddings"], {session.get_inputs()[0].name: inputs.numpy()})[0])
-
-    return compute
-
-
-def openvino_session(openvino: ModuleType, graph: Path) -> Callable[[Tensor], Tensor]:
-    """Return a function by which OpenVINO computes the points of an ONNX graph, with as many threads as torch.
-
-    Without the hint it would compute in bfloat16 where the processor can.
-    """
-    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-    compiled = openvino.Core().compile_model(str(graph), "CPU", options)
-
-    def compute(inputs: Tensor) -> Tensor:
-        return torch.from_numpy(compiled([inputs.numpy()])[0].copy())
-
-    return compute

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.computation import import_onnxruntime, onnx_program, traced
 from dmlkit.embedding.fusion import OWN_MODEL
 from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.graphs import NotExportableError, import_onnxruntime, onnx_program, traced
 from dmlkit.embedding.points import all_points, load_same_model
 from dmlkit.embedding.questions.exported import METADATA, SIMILARITIES, GalleryRecord
 from dmlkit.embedding.questions.identify import Identifier
@@ -112,10 +112,9 @@ def _program(module: ComparedWithGallery, trained: TrainedModel, inputs: Tensor,
         UserError: ONNX cannot express an operator.
     """
     try:
-        with torch.no_grad():
-            program = onnx_program(traced(module, inputs), "images", SIMILARITIES).model
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, torch.onnx.OnnxExporterError) as error:
-        raise UserError(_refusal(gallery.path, "cannot be exported to ONNX", error)) from error
+        program = onnx_program(traced(module, inputs), "images", SIMILARITIES).model
+    except NotExportableError as error:
+        raise UserError(f"{gallery.path}: {error}; use the gallery itself") from error
     assert trained.recipe.transform is not None
     prepend_preparation(program, trained.recipe.transform)
     program.metadata_props["dmlkit"] = json.dumps(describe(trained).stamped())

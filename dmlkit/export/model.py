@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dmlkit.datasets.files.samples import Samples
-from dmlkit.embedding.computation import import_onnxruntime, onnx_program, traced
+from dmlkit.embedding.graphs import NotExportableError, import_onnxruntime, onnx_program, traced
 from dmlkit.embedding.manifest import Description
 from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
@@ -227,7 +227,7 @@ def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
     """Write an ONNX graph with a dynamic batch size; its input is named ``images`` or ``vectors``.
 
     Raises:
-        UserError: onnxruntime or onnxscript is not installed.
+        UserError: onnxruntime or onnxscript is not installed, or ONNX cannot express an operator.
     """
     onnxruntime = import_onnxruntime("--format onnx")
     import onnxscript
@@ -238,7 +238,10 @@ def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
         program: Any = onnxscript.ir.from_proto(written.lowered.graph)
         program.graph.sort()
     else:
-        program = onnx_program(written.program, name).model
+        try:
+            program = onnx_program(written.program, name).model
+        except NotExportableError as error:
+            raise UserError(f"--format onnx: {error}; use --format torch-export, or another backbone") from error
     if written.takes == "images" and trained.recipe.transform:
         prepend_preparation(program, trained.recipe.transform)
     metadata = {"dmlkit": json.dumps(describe(trained).stamped()), "labels": json.dumps(list(written.labels))}
@@ -255,8 +258,15 @@ def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
 
 
 def write_program(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
-    """Write a program for ``torch.export.load`` with a dynamic batch size."""
-    program, transform = written.program, written.trained.recipe.transform
+    """Write a program for ``torch.export.load`` with a dynamic batch size.
+
+    Raises:
+        UserError: PyTorch cannot trace the model.
+    """
+    try:
+        program, transform = written.program, written.trained.recipe.transform
+    except NotExportableError as error:
+        raise UserError(f"--format torch-export: {error}; use --format safetensors, or another backbone") from error
     if written.takes == "images" and transform:
         sides = {number: torch.export.Dim(name, min=1) for number, name in enumerate(("batch", "height", "width"))}
         example = torch.zeros(2, transform.size + 3, transform.size + 1, 3, dtype=torch.uint8)

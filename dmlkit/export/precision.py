@@ -4,30 +4,20 @@ The weighted layers compute in the lower precision, and the map to the points of
 on its manifold, however coarse its features are. The result is compared with the run before it is written.
 """
 
-import logging
 import tempfile
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import BaseModel, FiniteFloat, PositiveInt
 from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.computation import (
-    ComputedModel,
-    compare,
-    import_onnxruntime,
-    onnx_program,
-    onnx_session,
-    traced,
-    training_inputs,
-)
+from dmlkit.embedding.computation import ComputedModel, compare, training_inputs
+from dmlkit.embedding.graphs import NotExportableError, import_onnxruntime, onnx_program, onnx_session, quiet, traced
 from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, as_computed
@@ -99,10 +89,12 @@ def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, fabr
     option, name = f"--precision {precision}", f"{trained.samples.name}s"
     onnxruntime = import_onnxruntime(option)
     inputs = training_inputs(trained.recipe, option)
-    with torch.no_grad():
-        whole = onnx_program(traced(trained.model, inputs[:2]), name).model_proto
     try:
-        with _quiet():
+        whole = onnx_program(traced(trained.model, inputs[:2]), name).model_proto
+    except NotExportableError as error:
+        raise UserError(f"{option}: {error}; use --format torch-export in fp32, or another backbone") from error
+    try:
+        with quiet():
             graph = to_int8(whole, name, inputs) if precision == "int8" else to_fp16(whole)
             content = graph.SerializeToString()
             session = onnx_session(onnxruntime, content)
@@ -238,14 +230,3 @@ def _stay_in_float32(nodes: Any) -> None:
         if there and there.attribute[0].i == TensorProto.FLOAT16 and back.attribute[0].i == TensorProto.FLOAT:
             back.op_type, back.input[0] = "Identity", there.input[0]
             del back.attribute[:]
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Silence what onnxruntime's tools log to the root logger."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

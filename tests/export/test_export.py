@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
+from dmlkit.backbones.small_cnn import SmallCNN
 from dmlkit.datasets.files.image import read_image
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.manifest import Description
@@ -215,6 +216,39 @@ def test_exported_models_agree_with_the_run(dmlkit, run, tmp_path, name):
 
 
 NOTHING, NAN = torch.zeros(8), torch.full((8,), torch.nan)
+
+
+def test_operators_that_a_graph_cannot_express_are_named_with_a_way_round(dmlkit, run, tmp_path, monkeypatch):
+    plain = SmallCNN.forward
+
+    def with_svd(self, images):
+        return plain(self, images) + torch.linalg.svdvals(images.mean(1)).sum(1, keepdim=True)
+
+    def with_a_choice(self, images):
+        return plain(self, images) if images.sum() > 0 else plain(self, -images)
+
+    missing = "ONNX cannot express this model (no form of the operator aten._linalg_svd)"
+    Image.new("RGB", (20, 16), "orange").save(tmp_path / "one.png")
+    assert dmlkit("gallery", "create", run, tmp_path / "one.png", "--label", "a", "-o", tmp_path / "gallery").code == 0
+    monkeypatch.setattr(SmallCNN, "forward", with_svd)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    to = tmp_path / "model.onnx"
+    for words, expected in (
+        (["export", run, "--format", "onnx", "-o", to], f"--format onnx: {missing}; use --format torch-export"),
+        (["export", run, "--format", "onnx", "--precision", "int8", "-o", to], f"int8: {missing}; use --format torch"),
+        (["export", tmp_path / "gallery", "--format", "onnx", "-o", to], f"gallery: {missing}; use the gallery itself"),
+        (
+            ["embed", run, "--split", "test", "-o", tmp_path / "e", "--device", "cpu+onnxruntime"],
+            f"{missing}; leave it out, or use bf16",
+        ),
+    ):
+        result = dmlkit(*words)
+        assert result.code == 2 and expected in result.err and not to.exists()
+    assert dmlkit("export", run, "--format", "torch-export", "-o", tmp_path / "model.pt2").code == 0
+    monkeypatch.setattr(SmallCNN, "forward", with_a_choice)
+    result = dmlkit("export", run, "--format", "torch-export", "-o", tmp_path / "other.pt2")
+    assert result.code == 2 and "--format torch-export: PyTorch cannot trace this model (" in result.err
+    assert "use --format safetensors" in result.err and result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("one", [NOTHING, NAN], ids=["zero", "nan"])

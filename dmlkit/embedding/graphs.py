@@ -1,0 +1,136 @@
+"""ONNX graphs of models: written by PyTorch's exporters, opened by ONNX Runtime and by OpenVINO."""
+
+import logging
+import re
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, redirect_stderr
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dmlkit.errors import UserError, first_line
+
+
+def import_onnxruntime(option: str) -> ModuleType:
+    """Return the package onnxruntime, after a check that graphs can be written too.
+
+    Raises:
+        UserError: onnxruntime or onnxscript is not installed.
+    """
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
+    except ImportError as error:
+        raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
+    return onnxruntime
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Silence the pages that PyTorch's exporters and onnxruntime's tools log and print."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stderr(StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+class NotExportableError(UserError):
+    """The operators of a model cannot be written as a graph; the message names the first of them."""
+
+
+OPERATOR = re.compile(r"OpOverload\(op='([\w.]+)'")
+
+
+@contextmanager
+def _named(what: str) -> Generator[None]:
+    """Raise an error of PyTorch's exporters, which has pages, as one line.
+
+    Raises:
+        NotExportableError: with the operator, if one is missing, or else the first line of the error.
+    """
+    try:
+        with torch.no_grad(), quiet():
+            yield
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        operator = OPERATOR.search(str(cause))
+        reason = f"no form of the operator {operator[1]}" if operator else first_line(cause)
+        raise NotExportableError(f"{what} ({reason})") from error
+
+
+def traced(model: nn.Module, inputs: Tensor) -> torch.export.ExportedProgram:
+    """Return a model traced on vectors or squares (B, ...), with a dynamic batch size.
+
+    Raises:
+        NotExportableError: PyTorch cannot trace it, e.g. because its steps depend on the values of an image.
+    """
+    batch = torch.export.Dim("batch", min=1)
+    example = inputs.expand(max(2, len(inputs)), *inputs.shape[1:])  # a batch of one would fix the batch size at 1
+    with _named("PyTorch cannot trace this model"):
+        return torch.export.export(model, (example,), dynamic_shapes={"inputs": {0: batch}})
+
+
+def onnx_program(program: torch.export.ExportedProgram, name: str, *more: str) -> Any:
+    """Return the ONNX program of a traced model, whose input has a name and whose first output is ``embeddings``.
+
+    Args:
+        program: the traced model.
+        name: name of the input.
+        more: names of further outputs.
+
+    Raises:
+        NotExportableError: ONNX cannot express an operator.
+    """
+    outputs = ["embeddings", *more]
+    with _named("ONNX cannot express this model"):
+        return torch.onnx.export(program, input_names=[name], output_names=outputs, dynamo=True, verbose=False)
+
+
+def import_openvino(option: str) -> ModuleType:
+    """Return the package openvino, after a check that graphs can be written too.
+
+    Raises:
+        UserError: openvino or onnxscript is not installed.
+    """
+    try:
+        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
+
+        return import_module("openvino")
+    except ImportError as error:
+        raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[openvino]'") from error
+
+
+def onnx_session(runtime: ModuleType, graph: Path | bytes) -> Callable[[Tensor], Tensor]:
+    """Return a function that computes the points of an ONNX graph, with as many threads as torch."""
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+    def compute(inputs: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(["embeddings"], {session.get_inputs()[0].name: inputs.numpy()})[0])
+
+    return compute
+
+
+def openvino_session(openvino: ModuleType, graph: Path) -> Callable[[Tensor], Tensor]:
+    """Return a function by which OpenVINO computes the points of an ONNX graph, with as many threads as torch.
+
+    Without the hint it would compute in bfloat16 where the processor can.
+    """
+    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(graph), "CPU", options)
+
+    def compute(inputs: Tensor) -> Tensor:
+        return torch.from_numpy(compiled([inputs.numpy()])[0].copy())
+
+    return compute
