@@ -38,8 +38,21 @@ def test_the_whole_proxy_anchor_family_tunes_alpha_and_margin_over_the_same_valu
             values = [one.values for one in variant.candidates]
             assert len({one["loss.scale"] for one in values}) > 1 and len({one["loss.margin"] for one in values}) > 1
             grids.add(frozenset((one["loss.scale"], one["loss.margin"]) for one in values))
-        assert len({one.values.get("loss.scale") for one in variant.candidates}) > 1, "each loss has a temperature"
+        slopes = {(one.values.get("loss.scale"), one.values.get("loss.negative_cost")) for one in variant.candidates}
+        assert len(slopes) > 1, "each loss has a temperature"  # that of negatives is alpha times their cost
     assert len(grids) == 1
+
+
+@pytest.mark.parametrize("name", ["modes_claims", "cgml_negative_cost"])
+def test_cgml_and_its_baseline_tune_the_cost_of_negatives_over_the_same_values(name: str):
+    """With the cost fixed in CGML alone, its difference was -0.13 on the modes and not separable on the glyphs."""
+    study = read_once(ROOT / "recipes" / "study" / f"{name}.yaml")
+    costs = {
+        variant.name: {one.values.get("loss.negative_cost") for one in variant.candidates}
+        for variant in study.variants
+        if variant.name in ("cgml", "binomial_deviance")
+    }
+    assert costs["cgml"] == costs["binomial_deviance"] and len(costs["cgml"]) == 4
 
 
 def test_the_study_for_a_gpu_tunes_the_same_three_keys_of_each_of_six_losses_with_12_trials_and_8_seeds():
