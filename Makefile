@@ -45,8 +45,8 @@ test: setup  ## Run all tests except the heaviest: 6 minutes on 2 cores
 test-heavy: setup  ## Run the heaviest tests (clusters, ranks, installed wheels and plug-ins, kills, compilers, fuzzing, whole pages): 7 minutes on 2 cores
 	$(RUN_TESTS) --dist loadfile -m heavy
 
-test-gpu: setup  ## Run the tests that need a CUDA GPU
-	$(BIN)/python -m pytest -m cuda
+test-gpu: setup  ## Compare a CUDA GPU with the CPU
+	$(BIN)/python -m pytest -m cuda -rs
 
 test-postgres: setup  ## Run the tests that need PostgreSQL with pgvector; set PG_CONFIG unless it is Debian's package
 	$(BIN)/python -m pytest -m postgres -rs tests/export

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -83,14 +84,18 @@ for kind in (TyperArgument, TyperOption):
 
 
 def refuse_extra_words(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """Return ``TyperCommand.parse_args`` with errors for an option that is given twice, and for paths too many.
+    """Return ``TyperCommand.parse_args`` with errors for an option that is given twice, and for values too many.
 
-    Typer keeps the last value without a message, and calls the second file of ``*.jpg`` an unexpected argument.
+    Typer keeps the last value without a message, and calls the second file of ``*.jpg``, or the second value of
+    ``--dims 512 128``, an unexpected argument.
     """
 
     @wraps(parse)
     def parse_args(command: Any, ctx: Any, args: list[str]) -> list[str]:
         _, extra, given = command.make_parser(ctx).parse_args(list(args))  # parameters in the order of the words
+        for one in given if extra else ():
+            if isinstance(one, TyperOption):
+                refuse_second_value(one, args, extra)
         if extra and all(os.path.exists(word) for word in extra):  # noqa: PTH110 (Path.exists fails at a long name)
             raise UserError(
                 f"{extra[0]}: {ctx.command_path} takes no more paths than those before it; for several images, give "
@@ -103,6 +108,24 @@ def refuse_extra_words(parse: Callable[..., list[str]]) -> Callable[..., list[st
         return parse(command, ctx, args)
 
     return parse_args
+
+
+def refuse_second_value(option: TyperOption, args: list[str], extra: list[str]) -> None:
+    """Raise an error if the first word too many follows a value of an option that takes several values.
+
+    Raises:
+        UserError: it does; the message says how to write them.
+    """
+    words = [part for word in args for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for name, value, word in zip(words, words[1:], words[2:], strict=False):
+        if name in option.opts and word == extra[0]:
+            given = shlex.join([name, value, word])
+            if option.multiple:
+                raise UserError(
+                    f"{given}: {name} takes one value at a time; use {shlex.join([name, value, name, word])}"
+                )
+            if "," in (option.metavar or ""):
+                raise UserError(f"{given}: expected commas between values; use {shlex.join([name, f'{value},{word}'])}")
 
 
 TyperCommand.parse_args = refuse_extra_words(TyperCommand.parse_args)

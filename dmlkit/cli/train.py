@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dmlkit.run_folder.documents import Basis, Summary, UntouchedFigures
 
 app = typer.Typer()
+KEPT = ("levels", "on_bad_image")  # keys of a recipe's dataset that hold for any images, also those of a review
 
 
 @app.command(
@@ -77,8 +78,8 @@ def train(
     from dmlkit.recipe.file import read_recipe
 
     if from_review is not None:
-        levels = levels_of(recipe, overrides or [])
-        table = table_of_review(from_review, folder, levels, Console(), resume=resume)
+        kept = kept_keys(recipe, overrides or [])
+        table = table_of_review(from_review, folder, kept, Console(), resume=resume)
         overrides = [table, *(overrides or [])]
     resolved = read_recipe(recipe, overrides or [])
     if dry_run:
@@ -90,21 +91,20 @@ def train(
         print_comparison(from_review, folder, device)
 
 
-def levels_of(recipe: Path, overrides: list[str]) -> list[str]:
-    """Return the names of the levels of a recipe's labels, whatever its images are."""
+def kept_keys(recipe: Path, overrides: list[str]) -> dict[str, Any]:
+    """Return the keys `KEPT` of a recipe's dataset with their values."""
     from dmlkit.recipe.overrides import apply_overrides, read_tree
 
     tree = read_tree(recipe)
     apply_overrides(tree, overrides)
     dataset: Any = tree.data.get("dataset") if isinstance(tree.data, dict) else None
-    levels: Any = dataset.get("levels") if isinstance(dataset, dict) else None
-    return list(map(str, levels)) if isinstance(levels, list) else []
+    return {key: dataset[key] for key in KEPT if key in dataset} if isinstance(dataset, dict) else {}
 
 
-def table_of_review(review: Path, run: Path, levels: list[str], console: "Console", *, resume: bool) -> str:
+def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: "Console", *, resume: bool) -> str:
     """Return the dataset of a run that is trained on a review, as an override; its table is written, unless it resumes.
 
-    A run that resumes keeps its table, also if there are more answers since, and its levels.
+    A run that resumes keeps its table, also if there are more answers since, and its own values of `KEPT`.
     """
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.progress import bars
@@ -116,14 +116,16 @@ def table_of_review(review: Path, run: Path, levels: list[str], console: "Consol
         dataset = RunFolder(run).recipe().dataset
         if not isinstance(dataset, TableConfig):
             raise UserError(f"--from-review {review}: {run} was not trained on a table; leave out this option")
-        return override_of(Path(dataset.file), Path(dataset.root or "."), dataset.levels)
+        return override_of(Path(dataset.file), Path(dataset.root or "."), dataset.model_dump(include=set(KEPT)))
+    levels = kept.get("levels")
+    levels = list(map(str, levels)) if isinstance(levels, list) else []
     table = write_training_table(review, run.name, levels=levels, bar=bars(console))
     held_out = counted(table.held_out, "answer", "answers")
     say(console, f"{counted(table.images, 'image', 'images')} to train on: {table.file}; {held_out} held out")
     if table.left_out:
         images = counted(table.left_out, "image", "images")
         say(console, f"{images} of the gallery left out: the file is missing or has changed, or the image is a box")
-    return override_of(table.file, table.root, levels)
+    return override_of(table.file, table.root, kept)
 
 
 def print_comparison(review: Path, run: Path, device: str) -> None:

@@ -16,7 +16,7 @@ from dmlkit.embedding.near_pairs import complete_groups, connected_graph, near_p
 from dmlkit.embedding.points import PointsInMemory, separator_of
 from dmlkit.embedding.questions.page import Shelf
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import CLUSTER_COLUMNS, write_table
+from dmlkit.files.outputs import CLUSTER_COLUMNS, write_boxed_table
 from dmlkit.manifolds.base import Manifold, frechet_mean
 from dmlkit.metrics.clustering import NmiConfig, kmeans_plus_plus, squarable
 
@@ -91,7 +91,7 @@ class Clusters:
         return NmiConfig().agreement(codes[kept], self.assignments[kept]) if kept.any() else None
 
     def write(self, path: Path) -> None:
-        """Write a CSV table: one row per image, by cluster from 1, the medoid first; noise last."""
+        """Write a CSV table: one row per image, by cluster from 1, the medoid first; noise last; with their boxes."""
         collection, noise = self.collection, (self.assignments == NOISE).nonzero()[:, 0].tolist()
         numbered = [(str(number), rows.tolist()) for number, rows in enumerate(self.members, start=1)] + [("", noise)]
         rows = (
@@ -99,7 +99,8 @@ class Clusters:
             for number, members in numbered
             for place, row in enumerate(members)
         )
-        write_table(path, CLUSTER_COLUMNS, rows)
+        boxes = [collection.box(row) for _, members in numbered for row in members]
+        write_boxed_table(path, CLUSTER_COLUMNS, rows, boxes)
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per cluster: its medoid, then the images most similar to all others."""

@@ -20,7 +20,7 @@ from dmlkit.embedding.search import Gallery, Neighbors
 from dmlkit.embedding.sources import check_same_model, embedded_points
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import GROUP_COLUMNS, MATCH_COLUMNS, write_table
+from dmlkit.files.outputs import GROUP_COLUMNS, MATCH_COLUMNS, write_boxed_table
 from dmlkit.loading.check import Finding, Findings
 from dmlkit.run_folder.folder import RunFolder
 
@@ -79,14 +79,15 @@ class DuplicateGroups:
         return found
 
     def write(self, path: Path) -> None:
-        """Write a CSV table: one row per image, group after group."""
+        """Write a CSV table: one row per image, group after group, with their boxes."""
         paths, labels, least = self.collection.paths, self.collection.labels, self.least()
         rows = (
             (number, paths[row], labels[row] or "", f"{float(least[row]):.9g}")
             for number, group in enumerate(self.groups, start=1)
             for row in group.tolist()
         )
-        write_table(path, GROUP_COLUMNS, rows)
+        boxes = [self.collection.box(row) for group in self.groups for row in group.tolist()]
+        write_boxed_table(path, GROUP_COLUMNS, rows, boxes)
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per group."""
@@ -127,8 +128,10 @@ class Matches:
         return len(self.pairs.first.unique()), len(self.pairs.second.unique())
 
     def write(self, path: Path) -> None:
-        """Write a CSV table, one row per pair."""
-        write_table(path, MATCH_COLUMNS, (self.row(place) for place in range(len(self.pairs.first))))
+        """Write a CSV table, one row per pair, with their boxes."""
+        ends = ((self.one, self.pairs.first), (self.other, self.pairs.second))
+        boxes = ([points.box(row) for row in rows.tolist()] for points, rows in ends)
+        write_boxed_table(path, MATCH_COLUMNS, map(self.row, range(len(self.pairs.first))), *boxes)
 
     def row(self, place: int) -> tuple[str, str, str, str, str]:
         """Return a pair as `MATCH_COLUMNS`."""

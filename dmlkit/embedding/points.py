@@ -106,6 +106,7 @@ class PointsInMemory:
         stored: points on a disk that these were read from; a gallery may have pictures.
         trained: model that embedded them now.
         local: (N, P, C) float16 local features, if they were computed with the points.
+        crops: N boxes without ``dataset`` and ``stored``, None for a full image; empty if all are full images.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -128,6 +129,7 @@ class PointsInMemory:
     stored: PointSet | None = None
     trained: TrainedModel | None = None
     local: Tensor | None = None
+    crops: Sequence[Box | None] = ()
 
     @property
     def boxes(self) -> Sequence[Box | None]:
@@ -136,7 +138,7 @@ class PointsInMemory:
 
     @cached_property
     def _stored_boxes(self) -> Sequence[Box | None]:
-        return [None] * len(self) if self.stored is None else self.stored.boxes
+        return (self.crops or [None] * len(self)) if self.stored is None else self.stored.boxes
 
     def __len__(self) -> int:
         return len(self.points)
@@ -165,7 +167,9 @@ class PointsInMemory:
         """Return some rows (M,), without the pixels of their images."""
         places, points = [int(row) for row in rows], self.points[rows]
         paths, labels = [self.paths[place] for place in places], [self.labels[place] for place in places]
-        return PointsInMemory(self.source, self.manifold, points, paths, labels, self.manifest, self.run, self.skipped)
+        known = (self.manifest, self.run, self.skipped)
+        crops = [self.box(place) for place in places]
+        return PointsInMemory(self.source, self.manifold, points, paths, labels, *known, crops=crops)
 
     @cached_property
     def short_paths(self) -> list[str]:

@@ -1,8 +1,8 @@
 """The model of a run, loaded for embedding."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dmlkit.backbones.tuning import FullTuningConfig
+from dmlkit.backbones.weights import MOVED_WEIGHTS
 from dmlkit.datasets.files.samples import Samples, samples_named
 from dmlkit.distributed.launch import DRAFT, OneProcess, Ranks
 from dmlkit.embedding.computation import accelerate
@@ -26,7 +27,7 @@ from dmlkit.embedding.manifest import (
     VectorInput,
     index_of,
 )
-from dmlkit.errors import UserError, warn
+from dmlkit.errors import OptionError, UserError, warn
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
@@ -146,8 +147,8 @@ def load_model(
     def build() -> EmbeddingModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)  # as in training: what a file of weights may leave out is drawn again
-            start = recipe if FROZEN in state else without_pretrained_weights(recipe)
-            model = build_model(start, num_features)
+            with weights_of_run(run):
+                model = build_model(recipe if FROZEN in state else without_pretrained_weights(recipe), num_features)
         take_weights(model, state, path)
         state.clear()  # the model has them now
         if merged:
@@ -287,6 +288,16 @@ def shortened(trained: TrainedModel, dims: int) -> TrainedModel:
     model.head = head.to(trained.device).eval()
     shorter = recipe.model_copy(update={"embedding_dim": dims})
     return TrainedModel.of(shorter, model, trained.checkpoint, trained.epoch)
+
+
+@contextmanager
+def weights_of_run(run: RunFolder) -> Generator[None]:
+    """Say to restore a missing file of weights: a trained run takes no other place of it, unlike a recipe."""
+    try:
+        yield
+    except OptionError as error:
+        restore = f"restore it, because {run.path} was trained on it"
+        raise OptionError(error.key, error.message.replace(MOVED_WEIGHTS, restore)) from error
 
 
 def without_pretrained_weights(recipe: Recipe) -> Recipe:

@@ -31,6 +31,7 @@ ANSWER_COLUMNS = (
 )
 NEIGHBOR_COLUMNS = ("query", "rank", "similarity", "id", "label", "path", *BOX)
 """The last ones are the box of the query, blank for a full image."""
+OTHER_BOX = tuple(f"other_{side}" for side in BOX)
 GROUP_COLUMNS = ("group", "path", "label", "least_similarity")
 MATCH_COLUMNS = ("path", "label", "other_path", "other_label", "similarity")
 CLUSTER_COLUMNS = ("cluster", "path", "label", "is_medoid")
@@ -170,6 +171,25 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[obje
         writer.writerows([spreadsheet(str(cell)) for cell in row] for row in rows)
 
 
+def write_boxed_table(
+    path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]], *boxes: Sequence[Sequence[float] | None]
+) -> None:
+    """Write a CSV table, whose last columns are the boxes of the images of each row, if some have one.
+
+    Args:
+        path, columns, rows: see `write_table`.
+        boxes: for each of the one or two images of a row, the boxes of all rows; None for a full image.
+
+    Raises:
+        UserError: the table cannot be written.
+    """
+    if any(any(of_image) for of_image in boxes):
+        sides = ([side for box in row for side in (box[:4] if box else [""] * 4)] for row in zip(*boxes, strict=True))
+        rows = ([*row, *own] for row, own in zip(rows, sides, strict=True))
+        columns = (*columns, *(*BOX, *OTHER_BOX)[: 4 * len(boxes)])
+    write_table(path, columns, rows)
+
+
 def check_file(path: Path, is_ours: Callable[[Path], bool], *, sources: Iterable[Path] = (), option: str) -> None:
     """Raise an error unless a file may be written into a folder that exists; see `check_output`.
 
@@ -184,10 +204,13 @@ def check_file(path: Path, is_ours: Callable[[Path], bool], *, sources: Iterable
 def check_table(path: Path, *tables: Sequence[str], sources: Iterable[Path] = (), option: str) -> None:
     """Raise an error unless a CSV table may be written, with the columns of one of ``tables``; see `check_file`.
 
+    Boxes may follow the columns, see `write_boxed_table`.
+
     Raises:
         UserError: the file exists and is something else.
     """
-    headers = [[",".join(columns).encode()] for columns in tables]
+    boxes = ((), BOX, (*BOX, *OTHER_BOX))
+    headers = [[",".join((*columns, *more)).encode()] for columns in tables for more in boxes]
     check_file(path, lambda file: head_of(file).splitlines()[:1] in headers, sources=sources, option=option)
 
 

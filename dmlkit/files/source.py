@@ -377,11 +377,22 @@ def without_set(text: str, values: Mapping[str, object]) -> str:
     of_images = isinstance(values.get("images"), Path | list)  # in plot, --images is a flag
     if "overrides" in values and not of_images and not of_gallery:
         return text
-    runs = [path for path in paths if all((path / name).exists() for name in RUN_MARKS)]
-    file = str(runs[0] / "recipe.yaml") if runs else "recipe.yaml of the run"
     before, moved, rest = text.partition(MOVED)
     key, _, after = rest.partition("=PATH")
+    runs = [path for path in paths if moved and all((path / name).exists() for name in RUN_MARKS)]
+    places = (f"dataset.{key}: {_place_in(run, key)}: " for run in runs)
+    files = (str(run / "recipe.yaml") for run, place in zip(runs, places, strict=True) if place in before)
+    file = next(files, "recipe.yaml of the run")
     return f"{before}if it has moved, change dataset.{key} in {file}{after}" if moved else text
+
+
+def _place_in(run: Path, key: str) -> Path | None:
+    """Return the path that a key of the dataset has in the recipe of a run."""
+    import yaml
+
+    with suppress(OSError, ValueError, LookupError, TypeError, yaml.YAMLError):  # no recipe: nothing was read there
+        return Path(yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))["dataset"][key])
+    return None
 
 
 def check_options(source: Path, kind: Kind, options: Mapping[str, object]) -> None:

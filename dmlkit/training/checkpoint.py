@@ -158,6 +158,7 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
             raise UserError(
                 f"{path}: missing, though {finished} has finished epochs; restore the file, or retrain with --overwrite"
             )
+        run.checkpoints.mkdir(exist_ok=True)  # Git and some copies of a run leave out an empty folder
         return State()
     saved = run.load_checkpoint("last")
     if [row.epoch for row in rows[: saved["epoch"]]] != list(range(1, saved["epoch"] + 1)):

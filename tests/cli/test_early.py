@@ -211,6 +211,15 @@ REPEATED = [
         "kept.csv: dmlkit search takes no more paths than those before it; for several images, give their folder or "
         "a table of their paths",
     ),
+    ("eval run --dims 512 128", "--dims 512 128: expected commas between values; use --dims 512,128"),
+    (
+        "eval run --precision=int8 binary",
+        "--precision int8 binary: expected commas between values; use --precision int8,binary",
+    ),
+    (
+        "eval run --set dataset.root=a seed=1 --json",
+        "--set dataset.root=a seed=1: --set takes one value at a time; use --set dataset.root=a --set seed=1",
+    ),
     ("plot pca run -o a.png --output b.png", "--output: given 2 times, but takes one value; give it once"),
     (
         "cluster x.npy",

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -287,6 +288,10 @@ def test_commands_without_set_say_where_a_run_has_the_place_of_its_images(
     for words in (("search", run, photo), ("identify", run, photo), ("select", run, "-n", "2")):
         result = dmlkit(*words, "--device", "cpu")
         assert result.code == 2 and result.err.endswith(f"if it has moved, change dataset.root in {recipe}\n")
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    (other / "recipe.yaml").write_text(recipe.read_text().replace(str(tmp_path / "gone"), str(tmp_path / "photos")))
+    result = dmlkit("search", other, run, "--device", "cpu")
+    assert result.code == 2 and result.err.endswith(f"if it has moved, change dataset.root in {recipe}\n")
     result = dmlkit("duplicates", run, "--device", "cpu")
     assert result.code == 2 and result.err.endswith("if it has moved, use --set dataset.root=PATH\n")
     recipe.write_text(recipe.read_text().replace(str(tmp_path / "gone"), str(tmp_path / "photos")))

@@ -220,6 +220,20 @@ def test_a_finished_study_repeated_does_nothing_and_more_seeds_train_only_those(
     assert (out / "results.md").read_text().startswith("# A much larger")
 
 
+def test_a_run_without_its_empty_folder_of_checkpoints_starts_over(dmlkit, whole: Path, tmp_path: Path):
+    """As a copy without empty folders leaves a run that was killed before its first checkpoint."""
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    run = out / "runs" / "small" / "seed-1"
+    shutil.rmtree(run / "checkpoints")
+    for name in ("summary.json", "metrics.jsonl"):
+        (run / name).unlink()
+    (out / "runs" / "large" / "seed-1" / "summary.json").unlink()
+    result = dmlkit("study", write_study(tmp_path), "-o", out, "--device", "cpu")
+    assert result.code == 0, result.err
+    assert len(finished(out)) == 4 and results_of(out)["verdicts"] == results_of(whole)["verdicts"]
+
+
 def test_a_study_of_an_older_dmlkit_lacks_new_keys_and_goes_on(dmlkit, whole: Path, tmp_path: Path):
     out = tmp_path / "out"
     shutil.copytree(whole, out, copy_function=shutil.copy2)

@@ -214,6 +214,25 @@ def test_other_or_no_pretrained_weights_are_refused_in_one_line(tuned: Path, pre
     assert dmlkit("train", tuned / "recipe.yaml", "-o", tuned, "--resume", "--device", "cpu").code == 0
 
 
+def test_weights_of_a_run_that_have_moved_are_to_be_restored(
+    lora: Path, pretrained: Path, tmp_path: Path, dmlkit: Command
+):
+    """No option and no change of its recipe gives a trained run another place of them."""
+    assert dmlkit("eval", lora, "--device", "cpu").code == 0  # the histogram finds the stored embeddings
+    hidden = pretrained.rename(tmp_path / "hidden.pth")
+    try:
+        for words in (
+            ["plot", "histogram", lora],
+            ["eval", lora, "--split", "train"],
+            ["inspect", lora, "--split", "all"],
+        ):
+            refused = dmlkit(*words, "--device", "cpu", *(["-o", tmp_path / "x.html"] if "inspect" in words else []))
+            told = f"{pretrained}: no such file; restore it, because {lora} was trained on it\n"
+            assert refused.code == 2 and refused.err.endswith(told), refused.err
+    finally:
+        hidden.rename(pretrained)
+
+
 def test_a_checkpoint_that_holds_everything_needs_no_file(tuned: Path, pretrained: Path, tmp_path: Path):
     """As checkpoints of full tuning and of older versions do."""
     run, fabric = RunFolder(tuned), start_fabric("cpu")

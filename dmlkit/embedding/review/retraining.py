@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 from zlib import crc32
@@ -49,18 +49,23 @@ class TrainingTable(NamedTuple):
     """Images of the gallery that are not in the table: the file is missing or has changed, or the image is a box."""
 
 
-def override_of(file: Path, root: Path, levels: Sequence[str] = ()) -> str:
-    """Return the override of a recipe that trains on a table, whose labels are paths if there are levels.
+def override_of(file: Path, root: Path, kept: Mapping[str, object] | None = None) -> str:
+    """Return the override of a recipe that trains on a table.
+
+    Args:
+        file: the table.
+        root: folder that its paths are relative to.
+        kept: values of other keys of the dataset; empty ones are left out.
 
     Example:
         >>> override_of(Path("june/train.csv"), Path("/photos"))
         'dataset={name: table, file: "june/train.csv", root: "/photos", split: all}'
-        >>> override_of(Path("a.csv"), Path("/photos"), ["genus", "species"])
+        >>> override_of(Path("a.csv"), Path("/photos"), {"levels": ["genus", "species"]})
         'dataset={name: table, file: "a.csv", root: "/photos", split: all, levels: ["genus", "species"]}'
     """
     place = f"file: {json.dumps(str(file))}, root: {json.dumps(str(root))}"
-    named = f", levels: {json.dumps(list(levels))}" if levels else ""
-    return f"dataset={{name: table, {place}, split: all{named}}}"
+    more = "".join(f", {key}: {json.dumps(value, default=str)}" for key, value in (kept or {}).items() if value)
+    return f"dataset={{name: table, {place}, split: all{more}}}"
 
 
 class ReviewFigures(Document, frozen=True):

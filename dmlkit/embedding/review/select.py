@@ -16,7 +16,7 @@ from dmlkit.embedding.questions.answers import Decision
 from dmlkit.embedding.questions.decisions import BLOCK_ROWS, Decider
 from dmlkit.embedding.sources import check_same_model
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import BOX, SELECTION_COLUMNS, write_table
+from dmlkit.files.outputs import SELECTION_COLUMNS, write_boxed_table
 from dmlkit.manifolds.base import Manifold, frechet_mean
 
 Rule = Literal["coverage", "k_center"]
@@ -29,6 +29,7 @@ class ChosenImage(NamedTuple):
     """Image to label next; see `ChosenImages` for its numbers, None where there is none."""
 
     path: str
+    box: list[float] | None
     guess: str | None
     similarity: float | None
     margin: float | None
@@ -67,20 +68,21 @@ class ChosenImages:
         Raises:
             UserError: the table cannot be written.
         """
-        boxes = [self.images.box(row) for row in self.rows.tolist()]
-        sides = [list(box[:4]) if box else [""] * len(BOX) for box in boxes] if any(boxes) else [[]] * len(boxes)
+        chosen = list(self.chosen())
         rows = (
-            [one.path, "", one.guess or "", *("" if number is None else f"{number:.9g}" for number in one[2:]), *own]
-            for one, own in zip(self.chosen(), sides, strict=True)
+            [one.path, "", one.guess or "", *("" if number is None else f"{number:.9g}" for number in one[3:])]
+            for one in chosen
         )
-        write_table(path, (*SELECTION_COLUMNS, *(BOX if any(boxes) else ())), rows)
+        write_boxed_table(path, SELECTION_COLUMNS, rows, [one.box for one in chosen])
 
     def chosen(self) -> Iterator[ChosenImage]:
         """Yield the chosen images."""
         columns = (self.similarities, self.margins, self.scores)
         for place, row in enumerate(map(int, self.rows)):
             numbers = [float(column[place]) if column[place].isfinite() else None for column in columns]
-            yield ChosenImage(place_of(self.images.paths[row]), self.guesses[place], *numbers)
+            box = self.images.box(row)
+            sides = None if box is None else list(box[:4])
+            yield ChosenImage(place_of(self.images.paths[row]), sides, self.guesses[place], *numbers)
 
     def plain(self) -> dict[str, Any]:
         """Return plain data."""

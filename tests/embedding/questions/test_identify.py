@@ -261,6 +261,10 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     for _ in range(2):  # also over the table of the first time
         assert dmlkit("select", place / "gallery", two, "-n", "2", "-o", chosen).code == 0
     assert sorted(row["x1"] for row in csv.DictReader(chosen.open())) == ["10.0", "30.0"]
+    asked_next = json.loads(dmlkit("select", place / "gallery", two, "-n", "2", "--json").out)["images"]
+    assert sorted(one["box"] for one in asked_next) == [[10, 0, 50, 30], [30, 0, 70, 30]]
+    unlabeled = json.loads(dmlkit("select", tmp_path / "e", "-n", "2", "--json").out)["images"]  # its own images
+    assert sorted(one["box"] for one in unlabeled) == [[0, 0, 40, 30], [40, 0, 80, 30]]
     refused = dmlkit("review", place / "gallery", two, "-o", tmp_path / "review", "--device", "cpu")
     assert refused.code == 2 and "has boxes of images, and a review asks about whole images" in refused.err
     for source in (gallery, tmp_path / "e"):  # several boxes of an image differ wherever images are listed
@@ -268,6 +272,20 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
             result = dmlkit(*words)
             shown = " ".join(result.out.split())
             assert "box 0 0 40 30" in shown and "box 40 0 80 30" in shown, result.err
+    listed = tmp_path / "listed.csv"
+    for words in (
+        ("duplicates", tmp_path / "e", "--threshold", "-100"),
+        ("cluster", tmp_path / "e", "--clusters", "2"),
+    ):
+        for _ in range(2):  # also over the table of the first time
+            assert dmlkit(*words, "--csv", listed).code == 0
+        rows = [[float(row[side]) for side in ("x1", "y1", "x2", "y2")] for row in csv.DictReader(listed.open())]
+        assert sorted(rows) == [[0, 0, 40, 30], [40, 0, 80, 30]]
+        listed.unlink()
+    for _ in range(2):
+        assert dmlkit("duplicates", tmp_path / "e", place / "gallery", "--threshold", "-100", "--csv", listed).code == 0
+    pairs = list(csv.DictReader(listed.open()))
+    assert {(row["x1"], row["other_x1"]) for row in pairs} == {("0.0", ""), ("40.0", "")}
     labels = tmp_path / "labels"
     again = load_gallery(place / "gallery", device="cpu").identify(asked, boxes=labels)
     assert [answer.guess for answer in again.answers] == ["gull", "finch"]

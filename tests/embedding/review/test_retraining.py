@@ -100,7 +100,7 @@ def test_what_cannot_be_trained_on_or_compared_is_refused(dmlkit, reviewed: Path
         compare_on_answers(reviewed / "review", RunFolder(place / "run"), start_fabric("cpu"))
 
 
-def test_the_levels_of_the_recipe_are_kept(dmlkit, place: Path, tmp_path: Path):  # noqa: F811
+def test_keys_of_the_recipe_that_hold_for_any_images_are_kept(dmlkit, place: Path, tmp_path: Path):  # noqa: F811
     """Labels that are paths stay paths, also where the run resumes; an answer that is none is refused in one line."""
     labels = Path(shutil.copytree(place / "photos", tmp_path / "photos")) / "labels.csv"
     rows = [f"{name}/{index}.jpg,{name[0]}/{name}" for name in BIRDS for index in range(3)]
@@ -109,7 +109,11 @@ def test_the_levels_of_the_recipe_are_kept(dmlkit, place: Path, tmp_path: Path):
     for index in range(8):
         trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
     found = review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", ask=8, model=ON_CPU)
-    recipe = (place / "recipe.yaml").read_text().replace("{name: glyphs,", "{name: glyphs, levels: [initial, bird],")
+    recipe = (
+        (place / "recipe.yaml")
+        .read_text()
+        .replace("{name: glyphs,", "{name: glyphs, levels: [initial, bird], on_bad_image: skip,")
+    )
     (tmp_path / "levels.yaml").write_text(recipe)
     words = ("train", tmp_path / "levels.yaml", "--set", "sampler={name: random, batch_size: 8}", "--device", "cpu")
     words = (*words, "--from-review", tmp_path / "review", "-o")
@@ -117,6 +121,7 @@ def test_the_levels_of_the_recipe_are_kept(dmlkit, place: Path, tmp_path: Path):
         result = dmlkit(*words, tmp_path / "new", *again)
         dataset = RunFolder(tmp_path / "new").recipe().dataset
         assert isinstance(dataset, TableConfig) and dataset.levels == ("initial", "bird"), result.err
+        assert dataset.on_bad_image == "skip"
         assert dataset.build("all").levels["initial"].unique().tolist() == [0, 1, 2, 3]
     found.reply(dict.fromkeys(range(8), "heron"), "ada")
     refused = dmlkit(*words, tmp_path / "other")
