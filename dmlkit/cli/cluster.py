@@ -16,6 +16,7 @@ from dmlkit.cli.options import (
     SourcePath,
     Writes,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.errors import UserError
@@ -41,31 +42,25 @@ MOST_SHOWN = 15  # clusters printed in the terminal
 @with_common_options
 def cluster(
     source: SourcePath,
-    clusters: Annotated[
-        int | None,
-        typer.Option(metavar="COUNT", help="Number of clusters (kmeans, agglomerative).", show_default=False),
-    ] = None,
+    clusters: Annotated[int | None, option("COUNT", "Number of clusters (kmeans, agglomerative).")] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(
-            metavar="SIMILARITY",
-            help="For agglomerative: minimum similarity of any two images in a cluster. For hdbscan: images at least "
+        option(
+            "SIMILARITY",
+            "For agglomerative: minimum similarity of any two images in a cluster. For hdbscan: images at least "
             "this similar are not split.",
-            show_default=False,
         ),
     ] = None,
     method: Annotated[
         Literal["kmeans", "agglomerative", "hdbscan"] | None,
-        typer.Option(
-            metavar="METHOD",
-            help="Method: kmeans, agglomerative or hdbscan. Default: kmeans with --clusters, else agglomerative.",
-            show_default=False,
+        option(
+            "METHOD", "Method: kmeans, agglomerative or hdbscan. Default: kmeans with --clusters, else agglomerative."
         ),
     ] = None,
     csv: Annotated[
         Path | None,
         Writes(check_table, CLUSTER_COLUMNS),
-        typer.Option(metavar="FILE", help="Write all images with their clusters to this CSV file.", show_default=False),
+        option("FILE", "Write all images with their clusters to this CSV file."),
     ] = None,
     html: Html = None,
     split: RunSplit = None,

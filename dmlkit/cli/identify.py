@@ -22,6 +22,7 @@ from dmlkit.cli.options import (
     Writes,
     boxes_of,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.cli.search import check_device, others_of, rerank_of
@@ -58,13 +59,7 @@ def identify(
     output: Annotated[
         Path | None,
         Writes(check_answers),
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write all answers to this .csv or .json file.",
-            show_default=False,
-        ),
+        option("FILE", "Write all answers to this .csv or .json file.", "--output", "-o"),
     ] = None,
     by: Annotated[
         Literal["nearest", "vote", "mean"],
@@ -73,27 +68,20 @@ def identify(
             help="Take the label by: nearest (image), vote (of the -k nearest images) or mean (nearest class mean).",
         ),
     ] = "nearest",
-    k: Annotated[
-        int | None,
-        typer.Option(
-            "-k", metavar="COUNT", help="Number of images that vote (--by vote). Default: 5.", show_default=False
-        ),
-    ] = None,
+    k: Annotated[int | None, option("COUNT", "Number of images that vote (--by vote). Default: 5.", "-k")] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(
-            metavar="SIMILARITY",
-            help="Similarity below which an image is unknown. Default: use the calibrated probability of the gallery.",
-            show_default=False,
+        option(
+            "SIMILARITY",
+            "Similarity below which an image is unknown. Default: use the calibrated probability of the gallery.",
         ),
     ] = None,
     by_group: Annotated[
         str | None,
-        typer.Option(
-            metavar="RULE",
-            help="Give one answer per group of images, e.g. of a track or burst: folder (the images of one folder), or "
+        option(
+            "RULE",
+            "Give one answer per group of images, e.g. of a track or burst: folder (the images of one folder), or "
             "a column of the table of images.",
-            show_default=False,
         ),
     ] = None,
     rerank: RerankMethod = None,

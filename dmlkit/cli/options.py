@@ -49,6 +49,26 @@ def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
     return callback
 
 
+def option(metavar: str, meaning: str, *names: str, check: Callable[[Any], object] | None = None, **more: Any) -> Any:
+    """Return an option whose help says itself what its default is.
+
+    Args:
+        metavar: what ``--help`` shows as its value.
+        meaning: the help.
+        names: its names. Default: that of the parameter.
+        check: raises an error unless a value may be given, see `checked`.
+        more: see `typer.Option`.
+    """
+    more |= {} if check is None else {"callback": checked(check)}
+    return typer.Option(*names, metavar=metavar, help=meaning, show_default=False, **more)
+
+
+def argument(metavar: str, meaning: str, *, check: Callable[[Any], object] | None = None, **more: Any) -> Any:
+    """Return an argument, see `option`."""
+    more |= {} if check is None else {"callback": checked(check)}
+    return typer.Argument(metavar=metavar, help=meaning, show_default=False, **more)
+
+
 class Writes:
     """Mark of an option whose path a command writes; `with_common_options` checks it before torch is imported.
 
@@ -94,22 +114,11 @@ def any_device(device: str) -> None:
 
 
 Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a key of the recipe, e.g. loss.margin=0.2. Repeatable.",
-        show_default=False,
-    ),
+    list[str] | None, option("KEY=VALUE", "Override a key of the recipe, e.g. loss.margin=0.2. Repeatable.", "--set")
 ]
 SetDataset = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a key of the run's dataset, e.g. dataset.root=PATH. Repeatable.",
-        show_default=False,
-    ),
+    option("KEY=VALUE", "Override a key of the run's dataset, e.g. dataset.root=PATH. Repeatable.", "--set"),
 ]
 Device = Annotated[
     str,
@@ -131,41 +140,29 @@ ModelDevice = Annotated[
 ]
 RunDevice = Annotated[
     str | None,
-    typer.Option(
-        "--device",
-        metavar="DEVICE",
-        help="Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
-        callback=checked(plain_device),
-        show_default=False,
+    option(
+        "DEVICE", "Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.", "--device", check=plain_device
     ),
 ]
 RunSplit = Annotated[
     SplitName | None,
-    typer.Option(
+    option(
+        "SPLIT",
+        "Split of a run: train, validation, test or all. Default: test; all for a run that final wrote.",
         "--split",
-        metavar="SPLIT",
-        help="Split of a run: train, validation, test or all. Default: test; all for a run that final wrote.",
-        show_default=False,
     ),
 ]
 ArrayManifold = Annotated[
     Literal["sphere", "euclidean"] | None,
-    typer.Option(
+    option(
+        "NAME",
+        "For an .npy file: sphere (compare by cosine) or euclidean (by distance). Default: sphere.",
         "--manifold",
-        metavar="NAME",
-        help="For an .npy file: sphere (compare by cosine) or euclidean (by distance). Default: sphere.",
-        show_default=False,
     ),
 ]
 ArrayLabels = Annotated[
     Path | None,
-    typer.Option(
-        "--labels",
-        metavar="FILE",
-        help="For an .npy file: .npy file of its N labels, integers or text.",
-        callback=checked(require_array),
-        show_default=False,
-    ),
+    option("FILE", "For an .npy file: .npy file of its N labels, integers or text.", "--labels", check=require_array),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
@@ -205,12 +202,8 @@ def load_plugins(files: list[Path] | None) -> list[Path] | None:
 
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--plugin",
-        metavar="FILE",
-        help="Load a Python file that defines components of your own. Repeatable.",
-        callback=load_plugins,
-        show_default=False,
+    option(
+        "FILE", "Load a Python file that defines components of your own. Repeatable.", "--plugin", callback=load_plugins
     ),
 ]
 
@@ -256,57 +249,41 @@ def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
     return check_all
 
 
-RunPath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN", help="Run folder, written by train.", callback=checked(require_run), show_default=False
-    ),
-]
+RunPath = Annotated[Path, argument("RUN", "Run folder, written by train.", check=require_run)]
 BoxSource = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "PATH",
+        "Use boxes of the images: a folder of YOLO's .txt files, or a .json file of COCO or MegaDetector.",
         "--boxes",
-        metavar="PATH",
-        help="Use boxes of the images: a folder of YOLO's .txt files, or a .json file of COCO or MegaDetector.",
         callback=existing("a folder of .txt files or a .json file"),
-        show_default=False,
     ),
 ]
 BoxMargin = Annotated[
     float | None,
-    typer.Option(
-        "--box-margin",
-        metavar="SHARE",
-        help="Margin on each side of a box, as a share of its width or height. Default: 0.",
-        show_default=False,
-    ),
+    option("SHARE", "Margin on each side of a box, as a share of its width or height. Default: 0.", "--box-margin"),
 ]
 BoxConfidence = Annotated[
     float | None,
-    typer.Option(
-        "--box-confidence",
-        metavar="NUMBER",
-        help="Minimum confidence of a detected box, 0 to 1; others are left out. Default: 0.2.",
-        show_default=False,
+    option(
+        "NUMBER", "Minimum confidence of a detected box, 0 to 1; others are left out. Default: 0.2.", "--box-confidence"
     ),
 ]
 ColumnTable = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "FILE",
+        "Table with the columns path and --by. Default: the table that the run was trained on.",
         "--table",
-        metavar="FILE",
-        help="Table with the columns path and --by. Default: the table that the run was trained on.",
-        callback=checked(require_table),
-        show_default=False,
+        check=require_table,
     ),
 ]
 
 
 def second_option(metavar: str, meaning: str, *allowed: str) -> Any:
     """Return the option ``--with`` of a command, which takes a second run, or one of some names instead."""
-    check = checked(partial(require_second_run, allowed=tuple(map(Path, allowed))))
-    parser = partner_path if allowed else None
-    return typer.Option("--with", metavar=metavar, help=meaning, parser=parser, callback=check, show_default=False)
+    check = partial(require_second_run, allowed=tuple(map(Path, allowed)))
+    return option(metavar, meaning, "--with", check=check, parser=partner_path if allowed else None)
 
 
 WithRun = Annotated[
@@ -334,76 +311,43 @@ WithPlace = Annotated[
         PLACE,
     ),
 ]
-MovedRun = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="RUN", help="The gallery's run, if it has moved.", callback=checked(require_run), show_default=False
-    ),
-]
-Html = Annotated[
-    Path | None,
-    Writes(check_page),
-    typer.Option("--html", metavar="FILE", help="Write an HTML page with pictures.", show_default=False),
-]
+MovedRun = Annotated[Path | None, option("RUN", "The gallery's run, if it has moved.", check=require_run)]
+Html = Annotated[Path | None, Writes(check_page), option("FILE", "Write an HTML page with pictures.", "--html")]
 RerankMethod = Annotated[
     str | None,
-    typer.Option(
-        metavar="METHOD",
-        help="Rank the images once more for each query: k_reciprocal or expansion; options after a colon. Defaults: "
+    option(
+        "METHOD",
+        "Rank the images once more for each query: k_reciprocal or expansion; options after a colon. Defaults: "
         "k1=20, k2=6, weight=0.3; n=5, alpha=3.",
-        show_default=False,
     ),
 ]
 QueryRun = Annotated[
     Path | None,
-    typer.Option(
-        "--run",
-        metavar="RUN",
-        help="Run that embeds new images. Default: the run that SOURCE names.",
-        callback=checked(require_run),
-        show_default=False,
-    ),
+    option("RUN", "Run that embeds new images. Default: the run that SOURCE names.", "--run", check=require_run),
 ]
 QueryPath = Annotated[
     Path,
-    typer.Argument(
-        metavar="QUERIES",
-        help="Image, video, folder or table of images, or embeddings (as SOURCE) of the same model.",
-        callback=checked(require_queries),
-        show_default=False,
+    argument(
+        "QUERIES",
+        "Image, video, folder or table of images, or embeddings (as SOURCE) of the same model.",
+        check=require_queries,
     ),
 ]
 SourcePath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="SOURCE",
-        help="Run, embeddings folder, gallery, or .npy file (N, D) of vectors.",
-        callback=checked(require_source),
-        show_default=False,
-    ),
+    Path, argument("SOURCE", "Run, embeddings folder, gallery, or .npy file (N, D) of vectors.", check=require_source)
 ]
 SearchedPath = Annotated[
     Path,
-    typer.Argument(
-        metavar="SOURCE",
-        help="Run, embeddings folder, gallery, exported gallery (.onnx), or .npy file (N, D) of vectors.",
-        callback=checked(require_searched),
-        show_default=False,
+    argument(
+        "SOURCE",
+        "Run, embeddings folder, gallery, exported gallery (.onnx), or .npy file (N, D) of vectors.",
+        check=require_searched,
     ),
 ]
 RecipePath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RECIPE",
-        help="YAML file, or a name from dmlkit list recipes, e.g. glyphs/proxy_anchor.",
-        show_default=False,
-    ),
+    Path, argument("RECIPE", "YAML file, or a name from dmlkit list recipes, e.g. glyphs/proxy_anchor.")
 ]
 Checkpoint = Annotated[
     Literal["best", "last"] | None,
-    typer.Option(
-        metavar="NAME",
-        help="Checkpoint: best (on validation classes) or last. Default: best if there is one.",
-        show_default=False,
-    ),
+    option("NAME", "Checkpoint: best (on validation classes) or last. Default: best if there is one."),
 ]

@@ -13,9 +13,10 @@ from dmlkit.cli.options import (
     SetDataset,
     SplitName,
     Writes,
-    checked,
+    argument,
     each,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.errors import UserError
@@ -78,20 +79,9 @@ def require_results(path: Path) -> None:
         raise UserError(f"{path}: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs")
 
 
-PlottedRun = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN", help="Run folder, written by train.", callback=checked(require_plotted_run), show_default=False
-    ),
-]
+PlottedRun = Annotated[Path, argument("RUN", "Run folder, written by train.", check=require_plotted_run)]
 RunsOrStudy = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RUN|STUDY",
-        help="One or more run folders, or one study folder.",
-        callback=checked(require_runs_or_study),
-        show_default=False,
-    ),
+    list[Path], argument("RUN|STUDY", "One or more run folders, or one study folder.", check=require_runs_or_study)
 ]
 Split = Annotated[
     SplitName,
@@ -100,23 +90,15 @@ Split = Annotated[
 Classes = Annotated[
     int, typer.Option(min=1, metavar="COUNT", help="Number of classes to show, at equal steps in the list of classes.")
 ]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Metric to draw. Default: the one that chose the checkpoint.",
-        show_default=False,
-    ),
-]
+Metric = Annotated[str | None, option("NAME", "Metric to draw. Default: the one that chose the checkpoint.")]
 Output = Annotated[
     Path | None,
     Writes(check_picture),
-    typer.Option(
+    option(
+        "FILE",
+        "Picture to write: .png, .svg or .pdf. Default: a .png file in plots/ of the run or study.",
         "--output",
         "-o",
-        metavar="FILE",
-        help="Picture to write: .png, .svg or .pdf. Default: a .png file in plots/ of the run or study.",
-        show_default=False,
     ),
 ]
 
@@ -270,18 +252,8 @@ def epochs(
 @app.command(epilog=examples("dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf"))
 @with_common_options
 def results(
-    study: Annotated[
-        Path,
-        typer.Argument(
-            metavar="STUDY",
-            help="Study folder, written by study.",
-            callback=checked(require_results),
-            show_default=False,
-        ),
-    ],
-    metric: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Metric to draw. Default: all.", show_default=False)
-    ] = None,
+    study: Annotated[Path, argument("STUDY", "Study folder, written by study.", check=require_results)],
+    metric: Annotated[str | None, option("NAME", "Metric to draw. Default: all.")] = None,
     output: Output = None,
 ) -> None:
     """Draw the metrics of a study: one value per variant, or a curve if it varies a number."""

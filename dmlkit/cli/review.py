@@ -14,6 +14,7 @@ from dmlkit.cli.options import (
     WithRun,
     Writes,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.cli.search import check_device
@@ -44,13 +45,7 @@ def review(
     output: Annotated[
         Path,
         Writes(check_folder, REVIEW_MARK, "a review"),
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FOLDER",
-            help="Folder of the review; created if it does not exist.",
-            show_default=False,
-        ),
+        option("FOLDER", "Folder of the review; created if it does not exist.", "--output", "-o"),
     ],
     ask: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of questions to ask next.")] = 20,
     wrong: Annotated[

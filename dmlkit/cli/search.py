@@ -23,6 +23,7 @@ from dmlkit.cli.options import (
     Writes,
     boxes_of,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.errors import UserError
@@ -66,9 +67,7 @@ def search(
     run: QueryRun = None,
     second: WithPlace = None,
     csv: Annotated[
-        Path | None,
-        Writes(check_table, NEIGHBOR_COLUMNS),
-        typer.Option(metavar="FILE", help="Write all neighbors to this CSV file.", show_default=False),
+        Path | None, Writes(check_table, NEIGHBOR_COLUMNS), option("FILE", "Write all neighbors to this CSV file.")
     ] = None,
     html: Html = None,
     manifold: ArrayManifold = None,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, ModelDevice, QueryRun, SourcePath, WithRun, examples, with_common_options
+from dmlkit.cli.options import USE, ModelDevice, QueryRun, SourcePath, WithRun, examples, option, with_common_options
 
 app = typer.Typer()
 
@@ -29,11 +29,10 @@ def serve(
     ] = "127.0.0.1",
     token: Annotated[
         str | None,
-        typer.Option(
-            metavar="TOKEN",
+        option(
+            "TOKEN",
+            "Token that requests must have. Better set DMLKIT_TOKEN: other users see options of programs.",
             envvar="DMLKIT_TOKEN",
-            help="Token that requests must have. Better set DMLKIT_TOKEN: other users see options of programs.",
-            show_default=False,
             show_envvar=False,
         ),
     ] = None,
@@ -42,22 +41,15 @@ def serve(
     ] = False,
     images: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            exists=True,
-            file_okay=False,
-            help="Let requests name images in this folder by their paths.",
-            show_default=False,
-        ),
+        option("FOLDER", "Let requests name images in this folder by their paths.", exists=True, file_okay=False),
     ] = None,
     review: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
+        option(
+            "FOLDER",
+            "Ask the questions of this review, which dmlkit review started; answering needs --allow-writes.",
             exists=True,
             file_okay=False,
-            help="Ask the questions of this review, which dmlkit review started; answering needs --allow-writes.",
-            show_default=False,
         ),
     ] = None,
     workers: Annotated[
