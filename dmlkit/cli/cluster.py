@@ -10,9 +10,7 @@ from dmlkit.cli.options import (
     ArrayLabels,
     ArrayManifold,
     Html,
-    RunDevice,
-    RunSplit,
-    SetDataset,
+    SourceOptions,
     SourcePath,
     Writes,
     examples,
@@ -63,9 +61,8 @@ def cluster(
         option("FILE", "Write all images with their clusters to this CSV file."),
     ] = None,
     html: Html = None,
-    split: RunSplit = None,
-    overrides: SetDataset = None,
-    device: RunDevice = None,
+    *,
+    points: SourceOptions,
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
 ) -> None:
@@ -81,22 +78,11 @@ def cluster(
     from dmlkit.cli.progress import bars, image_progress
     from dmlkit.embedding.clusters import cluster as find_clusters
     from dmlkit.embedding.clusters import clustering_method
-    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.points import in_memory
-    from dmlkit.embedding.sources import open_points
 
     console = Console()
     method = clustering_method(clusters, threshold, method)  # refuses before a run is embedded
-    points = open_points(
-        source,
-        split=split,
-        overrides=overrides or [],
-        model=ModelChoice(device=device),
-        labels=labels,
-        manifold=manifold,
-        bar=bars(console),
-    )
-    collection = in_memory(points)
+    collection = in_memory(points.open(source, labels=labels, manifold=manifold, bar=bars(console)))
     with image_progress(console, "clustering", len(collection)) as progress:
         found = find_clusters(collection, clusters=clusters, threshold=threshold, method=method, advance=progress)
     print_clusters(found, console)

@@ -10,9 +10,7 @@ from dmlkit.cli.options import (
     USE,
     ArrayManifold,
     Html,
-    RunDevice,
-    RunSplit,
-    SetDataset,
+    SourceOptions,
     SourcePath,
     Writes,
     argument,
@@ -57,9 +55,8 @@ def duplicates(
         option("FILE", "Write all groups or pairs to this CSV file."),
     ] = None,
     html: Html = None,
-    split: RunSplit = None,
-    overrides: SetDataset = None,
-    device: RunDevice = None,
+    *,
+    points: SourceOptions,
     manifold: ArrayManifold = None,
 ) -> None:
     """Find near-duplicates within a source, or across two sources.
@@ -71,9 +68,7 @@ def duplicates(
     from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.duplicates import duplicate_groups, matches
-    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.points import in_memory
-    from dmlkit.embedding.sources import open_points
 
     for name, path in (("--csv", csv), ("--html", html)):
         if threshold is None and path is not None:
@@ -81,10 +76,7 @@ def duplicates(
                 f"duplicates: {name} {path} needs --threshold; run the command without {name} for a proposal"
             )
     console = Console()
-    model = ModelChoice(device=device)
-    opened = partial(
-        open_points, split=split, overrides=overrides or [], manifold=manifold, model=model, bar=bars(console)
-    )
+    opened = partial(points.open, manifold=manifold, bar=bars(console))
     ours = in_memory(opened(source))
     if threshold is None:
         print_proposal(ours, None if other is None else in_memory(opened(other)), console)

@@ -9,9 +9,7 @@ import typer
 from dmlkit.cli.gallery_versions import GalleryPath, history, migrate, restore
 from dmlkit.cli.options import (
     USE,
-    BoxConfidence,
-    BoxMargin,
-    BoxSource,
+    BoxOptions,
     Checkpoint,
     Debug,
     Json,
@@ -21,7 +19,6 @@ from dmlkit.cli.options import (
     WithFeatures,
     Writes,
     argument,
-    boxes_of,
     checked,
     examples,
     option,
@@ -69,9 +66,8 @@ def create(
         Path | None, argument("IMAGES", f"{IMAGES} Default: an empty gallery.", check=require_addable)
     ] = None,
     label: Label = None,
-    box_source: BoxSource = None,
-    box_margin: BoxMargin = None,
-    box_confidence: BoxConfidence = None,
+    *,
+    boxes: BoxOptions,
     thumbnails: Annotated[
         bool, typer.Option("--thumbnails", help="Store small pictures, so that HTML pages do not need the files.")
     ] = False,
@@ -102,7 +98,7 @@ def create(
         images,
         output,
         label=label,
-        boxes=boxes_of(box_source, box_margin, box_confidence),
+        boxes=boxes.read(),
         thumbnails=thumbnails,
         threshold=threshold,
         model=ModelChoice(checkpoint=checkpoint, fusion=fusion, device=device),
@@ -119,9 +115,8 @@ def add(
     gallery: GalleryPath,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help=IMAGES, callback=checked(require_addable))],
     label: Label = None,
-    box_source: BoxSource = None,
-    box_margin: BoxMargin = None,
-    box_confidence: BoxConfidence = None,
+    *,
+    boxes: BoxOptions,
     run: MovedRun = None,
     second: MovedSecondRun = None,
     device: ModelDevice = "auto",
@@ -139,7 +134,7 @@ def add(
         gallery,
         images,
         label=label,
-        boxes=boxes_of(box_source, box_margin, box_confidence),
+        boxes=boxes.read(),
         model=ModelChoice(run, fusion=fusion_of(gallery, second), device=device),
         bar=bars(console),
     )

@@ -9,9 +9,7 @@ from dmlkit.cli.options import (
     USE,
     ArrayLabels,
     ArrayManifold,
-    BoxConfidence,
-    BoxMargin,
-    BoxSource,
+    BoxOptions,
     Html,
     ModelDevice,
     QueryPath,
@@ -20,7 +18,6 @@ from dmlkit.cli.options import (
     SearchedPath,
     WithPlace,
     Writes,
-    boxes_of,
     examples,
     option,
     with_common_options,
@@ -86,9 +83,8 @@ def identify(
     ] = None,
     rerank: RerankMethod = None,
     html: Html = None,
-    box_source: BoxSource = None,
-    box_margin: BoxMargin = None,
-    box_confidence: BoxConfidence = None,
+    *,
+    boxes: BoxOptions,
     run: QueryRun = None,
     second: WithPlace = None,
     labels: ArrayLabels = None,
@@ -111,7 +107,7 @@ def identify(
         from dmlkit.embedding.questions.exported import identify_exported
 
         others = {"--by": None if by == "nearest" else by, "-k": k, "--by-group": by_group, "--labels": labels}
-        others |= others_of(box_source, box_margin, box_confidence, run, second, rerank, manifold, device)
+        others |= others_of(boxes, run, second, rerank, manifold, device)
         bar = partial(image_progress, console)
         found = identify_exported(source, images, threshold=threshold, others=others, bar=bar)
     else:
@@ -129,7 +125,7 @@ def identify(
             source,
             images,
             rule=LabelRule(by, k, threshold, by_group, rerank_of(rerank), place),
-            boxes=boxes_of(box_source, box_margin, box_confidence),
+            boxes=boxes.read(),
             model=model,
             labels=labels,
             manifold=manifold,

@@ -1,8 +1,9 @@
 """Options that several commands share, declared once."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
 from functools import partial, wraps
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,6 +30,8 @@ from dmlkit.files.source import (
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
+    from dmlkit.embedding.fusion import ModelChoice
+    from dmlkit.embedding.points import PointSet
 
 TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
 """The panels of `dmlkit --help`."""
@@ -81,13 +84,14 @@ class Writes:
         self.check, self.args = check, args
 
 
-def check_written(command: Callable[..., None], values: Mapping[str, Any]) -> None:
+def check_written(annotations: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Check the paths that a command writes, as its options are marked by `Writes`.
 
     Args:
-        values: the values of all parameters by name.
+        annotations: those of all parameters by name.
+        values: their values.
     """
-    kinds = {name: getattr(kind, "__metadata__", ()) for name, kind in command.__annotations__.items()}
+    kinds = {name: getattr(kind, "__metadata__", ()) for name, kind in annotations.items()}
     marks = {name: one for name, data in kinds.items() for one in data if isinstance(one, Writes)}
     read = [value for name, value in values.items() if name not in marks]
     paths = [path for value in read for path in (value if isinstance(value, list) else [value])]
@@ -169,19 +173,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print only JSON to standard 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; write nothing.")]
 
 
-def boxes_of(source: Path | None, margin: float | None, confidence: float | None) -> "Boxes | None":
-    """Return the options on boxes; None without any, for which nothing is imported.
-
-    Raises:
-        UserError: there is a confidence, but no file of boxes.
-    """
-    if source is None and margin is None and confidence is None:
-        return None
-    from dmlkit.datasets.files import boxes
-
-    return boxes.boxes_of(source, margin, confidence)
-
-
 def examples(*commands: str) -> str:
     """Return the end of a help text: one example per line."""
     return "\n  ".join(["Example:" if len(commands) == 1 else "Examples:", *commands])
@@ -211,26 +202,37 @@ Plugins = Annotated[
 def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add --plugin and --debug to a command that reads neither, and check what it writes by `check_written`.
 
-    A callback loads plug-ins, and `main` looks for --debug.
+    A parameter whose type is a dataclass stands for several options, its fields. A callback loads plug-ins, and `main`
+    looks for --debug.
     """
+    own = signature(command).parameters.values()
+    kinds = {one.name: one.annotation for one in own}
+    groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and is_dataclass(kind)}
+    added = [
+        Parameter("plugins", Parameter.KEYWORD_ONLY, default=None, annotation=Plugins),
+        Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug),
+    ]
+    parameters: list[Parameter] = []
+    for one in [*own, *added]:
+        fields = signature(groups[one.name]).parameters.values() if one.name in groups else [one]
+        parameters += [field.replace(kind=one.kind) for field in fields]
+    annotations = {one.name: one.annotation for one in parameters}
 
     @wraps(command)
     def run(*, plugins: object, debug: object, **options: Any) -> None:
-        check_written(command, options)
+        check_written(annotations, options)
+        values = dict(options)
+        for name, group in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in signature(group).parameters})
         try:
-            command(**options)
+            command(**values)
         except UserError as error:
             if (text := without_set(str(error), options)) == str(error):
                 raise
             raise UserError(text) from error
 
-    own, added = signature(command), {"plugins": (Plugins, None), "debug": (Debug, False)}
-    more = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in added.items()
-    ]
-    run.__dict__["__signature__"] = own.replace(parameters=[*own.parameters.values(), *more])
-    run.__annotations__ = {**command.__annotations__, **{name: kind for name, (kind, _) in added.items()}}
+    run.__dict__["__signature__"] = Signature(parameters)
+    run.__annotations__ = annotations
     return run
 
 
@@ -250,25 +252,51 @@ def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
 
 
 RunPath = Annotated[Path, argument("RUN", "Run folder, written by train.", check=require_run)]
-BoxSource = Annotated[
-    Path | None,
-    option(
-        "PATH",
-        "Use boxes of the images: a folder of YOLO's .txt files, or a .json file of COCO or MegaDetector.",
-        "--boxes",
-        callback=existing("a folder of .txt files or a .json file"),
-    ),
-]
-BoxMargin = Annotated[
-    float | None,
-    option("SHARE", "Margin on each side of a box, as a share of its width or height. Default: 0.", "--box-margin"),
-]
-BoxConfidence = Annotated[
-    float | None,
-    option(
-        "NUMBER", "Minimum confidence of a detected box, 0 to 1; others are left out. Default: 0.2.", "--box-confidence"
-    ),
-]
+
+
+@dataclass(frozen=True)
+class BoxOptions:
+    """Options on boxes of images."""
+
+    box_source: Annotated[
+        Path | None,
+        option(
+            "PATH",
+            "Use boxes of the images: a folder of YOLO's .txt files, or a .json file of COCO or MegaDetector.",
+            "--boxes",
+            callback=existing("a folder of .txt files or a .json file"),
+        ),
+    ] = None
+    box_margin: Annotated[
+        float | None,
+        option("SHARE", "Margin on each side of a box, as a share of its width or height. Default: 0.", "--box-margin"),
+    ] = None
+    box_confidence: Annotated[
+        float | None,
+        option(
+            "NUMBER",
+            "Minimum confidence of a detected box, 0 to 1; others are left out. Default: 0.2.",
+            "--box-confidence",
+        ),
+    ] = None
+
+    def given(self) -> dict[str, object]:
+        """Return the values by the names of the options."""
+        return {"--boxes": self.box_source, "--box-margin": self.box_margin, "--box-confidence": self.box_confidence}
+
+    def read(self) -> "Boxes | None":
+        """Return the options; None without any, for which nothing is imported.
+
+        Raises:
+            UserError: there is a confidence, but no file of boxes.
+        """
+        if not any(value is not None for value in self.given().values()):
+            return None
+        from dmlkit.datasets.files.boxes import boxes_of
+
+        return boxes_of(self.box_source, self.box_margin, self.box_confidence)
+
+
 ColumnTable = Annotated[
     Path | None,
     option(
@@ -351,3 +379,37 @@ Checkpoint = Annotated[
     Literal["best", "last"] | None,
     option("NAME", "Checkpoint: best (on validation classes) or last. Default: best if there is one."),
 ]
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Options of a command that reads any points."""
+
+    split: RunSplit = None
+    overrides: SetDataset = None
+    device: RunDevice = None
+
+    def open(self, source: Path, **others: Any) -> "PointSet":
+        """Open points, see `open_points`."""
+        from dmlkit.embedding.fusion import ModelChoice
+        from dmlkit.embedding.sources import open_points
+
+        model = ModelChoice(device=self.device)
+        return open_points(source, split=self.split, overrides=self.overrides or [], model=model, **others)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options on the model that embeds new images, and on a second one."""
+
+    run: QueryRun = None
+    second: WithRun = None
+    device: ModelDevice = "auto"
+
+    def choose(self, source: Path, **others: Any) -> "ModelChoice":
+        """Return the model for images that are compared with a source, see `fusion_of`."""
+        from dmlkit.embedding.fusion import ModelChoice
+        from dmlkit.evaluation.fusion import fusion_of
+
+        fusion = fusion_of(source, self.second, device=self.device, **others)
+        return ModelChoice(self.run, fusion=fusion, device=self.device)
