@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, Device, Json, checked, examples, with_common_options
+from dmlkit.cli.options import USE, Checkpoint, Device, Json, argument, examples, option, with_common_options
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_images, require_run, require_source
 
@@ -20,36 +20,10 @@ app = typer.Typer()
 @app.command(rich_help_panel=USE, epilog=examples("dmlkit align galleries/birds runs/new photos -o runs/new-aligned"))
 @with_common_options
 def align(
-    older: Annotated[
-        Path,
-        typer.Argument(
-            metavar="OLDER",
-            help="Gallery or embeddings folder of the older model.",
-            callback=checked(require_source),
-            show_default=False,
-        ),
-    ],
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="Run of the newer model.", callback=checked(require_run), show_default=False
-        ),
-    ],
-    images: Annotated[
-        Path,
-        typer.Argument(
-            metavar="IMAGES",
-            help="Images that OLDER has: a folder or a table.",
-            callback=checked(require_images),
-            show_default=False,
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Run to write. Default: RUN-aligned.", show_default=False
-        ),
-    ] = None,
+    older: Annotated[Path, argument("OLDER", "Gallery or embeddings folder of the older model.", check=require_source)],
+    run: Annotated[Path, argument("RUN", "Run of the newer model.", check=require_run)],
+    images: Annotated[Path, argument("IMAGES", "Images that OLDER has: a folder or a table.", check=require_images)],
+    output: Annotated[Path | None, option("FOLDER", "Run to write. Default: RUN-aligned.", "--output", "-o")] = None,
     checkpoint: Checkpoint = None,
     json: Json = False,
     device: Device = "auto",

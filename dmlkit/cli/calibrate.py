@@ -16,6 +16,7 @@ from dmlkit.cli.options import (
     SetDataset,
     checked,
     examples,
+    option,
     second_option,
     with_common_options,
 )
@@ -66,45 +67,40 @@ def calibrate(
     ],
     far: Annotated[
         float | None,
-        typer.Option(
-            metavar="RATE",
-            help="Run: false accept rate, the share of different-class pairs that may count as same. Default: 0.001, "
+        option(
+            "RATE",
+            "Run: false accept rate, the share of different-class pairs that may count as same. Default: 0.001, "
             "or the lowest possible.",
-            show_default=False,
         ),
     ] = None,
     fpir: Annotated[
         float | None,
-        typer.Option(
-            metavar="RATE",
-            help="Gallery: at most this share of images whose label is not in it gets a label. Default: 0.01, or the "
+        option(
+            "RATE",
+            "Gallery: at most this share of images whose label is not in it gets a label. Default: 0.01, or the "
             "lowest possible.",
-            show_default=False,
         ),
     ] = None,
     strangers: Annotated[
         Path | None,
-        typer.Option(
-            metavar="IMAGES",
-            help="Images whose labels are not in the gallery. Default: the validation images of its run.",
-            callback=checked(require_addable),
-            show_default=False,
+        option(
+            "IMAGES",
+            "Images whose labels are not in the gallery. Default: the validation images of its run.",
+            check=require_addable,
         ),
     ] = None,
     near: Annotated[
         float | None,
-        typer.Option(
-            metavar="SIMILARITY",
-            help="Minimum similarity of near-duplicates; near-duplicates with the same label are left out together.",
-            show_default=False,
+        option(
+            "SIMILARITY",
+            "Minimum similarity of near-duplicates; near-duplicates with the same label are left out together.",
         ),
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Print FAR and FRR, or FPIR and FNIR, per value of this column of a table, e.g. camera, worst first.",
-            show_default=False,
+        option(
+            "COLUMN",
+            "Print FAR and FRR, or FPIR and FNIR, per value of this column of a table, e.g. camera, worst first.",
         ),
     ] = None,
     table: ColumnTable = None,
@@ -131,9 +127,9 @@ def calibrate(
     kind = kind_of(source)
     options = {"--far": far, "--checkpoint": checkpoint, "--set": overrides}
     check_options(source, kind, {**options, "--fpir": fpir, "--strangers": strangers, "--near": near})
-    for option, moved in (("--run", run), ("--with", second)):
+    for name, moved in (("--run", run), ("--with", second)):
         if moved is not None and kind == "run":
-            raise UserError(f"calibrate: {option} {moved}: names a run of a gallery, but {source} is a run; remove it")
+            raise UserError(f"calibrate: {name} {moved}: names a run of a gallery, but {source} is a run; remove it")
     if table is not None and by is None:
         raise UserError(f"calibrate: --table {table}: needs --by COLUMN, the column to read")
     column = (by, table) if by is not None else None

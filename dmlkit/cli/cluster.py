@@ -10,12 +10,11 @@ from dmlkit.cli.options import (
     ArrayLabels,
     ArrayManifold,
     Html,
-    RunDevice,
-    RunSplit,
-    SetDataset,
+    SourceOptions,
     SourcePath,
     Writes,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.errors import UserError
@@ -41,36 +40,29 @@ MOST_SHOWN = 15  # clusters printed in the terminal
 @with_common_options
 def cluster(
     source: SourcePath,
-    clusters: Annotated[
-        int | None,
-        typer.Option(metavar="COUNT", help="Number of clusters (kmeans, agglomerative).", show_default=False),
-    ] = None,
+    clusters: Annotated[int | None, option("COUNT", "Number of clusters (kmeans, agglomerative).")] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(
-            metavar="SIMILARITY",
-            help="For agglomerative: minimum similarity of any two images in a cluster. For hdbscan: images at least "
+        option(
+            "SIMILARITY",
+            "For agglomerative: minimum similarity of any two images in a cluster. For hdbscan: images at least "
             "this similar are not split.",
-            show_default=False,
         ),
     ] = None,
     method: Annotated[
         Literal["kmeans", "agglomerative", "hdbscan"] | None,
-        typer.Option(
-            metavar="METHOD",
-            help="Method: kmeans, agglomerative or hdbscan. Default: kmeans with --clusters, else agglomerative.",
-            show_default=False,
+        option(
+            "METHOD", "Method: kmeans, agglomerative or hdbscan. Default: kmeans with --clusters, else agglomerative."
         ),
     ] = None,
     csv: Annotated[
         Path | None,
         Writes(check_table, CLUSTER_COLUMNS),
-        typer.Option(metavar="FILE", help="Write all images with their clusters to this CSV file.", show_default=False),
+        option("FILE", "Write all images with their clusters to this CSV file."),
     ] = None,
     html: Html = None,
-    split: RunSplit = None,
-    overrides: SetDataset = None,
-    device: RunDevice = None,
+    *,
+    points: SourceOptions,
     labels: ArrayLabels = None,
     manifold: ArrayManifold = None,
 ) -> None:
@@ -86,22 +78,11 @@ def cluster(
     from dmlkit.cli.progress import bars, image_progress
     from dmlkit.embedding.clusters import cluster as find_clusters
     from dmlkit.embedding.clusters import clustering_method
-    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.points import in_memory
-    from dmlkit.embedding.sources import open_points
 
     console = Console()
     method = clustering_method(clusters, threshold, method)  # refuses before a run is embedded
-    points = open_points(
-        source,
-        split=split,
-        overrides=overrides or [],
-        model=ModelChoice(device=device),
-        labels=labels,
-        manifold=manifold,
-        bar=bars(console),
-    )
-    collection = in_memory(points)
+    collection = in_memory(points.open(source, labels=labels, manifold=manifold, bar=bars(console)))
     with image_progress(console, "clustering", len(collection)) as progress:
         found = find_clusters(collection, clusters=clusters, threshold=threshold, method=method, advance=progress)
     print_clusters(found, console)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, Set, examples, with_common_options
+from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, Set, argument, examples, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_runs
 
@@ -21,14 +21,7 @@ app = typer.Typer()
 @app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit compare runs/proxy_anchor runs/triplet --markdown"))
 @with_common_options
 def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN",
-            help="Two or more run folders; the first is the baseline.",
-            show_default=False,
-        ),
-    ],
+    runs: Annotated[list[Path], argument("RUN", "Two or more run folders; the first is the baseline.")],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table (booktabs).")] = False,
     json: Json = False,

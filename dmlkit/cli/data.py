@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, RecipePath, Set, Writes, checked, examples, plain_device, with_common_options
+from dmlkit.cli.options import (
+    TRAIN,
+    RecipePath,
+    Set,
+    Writes,
+    argument,
+    examples,
+    option,
+    plain_device,
+    with_common_options,
+)
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import EXPECTED_DATA, require_dataset, require_run
@@ -21,20 +31,8 @@ app = typer.Typer(
     rich_help_panel=TRAIN,
     help="Check a dataset on disk, or make it faster to read.",
 )
-Target = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RECIPE|ROOT|TABLE",
-        help="Recipe, folder of a dataset, or table of images and labels.",
-        show_default=False,
-    ),
-]
-DatasetName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="Dataset in ROOT, e.g. cub200. Default: recognized by its files.", show_default=False
-    ),
-]
+Target = Annotated[Path, argument("RECIPE|ROOT|TABLE", "Recipe, folder of a dataset, or table of images and labels.")]
+DatasetName = Annotated[str | None, option("NAME", "Dataset in ROOT, e.g. cub200. Default: recognized by its files.")]
 DATA_ERROR = 1  # exit code of check if it finds errors in the data
 
 
@@ -52,29 +50,15 @@ def check(
     overrides: Set = None,
     model: Annotated[
         Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Also report near-duplicates in two splits, found by this run; needs --threshold.",
-            callback=checked(require_run),
-            show_default=False,
+        option(
+            "RUN", "Also report near-duplicates in two splits, found by this run; needs --threshold.", check=require_run
         ),
     ] = None,
     threshold: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SIMILARITY",
-            help="With --model: minimum similarity of near-duplicates.",
-            show_default=False,
-        ),
+        float | None, option("SIMILARITY", "With --model: minimum similarity of near-duplicates.")
     ] = None,
     device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE",
-            help="With --model: auto, cpu, cuda, cuda:N or mps. Default: auto.",
-            callback=checked(plain_device),
-            show_default=False,
-        ),
+        str | None, option("DEVICE", "With --model: auto, cpu, cuda, cuda:N or mps. Default: auto.", check=plain_device)
     ] = None,
 ) -> None:
     """Decode every image; report faults, duplicates and classes in two splits; compare numbers with published ones.
@@ -149,11 +133,7 @@ def print_findings(findings: "Findings", title: str, console: "Console") -> None
 @with_common_options
 def cache(
     recipe: RecipePath,
-    output: Annotated[
-        Path,
-        Writes(check_folder),
-        typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write.", show_default=False),
-    ],
+    output: Annotated[Path, Writes(check_folder), option("FOLDER", "Folder to write.", "--output", "-o")],
     overrides: Set = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the cache in the folder.")] = False,
 ) -> None:
@@ -191,7 +171,7 @@ def shards(
     output: Annotated[
         Path,
         Writes(check_folder, "manifest.json", "shards that dmlkit wrote"),
-        typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write.", show_default=False),
+        option("FOLDER", "Folder to write.", "--output", "-o"),
     ],
     images_per_shard: Annotated[
         int, typer.Option(min=1, metavar="COUNT", help="Number of images per tar file.")

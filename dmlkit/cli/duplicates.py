@@ -10,13 +10,12 @@ from dmlkit.cli.options import (
     USE,
     ArrayManifold,
     Html,
-    RunDevice,
-    RunSplit,
-    SetDataset,
+    SourceOptions,
     SourcePath,
     Writes,
-    checked,
+    argument,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.errors import UserError
@@ -45,31 +44,19 @@ MOST_SHOWN = 10  # groups or pairs printed in the terminal
 def duplicates(
     source: SourcePath,
     other: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="OTHER",
-            help="Second source to compare with, of the same model.",
-            callback=checked(require_source),
-            show_default=False,
-        ),
+        Path | None, argument("OTHER", "Second source to compare with, of the same model.", check=require_source)
     ] = None,
     threshold: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SIMILARITY",
-            help="Minimum similarity of near-duplicates: a cosine, or a negative distance.",
-            show_default=False,
-        ),
+        float | None, option("SIMILARITY", "Minimum similarity of near-duplicates: a cosine, or a negative distance.")
     ] = None,
     csv: Annotated[
         Path | None,
         Writes(check_table, GROUP_COLUMNS, MATCH_COLUMNS),
-        typer.Option(metavar="FILE", help="Write all groups or pairs to this CSV file.", show_default=False),
+        option("FILE", "Write all groups or pairs to this CSV file."),
     ] = None,
     html: Html = None,
-    split: RunSplit = None,
-    overrides: SetDataset = None,
-    device: RunDevice = None,
+    *,
+    points: SourceOptions,
     manifold: ArrayManifold = None,
 ) -> None:
     """Find near-duplicates within a source, or across two sources.
@@ -81,20 +68,15 @@ def duplicates(
     from dmlkit.cli.console import say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.duplicates import duplicate_groups, matches
-    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.points import in_memory
-    from dmlkit.embedding.sources import open_points
 
-    for option, path in (("--csv", csv), ("--html", html)):
+    for name, path in (("--csv", csv), ("--html", html)):
         if threshold is None and path is not None:
             raise UserError(
-                f"duplicates: {option} {path} needs --threshold; run the command without {option} for a proposal"
+                f"duplicates: {name} {path} needs --threshold; run the command without {name} for a proposal"
             )
     console = Console()
-    model = ModelChoice(device=device)
-    opened = partial(
-        open_points, split=split, overrides=overrides or [], manifold=manifold, model=model, bar=bars(console)
-    )
+    opened = partial(points.open, manifold=manifold, bar=bars(console))
     ours = in_memory(opened(source))
     if threshold is None:
         print_proposal(ours, None if other is None else in_memory(opened(other)), console)

@@ -7,18 +7,16 @@ import typer
 
 from dmlkit.cli.options import (
     USE,
-    BoxConfidence,
-    BoxMargin,
-    BoxSource,
+    BoxOptions,
     Checkpoint,
     ModelDevice,
     RunPath,
     SetDataset,
     SplitName,
     Writes,
-    boxes_of,
-    checked,
+    argument,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.files.outputs import check_new_embeddings
@@ -36,52 +34,33 @@ def embed(
     run: RunPath,
     images: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="IMAGES",
-            help="Image, folder of images, table with a column path, or .npy file of vectors.",
-            callback=checked(require_images),
-            show_default=False,
+        argument(
+            "IMAGES",
+            "Image, folder of images, table with a column path, or .npy file of vectors.",
+            check=require_images,
         ),
     ] = None,
     split: Annotated[
         SplitName | None,
-        typer.Option(
-            metavar="SPLIT",
-            help="Embed this split of the run's dataset instead of IMAGES: train, validation, test or all.",
-            show_default=False,
-        ),
+        option("SPLIT", "Embed this split of the run's dataset instead of IMAGES: train, validation, test or all."),
     ] = None,
     labels: Annotated[
         str | None,
-        typer.Option(
-            metavar="RULE",
-            help="Label of each image: folder (its subfolder; the default), none, or a column of the table (default: "
+        option(
+            "RULE",
+            "Label of each image: folder (its subfolder; the default), none, or a column of the table (default: "
             "label).",
-            show_default=False,
         ),
     ] = None,
-    box_source: BoxSource = None,
-    box_margin: BoxMargin = None,
-    box_confidence: BoxConfidence = None,
+    *,
+    boxes: BoxOptions,
     output: Annotated[
         Path | None,
         Writes(check_new_embeddings),
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FOLDER",
-            help="Folder to write. Default: a folder in RUN/embeddings.",
-            show_default=False,
-        ),
+        option("FOLDER", "Folder to write. Default: a folder in RUN/embeddings.", "--output", "-o"),
     ] = None,
     dims: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Keep the first N coordinates, e.g. of a run with the loss matryoshka.",
-            show_default=False,
-        ),
+        int | None, option("N", "Keep the first N coordinates, e.g. of a run with the loss matryoshka.", min=1)
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
@@ -90,11 +69,10 @@ def embed(
     ] = False,
     engine: Annotated[
         Literal["local", "torchrun", "ray"] | None,
-        typer.Option(
-            metavar="ENGINE",
-            help="Which processes embed: local (this one), torchrun (its own), or ray (those of a cluster that can "
+        option(
+            "ENGINE",
+            "Which processes embed: local (this one), torchrun (its own), or ray (those of a cluster that can "
             "read all files). Default: torchrun if it started this command, else local.",
-            show_default=False,
         ),
     ] = None,
     device: ModelDevice = "auto",
@@ -126,7 +104,7 @@ def embed(
             images,
             split=split,
             labels=labels,
-            boxes=boxes_of(box_source, box_margin, box_confidence),
+            boxes=boxes.read(),
             output=output,
             checkpoint=checkpoint,
             dims=dims,

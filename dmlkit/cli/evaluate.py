@@ -18,8 +18,10 @@ from dmlkit.cli.options import (
     Set,
     SplitName,
     Writes,
+    argument,
     checked,
     examples,
+    option,
     plain_device,
     with_common_options,
 )
@@ -63,10 +65,9 @@ app = typer.Typer()
 def evaluate(
     source: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="SOURCE|RECIPE",
-            help="Run, embeddings folder, gallery, or .npy file (needs --labels); with --untrained a run or a recipe.",
-            show_default=False,
+        argument(
+            "SOURCE|RECIPE",
+            "Run, embeddings folder, gallery, or .npy file (needs --labels); with --untrained a run or a recipe.",
         ),
     ] = None,
     untrained: Annotated[
@@ -101,11 +102,10 @@ def evaluate(
     manifold: ArrayManifold = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Metric, e.g. recall@10, map@r, nmi, or recall@1:genus for a level of a hierarchy. Repeatable. "
+        option(
+            "NAME",
+            "Metric, e.g. recall@10, map@r, nmi, or recall@1:genus for a level of a hierarchy. Repeatable. "
             "Default: those of the recipe.",
-            show_default=False,
         ),
     ] = None,
     ties: Annotated[
@@ -121,68 +121,54 @@ def evaluate(
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Print the last metric per value of this column of the run's table, e.g. camera, worst first.",
-            show_default=False,
+        option(
+            "COLUMN", "Print the last metric per value of this column of the run's table, e.g. camera, worst first."
         ),
     ] = None,
     table: ColumnTable = None,
     rerank: Annotated[
         str | None,
-        typer.Option(
-            metavar="METHOD",
-            help="Compare with re-ranking: k_reciprocal or expansion; options after a colon. "
+        option(
+            "METHOD",
+            "Compare with re-ranking: k_reciprocal or expansion; options after a colon. "
             "Defaults: k1=20, k2=6, weight=0.3; n=5, alpha=3.",
-            show_default=False,
         ),
     ] = None,
     tta: Annotated[
         Literal["flip", "scales"] | None,
-        typer.Option(
-            metavar="WHAT",
-            help="For a run: compare with the mean embedding of each image and copies of it: flip (its mirror image) "
+        option(
+            "WHAT",
+            "For a run: compare with the mean embedding of each image and copies of it: flip (its mirror image) "
             "or scales (0.71 and 1.41 times the side).",
-            show_default=False,
         ),
     ] = None,
     second: Annotated[
         Path | None,
-        typer.Option(
-            "--with",
-            metavar="RUN|local|sift|place",
-            help="Add a second similarity, weighted by validation classes: that of a run of the same dataset, of the "
+        option(
+            "RUN|local|sift|place",
+            "Add a second similarity, weighted by validation classes: that of a run of the same dataset, of the "
             "patches (local) or keypoints (sift) of the 100 nearest images, or of the columns latitude, longitude and "
             "time (place). A run in a folder of such a name is e.g. ./local.",
+            "--with",
+            check=partial(require_second_run, allowed=PARTNERS),
             parser=partner_path,
-            callback=checked(partial(require_second_run, allowed=PARTNERS)),
-            show_default=False,
         ),
     ] = None,
     evidence: Annotated[
         str | None,
-        typer.Option(
-            metavar="center|FILE",
-            help="For a run: measure how much of the last metric comes from outside the objects. FILE: a table of "
+        option(
+            "center|FILE",
+            "For a run: measure how much of the last metric comes from outside the objects. FILE: a table of "
             "boxes (path, x1, y1, x2, y2) or masks (path, mask); center: the object is a central square.",
-            show_default=False,
         ),
     ] = None,
-    dims: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,N",
-            help="Compare with the first coordinates alone, e.g. 512,128,32.",
-            show_default=False,
-        ),
-    ] = None,
+    dims: Annotated[str | None, option("N,N", "Compare with the first coordinates alone, e.g. 512,128,32.")] = None,
     precision: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME,NAME",
-            help="Compare with stored forms: fp32, fp16, int8, binary (signs) or rescored (signs choose 100, and the "
+        option(
+            "NAME,NAME",
+            "Compare with stored forms: fp32, fp16, int8, binary (signs) or rescored (signs choose 100, and the "
             "full vectors order them). Default: fp32, with --dims.",
-            show_default=False,
         ),
     ] = None,
     split: Annotated[
@@ -205,12 +191,7 @@ def evaluate(
     json: Json = False,
     device: Annotated[
         str | None,
-        typer.Option(
-            metavar="DEVICE",
-            help="Where to evaluate a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
-            callback=checked(plain_device),
-            show_default=False,
-        ),
+        option("DEVICE", "Where to evaluate a run: auto, cpu, cuda, cuda:N or mps. Default: auto.", check=plain_device),
     ] = None,
 ) -> None:
     """Measure retrieval with confidence intervals, for a run on its test classes or for any embeddings."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from dmlkit.cli.options import USE, Checkpoint, SetDataset, examples, with_common_options
+from dmlkit.cli.options import USE, Checkpoint, SetDataset, argument, examples, option, with_common_options
 from dmlkit.files.export_formats import (
     MODEL_FORMATS,
     EmbeddingFormat,
@@ -32,73 +32,49 @@ app = typer.Typer()
 )
 @with_common_options
 def export(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="Run, gallery, or embeddings folder.", show_default=False)
-    ],
+    source: Annotated[Path, argument("SOURCE", "Run, gallery, or embeddings folder.")],
     format: Annotated[  # noqa: A002
         Literal[ModelFormat, EmbeddingFormat, StoreFormat],
-        typer.Option(
-            metavar="FORMAT",
-            help=f"For a run: {', '.join(MODEL_FORMATS[:-1])} or {MODEL_FORMATS[-1]}. For a gallery: onnx. For "
+        option(
+            "FORMAT",
+            f"For a run: {', '.join(MODEL_FORMATS[:-1])} or {MODEL_FORMATS[-1]}. For a gallery: onnx. For "
             f"embeddings: {', '.join(get_args(EmbeddingFormat))}, or a database: {', '.join(get_args(StoreFormat))}.",
-            show_default=False,
         ),
     ],
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH|URL",
-            help="File or folder to write, or address of a database. Default: in SOURCE.",
-            show_default=False,
-        ),
+        option("PATH|URL", "File or folder to write, or address of a database. Default: in SOURCE.", "--output", "-o"),
     ] = None,
     table: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name of the table (collection) in the database. Default: embeddings.",
-            show_default=False,
-        ),
+        str | None, option("NAME", "Name of the table (collection) in the database. Default: embeddings.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the table, if dmlkit wrote it.")] = False,
     takes: Annotated[
         ModelInput | None,
-        typer.Option(
-            "--input",
-            metavar="INPUT",
-            help="What the exported model takes: images of any size, or squares, already resized and cropped, in "
+        option(
+            "INPUT",
+            "What the exported model takes: images of any size, or squares, already resized and cropped, in "
             "batches. Default: images.",
-            show_default=False,
+            "--input",
         ),
     ] = None,
     dims: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Export a model that returns the first N coordinates, e.g. of a run with the loss matryoshka.",
-            show_default=False,
+        option(
+            "N", "Export a model that returns the first N coordinates, e.g. of a run with the loss matryoshka.", min=1
         ),
     ] = None,
     precision: Annotated[
         IndexPrecision | None,
-        typer.Option(
-            metavar="PRECISION",
-            help="Precision of an onnx model: fp32, fp16, or int8, whose ranges come from training images. Of a faiss "
+        option(
+            "PRECISION",
+            "Precision of an onnx model: fp32, fp16, or int8, whose ranges come from training images. Of a faiss "
             "index on the sphere: fp32, fp16, int8 or binary. Default: fp32.",
-            show_default=False,
         ),
     ] = None,
     license_name: Annotated[
         str | None,
-        typer.Option(
-            "--license",
-            metavar="NAME",
-            help="License in the model card of --format hub, e.g. apache-2.0. Default: unknown.",
-            show_default=False,
-        ),
+        option("NAME", "License in the model card of --format hub, e.g. apache-2.0. Default: unknown.", "--license"),
     ] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,

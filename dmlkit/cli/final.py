@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Device, RunPath, SetDataset, examples, with_common_options
+from dmlkit.cli.options import TRAIN, Device, RunPath, SetDataset, examples, option, with_common_options
 
 app = typer.Typer()
 
@@ -15,14 +15,7 @@ app = typer.Typer()
 def final(
     run: RunPath,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FOLDER",
-            help="Run folder to write. Default: RUN-final.",
-            show_default=False,
-        ),
+        Path | None, option("FOLDER", "Run folder to write. Default: RUN-final.", "--output", "-o")
     ] = None,
     overrides: SetDataset = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,

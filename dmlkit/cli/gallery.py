@@ -9,9 +9,7 @@ import typer
 from dmlkit.cli.gallery_versions import GalleryPath, history, migrate, restore
 from dmlkit.cli.options import (
     USE,
-    BoxConfidence,
-    BoxMargin,
-    BoxSource,
+    BoxOptions,
     Checkpoint,
     Debug,
     Json,
@@ -20,9 +18,10 @@ from dmlkit.cli.options import (
     RunPath,
     WithFeatures,
     Writes,
-    boxes_of,
+    argument,
     checked,
     examples,
+    option,
     second_option,
     with_common_options,
 )
@@ -43,12 +42,7 @@ app = typer.Typer(
     help="Keep labeled embeddings in a folder; add and remove images, and restore old versions.",
 )
 IMAGES = "Image, folder of images (subfolders are labels), or table with columns path and label."
-Label = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LABEL", help="Label of all images, instead of the names of their folders.", show_default=False
-    ),
-]
+Label = Annotated[str | None, option("LABEL", "Label of all images, instead of the names of their folders.")]
 NOT_PRINTED = ("contents", "files", "stamps", "state", "others")
 """Fields of a gallery's manifest: checksums, what is printed anyway, and the models of other versions."""
 MOST_SHOWN = 5  # images of each kind that were not added
@@ -67,33 +61,21 @@ def check_new(path: Path, **given: Any) -> None:
 @with_common_options
 def create(
     run: RunPath,
-    output: Annotated[
-        Path,
-        Writes(check_new),
-        typer.Option("--output", "-o", metavar="FOLDER", help="Folder to write.", show_default=False),
-    ],
+    output: Annotated[Path, Writes(check_new), option("FOLDER", "Folder to write.", "--output", "-o")],
     images: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="IMAGES",
-            help=f"{IMAGES} Default: an empty gallery.",
-            callback=checked(require_addable),
-            show_default=False,
-        ),
+        Path | None, argument("IMAGES", f"{IMAGES} Default: an empty gallery.", check=require_addable)
     ] = None,
     label: Label = None,
-    box_source: BoxSource = None,
-    box_margin: BoxMargin = None,
-    box_confidence: BoxConfidence = None,
+    *,
+    boxes: BoxOptions,
     thumbnails: Annotated[
         bool, typer.Option("--thumbnails", help="Store small pictures, so that HTML pages do not need the files.")
     ] = False,
     threshold: Annotated[
         float | None,
-        typer.Option(
-            metavar="SIMILARITY",
-            help="Similarity below which identify reports an image as unknown. Default: use what calibrate finds.",
-            show_default=False,
+        option(
+            "SIMILARITY",
+            "Similarity below which identify reports an image as unknown. Default: use what calibrate finds.",
         ),
     ] = None,
     checkpoint: Checkpoint = None,
@@ -116,7 +98,7 @@ def create(
         images,
         output,
         label=label,
-        boxes=boxes_of(box_source, box_margin, box_confidence),
+        boxes=boxes.read(),
         thumbnails=thumbnails,
         threshold=threshold,
         model=ModelChoice(checkpoint=checkpoint, fusion=fusion, device=device),
@@ -133,9 +115,8 @@ def add(
     gallery: GalleryPath,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help=IMAGES, callback=checked(require_addable))],
     label: Label = None,
-    box_source: BoxSource = None,
-    box_margin: BoxMargin = None,
-    box_confidence: BoxConfidence = None,
+    *,
+    boxes: BoxOptions,
     run: MovedRun = None,
     second: MovedSecondRun = None,
     device: ModelDevice = "auto",
@@ -153,7 +134,7 @@ def add(
         gallery,
         images,
         label=label,
-        boxes=boxes_of(box_source, box_margin, box_confidence),
+        boxes=boxes.read(),
         model=ModelChoice(run, fusion=fusion_of(gallery, second), device=device),
         bar=bars(console),
     )
@@ -345,20 +326,18 @@ def index(
     gallery: GalleryPath,
     kind: Annotated[
         Literal["ivf_pq", "ivf_hnsw_sq"] | None,
-        typer.Option(
-            metavar="KIND",
-            help="Type of index: ivf_pq (compact codes, the default), or ivf_hnsw_sq (a graph, which takes longer to "
+        option(
+            "KIND",
+            "Type of index: ivf_pq (compact codes, the default), or ivf_hnsw_sq (a graph, which takes longer to "
             "build).",
-            show_default=False,
         ),
     ] = None,
     precision: Annotated[
         Literal["int8", "binary"] | None,
-        typer.Option(
-            metavar="PRECISION",
-            help="Instead of --kind: search vectors of a byte (int8) or a bit (binary) per number. The best candidates "
+        option(
+            "PRECISION",
+            "Instead of --kind: search vectors of a byte (int8) or a bit (binary) per number. The best candidates "
             "are ordered by the full vectors.",
-            show_default=False,
         ),
     ] = None,
     recall: Annotated[

@@ -12,6 +12,7 @@ from dmlkit.cli.options import (
     ModelDevice,
     RunPath,
     WithFeatures,
+    argument,
     checked,
     existing,
     with_common_options,
@@ -87,11 +88,10 @@ def migrate(
     run: RunPath,
     images: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="IMAGES",
-            help="Folder that has the images of the gallery now, if they have moved.",
+        argument(
+            "IMAGES",
+            "Folder that has the images of the gallery now, if they have moved.",
             callback=existing("the folder that has the images now"),
-            show_default=False,
         ),
     ] = None,
     checkpoint: Checkpoint = None,

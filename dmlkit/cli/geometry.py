@@ -11,6 +11,7 @@ from dmlkit.cli.options import (
     SourcePath,
     SplitName,
     examples,
+    option,
     with_common_options,
 )
 
@@ -24,12 +25,7 @@ app = typer.Typer()
 def curvature(
     source: SourcePath,
     split: Annotated[
-        SplitName | None,
-        typer.Option(
-            metavar="SPLIT",
-            help="Split of a run: train, validation, test or all. Default: train.",
-            show_default=False,
-        ),
+        SplitName | None, option("SPLIT", "Split of a run: train, validation, test or all. Default: train.")
     ] = None,
     overrides: SetDataset = None,
     sample: Annotated[
@@ -38,12 +34,7 @@ def curvature(
     draws: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of random samples.")] = 10,
     seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the samples.")] = 0,
     device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE",
-            help="Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
-            show_default=False,
-        ),
+        str | None, option("DEVICE", "Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.")
     ] = None,
     manifold: ArrayManifold = None,
 ) -> None:

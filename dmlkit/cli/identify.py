@@ -9,9 +9,7 @@ from dmlkit.cli.options import (
     USE,
     ArrayLabels,
     ArrayManifold,
-    BoxConfidence,
-    BoxMargin,
-    BoxSource,
+    BoxOptions,
     Html,
     ModelDevice,
     QueryPath,
@@ -20,8 +18,8 @@ from dmlkit.cli.options import (
     SearchedPath,
     WithPlace,
     Writes,
-    boxes_of,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.cli.search import check_device, others_of, rerank_of
@@ -58,13 +56,7 @@ def identify(
     output: Annotated[
         Path | None,
         Writes(check_answers),
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write all answers to this .csv or .json file.",
-            show_default=False,
-        ),
+        option("FILE", "Write all answers to this .csv or .json file.", "--output", "-o"),
     ] = None,
     by: Annotated[
         Literal["nearest", "vote", "mean"],
@@ -73,34 +65,26 @@ def identify(
             help="Take the label by: nearest (image), vote (of the -k nearest images) or mean (nearest class mean).",
         ),
     ] = "nearest",
-    k: Annotated[
-        int | None,
-        typer.Option(
-            "-k", metavar="COUNT", help="Number of images that vote (--by vote). Default: 5.", show_default=False
-        ),
-    ] = None,
+    k: Annotated[int | None, option("COUNT", "Number of images that vote (--by vote). Default: 5.", "-k")] = None,
     threshold: Annotated[
         float | None,
-        typer.Option(
-            metavar="SIMILARITY",
-            help="Similarity below which an image is unknown. Default: use the calibrated probability of the gallery.",
-            show_default=False,
+        option(
+            "SIMILARITY",
+            "Similarity below which an image is unknown. Default: use the calibrated probability of the gallery.",
         ),
     ] = None,
     by_group: Annotated[
         str | None,
-        typer.Option(
-            metavar="RULE",
-            help="Give one answer per group of images, e.g. of a track or burst: folder (the images of one folder), or "
+        option(
+            "RULE",
+            "Give one answer per group of images, e.g. of a track or burst: folder (the images of one folder), or "
             "a column of the table of images.",
-            show_default=False,
         ),
     ] = None,
     rerank: RerankMethod = None,
     html: Html = None,
-    box_source: BoxSource = None,
-    box_margin: BoxMargin = None,
-    box_confidence: BoxConfidence = None,
+    *,
+    boxes: BoxOptions,
     run: QueryRun = None,
     second: WithPlace = None,
     labels: ArrayLabels = None,
@@ -123,7 +107,7 @@ def identify(
         from dmlkit.embedding.questions.exported import identify_exported
 
         others = {"--by": None if by == "nearest" else by, "-k": k, "--by-group": by_group, "--labels": labels}
-        others |= others_of(box_source, box_margin, box_confidence, run, second, rerank, manifold, device)
+        others |= others_of(boxes, run, second, rerank, manifold, device)
         bar = partial(image_progress, console)
         found = identify_exported(source, images, threshold=threshold, others=others, bar=bar)
     else:
@@ -141,7 +125,7 @@ def identify(
             source,
             images,
             rule=LabelRule(by, k, threshold, by_group, rerank_of(rerank), place),
-            boxes=boxes_of(box_source, box_margin, box_confidence),
+            boxes=boxes.read(),
             model=model,
             labels=labels,
             manifold=manifold,

@@ -15,6 +15,7 @@ from dmlkit.cli.options import (
     SourcePath,
     Writes,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.cli.search import why_missing
@@ -34,12 +35,11 @@ def inspect(
     output: Annotated[
         Path | None,
         Writes(check_page),
-        typer.Option(
+        option(
+            "FILE",
+            "HTML page to write. Default: inspection.html in plots/ of a run, otherwise in the current folder.",
             "--output",
             "-o",
-            metavar="FILE",
-            help="HTML page to write. Default: inspection.html in plots/ of a run, otherwise in the current folder.",
-            show_default=False,
         ),
     ] = None,
     split: RunSplit = None,

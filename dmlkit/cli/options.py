@@ -1,8 +1,9 @@
 """Options that several commands share, declared once."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
 from functools import partial, wraps
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,6 +30,8 @@ from dmlkit.files.source import (
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
+    from dmlkit.embedding.fusion import ModelChoice
+    from dmlkit.embedding.points import PointSet
 
 TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
 """The panels of `dmlkit --help`."""
@@ -49,6 +52,26 @@ def checked(check: Callable[[Any], object]) -> Callable[..., Any]:
     return callback
 
 
+def option(metavar: str, meaning: str, *names: str, check: Callable[[Any], object] | None = None, **more: Any) -> Any:
+    """Return an option whose help says itself what its default is.
+
+    Args:
+        metavar: what ``--help`` shows as its value.
+        meaning: the help.
+        names: its names. Default: that of the parameter.
+        check: raises an error unless a value may be given, see `checked`.
+        more: see `typer.Option`.
+    """
+    more |= {} if check is None else {"callback": checked(check)}
+    return typer.Option(*names, metavar=metavar, help=meaning, show_default=False, **more)
+
+
+def argument(metavar: str, meaning: str, *, check: Callable[[Any], object] | None = None, **more: Any) -> Any:
+    """Return an argument, see `option`."""
+    more |= {} if check is None else {"callback": checked(check)}
+    return typer.Argument(metavar=metavar, help=meaning, show_default=False, **more)
+
+
 class Writes:
     """Mark of an option whose path a command writes; `with_common_options` checks it before torch is imported.
 
@@ -61,13 +84,14 @@ class Writes:
         self.check, self.args = check, args
 
 
-def check_written(command: Callable[..., None], values: Mapping[str, Any]) -> None:
+def check_written(annotations: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Check the paths that a command writes, as its options are marked by `Writes`.
 
     Args:
-        values: the values of all parameters by name.
+        annotations: those of all parameters by name.
+        values: their values.
     """
-    kinds = {name: getattr(kind, "__metadata__", ()) for name, kind in command.__annotations__.items()}
+    kinds = {name: getattr(kind, "__metadata__", ()) for name, kind in annotations.items()}
     marks = {name: one for name, data in kinds.items() for one in data if isinstance(one, Writes)}
     read = [value for name, value in values.items() if name not in marks]
     paths = [path for value in read for path in (value if isinstance(value, list) else [value])]
@@ -94,22 +118,11 @@ def any_device(device: str) -> None:
 
 
 Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a key of the recipe, e.g. loss.margin=0.2. Repeatable.",
-        show_default=False,
-    ),
+    list[str] | None, option("KEY=VALUE", "Override a key of the recipe, e.g. loss.margin=0.2. Repeatable.", "--set")
 ]
 SetDataset = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a key of the run's dataset, e.g. dataset.root=PATH. Repeatable.",
-        show_default=False,
-    ),
+    option("KEY=VALUE", "Override a key of the run's dataset, e.g. dataset.root=PATH. Repeatable.", "--set"),
 ]
 Device = Annotated[
     str,
@@ -131,58 +144,33 @@ ModelDevice = Annotated[
 ]
 RunDevice = Annotated[
     str | None,
-    typer.Option(
-        "--device",
-        metavar="DEVICE",
-        help="Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.",
-        callback=checked(plain_device),
-        show_default=False,
+    option(
+        "DEVICE", "Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.", "--device", check=plain_device
     ),
 ]
 RunSplit = Annotated[
     SplitName | None,
-    typer.Option(
+    option(
+        "SPLIT",
+        "Split of a run: train, validation, test or all. Default: test; all for a run that final wrote.",
         "--split",
-        metavar="SPLIT",
-        help="Split of a run: train, validation, test or all. Default: test; all for a run that final wrote.",
-        show_default=False,
     ),
 ]
 ArrayManifold = Annotated[
     Literal["sphere", "euclidean"] | None,
-    typer.Option(
+    option(
+        "NAME",
+        "For an .npy file: sphere (compare by cosine) or euclidean (by distance). Default: sphere.",
         "--manifold",
-        metavar="NAME",
-        help="For an .npy file: sphere (compare by cosine) or euclidean (by distance). Default: sphere.",
-        show_default=False,
     ),
 ]
 ArrayLabels = Annotated[
     Path | None,
-    typer.Option(
-        "--labels",
-        metavar="FILE",
-        help="For an .npy file: .npy file of its N labels, integers or text.",
-        callback=checked(require_array),
-        show_default=False,
-    ),
+    option("FILE", "For an .npy file: .npy file of its N labels, integers or text.", "--labels", check=require_array),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; write nothing.")]
-
-
-def boxes_of(source: Path | None, margin: float | None, confidence: float | None) -> "Boxes | None":
-    """Return the options on boxes; None without any, for which nothing is imported.
-
-    Raises:
-        UserError: there is a confidence, but no file of boxes.
-    """
-    if source is None and margin is None and confidence is None:
-        return None
-    from dmlkit.datasets.files import boxes
-
-    return boxes.boxes_of(source, margin, confidence)
 
 
 def examples(*commands: str) -> str:
@@ -205,12 +193,8 @@ def load_plugins(files: list[Path] | None) -> list[Path] | None:
 
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--plugin",
-        metavar="FILE",
-        help="Load a Python file that defines components of your own. Repeatable.",
-        callback=load_plugins,
-        show_default=False,
+    option(
+        "FILE", "Load a Python file that defines components of your own. Repeatable.", "--plugin", callback=load_plugins
     ),
 ]
 
@@ -218,26 +202,37 @@ Plugins = Annotated[
 def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add --plugin and --debug to a command that reads neither, and check what it writes by `check_written`.
 
-    A callback loads plug-ins, and `main` looks for --debug.
+    A parameter whose type is a dataclass stands for several options, its fields. A callback loads plug-ins, and `main`
+    looks for --debug.
     """
+    own = signature(command).parameters.values()
+    kinds = {one.name: one.annotation for one in own}
+    groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and is_dataclass(kind)}
+    added = [
+        Parameter("plugins", Parameter.KEYWORD_ONLY, default=None, annotation=Plugins),
+        Parameter("debug", Parameter.KEYWORD_ONLY, default=False, annotation=Debug),
+    ]
+    parameters: list[Parameter] = []
+    for one in [*own, *added]:
+        fields = signature(groups[one.name]).parameters.values() if one.name in groups else [one]
+        parameters += [field.replace(kind=one.kind) for field in fields]
+    annotations = {one.name: one.annotation for one in parameters}
 
     @wraps(command)
     def run(*, plugins: object, debug: object, **options: Any) -> None:
-        check_written(command, options)
+        check_written(annotations, options)
+        values = dict(options)
+        for name, group in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in signature(group).parameters})
         try:
-            command(**options)
+            command(**values)
         except UserError as error:
             if (text := without_set(str(error), options)) == str(error):
                 raise
             raise UserError(text) from error
 
-    own, added = signature(command), {"plugins": (Plugins, None), "debug": (Debug, False)}
-    more = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in added.items()
-    ]
-    run.__dict__["__signature__"] = own.replace(parameters=[*own.parameters.values(), *more])
-    run.__annotations__ = {**command.__annotations__, **{name: kind for name, (kind, _) in added.items()}}
+    run.__dict__["__signature__"] = Signature(parameters)
+    run.__annotations__ = annotations
     return run
 
 
@@ -256,57 +251,67 @@ def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
     return check_all
 
 
-RunPath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN", help="Run folder, written by train.", callback=checked(require_run), show_default=False
-    ),
-]
-BoxSource = Annotated[
-    Path | None,
-    typer.Option(
-        "--boxes",
-        metavar="PATH",
-        help="Use boxes of the images: a folder of YOLO's .txt files, or a .json file of COCO or MegaDetector.",
-        callback=existing("a folder of .txt files or a .json file"),
-        show_default=False,
-    ),
-]
-BoxMargin = Annotated[
-    float | None,
-    typer.Option(
-        "--box-margin",
-        metavar="SHARE",
-        help="Margin on each side of a box, as a share of its width or height. Default: 0.",
-        show_default=False,
-    ),
-]
-BoxConfidence = Annotated[
-    float | None,
-    typer.Option(
-        "--box-confidence",
-        metavar="NUMBER",
-        help="Minimum confidence of a detected box, 0 to 1; others are left out. Default: 0.2.",
-        show_default=False,
-    ),
-]
+RunPath = Annotated[Path, argument("RUN", "Run folder, written by train.", check=require_run)]
+
+
+@dataclass(frozen=True)
+class BoxOptions:
+    """Options on boxes of images."""
+
+    box_source: Annotated[
+        Path | None,
+        option(
+            "PATH",
+            "Use boxes of the images: a folder of YOLO's .txt files, or a .json file of COCO or MegaDetector.",
+            "--boxes",
+            callback=existing("a folder of .txt files or a .json file"),
+        ),
+    ] = None
+    box_margin: Annotated[
+        float | None,
+        option("SHARE", "Margin on each side of a box, as a share of its width or height. Default: 0.", "--box-margin"),
+    ] = None
+    box_confidence: Annotated[
+        float | None,
+        option(
+            "NUMBER",
+            "Minimum confidence of a detected box, 0 to 1; others are left out. Default: 0.2.",
+            "--box-confidence",
+        ),
+    ] = None
+
+    def given(self) -> dict[str, object]:
+        """Return the values by the names of the options."""
+        return {"--boxes": self.box_source, "--box-margin": self.box_margin, "--box-confidence": self.box_confidence}
+
+    def read(self) -> "Boxes | None":
+        """Return the options; None without any, for which nothing is imported.
+
+        Raises:
+            UserError: there is a confidence, but no file of boxes.
+        """
+        if not any(value is not None for value in self.given().values()):
+            return None
+        from dmlkit.datasets.files.boxes import boxes_of
+
+        return boxes_of(self.box_source, self.box_margin, self.box_confidence)
+
+
 ColumnTable = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "FILE",
+        "Table with the columns path and --by. Default: the table that the run was trained on.",
         "--table",
-        metavar="FILE",
-        help="Table with the columns path and --by. Default: the table that the run was trained on.",
-        callback=checked(require_table),
-        show_default=False,
+        check=require_table,
     ),
 ]
 
 
 def second_option(metavar: str, meaning: str, *allowed: str) -> Any:
     """Return the option ``--with`` of a command, which takes a second run, or one of some names instead."""
-    check = checked(partial(require_second_run, allowed=tuple(map(Path, allowed))))
-    parser = partner_path if allowed else None
-    return typer.Option("--with", metavar=metavar, help=meaning, parser=parser, callback=check, show_default=False)
+    check = partial(require_second_run, allowed=tuple(map(Path, allowed)))
+    return option(metavar, meaning, "--with", check=check, parser=partner_path if allowed else None)
 
 
 WithRun = Annotated[
@@ -334,76 +339,77 @@ WithPlace = Annotated[
         PLACE,
     ),
 ]
-MovedRun = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="RUN", help="The gallery's run, if it has moved.", callback=checked(require_run), show_default=False
-    ),
-]
-Html = Annotated[
-    Path | None,
-    Writes(check_page),
-    typer.Option("--html", metavar="FILE", help="Write an HTML page with pictures.", show_default=False),
-]
+MovedRun = Annotated[Path | None, option("RUN", "The gallery's run, if it has moved.", check=require_run)]
+Html = Annotated[Path | None, Writes(check_page), option("FILE", "Write an HTML page with pictures.", "--html")]
 RerankMethod = Annotated[
     str | None,
-    typer.Option(
-        metavar="METHOD",
-        help="Rank the images once more for each query: k_reciprocal or expansion; options after a colon. Defaults: "
+    option(
+        "METHOD",
+        "Rank the images once more for each query: k_reciprocal or expansion; options after a colon. Defaults: "
         "k1=20, k2=6, weight=0.3; n=5, alpha=3.",
-        show_default=False,
     ),
 ]
 QueryRun = Annotated[
     Path | None,
-    typer.Option(
-        "--run",
-        metavar="RUN",
-        help="Run that embeds new images. Default: the run that SOURCE names.",
-        callback=checked(require_run),
-        show_default=False,
-    ),
+    option("RUN", "Run that embeds new images. Default: the run that SOURCE names.", "--run", check=require_run),
 ]
 QueryPath = Annotated[
     Path,
-    typer.Argument(
-        metavar="QUERIES",
-        help="Image, video, folder or table of images, or embeddings (as SOURCE) of the same model.",
-        callback=checked(require_queries),
-        show_default=False,
+    argument(
+        "QUERIES",
+        "Image, video, folder or table of images, or embeddings (as SOURCE) of the same model.",
+        check=require_queries,
     ),
 ]
 SourcePath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="SOURCE",
-        help="Run, embeddings folder, gallery, or .npy file (N, D) of vectors.",
-        callback=checked(require_source),
-        show_default=False,
-    ),
+    Path, argument("SOURCE", "Run, embeddings folder, gallery, or .npy file (N, D) of vectors.", check=require_source)
 ]
 SearchedPath = Annotated[
     Path,
-    typer.Argument(
-        metavar="SOURCE",
-        help="Run, embeddings folder, gallery, exported gallery (.onnx), or .npy file (N, D) of vectors.",
-        callback=checked(require_searched),
-        show_default=False,
+    argument(
+        "SOURCE",
+        "Run, embeddings folder, gallery, exported gallery (.onnx), or .npy file (N, D) of vectors.",
+        check=require_searched,
     ),
 ]
 RecipePath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RECIPE",
-        help="YAML file, or a name from dmlkit list recipes, e.g. glyphs/proxy_anchor.",
-        show_default=False,
-    ),
+    Path, argument("RECIPE", "YAML file, or a name from dmlkit list recipes, e.g. glyphs/proxy_anchor.")
 ]
 Checkpoint = Annotated[
     Literal["best", "last"] | None,
-    typer.Option(
-        metavar="NAME",
-        help="Checkpoint: best (on validation classes) or last. Default: best if there is one.",
-        show_default=False,
-    ),
+    option("NAME", "Checkpoint: best (on validation classes) or last. Default: best if there is one."),
 ]
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Options of a command that reads any points."""
+
+    split: RunSplit = None
+    overrides: SetDataset = None
+    device: RunDevice = None
+
+    def open(self, source: Path, **others: Any) -> "PointSet":
+        """Open points, see `open_points`."""
+        from dmlkit.embedding.fusion import ModelChoice
+        from dmlkit.embedding.sources import open_points
+
+        model = ModelChoice(device=self.device)
+        return open_points(source, split=self.split, overrides=self.overrides or [], model=model, **others)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options on the model that embeds new images, and on a second one."""
+
+    run: QueryRun = None
+    second: WithRun = None
+    device: ModelDevice = "auto"
+
+    def choose(self, source: Path, **others: Any) -> "ModelChoice":
+        """Return the model for images that are compared with a source, see `fusion_of`."""
+        from dmlkit.embedding.fusion import ModelChoice
+        from dmlkit.evaluation.fusion import fusion_of
+
+        fusion = fusion_of(source, self.second, device=self.device, **others)
+        return ModelChoice(self.run, fusion=fusion, device=self.device)

@@ -1,5 +1,6 @@
 """``dmlkit plot``: one command for each kind of picture."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +14,10 @@ from dmlkit.cli.options import (
     SetDataset,
     SplitName,
     Writes,
-    checked,
+    argument,
     each,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.errors import UserError
@@ -78,20 +80,9 @@ def require_results(path: Path) -> None:
         raise UserError(f"{path}: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs")
 
 
-PlottedRun = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN", help="Run folder, written by train.", callback=checked(require_plotted_run), show_default=False
-    ),
-]
+PlottedRun = Annotated[Path, argument("RUN", "Run folder, written by train.", check=require_plotted_run)]
 RunsOrStudy = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RUN|STUDY",
-        help="One or more run folders, or one study folder.",
-        callback=checked(require_runs_or_study),
-        show_default=False,
-    ),
+    list[Path], argument("RUN|STUDY", "One or more run folders, or one study folder.", check=require_runs_or_study)
 ]
 Split = Annotated[
     SplitName,
@@ -100,25 +91,41 @@ Split = Annotated[
 Classes = Annotated[
     int, typer.Option(min=1, metavar="COUNT", help="Number of classes to show, at equal steps in the list of classes.")
 ]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Metric to draw. Default: the one that chose the checkpoint.",
-        show_default=False,
-    ),
-]
+Metric = Annotated[str | None, option("NAME", "Metric to draw. Default: the one that chose the checkpoint.")]
 Output = Annotated[
     Path | None,
     Writes(check_picture),
-    typer.Option(
+    option(
+        "FILE",
+        "Picture to write: .png, .svg or .pdf. Default: a .png file in plots/ of the run or study.",
         "--output",
         "-o",
-        metavar="FILE",
-        help="Picture to write: .png, .svg or .pdf. Default: a .png file in plots/ of the run or study.",
-        show_default=False,
     ),
 ]
+
+
+@dataclass(frozen=True)
+class PictureOptions:
+    """Options of a picture of an embedded split."""
+
+    output: Output = None
+    checkpoint: Checkpoint = None
+    overrides: SetDataset = None
+    device: Device = "auto"
+
+    def embed(self, run: Path, split: SplitName) -> "tuple[EmbeddedSplit, Console]":
+        """Check the output, then embed a split of a run with a progress bar."""
+        from rich.console import Console
+
+        from dmlkit.cli.progress import bars
+        from dmlkit.embedding.split import embed_split
+
+        check_target(self.output, [run])
+        console, overrides = Console(), self.overrides or []
+        found = embed_split(
+            run, split, checkpoint=self.checkpoint, device=self.device, overrides=overrides, bar=bars(console)
+        )
+        return found, console
 
 
 def add_map(kind: "MapKind", help_text: str) -> None:
@@ -131,18 +138,16 @@ def add_map(kind: "MapKind", help_text: str) -> None:
         split: Split = "test",
         classes: Classes = 20,
         images: Annotated[bool, typer.Option("--images", help="Draw the images themselves instead of dots.")] = False,
-        output: Output = None,
-        checkpoint: Checkpoint = None,
-        overrides: SetDataset = None,
-        device: Device = "auto",
+        *,
+        options: PictureOptions,
     ) -> None:
         from dmlkit.cli.console import counted
         from dmlkit.cli.progress import bars
         from dmlkit.geometry.plot import check_map, plot_map
 
         check_map(run, kind)
-        embedded, console = embed_run(run, split, output, checkpoint=checkpoint, device=device, overrides=overrides)
-        drawn = plot_map(embedded, output, kind=kind, classes=classes, images=images, bar=bars(console))
+        embedded, console = options.embed(run, split)
+        drawn = plot_map(embedded, options.output, kind=kind, classes=classes, images=images, bar=bars(console))
         classes_shown = counted(drawn.classes, "class", "classes")
         say_written(console, drawn.path, f"{counted(drawn.images, 'image', 'images')} of {classes_shown}")
 
@@ -167,19 +172,17 @@ def retrieval(
         int, typer.Option("--neighbors", "-k", min=1, max=12, metavar="COUNT", help="Number of neighbors per query.")
     ] = 6,
     seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the random queries.")] = 0,
-    output: Output = None,
-    checkpoint: Checkpoint = None,
-    overrides: SetDataset = None,
-    device: Device = "auto",
+    *,
+    options: PictureOptions,
 ) -> None:
     """Draw queries and their nearest neighbors, marked as right or wrong."""
     from dmlkit.cli.console import counted
     from dmlkit.cli.progress import bars
     from dmlkit.evaluation.plots.retrieval import plot_retrieval
 
-    embedded, console = embed_run(run, split, output, checkpoint=checkpoint, device=device, overrides=overrides)
+    embedded, console = options.embed(run, split)
     written, panel = plot_retrieval(
-        embedded, output, queries=queries, neighbors=neighbors, seed=seed, bar=bars(console)
+        embedded, options.output, queries=queries, neighbors=neighbors, seed=seed, bar=bars(console)
     )
     count = counted(len(panel.queries), "query", "queries")
     say_written(console, written, f"{count}, including the {panel.worst} worst")
@@ -191,17 +194,15 @@ def heatmap(
     run: PlottedRun,
     split: Split = "test",
     classes: Classes = 20,
-    output: Output = None,
-    checkpoint: Checkpoint = None,
-    overrides: SetDataset = None,
-    device: Device = "auto",
+    *,
+    options: PictureOptions,
 ) -> None:
     """Draw the similarities between images and proxies, and between classes."""
     from dmlkit.cli.console import counted, say
     from dmlkit.evaluation.plots.similarities import plot_heatmap
 
-    embedded, console = embed_run(run, split, output, checkpoint=checkpoint, device=device, overrides=overrides)
-    written, maps = plot_heatmap(embedded, output, classes=classes)
+    embedded, console = options.embed(run, split)
+    written, maps = plot_heatmap(embedded, options.output, classes=classes)
     shown = f"{len(maps.sample_labels)} images of {counted(len(maps.classes), 'class', 'classes')}"
     if maps.proxy_labels is not None:
         shown += f" and {counted(len(maps.proxy_labels), 'proxy', 'proxies')}"
@@ -215,17 +216,15 @@ def heatmap(
 def histogram(
     run: PlottedRun,
     split: Split = "test",
-    output: Output = None,
-    checkpoint: Checkpoint = None,
-    overrides: SetDataset = None,
-    device: Device = "auto",
+    *,
+    options: PictureOptions,
 ) -> None:
     """Draw the similarities of same-class and different-class pairs, before and after training."""
     from dmlkit.cli.progress import bars
     from dmlkit.evaluation.plots.similarities import plot_histogram
 
-    embedded, console = embed_run(run, split, output, checkpoint=checkpoint, device=device, overrides=overrides)
-    written, _, after = plot_histogram(embedded, output, bar=bars(console))
+    embedded, console = options.embed(run, split)
+    written, _, after = plot_histogram(embedded, options.output, bar=bars(console))
     same, different = int(after.same.sum()), int(after.different.sum())
     say_written(console, written, f"{same:,} same-class pairs and {different:,} different-class pairs")
 
@@ -270,18 +269,8 @@ def epochs(
 @app.command(epilog=examples("dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf"))
 @with_common_options
 def results(
-    study: Annotated[
-        Path,
-        typer.Argument(
-            metavar="STUDY",
-            help="Study folder, written by study.",
-            callback=checked(require_results),
-            show_default=False,
-        ),
-    ],
-    metric: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Metric to draw. Default: all.", show_default=False)
-    ] = None,
+    study: Annotated[Path, argument("STUDY", "Study folder, written by study.", check=require_results)],
+    metric: Annotated[str | None, option("NAME", "Metric to draw. Default: all.")] = None,
     output: Output = None,
 ) -> None:
     """Draw the metrics of a study: one value per variant, or a curve if it varies a number."""
@@ -302,20 +291,6 @@ def results(
         plot_study(found, partial, output.suffix.lower(), metrics=metrics)
     variants = counted(len(found.variants), "variant", "variants")
     say_written(Console(), output, f"{variants}, {counted(len(found.seeds), 'seed', 'seeds')}")
-
-
-def embed_run(
-    run: Path, split: SplitName, output: Path | None, *, overrides: "Sequence[str] | None", **options: Any
-) -> "tuple[EmbeddedSplit, Console]":
-    """Check the output, then embed a split of a run with a progress bar."""
-    from rich.console import Console
-
-    from dmlkit.cli.progress import bars
-    from dmlkit.embedding.split import embed_split
-
-    check_target(output, [run])
-    console = Console()
-    return embed_split(run, split, overrides=overrides or [], bar=bars(console), **options), console
 
 
 def check_target(output: Path | None, runs: "Sequence[Path]") -> None:

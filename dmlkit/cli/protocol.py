@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import RESEARCH, Device, Json, RecipePath, Set, Writes, examples, with_common_options
+from dmlkit.cli.options import RESEARCH, Device, Json, RecipePath, Set, Writes, examples, option, with_common_options
 from dmlkit.files.outputs import check_folder
 
 if TYPE_CHECKING:
@@ -18,11 +18,7 @@ app = typer.Typer(
     help="Train a recipe several times and report means with confidence intervals.",
 )
 Output = Annotated[
-    Path,
-    Writes(check_folder),
-    typer.Option(
-        "--output", "-o", metavar="FOLDER", help="Folder to write; finished runs in it are kept.", show_default=False
-    ),
+    Path, Writes(check_folder), option("FOLDER", "Folder to write; finished runs in it are kept.", "--output", "-o")
 ]
 Repeats = Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of repeats, each with its own seed.")]
 

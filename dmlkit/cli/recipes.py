@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import MORE, Debug, Plugins, RecipePath, Set, examples, with_common_options
+from dmlkit.cli.options import MORE, Debug, Plugins, RecipePath, Set, argument, examples, option, with_common_options
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,27 +28,12 @@ LEAST_ROOM = 20  # characters of a description, also where the terminal is narro
     epilog=examples("dmlkit list losses", "dmlkit list losses proxy_anchor", "dmlkit list recipes start"),
 )
 def list_members(
-    family: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FAMILY", help="Family of components, e.g. losses; or the word recipes.", show_default=False
-        ),
-    ] = None,
+    family: Annotated[str | None, argument("FAMILY", "Family of components, e.g. losses; or the word recipes.")] = None,
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Member of the family, e.g. proxy_anchor; or group of recipes, e.g. start.",
-            show_default=False,
-        ),
+        str | None, argument("NAME", "Member of the family, e.g. proxy_anchor; or group of recipes, e.g. start.")
     ] = None,
     root: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="List the recipes in this folder. Default: those installed with dmlkit.",
-            show_default=False,
-        ),
+        Path | None, option("FOLDER", "List the recipes in this folder. Default: those installed with dmlkit.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys of all families as Markdown.")] = False,
     plugins: Plugins = None,
@@ -202,17 +187,9 @@ def print_headers(group: str, headers: "Iterable[RecipeHeader]", console: "Conso
 
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit copy glyphs/proxy_anchor mine.yaml"))
 def copy(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="Name of a recipe, as listed by dmlkit list recipes.", show_default=False),
-    ],
+    name: Annotated[str, argument("NAME", "Name of a recipe, as listed by dmlkit list recipes.")],
     file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="FILE",
-            help="YAML file to write. Default: the last part of NAME, in the current folder.",
-            show_default=False,
-        ),
+        Path | None, argument("FILE", "YAML file to write. Default: the last part of NAME, in the current folder.")
     ] = None,
     debug: Debug = False,
 ) -> None:

@@ -5,17 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import (
-    USE,
-    ModelDevice,
-    QueryPath,
-    QueryRun,
-    SourcePath,
-    WithRun,
-    Writes,
-    examples,
-    with_common_options,
-)
+from dmlkit.cli.options import USE, ModelOptions, QueryPath, SourcePath, Writes, examples, option, with_common_options
 from dmlkit.cli.search import check_device
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
@@ -44,13 +34,7 @@ def review(
     output: Annotated[
         Path,
         Writes(check_folder, REVIEW_MARK, "a review"),
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FOLDER",
-            help="Folder of the review; created if it does not exist.",
-            show_default=False,
-        ),
+        option("FOLDER", "Folder of the review; created if it does not exist.", "--output", "-o"),
     ],
     ask: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of questions to ask next.")] = 20,
     wrong: Annotated[
@@ -63,9 +47,8 @@ def review(
     add: Annotated[
         bool, typer.Option("--add", help="Add the images with their labels to the gallery, as a new version.")
     ] = False,
-    run: QueryRun = None,
-    second: WithRun = None,
-    device: ModelDevice = "auto",
+    *,
+    chosen: ModelOptions,
 ) -> None:
     """Check the labels that identify gives to images, and print how many of them may be wrong.
 
@@ -78,24 +61,21 @@ def review(
     if add and kind_of(images) == "array":
         raise UserError(f"--add: applies to images; the rows of {images} have no files to add; remove --add")
     if not add:  # which embeds the images that it adds
-        check_device(device, gallery, images)
+        check_device(chosen.device, gallery, images)
 
     from rich.console import Console
 
     from dmlkit.cli.console import counted, fusion_line, say
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.review.table import LABELS
     from dmlkit.embedding.review.table import review as review_labels
-    from dmlkit.evaluation.fusion import fusion_of
 
     console = Console()
-    fusion = fusion_of(gallery, second, device=device, bar=bars(console))
-    model = ModelChoice(run, fusion=fusion, device=device)
+    model = chosen.choose(gallery, bar=bars(console))
     found = review_labels(gallery, images, output, ask=ask, wrong=wrong, audit=audit, model=model, bar=bars(console))
     print_review(found, console)
-    if fusion is not None:
-        say(console, fusion_line(fusion.model_dump()))
+    if model.fusion is not None:
+        say(console, fusion_line(model.fusion.model_dump()))
     if add:
         from dmlkit.embedding.gallery.change import add_images
 

@@ -9,9 +9,7 @@ import typer
 from dmlkit.cli.options import (
     USE,
     ArrayManifold,
-    BoxConfidence,
-    BoxMargin,
-    BoxSource,
+    BoxOptions,
     Html,
     Json,
     ModelDevice,
@@ -21,8 +19,8 @@ from dmlkit.cli.options import (
     SearchedPath,
     WithPlace,
     Writes,
-    boxes_of,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.errors import UserError
@@ -60,15 +58,12 @@ def search(
         bool, typer.Option("--exact", help="Compare with every image, even if the gallery has an index.")
     ] = False,
     rerank: RerankMethod = None,
-    box_source: BoxSource = None,
-    box_margin: BoxMargin = None,
-    box_confidence: BoxConfidence = None,
+    *,
+    boxes: BoxOptions,
     run: QueryRun = None,
     second: WithPlace = None,
     csv: Annotated[
-        Path | None,
-        Writes(check_table, NEIGHBOR_COLUMNS),
-        typer.Option(metavar="FILE", help="Write all neighbors to this CSV file.", show_default=False),
+        Path | None, Writes(check_table, NEIGHBOR_COLUMNS), option("FILE", "Write all neighbors to this CSV file.")
     ] = None,
     html: Html = None,
     manifold: ArrayManifold = None,
@@ -92,7 +87,7 @@ def search(
         from dmlkit.embedding.progress_bar import image_progress  # bars would import torch
         from dmlkit.embedding.questions.exported import search_exported
 
-        others = others_of(box_source, box_margin, box_confidence, run, second, rerank, manifold, device)
+        others = others_of(boxes, run, second, rerank, manifold, device)
         answers = search_exported(source, queries, k=k, others=others, bar=partial(image_progress, console))
     else:
         if second != Path(PLACE):
@@ -112,7 +107,7 @@ def search(
             rerank=rerank_of(rerank),
             manifold=manifold,
             place=place,
-            boxes=boxes_of(box_source, box_margin, box_confidence),
+            boxes=boxes.read(),
             model=model,
             bar=bars(console),
         )
@@ -131,9 +126,7 @@ def search(
 
 
 def others_of(
-    box_source: Path | None,
-    box_margin: float | None,
-    box_confidence: float | None,
+    boxes: BoxOptions,
     run: Path | None,
     second: Path | None,
     rerank: str | None,
@@ -141,9 +134,8 @@ def others_of(
     device: str,
 ) -> dict[str, object]:
     """Return the values of options of search and identify that do not apply to an exported gallery, by their names."""
-    boxes = {"--boxes": box_source, "--box-margin": box_margin, "--box-confidence": box_confidence}
     model = {"--run": run, "--with": second, "--rerank": rerank, "--manifold": manifold}
-    return {**boxes, **model, "--device": None if device in EXPORTED_DEVICES else device}
+    return {**boxes.given(), **model, "--device": None if device in EXPORTED_DEVICES else device}
 
 
 def check_device(device: str, *paths: Path) -> None:

@@ -15,8 +15,9 @@ from dmlkit.cli.options import (
     SourcePath,
     SplitName,
     Writes,
-    checked,
+    argument,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.cli.search import check_device
@@ -47,21 +48,18 @@ def select(
     source: SourcePath,
     images: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="IMAGES",
-            help="Unlabeled images: an image, folder or table, or embeddings (as SOURCE) of the same model. Default: "
+        argument(
+            "IMAGES",
+            "Unlabeled images: an image, folder or table, or embeddings (as SOURCE) of the same model. Default: "
             "those of SOURCE without a label.",
-            callback=checked(require_queries),
-            show_default=False,
+            check=require_queries,
         ),
     ] = None,
     count: Annotated[
         int, typer.Option("-n", metavar="COUNT", help="Number of images to choose; with --measure per round.")
     ] = 200,
     output: Annotated[
-        Path | None,
-        Writes(check_selection),
-        typer.Option("--output", "-o", metavar="FILE", help="Write them to this CSV table.", show_default=False),
+        Path | None, Writes(check_selection), option("FILE", "Write them to this CSV table.", "--output", "-o")
     ] = None,
     rule: Annotated[
         Literal["coverage", "k_center"],
@@ -73,11 +71,10 @@ def select(
     ] = "coverage",
     threshold: Annotated[
         float | None,
-        typer.Option(
-            metavar="SIMILARITY",
-            help="Minimum similarity of near-duplicates, which are left out; dmlkit duplicates proposes one. Default: "
+        option(
+            "SIMILARITY",
+            "Minimum similarity of near-duplicates, which are left out; dmlkit duplicates proposes one. Default: "
             "that of equal images.",
-            show_default=False,
         ),
     ] = None,
     measure: Annotated[
@@ -86,11 +83,7 @@ def select(
     ] = False,
     split: Annotated[
         SplitName | None,
-        typer.Option(
-            metavar="SPLIT",
-            help="Split of a run: train, validation, test or all. Default: all; with --measure test.",
-            show_default=False,
-        ),
+        option("SPLIT", "Split of a run: train, validation, test or all. Default: all; with --measure test."),
     ] = None,
     run: QueryRun = None,
     labels: ArrayLabels = None,

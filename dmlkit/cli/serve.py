@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, ModelDevice, QueryRun, SourcePath, WithRun, examples, with_common_options
+from dmlkit.cli.options import USE, ModelOptions, SourcePath, examples, option, with_common_options
 
 app = typer.Typer()
 
@@ -29,11 +29,10 @@ def serve(
     ] = "127.0.0.1",
     token: Annotated[
         str | None,
-        typer.Option(
-            metavar="TOKEN",
+        option(
+            "TOKEN",
+            "Token that requests must have. Better set DMLKIT_TOKEN: other users see options of programs.",
             envvar="DMLKIT_TOKEN",
-            help="Token that requests must have. Better set DMLKIT_TOKEN: other users see options of programs.",
-            show_default=False,
             show_envvar=False,
         ),
     ] = None,
@@ -42,22 +41,15 @@ def serve(
     ] = False,
     images: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            exists=True,
-            file_okay=False,
-            help="Let requests name images in this folder by their paths.",
-            show_default=False,
-        ),
+        option("FOLDER", "Let requests name images in this folder by their paths.", exists=True, file_okay=False),
     ] = None,
     review: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
+        option(
+            "FOLDER",
+            "Ask the questions of this review, which dmlkit review started; answering needs --allow-writes.",
             exists=True,
             file_okay=False,
-            help="Ask the questions of this review, which dmlkit review started; answering needs --allow-writes.",
-            show_default=False,
         ),
     ] = None,
     workers: Annotated[
@@ -66,9 +58,8 @@ def serve(
             min=1, metavar="COUNT", help="Number of processes that answer; each has the model and the points in memory."
         ),
     ] = 1,
-    run: QueryRun = None,
-    second: WithRun = None,
-    device: ModelDevice = "auto",
+    *,
+    chosen: ModelOptions,
 ) -> None:
     """Answer embed, search, identify and verify over HTTP, with a page for people.
 
@@ -78,9 +69,7 @@ def serve(
     from rich.console import Console
 
     from dmlkit.cli.console import counted, fusion_line, say
-    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.errors import UserError
-    from dmlkit.evaluation.fusion import fusion_of
 
     try:
         from dmlkit.embedding.serve.server import Access, Serving, run_server
@@ -90,14 +79,14 @@ def serve(
         raise UserError(f"this needs {error.name}; install it with: pip install 'dmlkit[serve]'") from None
 
     console = Console()
-    fusion = fusion_of(source, second, device=device)
-    if fusion is not None:
-        say(console, fusion_line(fusion.model_dump()))
+    model = chosen.choose(source)
+    if model.fusion is not None:
+        say(console, fusion_line(model.fusion.model_dump()))
 
     def started(address: str, count: int) -> None:
         what = counted(count, "image", "images")
         by = f" by {workers} processes" if workers > 1 else ""
         say(console, f"{source}: {what}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
 
-    access, model = Access(host, token, allow_writes, images), ModelChoice(run, fusion=fusion, device=device)
+    access = Access(host, token, allow_writes, images)
     run_server(Serving(source, access, review, model), port=port, workers=workers, started=started)

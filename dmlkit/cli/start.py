@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Debug, Device, checked, examples
+from dmlkit.cli.options import TRAIN, Debug, Device, argument, examples, option
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_dataset, single_class
@@ -39,21 +39,14 @@ def require_classes(path: Path) -> None:
 def start(
     photos: Annotated[
         Path,
-        typer.Argument(
-            metavar="ROOT|TABLE",
-            help="Folder with one subfolder per class, or table of images and labels.",
-            callback=checked(require_classes),
-            show_default=False,
+        argument(
+            "ROOT|TABLE", "Folder with one subfolder per class, or table of images and labels.", check=require_classes
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Recipe to write. Default: the name of ROOT with .yaml, in the current folder.",
-            show_default=False,
+        option(
+            "FILE", "Recipe to write. Default: the name of ROOT with .yaml, in the current folder.", "--output", "-o"
         ),
     ] = None,
     device: Device = "auto",

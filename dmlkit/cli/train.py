@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, checked, examples, with_common_options
+from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, examples, option, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_review
@@ -35,23 +35,21 @@ def train(
     recipe: RecipePath,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FOLDER",
+            "Run folder to write. Default: runs/ and the name of the recipe, or of the review.",
             "--output",
             "-o",
-            metavar="FOLDER",
-            help="Run folder to write. Default: runs/ and the name of the recipe, or of the review.",
-            show_default=False,
         ),
     ] = None,
     overrides: Set = None,
     from_review: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Train on the labels of this review and of its gallery, instead of the recipe's dataset, and compare "
+        option(
+            "FOLDER",
+            "Train on the labels of this review and of its gallery, instead of the recipe's dataset, and compare "
             "with the gallery's model on answers that are held out.",
-            callback=checked(require_review),
-            show_default=False,
+            check=require_review,
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,

@@ -12,8 +12,10 @@ from dmlkit.cli.options import (
     ModelDevice,
     RunPath,
     Writes,
+    argument,
     examples,
     existing,
+    option,
     second_option,
     with_common_options,
 )
@@ -39,24 +41,17 @@ UNFITTED = "note: no probability, because an older version of dmlkit calibrated 
 @with_common_options
 def verify(
     run: RunPath,
-    images: Annotated[
-        list[Path] | None, typer.Argument(metavar="IMAGE", help="Two images to compare.", show_default=False)
-    ] = None,
+    images: Annotated[list[Path] | None, argument("IMAGE", "Two images to compare.")] = None,
     pairs: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Table of pairs to compare: columns a, b and optionally same (1 or 0); or LFW's pairs.txt.",
-            show_default=False,
-        ),
+        option("FILE", "Table of pairs to compare: columns a, b and optionally same (1 or 0); or LFW's pairs.txt."),
     ] = None,
     root: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder of the paths in --pairs. Default: the folder of that file.",
+        option(
+            "FOLDER",
+            "Folder of the paths in --pairs. Default: the folder of that file.",
             callback=existing("the folder of the images"),
-            show_default=False,
         ),
     ] = None,
     prior: Annotated[
@@ -68,9 +63,7 @@ def verify(
         ),
     ] = 0.5,
     csv: Annotated[
-        Path | None,
-        Writes(check_table, PAIR_COLUMNS),
-        typer.Option("--csv", metavar="FILE", help="Write all pairs to this CSV file.", show_default=False),
+        Path | None, Writes(check_table, PAIR_COLUMNS), option("FILE", "Write all pairs to this CSV file.", "--csv")
     ] = None,
     checkpoint: Checkpoint = None,
     second: Annotated[

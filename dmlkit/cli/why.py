@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import LOOK, Checkpoint, Device, Json, RunPath, Writes, checked, examples, with_common_options
+from dmlkit.cli.options import (
+    LOOK,
+    Checkpoint,
+    Device,
+    Json,
+    RunPath,
+    Writes,
+    argument,
+    examples,
+    option,
+    with_common_options,
+)
 from dmlkit.files.pictures import check_picture
 from dmlkit.files.source import require_image
 
@@ -21,17 +32,10 @@ app = typer.Typer()
 @with_common_options
 def why(
     run: RunPath,
-    a: Annotated[Path, typer.Argument(metavar="A", help="Image.", callback=checked(require_image), show_default=False)],
-    b: Annotated[
-        Path,
-        typer.Argument(
-            metavar="B", help="Image to compare it with.", callback=checked(require_image), show_default=False
-        ),
-    ],
+    a: Annotated[Path, argument("A", "Image.", check=require_image)],
+    b: Annotated[Path, argument("B", "Image to compare it with.", check=require_image)],
     output: Annotated[
-        Path | None,
-        Writes(check_picture),
-        typer.Option("--output", "-o", metavar="FILE", help="Picture to draw: .png, .svg or .pdf.", show_default=False),
+        Path | None, Writes(check_picture), option("FILE", "Picture to draw: .png, .svg or .pdf.", "--output", "-o")
     ] = None,
     top: Annotated[
         int, typer.Option(min=1, metavar="COUNT", help="Number of pairs of patches to print and to join by lines.")

@@ -25,7 +25,7 @@ from dmlkit.metrics.ranking.codec import Codec, Rescore
 from dmlkit.metrics.ranking.labels import Labels
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
-from dmlkit.metrics.ranking.scored import LocalScores, PlaceScores
+from dmlkit.metrics.ranking.scored import OtherScores
 from dmlkit.metrics.scoring import Scores, metric_configs, score_retrieval
 from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.schema import Recipe
@@ -197,7 +197,7 @@ class SecondScoring:
 
     rerank: Rerank | None = None
     points: Points | None = None
-    local: Callable[[Tensor, Tensor], LocalScores | PlaceScores] | None = None
+    local: Callable[[Tensor, Tensor], OtherScores] | None = None
 
 
 PLAIN = SecondScoring()  # no other way

@@ -22,7 +22,7 @@ from dmlkit.files.source import check_options, kind_of, require_run
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.metrics.ranking.scored import LocalScores, PlaceScores
+from dmlkit.metrics.ranking.scored import OtherScores
 from dmlkit.metrics.reliability import balanced
 from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.run_folder.documents import TrainingClasses
@@ -186,7 +186,7 @@ class PairOfModels:
         return self.map_at_r_of(points, Sphere(points.shape[1]), asked)
 
     def map_at_r_of(
-        self, points: Tensor, manifold: Manifold, asked: Tensor, rescore: LocalScores | PlaceScores | None = None
+        self, points: Tensor, manifold: Manifold, asked: Tensor, rescore: OtherScores | None = None
     ) -> Tensor:
         """Return the map@r of images asked among all, see `score_retrieval`."""
         rows = torch.arange(len(points))

@@ -15,7 +15,6 @@ from torch import Tensor
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
-from dmlkit.metrics.ranking.codec import Rescore
 from dmlkit.metrics.ranking.labels import Array, Labeling, Labels, as_keys
 from dmlkit.metrics.ranking.rankings import (
     Ties,
@@ -27,7 +26,7 @@ from dmlkit.metrics.ranking.rankings import (
     search_vectors,
 )
 from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, Rerank, expand, k_reciprocal
-from dmlkit.metrics.ranking.scored import LocalScores, PlaceScores
+from dmlkit.metrics.ranking.scored import OtherScores
 from dmlkit.metrics.ranking.search import Search
 
 _NEAREST = "nearest"
@@ -139,7 +138,7 @@ def score_retrieval(
     group: Any = None,
     advance: Callable[[int], None] = lambda _: None,
     rerank: Rerank | None = None,
-    rescore: Rescore | LocalScores | PlaceScores | None = None,
+    rescore: OtherScores | None = None,
 ) -> Scores:
     """Compute `retrieval_metrics` with the values and nearest neighbor of each query, and notes instead of warnings.
 

@@ -55,11 +55,9 @@ class Dataset(ABC):
         paths: N names that identify the samples; for files their paths.
         query: (N,) bool, the query images; None, as for ``gallery``, if each image is compared with all others.
         gallery: (N,) bool, the images to find.
-        super_classes: (C,) int64 in 0..S-1, a coarser label of each class; None if there is none, or with ``levels``.
         groups: (N,) int64, equal for images of one camera, burst or video, which evaluation does not count as neighbors
             of each other; an image without a group has a unique number. None if no image has a group.
-        levels: hierarchy of the classes; empty if there is none. With ``super_classes`` it has two levels,
-            ``super_class`` and ``class``.
+        levels: hierarchy of the classes; None if there is none.
         separator: separator of the labels in ``class_names``, each of which is then a set of labels; None if each image
             has one label.
 
@@ -87,7 +85,6 @@ class Dataset(ABC):
         *,
         query: Tensor | None = None,
         gallery: Tensor | None = None,
-        super_classes: Tensor | None = None,
         groups: Tensor | None = None,
         levels: Levels | None = None,
         separator: str | None = None,
@@ -97,8 +94,6 @@ class Dataset(ABC):
         self.paths = paths
         self.query, self.gallery = query, gallery
         self.groups = groups
-        if super_classes is not None:
-            levels = {"super_class": super_classes, "class": torch.arange(len(class_names))}
         self.levels: Levels = levels or {}
         self.separator = separator
 

@@ -110,12 +110,13 @@ class Listing:
         classes, labels = np.unique(self.labels[rows], return_inverse=True)
         # training rows are neither query nor gallery; in training each image is compared with all others
         searches = self.query is not None and bool(self.query[rows].any())
+        coarser = picked(self.super_classes, classes)
         return {
             "labels": torch.from_numpy(labels.astype(np.int64)),
             "class_names": [self.class_names[int(label)] for label in classes],
             "query": picked(self.query, rows) if searches else None,
             "gallery": picked(self.gallery, rows) if searches else None,
-            "super_classes": picked(self.super_classes, classes),
+            "levels": None if coarser is None else {"super_class": coarser, "class": torch.arange(len(classes))},
             "groups": picked(self.groups, rows),
             "separator": self.separator,
         }

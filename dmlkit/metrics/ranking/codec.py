@@ -145,13 +145,7 @@ class Rescore(NamedTuple):
     """(N, D)"""
 
     def rows(self, space: Manifold, queries: Tensor, gallery: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return a function of rows (n,) of queries: scores (n, N), highest for the candidates, in their new order.
-
-        Args:
-            space: geometry of the stored points.
-            queries: (Q, d) stored points.
-            gallery: (N, d) stored points.
-        """
+        """Return the function of `OtherScores` for stored points, highest for the candidates, in their new order."""
         count = min(RESCORED + 1, len(gallery))  # an image may find itself
 
         def rows(block: Tensor) -> Tensor:

@@ -5,12 +5,26 @@ the same individual.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold, Side
+
+
+class OtherScores(Protocol):
+    """Scores that order what a search found once more."""
+
+    def rows(self, space: Manifold, queries: Tensor, gallery: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return a function of rows (n,) of queries: scores (n, N).
+
+        Args:
+            space: geometry of the searched points.
+            queries: (Q, D) points.
+            gallery: (N, D) points.
+        """
+        ...
 
 
 class ScoredSpace(Manifold):
@@ -106,13 +120,7 @@ class LocalScores(NamedTuple):
     """Weight of the scores, in [0, 1]; the similarity has the rest."""
 
     def rows(self, space: Manifold, queries: Tensor, gallery: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return a function of rows (n,) of queries: scores (n, N), highest for the candidates, in their new order.
-
-        Args:
-            space: geometry of the points.
-            queries: (Q, D) points.
-            gallery: (N, D) points.
-        """
+        """Return the function of `OtherScores`: scores highest for the candidates, in their new order."""
 
         def rows(block: Tensor) -> Tensor:
             similarity = space.similarity(queries[block], gallery).double()
@@ -247,13 +255,7 @@ class PlaceScores(NamedTuple):
     """Weight of the evidence, in [0, 1]; the similarity has the rest."""
 
     def rows(self, space: Manifold, queries: Tensor, gallery: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return a function of rows (n,) of queries: scores (n, N).
-
-        Args:
-            space: geometry of the points.
-            queries: (Q, D) points.
-            gallery: (N, D) points.
-        """
+        """Return the function of `OtherScores`."""
 
         def rows(block: Tensor) -> Tensor:
             scores = (1 - self.share) * space.similarity(queries[block], gallery).double()
