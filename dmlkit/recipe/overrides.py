@@ -261,7 +261,7 @@ def copy_recipe(name: str, target: Path) -> list[Path]:
     return list(texts)
 
 
-IS_RECIPE = re.compile(r"^(extends|loss):", re.MULTILINE)
+IS_RECIPE = re.compile(r"\A(?!.*?^claim:).*?^(extends|loss):", re.MULTILINE | re.DOTALL)  # a claim is a study's
 COMMENT = re.compile(r"#\s?(.*)")
 PUBLISHED = re.compile(r"published:\s*(.+)", re.IGNORECASE)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dmlkit.errors import UserError
+from dmlkit.losses.base import LossConfig
 from dmlkit.recipe.file import dump_recipe, read_recipe
 from dmlkit.recipe.overrides import copy_recipe, find_recipe, names_of_recipes
 from tests.conftest import ROOT, Result
@@ -90,6 +91,17 @@ def test_a_group_is_listed_with_published_results(dmlkit: Callable[..., Result],
     assert told.code == 2 and told.err.startswith(
         "error: list: there is no group of recipes 'cgm'; expected one of cgml"
     )
+
+
+def test_losses_are_listed_by_what_they_compare(dmlkit: Callable[..., Result]):
+    shown = dmlkit("list", "losses").out
+    heads = [shown.index(head) for head in ("OVER PROXIES", "OVER PAIRS", "AROUND ANOTHER LOSS")]
+    places = {name: [shown.index(f"\n{name}\n") > head for head in heads].count(True) for name in LossConfig.variants}
+    own = {name: loss for name, loss in LossConfig.variants.items() if loss.__module__.startswith("dmlkit.")}
+    wraps = {name for name, loss in own.items() if "loss" in loss.model_fields}
+    assert {name for name in own if places[name] == 1} == {name for name in own if own[name].has_proxies} - wraps
+    assert {name for name in own if places[name] == 3} == wraps
+    assert "OVER" not in dmlkit("list", "losses", "triplet").out
 
 
 def test_one_component_is_listed_with_its_keys(dmlkit: Callable[..., Result]):
