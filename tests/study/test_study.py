@@ -700,7 +700,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ),
         ("recipe: tiny.yaml", "recipe: ../../secret.txt", "study.yaml:4: recipe: ../../secret.txt is outside"),
         ("recipe: tiny.yaml", "recipe: /etc/passwd", "study.yaml:4: recipe: /etc/passwd is absolute"),
-        ("recipe: tiny.yaml", 'recipe: "a\\0b"', "study.yaml:4: recipe: got 'a\\x00b', expected the path of a recipe"),
+        ("recipe: tiny.yaml", 'recipe: "a\\0b"', "study.yaml:4: recipe: got 'a\\x00b', expected the path of a file"),
         ("small: {}", "small: {recipe: ../../secret.txt}", "study.yaml:9: recipe: ../../secret.txt is outside"),
         ("small: {}", "LARGE: {}", "variants.LARGE: name 'LARGE' is used twice, ignoring case"),
         ("small: {}", f"{'s' * 300}: {{}}", "is not valid; expected at most 255 bytes of letters"),
