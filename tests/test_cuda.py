@@ -1,4 +1,4 @@
-"""What a CUDA GPU computes, beside the CPU; `make test-gpu` runs it.
+"""Results of a CUDA GPU compared with those of the CPU; `make test-gpu` runs it.
 
 Without a GPU the CPU takes its place, so that these tests do not rot between two runs on one.
 """

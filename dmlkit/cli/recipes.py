@@ -101,15 +101,15 @@ def members_of(families: "Families", family: str, name: str | None) -> "tuple[Me
 
 
 def print_members(members: "Iterable[MemberReference]", console: "Console") -> None:
-    """Print each member, with the default and the meaning of each key; those of a group below its name."""
+    """Print each member, with the default and the meaning of each key; those of a heading below it."""
     from dmlkit.cli.console import say
 
-    ordered = sorted(members, key=lambda member: member.group, reverse=True)  # proxies, pairs, around another loss
-    group = ordered[0].group if len({member.group for member in ordered}) == 1 else None
+    ordered = sorted(members, key=lambda member: member.heading, reverse=True)  # proxies, pairs, around another loss
+    heading = ordered[0].heading if len({member.heading for member in ordered}) == 1 else None
     for member in ordered:
-        if member.group != group:
-            group = member.group
-            say(console, group.upper(), style="bold")
+        if member.heading != heading:
+            heading = member.heading
+            say(console, heading.upper(), style="bold")
             console.print()
         say(console, f"{member.name} ({member.plugin})" if member.plugin else member.name, style="bold")
         say_indented(console, member.meaning, 2)

@@ -94,6 +94,11 @@ class ComponentConfig(OptionsConfig, frozen=True):
         """Accept ``abstract``, which `__pydantic_init_subclass__` reads once the fields are known."""
 
     @classmethod
+    def listed_under(cls) -> str:
+        """Return the heading of a member in the list of its family; empty if the family has none."""
+        return ""
+
+    @classmethod
     def __pydantic_init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         if ComponentConfig in cls.__bases__:
             cls.variants = {}

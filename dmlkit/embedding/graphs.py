@@ -50,7 +50,7 @@ OPERATOR = re.compile(r"OpOverload\(op='([\w.]+)'")
 
 
 @contextmanager
-def _named(what: str) -> Generator[None]:
+def _in_one_line(what: str) -> Generator[None]:
     """Raise an error of PyTorch's exporters, which has pages, as one line.
 
     Raises:
@@ -76,7 +76,7 @@ def traced(model: nn.Module, inputs: Tensor) -> torch.export.ExportedProgram:
     """
     batch = torch.export.Dim("batch", min=1)
     example = inputs.expand(max(2, len(inputs)), *inputs.shape[1:])  # a batch of one would fix the batch size at 1
-    with _named("PyTorch cannot trace this model"):
+    with _in_one_line("PyTorch cannot trace this model"):
         return torch.export.export(model, (example,), dynamic_shapes={"inputs": {0: batch}})
 
 
@@ -92,7 +92,7 @@ def onnx_program(program: torch.export.ExportedProgram, name: str, *more: str) -
         NotExportableError: ONNX cannot express an operator.
     """
     outputs = ["embeddings", *more]
-    with _named("ONNX cannot express this model"):
+    with _in_one_line("ONNX cannot express this model"):
         return torch.onnx.export(program, input_names=[name], output_names=outputs, dynamo=True, verbose=False)
 
 

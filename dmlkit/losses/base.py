@@ -23,8 +23,13 @@ class LossConfig(ComponentConfig, frozen=True):
     """Whether images may have several labels: the loss compares pairs and owns nothing per class."""
     has_proxies: ClassVar[bool] = False
     """Whether the loss has ``proxies`` for each class, points of the embeddings' space."""
-    group: ClassVar[str] = "over pairs"
-    """What ``dmlkit list losses`` lists it under."""
+
+    @classmethod
+    def listed_under(cls) -> str:
+        """Return the heading of the loss in ``dmlkit list losses``."""
+        if "loss" in cls.model_fields:
+            return "around another loss"
+        return "over proxies" if cls.has_proxies else "over pairs"
 
     @abstractmethod
     def build(self, manifold: Manifold, num_classes: int) -> "Loss":
@@ -41,7 +46,6 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
     shares_classes: ClassVar[bool] = False
     takes_several_labels: ClassVar[bool] = False
     has_proxies: ClassVar[bool] = False
-    group: ClassVar[str] = "over pairs"
     manifold: Manifold = option(kw_only=False)
     """Geometry of the embeddings."""
     num_classes: Any = option(default=None, init=False)

@@ -62,8 +62,6 @@ class CrossBatchMemory(Loss, name="cross_batch_memory"):
         9.0
     """
 
-    group = "around another loss"
-
     num_classes: Any = option(default=None, kw_only=False)
     """C, the number of training classes, for a loss given by its configuration that has parameters per class."""
     loss: Annotated[PairLoss, AfterValidator(compares_pairs)] = Contrastive.Config()

@@ -56,8 +56,6 @@ class Matryoshka(Loss, name="matryoshka"):
         6.0
     """
 
-    group = "around another loss"
-
     num_classes: Any = option(default=None, kw_only=False)
     """C, for a loss that owns something per class."""
     loss: Annotated[LossConfig, one_of] = Contrastive.Config()

@@ -34,8 +34,6 @@ class PerFactor(Loss, name="per_factor"):
         49.0
     """
 
-    group = "around another loss"
-
     num_classes: Any = option(default=None, kw_only=False)
     """C, for a loss that owns something per class."""
     loss: Annotated[LossConfig, one_of] = ProxyAnchor.Config()

@@ -40,13 +40,13 @@ class KeyReference(NamedTuple):
 
 
 class MemberReference(NamedTuple):
-    """Member of a family: its meaning, its keys, the plug-in that it comes from; None for dmlkit's own; its group."""
+    """Member of a family: its meaning, its keys, its plug-in (None: it is of dmlkit itself), and its heading."""
 
     name: str
     meaning: str
     keys: tuple[KeyReference, ...]
     plugin: str | None = None
-    group: str = ""
+    heading: str = ""
 
 
 class Reference(NamedTuple):
@@ -107,8 +107,8 @@ def describe_member(member: type[ComponentConfig]) -> MemberReference:
     plugin = plugin_of(member)
     meaning = as_text((member.__doc__ or "").strip().partition("\n")[0])
     name = member.model_fields["name"].default
-    group = getattr(member, "group", "")
-    return MemberReference(name, meaning, tuple(keys_of(member)), plugin.title if plugin else None, group)
+    title = plugin.title if plugin else None
+    return MemberReference(name, meaning, tuple(keys_of(member)), title, member.listed_under())
 
 
 def keys_of(config: type[BaseModel]) -> Iterator[KeyReference]:

@@ -7,6 +7,7 @@ import pytest
 
 from dmlkit.errors import UserError
 from dmlkit.losses.base import LossConfig
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss
 from dmlkit.recipe.file import dump_recipe, read_recipe
 from dmlkit.recipe.overrides import copy_recipe, find_recipe, names_of_recipes
 from tests.conftest import ROOT, Result
@@ -97,10 +98,9 @@ def test_losses_are_listed_by_what_they_compare(dmlkit: Callable[..., Result]):
     shown = dmlkit("list", "losses").out
     heads = [shown.index(head) for head in ("OVER PROXIES", "OVER PAIRS", "AROUND ANOTHER LOSS")]
     places = {name: [shown.index(f"\n{name}\n") > head for head in heads].count(True) for name in LossConfig.variants}
-    own = {name: loss for name, loss in LossConfig.variants.items() if loss.__module__.startswith("dmlkit.")}
-    wraps = {name for name, loss in own.items() if "loss" in loss.model_fields}
-    assert {name for name in own if places[name] == 1} == {name for name in own if own[name].has_proxies} - wraps
-    assert {name for name in own if places[name] == 3} == wraps
+    proxies = {name for name, loss in LossConfig.variants.items() if issubclass(loss.component, ProxyLoss)}
+    assert {name for name, place in places.items() if place == 1} == proxies
+    assert {"cross_batch_memory", "matryoshka", "per_factor"} == {name for name, place in places.items() if place == 3}
     assert "OVER" not in dmlkit("list", "losses", "triplet").out
 
 

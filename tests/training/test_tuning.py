@@ -227,8 +227,8 @@ def test_weights_of_a_run_that_have_moved_are_to_be_restored(
             ["inspect", lora, "--split", "all"],
         ):
             refused = dmlkit(*words, "--device", "cpu", *(["-o", tmp_path / "x.html"] if "inspect" in words else []))
-            told = f"{pretrained}: no such file; restore it, because {lora} was trained on it\n"
-            assert refused.code == 2 and refused.err.endswith(told), refused.err
+            expected = f"{pretrained}: no such file; restore it, because {lora} was trained on it\n"
+            assert refused.code == 2 and refused.err.endswith(expected), refused.err
     finally:
         hidden.rename(pretrained)
 
