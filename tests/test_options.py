@@ -3,7 +3,7 @@
 import inspect
 import pickle
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from dmlkit.manifolds import Euclidean, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 from dmlkit.miners import All, Hard
 from dmlkit.recipe.schema import FAMILIES
+from dmlkit.regularizers import GraphConsistency, Regularizer, RegularizerConfig
 
 DERIVED = [
     variant
@@ -26,6 +27,8 @@ DERIVED = [
     for variant in root.variants.values()
     if variant.component is not None and variant.__module__.startswith("dmlkit.")
 ]
+ONLY_IN_RECIPES = {"name", "weight", "run", "teacher"}
+"""Keys that no constructor takes: the trainer reads them."""
 
 
 class WheelConfig(ComponentConfig, frozen=True):
@@ -60,18 +63,21 @@ class Spoked(Wheel, name="spoked"):
 def test_constructor_and_configuration_have_the_same_options_and_defaults(config: Any):
     parameters = inspect.signature(config.component).parameters.values()
     options = {one.name: one.default for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert options == {key: field.default for key, field in config.model_fields.items() if key != "name"}
+    fields = {key: field.default for key, field in config.model_fields.items()}
+    assert options == {key: default for key, default in fields.items() if key not in ONLY_IN_RECIPES}
     assert config.component.__name__ + "Config" == config.__name__
 
 
 @pytest.mark.parametrize("config", DERIVED, ids=lambda config: config.__name__)
 def test_configurations_can_be_pickled(config: Any):
-    assert pickle.loads(pickle.dumps(config())) == config()
+    needed = {key: "a run" for key, field in config.model_fields.items() if field.is_required()}
+    built = config.model_validate(needed, context={"is_trained": True})
+    assert pickle.loads(pickle.dumps(built)) == built
 
 
-def test_at_least_the_seven_families_are_derived():
+def test_at_least_the_eight_families_are_derived():
     families = {name for name, root in FAMILIES.items() if set(root.variants.values()) <= set(DERIVED)}
-    assert families == {"losses", "manifolds", "miners", "pooling", "samplers", "heads", "transport"}
+    assert families == {"losses", "manifolds", "miners", "pooling", "samplers", "heads", "transport", "regularizers"}
 
 
 def test_options_arguments_and_presets_are_attributes():
@@ -181,6 +187,76 @@ def test_a_loss_in_the_form_of_dmlkit_0_1_0_works():
         assert loss(torch.tensor([[0.0], [3.0]]), torch.tensor([0, 0])).item() == 3 + 3 + 2
     finally:
         del LossConfig.variants["old_hinge"]
+
+
+def test_a_regularizer_in_the_form_of_dmlkit_0_1_0_works():
+    class OldConfig(RegularizerConfig, frozen=True):
+        name: Literal["old_length"] = "old_length"
+        weight: NonNegativeFloat = 0.25
+        power: NonNegativeFloat = 1.0
+        takes_several_labels: ClassVar[bool] = True
+
+        def build(self, manifold: Manifold) -> "Old":
+            return Old(manifold, **self.options("weight"))
+
+        def requirements(self) -> Iterable[Requirement]:
+            return (Requirement("manifold.name", ("euclidean",), "it measures lengths"),)
+
+        def source_run(self) -> str:
+            return "an older run"
+
+    class Old(Regularizer):
+        seen: Tensor
+        proxies_per_step = 7
+
+        def __init__(self, manifold: Manifold, *, power: float = 1.0) -> None:
+            super().__init__(manifold)
+            self.power = power
+            self.register_buffer("seen", torch.zeros(()))
+
+        def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+            return embeddings.norm(dim=1).pow(self.power).sum()
+
+    try:
+        config = TypeAdapter(Annotated[RegularizerConfig, one_of]).validate_python({"name": "old_length", "power": 2.0})
+        assert (config.weight, config.source_run(), config.takes_several_labels) == (0.25, "an older run", True)
+        assert [one.allowed for one in config.requirements()] == [("euclidean",)]
+        term = config.build(Euclidean(1))
+        assert term.proxies_per_step == 7 and dict(term.named_buffers()).keys() == {"seen"}
+        assert term(torch.tensor([[3.0], [4.0]]), torch.tensor([0, 1])).item() == 9 + 16
+    finally:
+        del RegularizerConfig.variants["old_length"]
+
+
+def test_the_names_of_configurations_in_dmlkit_0_1_0_can_be_imported():
+    import dmlkit.losses
+
+    assert vars(Triplet)["Config"] is dmlkit.losses.TripletConfig  # pyright: ignore[reportAttributeAccessIssue]
+    from dmlkit.regularizers import HierarchyConfig  # pyright: ignore[reportAttributeAccessIssue]
+
+    assert HierarchyConfig().name == "hierarchy"
+    with pytest.raises(AttributeError, match="did you mean 'Triplet'"):
+        dmlkit.losses.TripleConfig  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018
+
+
+def test_a_key_of_recipes_is_no_parameter_of_the_constructor():
+    config = GraphConsistency.Config(weight=0.5, bandwidth=2.0)
+    assert (config.weight, GraphConsistency.Config().weight, config.build(Sphere(2)).bandwidth) == (0.5, 0.001, 2.0)
+    with pytest.raises(TypeError, match="GraphConsistency: got an unexpected keyword argument 'weight'"):
+        GraphConsistency(Sphere(2), weight=0.5)  # pyright: ignore[reportCallIssue]
+
+
+def test_a_value_without_an_annotation_is_the_new_default_of_an_inherited_option():
+    class Wide(Contrastive):
+        negative_margin = 3.0
+
+    class Wider(Wide):
+        pass
+
+    points, labels = torch.tensor([[0.0], [2.0]]), torch.tensor([0, 1])
+    assert (Wide.Config().negative_margin, Wider.Config().negative_margin) == (3.0, 3.0)
+    assert Wider(Euclidean(1))(points, labels).item() == 1 and Contrastive(Euclidean(1))(points, labels).item() == 0
+    assert Wide(Euclidean(1), negative_margin=4.0)(points, labels).item() == 4
 
 
 def test_a_derived_configuration_has_its_own_keys_after_those_of_its_bases():

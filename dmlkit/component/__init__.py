@@ -12,7 +12,7 @@ from dmlkit.component.family import (
     one_of,
     suggest_members,
 )
-from dmlkit.component.options import Component, option
+from dmlkit.component.options import Component, option, recipe_key
 
 __all__ = [
     "Component",
@@ -26,5 +26,6 @@ __all__ = [
     "load_family",
     "one_of",
     "option",
+    "recipe_key",
     "suggest_members",
 ]

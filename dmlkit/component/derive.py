@@ -17,19 +17,19 @@ REQUIRED: Any = Parameter.empty
 
 @dataclass(frozen=True)
 class Option:
-    """An attribute that a component's constructor sets; see `option`."""
+    """An attribute of a component, which its constructor, its recipe, both or neither give; see `option`."""
 
     attribute: str
     key: str  # name in the constructor and in recipes
     annotation: Any
     default: Any
-    is_argument: bool  # positional: it comes from other components, not from the recipe
-    is_given: bool  # whether the constructor takes it
+    in_constructor: bool
+    in_recipe: bool
 
     @property
     def parameter(self) -> Parameter:
         """The parameter of the constructor."""
-        kind = Parameter.POSITIONAL_OR_KEYWORD if self.is_argument else Parameter.KEYWORD_ONLY
+        kind = Parameter.KEYWORD_ONLY if self.in_recipe else Parameter.POSITIONAL_OR_KEYWORD
         return Parameter(self.key, kind, default=self.default, annotation=self.annotation)
 
 
@@ -96,7 +96,7 @@ def _builder(cls: Any, base: Any) -> Any:
 
     def build(self: Any, *args: Any, **arguments: Any) -> Any:
         arguments = {**dict(zip(names, args, strict=False)), **arguments}
-        options = {key: getattr(self, key) for key in cls.options_by_key}
+        options = {key: getattr(self, key) for key, one in cls.options_by_key.items() if one.in_constructor}
         return cls(**{key: arguments[key] for key in cls.arguments if key in arguments}, **options)
 
     if declared:

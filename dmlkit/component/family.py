@@ -184,17 +184,20 @@ def load_family(package: str) -> None:
 def suggest_members(module: str) -> None:
     """Let ``dmlkit.losses.Tripet`` raise an error that names the members of the family.
 
-    The function is set here because a ``__getattr__`` in the source would let every name pass the type checker.
+    ``TripletConfig``, as plug-ins for dmlkit 0.1.0 import it, is ``Triplet.Config``. The function is set here because a
+    ``__getattr__`` in the source would let every name pass the type checker.
     """
-    known = [key for key in sys.modules[module].__all__ if isclass(vars(sys.modules[module])[key])]
+    named = {key: vars(sys.modules[module])[key] for key in sys.modules[module].__all__}
+    known = {key: value for key, value in named.items() if isclass(value)}
 
-    def refuse(name: str) -> object:
+    def find(name: str) -> object:
         from difflib import get_close_matches
 
+        config = getattr(known.get(name.removesuffix("Config")), "Config", None)
+        if config is not None:
+            return config
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(known))}"
-        if name.removesuffix("Config") in known:
-            hint = f"write {name.removesuffix('Config')}.Config"
         raise AttributeError(f"module {module!r} has no attribute {name!r}; {hint}")
 
-    vars(sys.modules[module])["__getattr__"] = refuse
+    vars(sys.modules[module])["__getattr__"] = find

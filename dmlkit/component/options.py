@@ -26,10 +26,20 @@ def option(*, default: Any = REQUIRED, alias: str | None = None, kw_only: bool =
         kw_only: false for an argument that comes from other components, e.g. ``manifold``, and has no key in recipes.
         init: false for an attribute that ``__post_init__`` sets, e.g. a buffer; until then it has its default, if any.
     """
-    return Option("", alias or "", None, default, is_argument=not kw_only, is_given=init)
+    return Option("", alias or "", None, default, in_constructor=init, in_recipe=init and kw_only)
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(option,))
+def recipe_key(*, default: Any = REQUIRED, init: Literal[False] = False) -> Any:
+    """Describe a key that only recipes have: its user reads it from the configuration, not from the component.
+
+    Args:
+        default: value if it is not given; without one it is required.
+        init: says to type checkers that the constructor does not take it.
+    """
+    return Option("", "", None, default, in_constructor=init, in_recipe=True)
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(option, recipe_key))
 class Component:
     """Base of the families' classes, which turns annotated attributes with a value into options.
 
@@ -64,13 +74,14 @@ class Component:
 
     def __init_subclass__(cls, name: str | None = None, family: type[ComponentConfig] | None = None) -> None:
         super().__init_subclass__()
-        own = list(_own_options(cls))
         inherited = [one for base in cls.__mro__[:0:-1] for one in vars(base).get("own_options", [])]
+        own = [*_own_options(cls), *_new_defaults(cls, inherited)]
         redefined = {one.attribute for one in own}
         every = [*(one for one in inherited if one.attribute not in redefined), *own]
-        cls.options_by_key = {one.key: one for one in every if one.is_given and not one.is_argument}
-        cls.arguments = {one.key: one for one in every if one.is_given and one.is_argument}
-        cls.presets = {one.attribute: one.default for one in every if not one.is_given and one.default is not REQUIRED}
+        cls.options_by_key = {one.key: one for one in every if one.in_recipe}
+        cls.arguments = {one.key: one for one in every if one.in_constructor and not one.in_recipe}
+        unset = [one for one in every if not one.in_constructor and not one.in_recipe]
+        cls.presets = {one.attribute: one.default for one in unset if one.default is not REQUIRED}
         cls.own_options = own
         cls.__signature__ = _signature_of(cls)
         cls.Config = family or config_of(cls, name)
@@ -87,8 +98,8 @@ class Component:
         arguments = {key: given.get(key, one.default) for key, one in cls.arguments.items()}
         for key, one in cls.arguments.items():
             setattr(self, one.attribute, arguments[key])
-        for key, one in cls.options_by_key.items():
-            value = _checked(cls, one, given[key]) if key in given else one.default
+        for one in _constructor_options(cls):
+            value = _checked(cls, one, given[one.key]) if one.key in given else one.default
             if isinstance(value, OptionsConfig) and not isinstance(value, tuple(_parts_in(one.annotation))):
                 value = _build(value, arguments)
             setattr(self, one.attribute, value)
@@ -118,11 +129,24 @@ def _own_options(cls: type[Component]) -> Iterable[Option]:
         yield replace(own, attribute=attribute, key=own.key or attribute, annotation=annotation)
 
 
+def _new_defaults(cls: type[Component], inherited: Iterable[Option]) -> Iterable[Option]:
+    """Yield the inherited options to which a class assigns a value without an annotation, and remove the values."""
+    for one in inherited:
+        value = vars(cls).get(one.attribute, REQUIRED)
+        if value is not REQUIRED and not hasattr(value, "__get__"):  # a property computes it
+            delattr(cls, one.attribute)
+            yield replace(one, default=value)
+
+
 def _parameters(cls: type[Component]) -> list[Option]:
     """Return arguments and options, those without a default first."""
     required = [one for one in cls.arguments.values() if one.default is REQUIRED]
     others = [one for one in cls.arguments.values() if one.default is not REQUIRED]
-    return [*required, *others, *cls.options_by_key.values()]
+    return [*required, *others, *_constructor_options(cls)]
+
+
+def _constructor_options(cls: type[Component]) -> list[Option]:
+    return [one for one in cls.options_by_key.values() if one.in_constructor]
 
 
 def _signature_of(cls: type[Component]) -> Signature:

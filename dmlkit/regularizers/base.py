@@ -11,7 +11,7 @@ import yaml
 from pydantic import PositiveFloat, ValidationInfo
 from torch import Tensor, nn
 
-from dmlkit.component import ComponentConfig
+from dmlkit.component import Component, ComponentConfig, option
 from dmlkit.errors import OptionError, UserError
 from dmlkit.files.source import require_run
 from dmlkit.manifolds.base import Manifold
@@ -35,19 +35,23 @@ class RegularizerConfig(ComponentConfig, frozen=True):
 
     def source_run(self) -> str | None:
         """Return the run whose embeddings of the training images `Regularizer.learn_from` takes; None for no run."""
-        return None
+        return None if self.component is None else self.with_options_only().source_run()
 
 
-class Regularizer(nn.Module, ABC):
+class Regularizer(Component, nn.Module, ABC, family=RegularizerConfig):
     """A term added to a loss. A subclass implements `compute`; autocast is off inside it, as for losses."""
 
-    proxies_per_step: int | None = None
+    keeps_space: ClassVar[bool] = False
+    takes_several_labels: ClassVar[bool] = False
+    manifold: Manifold = option(kw_only=False)
+    """Geometry of the embeddings."""
+    proxies_per_step: Any = option(default=None, init=False)
     """Maximum number of the loss's proxies that are drawn for a step: the term gets their points and classes instead of
     the embeddings and labels of a batch. None for a term of the batch."""
 
-    def __init__(self, manifold: Manifold) -> None:
-        super().__init__()
-        self.manifold = manifold
+    def source_run(self) -> str | None:
+        """Return `RegularizerConfig.source_run`; only options may be read."""
+        return None
 
     def forward(self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None) -> Tensor:
         """Compute the unweighted term of a batch, a scalar.

@@ -1,51 +1,22 @@
 """Backward-compatible training: new embeddings are classified by the class centers of an older run."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import Field, PositiveFloat, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dmlkit.component import Requirement
-from dmlkit.manifolds.base import NEEDS_BOUNDED, Manifold
-from dmlkit.regularizers.base import Regularizer, RegularizerConfig, check_source_run, keys_of_run
+from dmlkit.component import Requirement, option, recipe_key
+from dmlkit.manifolds.base import NEEDS_BOUNDED
+from dmlkit.regularizers.base import Regularizer, check_source_run, keys_of_run
 
 
-class CompatibleConfig(RegularizerConfig, frozen=True):
-    """BCT (Shen et al. 2020): embeddings stay near the class centers of an older run, so that both can be compared."""
+class Compatible(Regularizer, name="compatible"):
+    r"""BCT (Shen et al. 2020): embeddings stay near the class centers of an older run, so that both can be compared.
 
-    name: Literal["compatible"] = "compatible"
-    run: Annotated[str, Field(min_length=1)]
-    """Older run, with the same space and width. It embeds the training images once, without augmentation, before the
-    first step."""
-    keeps_space: ClassVar[bool] = True
-    scale: PositiveFloat = 32.0
-    """Inverse temperature of the softmax over the classes, in units of the relative similarity."""
-
-    def source_run(self) -> str:
-        return self.run
-
-    def build(self, manifold: Manifold) -> "Compatible":
-        return Compatible(manifold, scale=self.scale)
-
-    def requirements(self) -> Iterable[Requirement]:
-        yield NEEDS_BOUNDED
-        if older := keys_of_run(self.run):
-            width, space = older["embedding_dim"], older["manifold"]["name"]
-            yield Requirement("embedding_dim", (width,), f"embeddings of {self.run} have {width} dimensions")
-            yield Requirement("manifold.name", (space,), f"embeddings of {self.run} are on {space}")
-
-    @field_validator("run")
-    @classmethod
-    def check_run(cls, run: str, info: ValidationInfo) -> str:
-        """Reject a run that is missing."""
-        return check_source_run(run, info)
-
-
-class Compatible(Regularizer):
-    r"""Influence loss of backward-compatible training: Shen et al., CVPR 2020 (arXiv:2003.11942).
+    The influence loss of Shen et al., CVPR 2020 (arXiv:2003.11942).
 
     .. math:: -\frac{1}{B} \sum_i \log \frac{e^{\alpha s(x_i, \mu_{y_i})}}{\sum_c e^{\alpha s(x_i, \mu_c)}}
 
@@ -56,10 +27,6 @@ class Compatible(Regularizer):
     D: the mean is taken of log maps at the origin, and mapped back to a point; on the sphere it is the direction of the
     mean. D: the softmax is that of scaled similarities, where the paper takes the loss of the older run.
 
-    Args:
-        manifold: the geometry of the embeddings, and of those of the older run.
-        scale: alpha > 0.
-
     Example:
         >>> from dmlkit.manifolds import Sphere
         >>> term, labels = Compatible(Sphere(2), scale=1.0), torch.tensor([0, 1])
@@ -68,12 +35,26 @@ class Compatible(Regularizer):
         0.3133
     """
 
-    centers: Tensor
+    keeps_space: ClassVar[bool] = True
+    run: Annotated[str, Field(min_length=1), AfterValidator(check_source_run)] = recipe_key()
+    """Older run, with the same space and width. It embeds the training images once, without augmentation, before the
+    first step."""
+    scale: PositiveFloat = 32.0
+    """Inverse temperature of the softmax over the classes, in units of the relative similarity."""
+    centers: Tensor = option(init=False)  # (C, D)
 
-    def __init__(self, manifold: Manifold, *, scale: float = 32.0) -> None:
-        super().__init__(manifold)
-        self.scale = scale
-        self.register_buffer("centers", torch.empty(0, manifold.point_dim), persistent=False)
+    def source_run(self) -> str:
+        return self.run
+
+    def requirements(self) -> Iterable[Requirement]:
+        yield NEEDS_BOUNDED
+        if older := keys_of_run(self.run):
+            width, space = older["embedding_dim"], older["manifold"]["name"]
+            yield Requirement("embedding_dim", (width,), f"embeddings of {self.run} have {width} dimensions")
+            yield Requirement("manifold.name", (space,), f"embeddings of {self.run} are on {space}")
+
+    def __post_init__(self) -> None:
+        self.register_buffer("centers", torch.empty(0, self.manifold.point_dim), persistent=False)
 
     @torch.no_grad()
     def learn_from(self, points: Tensor, labels: Tensor) -> None:

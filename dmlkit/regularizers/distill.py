@@ -4,65 +4,49 @@ from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, ValidationInfo
 from torch import Tensor
 from torch.nn.functional import normalize, smooth_l1_loss
 
-from dmlkit.component import Requirement
-from dmlkit.manifolds.base import Manifold
+from dmlkit.component import Requirement, option, recipe_key
 from dmlkit.manifolds.products import safe_sqrt, squared_distances
-from dmlkit.regularizers.base import Regularizer, RegularizerConfig, check_source_run, keys_of_run
+from dmlkit.regularizers.base import Regularizer, check_source_run, keys_of_run
 
 FLAT = ("sphere", "euclidean")
 DistillKind = Literal["relational", "similarity"]
 ANGLE_WEIGHT = 2.0
 
 
-class DistillConfig(RegularizerConfig, frozen=True):
-    """RKD (Park et al. 2019) or similarity preservation (Tung & Mori 2019): learn the relations that a teacher sees."""
+def check_teacher(teacher: str, info: ValidationInfo) -> str:
+    """Check that a key of a recipe names a run with flat embeddings; see `check_source_run`.
 
-    takes_several_labels: ClassVar[bool] = True
-    name: Literal["distill"] = "distill"
-    teacher: Annotated[str, Field(min_length=1)]
-    """Run of the teacher, whose embeddings may have another width. It embeds the training images once, without
-    augmentation, before the first step."""
-    kind: DistillKind = "relational"
-    """What to compare: distances and angles (``relational``), or the rows of the matrix of inner products
-    (``similarity``; the paper's weight is 3000)."""
-    angle_weight: NonNegativeFloat | None = None
-    """Weight of angles relative to distances, only of ``relational``; null is 2, as in the paper."""
-
-    def source_run(self) -> str:
-        return self.teacher
-
-    def build(self, manifold: Manifold) -> "Distill":
-        return Distill(manifold, **self.options("weight", "teacher"))
-
-    def requirements(self) -> Iterable[Requirement]:
-        return (Requirement("manifold.name", FLAT, "it compares straight lines between embeddings"),)
-
-    @field_validator("teacher")
-    @classmethod
-    def check_teacher(cls, teacher: str, info: ValidationInfo) -> str:
-        """Reject a teacher that is missing or has curved embeddings."""
-        check_source_run(teacher, info)
-        space = keys_of_run(teacher).get("manifold", {}).get("name", "sphere")
-        if space not in FLAT and not (info.context or {}).get("is_trained", False):
-            raise ValueError(
-                f"{teacher} has embeddings on {space}; expected {' or '.join(FLAT)}: straight lines are compared"
-            )
-        return teacher
-
-    @model_validator(mode="after")
-    def check_angle_weight(self) -> "DistillConfig":
-        """Reject a weight that would be ignored."""
-        if self.kind == "similarity" and self.angle_weight is not None:
-            raise ValueError("angle_weight applies to kind relational; remove it")
-        return self
+    Raises:
+        ValueError: it does not.
+    """
+    check_source_run(teacher, info)
+    space = keys_of_run(teacher).get("manifold", {}).get("name", "sphere")
+    if space not in FLAT and not (info.context or {}).get("is_trained", False):
+        raise ValueError(
+            f"{teacher} has embeddings on {space}; expected {' or '.join(FLAT)}: straight lines are compared"
+        )
+    return teacher
 
 
-class Distill(Regularizer):
-    r"""Distillation of relations; t are the teacher's points of a batch, s the student's.
+def check_angle_weight(weight: float | None, info: ValidationInfo) -> float | None:
+    """Check in a recipe that the weight is not ignored.
+
+    Raises:
+        ValueError: it would be.
+    """
+    if weight is not None and (info.data or {}).get("kind") == "similarity":
+        raise ValueError("angle_weight applies to kind relational; remove it")
+    return weight
+
+
+class Distill(Regularizer, name="distill"):
+    r"""RKD (Park et al. 2019) or similarity preservation (Tung & Mori 2019): learn the relations that a teacher sees.
+
+    t are the teacher's points of a batch, s the student's.
 
     *relational* is RKD-DA of Park et al., CVPR 2019 (arXiv:1904.05068, section 3.2), with the Huber loss l:
 
@@ -81,11 +65,6 @@ class Distill(Regularizer):
 
     D: embeddings replace the activations of a hidden layer.
 
-    Args:
-        manifold: the geometry of the student: a sphere or Euclidean space.
-        kind: see above.
-        angle_weight: lambda_A, the weight of the angles; None is 2.
-
     Example:
         >>> from dmlkit.manifolds import Euclidean
         >>> term = Distill(Euclidean(1), angle_weight=0)
@@ -95,14 +74,24 @@ class Distill(Regularizer):
         0.0
     """
 
-    points: Tensor
+    takes_several_labels: ClassVar[bool] = True
+    teacher: Annotated[str, Field(min_length=1), AfterValidator(check_teacher)] = recipe_key()
+    """Run of the teacher, whose embeddings may have another width. It embeds the training images once, without
+    augmentation, before the first step."""
+    kind: DistillKind = "relational"
+    """What to compare: distances and angles (``relational``), or the rows of the matrix of inner products
+    (``similarity``; the paper's weight is 3000)."""
+    angle_weight: Annotated[NonNegativeFloat | None, AfterValidator(check_angle_weight)] = None
+    """Weight of angles relative to distances, only of ``relational``; null is 2, as in the paper."""
+    points: Tensor = option(init=False)  # (N, D') of the teacher
 
-    def __init__(
-        self, manifold: Manifold, *, kind: DistillKind = "relational", angle_weight: float | None = None
-    ) -> None:
-        super().__init__(manifold)
-        self.kind = kind
-        self.angle_weight = ANGLE_WEIGHT if angle_weight is None else angle_weight
+    def source_run(self) -> str:
+        return self.teacher
+
+    def requirements(self) -> Iterable[Requirement]:
+        return (Requirement("manifold.name", FLAT, "it compares straight lines between embeddings"),)
+
+    def __post_init__(self) -> None:
         self.register_buffer("points", torch.empty(0, 0), persistent=False)
 
     def learn_from(self, points: Tensor, labels: Tensor) -> None:
@@ -120,10 +109,11 @@ class Distill(Regularizer):
         if self.kind == "similarity":
             return (similarity_rows(teacher) - similarity_rows(student)).square().mean()
         apart = mean_huber(relative_distances(teacher), relative_distances(student), distinct(len(student), 2, student))
-        if self.angle_weight == 0:
+        angle_weight = ANGLE_WEIGHT if self.angle_weight is None else self.angle_weight
+        if angle_weight == 0:
             return apart
         triplets = distinct(len(student), 3, student)
-        return apart + self.angle_weight * mean_huber(angles(teacher), angles(student), triplets)
+        return apart + angle_weight * mean_huber(angles(teacher), angles(student), triplets)
 
 
 def distinct(count: int, places: int, like: Tensor) -> Tensor:

@@ -7,37 +7,17 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from dmlkit.component import Requirement
-from dmlkit.manifolds.base import Manifold
+from dmlkit.component import Requirement, recipe_key
 from dmlkit.manifolds.products import safe_sqrt
-from dmlkit.regularizers.base import Regularizer, RegularizerConfig
+from dmlkit.regularizers.base import Regularizer
 
 GraphForm = Literal["propagated", "graphs", "bound"]
 
 
-class GraphConsistencyConfig(RegularizerConfig, frozen=True):
-    """CGML (Chen et al. 2021): two draws of the same classes should have the same graph of similarities."""
+class GraphConsistency(Regularizer, name="graph_consistency"):
+    r"""CGML (Chen et al. 2021): two draws of the same classes should have the same graph of similarities.
 
-    name: Literal["graph_consistency"] = "graph_consistency"
-    weight: PositiveFloat = 0.001
-    """lambda: 0.001 with triplet, 0.002 with n_pair and binomial_deviance."""
-    bandwidth: PositiveFloat = 1.0
-    """sigma, in units of the squared distance."""
-    relative_bandwidth: bool = False
-    """Multiply sigma by the median squared distance of the batch, for embeddings of any length."""
-    form: GraphForm = "propagated"
-    """What to compare: ``propagated`` features (eq. 3), the ``graphs`` (eq. 1), or the full ``bound`` (eq. 2)."""
-
-    def build(self, manifold: Manifold) -> "GraphConsistency":
-        return GraphConsistency(manifold, **self.options("weight"))
-
-    def requirements(self) -> Iterable[Requirement]:
-        reason = "it compares two draws of the same classes with the same number of images each"
-        return (Requirement("sampler.name", ("paired",), reason),)
-
-
-class GraphConsistency(Regularizer):
-    r"""Chen et al., AAAI 2021 (CGML), eq. 3: the norm, not its square, of the difference of two propagated draws.
+    Chen et al., AAAI 2021, eq. 3: the norm, not its square, of the difference of two propagated draws.
 
     .. math:: \| S' {X'}^T - S'' {X''}^T \|_F, \quad s_{ij} = \exp(-d(x_i, x_j)^2 / \sigma)
 
@@ -54,12 +34,8 @@ class GraphConsistency(Regularizer):
     The norm has no gradient at 0, where both draws propagate to the same features (e.g. identical embeddings):
     d|v|/dv = v/|v| is 0/0, and the nan would spoil the weights. The safe form returns 0, the smallest subgradient.
 
-    Args:
-        manifold: the geometry of the embeddings; X holds the coordinates of its points.
-        bandwidth: sigma > 0, in units of the squared distance; the paper does not print it.
-        relative_bandwidth: use units of the median squared distance within the draws instead, a constant for the
-            gradient. Features of norm 17 have s_ij = 8e-21 with sigma = 1, which is an empty graph.
-        form: see above.
+    The paper does not print sigma. Features of norm 17 have s_ij = 8e-21 with sigma = 1, which is an empty graph; the
+    median squared distance of ``relative_bandwidth`` is a constant for the gradient.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -68,16 +44,18 @@ class GraphConsistency(Regularizer):
         1.0
     """
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        *,
-        bandwidth: float = 1.0,
-        relative_bandwidth: bool = False,
-        form: GraphForm = "propagated",
-    ) -> None:
-        super().__init__(manifold)
-        self.bandwidth, self.relative_bandwidth, self.form = bandwidth, relative_bandwidth, form
+    weight: PositiveFloat = recipe_key(default=0.001)
+    """lambda: 0.001 with triplet, 0.002 with n_pair and binomial_deviance."""
+    bandwidth: PositiveFloat = 1.0
+    """sigma, in units of the squared distance."""
+    relative_bandwidth: bool = False
+    """Multiply sigma by the median squared distance of the batch, for embeddings of any length."""
+    form: GraphForm = "propagated"
+    """What to compare: ``propagated`` features (eq. 3), the ``graphs`` (eq. 1), or the full ``bound`` (eq. 2)."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        reason = "it compares two draws of the same classes with the same number of images each"
+        return (Requirement("sampler.name", ("paired",), reason),)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         first, second, is_used = aligned_draws(labels)

@@ -2,45 +2,24 @@
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from dmlkit.component import Requirement
+from dmlkit.component import Requirement, option, recipe_key
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.hyperbolic import Hyperbolic
 from dmlkit.manifolds.product import Product
 from dmlkit.manifolds.products import safe_sqrt, unit_vectors
-from dmlkit.regularizers.base import Regularizer, RegularizerConfig, stack_levels
+from dmlkit.regularizers.base import Regularizer, stack_levels
 
 
-class HierarchicalClusteringConfig(RegularizerConfig, frozen=True):
-    """HypHC (Chami et al. 2020) of the loss's proxies: similar ones share an ancestor far from the root of a tree."""
+class HierarchicalClustering(Regularizer, name="hierarchical_clustering"):
+    r"""HypHC (Chami et al. 2020) of the loss's proxies: similar ones share an ancestor far from the root of a tree.
 
-    name: Literal["hierarchical_clustering"] = "hierarchical_clustering"
-    weight: PositiveFloat = 10.0
-    """lambda, weight of the term relative to the loss; the gradient of a mean over triplets is small."""
-    proxies_per_step: Annotated[int, Field(ge=3, le=256)] = 64
-    """Maximum number of the loss's proxies that are drawn for a step, n; time and memory grow with n^3."""
-    temperature: PositiveFloat = 0.1
-    """tau of the choice of the pair that merges first, in units of the distance."""
-    levels: bool = False
-    """Use the levels of the dataset (``dataset.levels``) as similarity: the share of levels that two classes share."""
-
-    def build(self, manifold: Manifold) -> "HierarchicalClustering":
-        return HierarchicalClustering(manifold, **self.options("weight"))
-
-    def requirements(self) -> Iterable[Requirement]:
-        reason = "the ancestors of a tree lie in hyperbolic space; a product needs a hyperbolic factor"
-        yield Requirement("manifold.is_hyperbolic", (True,), reason)
-        yield Requirement("loss.has_proxies", (True,), "the proxies of the loss are clustered")
-        yield Requirement("training.shard_proxies", (False,), "it compares proxies of all classes")
-
-
-class HierarchicalClustering(Regularizer):
-    r"""Dasgupta's cost of the tree that points span in hyperbolic space, made continuous: Chami et al., NeurIPS 2020.
+    Chami et al., NeurIPS 2020: Dasgupta's cost of the tree that points span in hyperbolic space, made continuous.
 
     For each triplet i, j, k of points with similarities w (HypHC, arXiv:2010.00402, section 4.2):
 
@@ -58,12 +37,6 @@ class HierarchicalClustering(Regularizer):
     ``levels`` it is the share of the levels of the known hierarchy that two classes share. D: points keep their
     distance from the origin, which the authors' code makes equal. The terms of several hyperbolic factors are added.
 
-    Args:
-        manifold: the geometry of the points: hyperbolic, or a product with a hyperbolic factor.
-        proxies_per_step: maximum number of proxies in a step, at least 3; `compute` takes any number of points.
-        temperature: tau > 0, in units of d.
-        levels: whether `use_levels` gives the levels of the classes.
-
     Raises:
         ValueError: the manifold is not hyperbolic.
 
@@ -75,18 +48,29 @@ class HierarchicalClustering(Regularizer):
         torch.Size([])
     """
 
-    def __init__(
-        self, manifold: Manifold, *, proxies_per_step: int = 64, temperature: float = 0.1, levels: bool = False
-    ) -> None:
-        super().__init__(manifold)
-        if not manifold.is_hyperbolic:
-            name = type(manifold).__name__
+    weight: PositiveFloat = recipe_key(default=10.0)
+    """lambda, weight of the term relative to the loss; the gradient of a mean over triplets is small."""
+    proxies_per_step: Annotated[int, Field(ge=3, le=256)] = 64
+    """Maximum number of the loss's proxies that are drawn for a step, n; time and memory grow with n^3."""
+    temperature: PositiveFloat = 0.1
+    """tau of the choice of the pair that merges first, in units of the distance."""
+    needs_levels: bool = option(default=False, alias="levels")
+    """Use the levels of the dataset (``dataset.levels``) as similarity: the share of levels that two classes share."""
+    levels: Tensor | None = option(default=None, init=False)  # (C, L)
+
+    def requirements(self) -> Iterable[Requirement]:
+        reason = "the ancestors of a tree lie in hyperbolic space; a product needs a hyperbolic factor"
+        yield Requirement("manifold.is_hyperbolic", (True,), reason)
+        yield Requirement("loss.has_proxies", (True,), "the proxies of the loss are clustered")
+        yield Requirement("training.shard_proxies", (False,), "it compares proxies of all classes")
+
+    def __post_init__(self) -> None:
+        if not self.manifold.is_hyperbolic:
+            name = type(self.manifold).__name__
             raise ValueError(f"HierarchicalClustering: expected a manifold with a hyperbolic factor, got {name}")
-        self.proxies_per_step, self.temperature, self.needs_levels = proxies_per_step, temperature, levels
-        self.levels: Tensor | None = None
 
     def use_levels(self, levels: Mapping[str, Tensor]) -> None:
-        self.levels = stack_levels("hierarchical_clustering", levels) if self.needs_levels else None  # (C, L)
+        self.levels = stack_levels("hierarchical_clustering", levels) if self.needs_levels else None
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         factors = [(self.manifold, embeddings)]

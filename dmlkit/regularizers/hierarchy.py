@@ -1,40 +1,22 @@
 """Hierarchy (HIER): learned proxies become the inner nodes of a tree over the images, without labels of a hierarchy."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.functional import gumbel_softmax, relu
 
-from dmlkit.manifolds.base import Manifold
-from dmlkit.regularizers.base import Regularizer, RegularizerConfig, stack_levels
+from dmlkit.component import option
+from dmlkit.regularizers.base import Regularizer, stack_levels
 
 
-class HierarchyConfig(RegularizerConfig, frozen=True):
-    """HIER (Kim et al. 2023): related images should share a closer learned ancestor than unrelated ones."""
+class Hierarchy(Regularizer, name="hierarchy"):
+    r"""HIER (Kim et al. 2023): related images should share a closer learned ancestor than unrelated ones.
 
-    name: Literal["hierarchy"] = "hierarchy"
-    num_proxies: Annotated[int, Field(ge=4)] = 512
-    """Number of hierarchical proxies, the possible ancestors."""
-    neighbors: Annotated[int, Field(ge=2)] = 30
-    """K; two points are related if each is among the K nearest of the other, itself included; at most half of all."""
-    triplets_per_anchor: PositiveInt = 10
-    """Triplets drawn for each image and each proxy; time and memory grow with triplets_per_anchor x num_proxies^2."""
-    margin: NonNegativeFloat = 0.1
-    """delta, in units of the distance."""
-    levels: bool = False
-    """Use the levels of the dataset (``dataset.levels``): images that share more levels are nearer than all others."""
-    temperature: PositiveFloat = 0.1
-    """tau of the choice of an ancestor, in units of the distance; lower makes the nearest one more likely."""
-
-    def build(self, manifold: Manifold) -> "Hierarchy":
-        return Hierarchy(manifold, **self.options("weight"))
-
-
-class Hierarchy(Regularizer):
-    r"""Hierarchical regularization of Kim et al., CVPR 2023 (HIER, arXiv:2212.14258), with any distance d.
+    The hierarchical regularization of Kim et al., CVPR 2023 (arXiv:2212.14258), with any distance d.
 
     For a triplet of related points i, j and a point k that is not related to i, with [x]_+ = max(x, 0):
 
@@ -60,15 +42,6 @@ class Hierarchy(Regularizer):
 
     The proxies are trained with the learning rate of the loss.
 
-    Args:
-        manifold: the geometry of the embeddings; the paper uses the ball.
-        num_proxies: number of hierarchical proxies P, at least 4.
-        neighbors: K >= 2, itself included.
-        triplets_per_anchor: triplets T drawn for each image and each proxy.
-        margin: delta >= 0, in units of d.
-        temperature: tau > 0, in units of d.
-        levels: whether `use_levels` gives the levels of the classes.
-
     Example:
         >>> from dmlkit.manifolds import Poincare
         >>> ball = Poincare(8)
@@ -77,26 +50,26 @@ class Hierarchy(Regularizer):
         torch.Size([])
     """
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        *,
-        num_proxies: int = 512,
-        neighbors: int = 30,
-        triplets_per_anchor: int = 10,
-        margin: float = 0.1,
-        temperature: float = 0.1,
-        levels: bool = False,
-    ) -> None:
-        super().__init__(manifold)
-        self.needs_levels = levels
-        self.levels: Tensor | None = None
-        self.neighbors, self.triplets_per_anchor = neighbors, triplets_per_anchor
-        self.margin, self.temperature = margin, temperature
-        self.proxies = manifold.new_proxies(num_proxies)
+    num_proxies: Annotated[int, Field(ge=4)] = 512
+    """Number of hierarchical proxies, the possible ancestors."""
+    neighbors: Annotated[int, Field(ge=2)] = 30
+    """K; two points are related if each is among the K nearest of the other, itself included; at most half of all."""
+    triplets_per_anchor: PositiveInt = 10
+    """Triplets drawn for each image and each proxy; time and memory grow with triplets_per_anchor x num_proxies^2."""
+    margin: NonNegativeFloat = 0.1
+    """delta, in units of the distance."""
+    needs_levels: bool = option(default=False, alias="levels")
+    """Use the levels of the dataset (``dataset.levels``): images that share more levels are nearer than all others."""
+    temperature: PositiveFloat = 0.1
+    """tau of the choice of an ancestor, in units of the distance; lower makes the nearest one more likely."""
+    levels: Tensor | None = option(default=None, init=False)  # (C, L)
+    proxies: Parameter = option(init=False)  # (P, d)
+
+    def __post_init__(self) -> None:
+        self.proxies = self.manifold.new_proxies(self.num_proxies)
 
     def use_levels(self, levels: Mapping[str, Tensor]) -> None:
-        self.levels = stack_levels("hierarchy", levels) if self.needs_levels else None  # (C, L)
+        self.levels = stack_levels("hierarchy", levels) if self.needs_levels else None
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         proxies = self.manifold.proxy_points(self.proxies)

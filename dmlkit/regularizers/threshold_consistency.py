@@ -1,40 +1,21 @@
 """Threshold consistency (TCM): pulls and pushes only the pairs on the wrong side of two fixed margins."""
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from dmlkit.component import Requirement
-from dmlkit.manifolds.base import NEEDS_BOUNDED, Manifold
-from dmlkit.regularizers.base import Regularizer, RegularizerConfig
+from dmlkit.component import Requirement, recipe_key
+from dmlkit.manifolds.base import NEEDS_BOUNDED
+from dmlkit.regularizers.base import Regularizer
 
 
-class ThresholdConsistencyConfig(RegularizerConfig, frozen=True):
-    """TCM (Zhang et al. 2024): all classes should be separable at the same similarity threshold."""
+class ThresholdConsistency(Regularizer, name="threshold_consistency"):
+    r"""TCM (Zhang et al. 2024): all classes should be separable at the same similarity threshold.
 
-    name: Literal["threshold_consistency"] = "threshold_consistency"
-    weight: PositiveFloat = 1.0
-    """lambda+, weight of the positive pairs relative to the loss; it also multiplies negative_weight."""
-    negative_weight: NonNegativeFloat = 1.0
-    """lambda- / lambda+, weight of the negative pairs relative to that of the positive pairs."""
-    positive_margin: Annotated[float, Field(ge=-1, le=1)] = 0.9
-    """m+, in similarity units; positive pairs below it are pulled together."""
-    negative_margin: Annotated[float, Field(ge=-1, le=1)] = 0.5
-    """m-, in similarity units; negative pairs above it are pushed apart."""
-
-    def build(self, manifold: Manifold) -> "ThresholdConsistency":
-        return ThresholdConsistency(manifold, **self.options("weight"))
-
-    def requirements(self) -> Iterable[Requirement]:
-        pairs = "it compares images with others of their class and with those of other classes"
-        return NEEDS_BOUNDED, Requirement("sampler.pairs", ("of the same class and of different classes",), pairs)
-
-
-class ThresholdConsistency(Regularizer):
-    r"""The threshold-consistent margin, L_TCM of Zhang et al., ICLR 2024 (arXiv:2307.04047); s = relative similarity.
+    The threshold-consistent margin, L_TCM of Zhang et al., ICLR 2024 (arXiv:2307.04047); s = relative similarity.
 
     .. math:: \frac{\sum_{s \in S^+} (m^+ - s) \, 1[s \le m^+]}{\sum_{s \in S^+} 1[s \le m^+]} + \lambda
             \frac{\sum_{s \in S^-} (s - m^-) \, 1[s \ge m^-]}{\sum_{s \in S^-} 1[s \ge m^-]}
@@ -42,12 +23,6 @@ class ThresholdConsistency(Regularizer):
     S+ holds the similarities of the pairs of one class in the batch, without those of an image and itself, S- those of
     different classes. A mean over no pair is 0, with gradient 0. Only hard pairs count, so the term does not compress
     classes that are already separable by a threshold between the margins.
-
-    Args:
-        manifold: the geometry of the embeddings.
-        negative_weight: lambda >= 0, the paper's lambda- / lambda+.
-        positive_margin: m+ in -1..1.
-        negative_margin: m- in -1..1.
 
     Example:
         >>> from dmlkit.manifolds import Sphere
@@ -57,17 +32,18 @@ class ThresholdConsistency(Regularizer):
         0.68
     """
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        *,
-        negative_weight: float = 1.0,
-        positive_margin: float = 0.9,
-        negative_margin: float = 0.5,
-    ) -> None:
-        super().__init__(manifold)
-        self.negative_weight = negative_weight
-        self.positive_margin, self.negative_margin = positive_margin, negative_margin
+    weight: PositiveFloat = recipe_key(default=1.0)
+    """lambda+, weight of the positive pairs relative to the loss; it also multiplies negative_weight."""
+    negative_weight: NonNegativeFloat = 1.0
+    """lambda- / lambda+, weight of the negative pairs relative to that of the positive pairs."""
+    positive_margin: Annotated[float, Field(ge=-1, le=1)] = 0.9
+    """m+, in similarity units; positive pairs below it are pulled together."""
+    negative_margin: Annotated[float, Field(ge=-1, le=1)] = 0.5
+    """m-, in similarity units; negative pairs above it are pushed apart."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        pairs = "it compares images with others of their class and with those of other classes"
+        return NEEDS_BOUNDED, Requirement("sampler.pairs", ("of the same class and of different classes",), pairs)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         similarity = self.manifold.relative_similarity(embeddings, embeddings)  # (B, B)

@@ -1,12 +1,12 @@
 """The contracts of all component families, as functions for the tests of new components.
 
-``check_loss(MyLossConfig())`` raises an AssertionError that names what is broken::
+``check_loss(MyLoss.Config())`` raises an AssertionError that names what is broken::
 
     from dmlkit.testing import check_loss
-    from my_losses import MyLossConfig
+    from my_losses import MyLoss
 
     def test_my_loss():
-        check_loss(MyLossConfig(scale=8.0))
+        check_loss(MyLoss.Config(scale=8.0))
 """
 
 from dmlkit.testing.data import check_augmentation, check_dataset, check_transform

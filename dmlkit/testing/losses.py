@@ -217,8 +217,8 @@ def check_regularizer(config: RegularizerConfig) -> None:
         AssertionError: the contract is broken; the message says how.
 
     Example:
-        >>> from dmlkit.regularizers import GraphConsistencyConfig
-        >>> check_regularizer(GraphConsistencyConfig())
+        >>> from dmlkit.regularizers import GraphConsistency
+        >>> check_regularizer(GraphConsistency.Config())
     """
     for manifold in fitting_manifolds(config):
         hold(REGULARIZER, f"{config.name} on {title(manifold)}", config, manifold)

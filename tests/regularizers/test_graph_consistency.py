@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import normalize
 
 from dmlkit.manifolds import Euclidean, Sphere
-from dmlkit.regularizers import GraphConsistency, GraphConsistencyConfig
+from dmlkit.regularizers import GraphConsistency
 from dmlkit.regularizers.graph_consistency import aligned_draws
 
 LABELS = torch.tensor([5, 5, 0, 0, 2, 2] * 2)  # two draws, class-aligned
@@ -139,6 +139,6 @@ def test_draws_are_class_aligned():
 
 
 def test_says_that_it_needs_the_paired_sampler():
-    (requirement,) = GraphConsistencyConfig().requirements()
+    (requirement,) = GraphConsistency.Config().requirements()
     assert requirement.key == "sampler.name"
     assert requirement.allowed == ("paired",)
