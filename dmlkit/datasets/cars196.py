@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.archives import Archive, Published, locate, missing, whole_number
+from dmlkit.datasets.files.archives import Archive, Published, locate, whole_number
 from dmlkit.datasets.files.listing import ListedRows, Listing
 from dmlkit.datasets.files.matlab import read_mat
 from dmlkit.datasets.files.paths import read_lines
-from dmlkit.datasets.folder import is_split, split_folders
+from dmlkit.datasets.folder import benchmark_folders
 
 TRAINING_CLASSES = 98
 SITE = "http://ai.stanford.edu/~jkrause/cars/car_dataset.html"
@@ -49,10 +49,7 @@ class Cars196Config(DatasetConfig, frozen=True):
             folder = locate(root, ("cars196", "."), (marker,))
             if folder is not None:
                 return read(folder)
-        split = locate(root, ("cars196", "."), ("train", "test"))
-        if split is not None and is_split(split):
-            return split_folders(split)
-        raise missing(root, self.published, f"{', '.join(LAYOUTS)} or train/ and test/")
+        return benchmark_folders(root, ("cars196", "."), self.published, ", ".join(LAYOUTS))
 
 
 class CarsRow(NamedTuple):

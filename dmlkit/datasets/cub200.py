@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.archives import Archive, Published, locate, missing, whole_number
+from dmlkit.datasets.files.archives import Archive, Published, locate, whole_number
 from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import read_lines
-from dmlkit.datasets.folder import class_folders, is_split, split_folders
+from dmlkit.datasets.folder import benchmark_folders, class_folders
 from dmlkit.files.image_file import image_files
 
 TRAINING_CLASSES = 100
@@ -46,10 +46,7 @@ class Cub200Config(DatasetConfig, frozen=True):
         folder = locate(root, ("CUB_200_2011", "cub200", "."), ("images.txt", "images"))
         if folder is not None:
             return from_lists(folder) if (folder / "images.txt").exists() else from_folders(folder / "images")
-        split = locate(root, ("cub200", "."), ("train", "test"))
-        if split is not None and is_split(split):
-            return split_folders(split)
-        raise missing(root, self.published, "CUB_200_2011/images.txt, CUB_200_2011/images/ or train/ and test/")
+        return benchmark_folders(root, ("cub200", "."), self.published, "CUB_200_2011/images.txt, CUB_200_2011/images/")
 
 
 def part_of(number: int) -> ListedSplit:

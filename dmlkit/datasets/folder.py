@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig, Split
+from dmlkit.datasets.files.archives import Published, locate, missing
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
@@ -71,6 +72,24 @@ def split_folders(root: Path, levels: Sequence[str] = ()) -> Listing:
     return class_listing(root, classes, levels, faults)
 
 
+def benchmark_folders(root: Path, names: Sequence[str], published: Published, layouts: str) -> Listing:
+    """List the images of a benchmark that is stored as ``train/`` and ``test/`` folders of classes.
+
+    Args:
+        root: the option ``root`` of the benchmark.
+        names: folders below the root that may contain the two folders; ``"."`` is the root itself.
+        published: facts of the benchmark.
+        layouts: files and folders of its other layouts, none of which the root has.
+
+    Raises:
+        OptionError: the root has none of the layouts; the error says where to download the benchmark.
+    """
+    folder = locate(root, names, ("train", "test"))
+    if folder is None or not is_split(folder):
+        raise missing(root, published, f"{layouts} or train/ and test/")
+    return split_folders(folder)
+
+
 def splits_below(root: Path) -> list[ListedSplit]:
     """Return the splits that have a folder below a root.
 
@@ -78,9 +97,9 @@ def splits_below(root: Path) -> list[ListedSplit]:
         UserError: ``train`` or ``test`` is missing.
     """
     splits: list[ListedSplit] = [split for split in LISTED_SPLITS if (root / split).is_dir()]
-    for missing, present in (("test", "train"), ("train", "test")):
-        if missing not in splits:
-            raise OptionError("dataset.root", f"{root} has a folder {present!r} but no folder {missing!r}; add it")
+    for absent, present in (("test", "train"), ("train", "test")):
+        if absent not in splits:
+            raise OptionError("dataset.root", f"{root} has a folder {present!r} but no folder {absent!r}; add it")
     return splits
 
 

@@ -225,8 +225,6 @@ def character_classes(classes: int, shapes: int) -> list[str]:
         >>> "".join(character_classes(200, 1)) == "".join(distinct_characters()[:200])
         True
     """
-    import unicodedata
-
     count, characters = classes * shapes, distinct_characters()
     if len(characters) < count:
         raise OptionError(
@@ -245,8 +243,6 @@ def distinct_characters() -> tuple[str, ...]:
 
     Blank characters and those that look exactly like an earlier one (A and Greek Α) are excluded.
     """
-    import unicodedata
-
     from matplotlib.ft2font import FT2Font
 
     shared = set.intersection(*(set(FT2Font(str(font_folder() / face)).get_charmap()) for face in FACES))

@@ -72,7 +72,7 @@ class HfConfig(DatasetConfig, frozen=True):
         if len(parts) > 1 and not self.pool:
             columns["split"] = [split for split, part in parts.items() for _ in range(len(part))]
         table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-        rows = HfRows(table, root, root)
+        rows = TableRows(table, root, root)
         listing = rows.listing()
         shared = len(listing.overlaps())
         if shared:
@@ -84,13 +84,6 @@ class HfConfig(DatasetConfig, frozen=True):
         places = np.array([(place, row) for place, part in enumerate(parts.values()) for row in range(len(part))])
         images = [undecoded(part, self.image) for part in parts.values()]
         return HfListing(**vars(listing), parts=images, places=places[rows.keep])
-
-
-class HfRows(TableRows):
-    """Conversion of the rows of all splits to a `Listing`."""
-
-    def _where(self, row: int) -> str:
-        return f"{self.root / self.table['path'][row].as_py()}"
 
 
 @dataclass(frozen=True)

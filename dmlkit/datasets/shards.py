@@ -253,9 +253,6 @@ class ShardRows(TableRows):
         super().__init__(table, root, root)
         self.classes = classes
 
-    def _where(self, row: int) -> str:
-        return f"{self.root / self.table['path'][row].as_py()}"
-
     def _order(self, names: list[str]) -> list[int]:
         if self.classes is None:
             return super()._order(names)

@@ -7,10 +7,10 @@ import numpy as np
 from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.archives import Archive, Published, locate, missing, whole_number
+from dmlkit.datasets.files.archives import Archive, Published, locate, whole_number
 from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import read_lines
-from dmlkit.datasets.folder import is_split, split_folders
+from dmlkit.datasets.folder import benchmark_folders
 
 COLUMNS = 4  # image_id class_id super_class_id path
 
@@ -46,10 +46,9 @@ class SopConfig(DatasetConfig, frozen=True):
         folder = locate(root, ("Stanford_Online_Products", "online_products", "."), ("Ebay_train.txt", "Ebay_test.txt"))
         if folder is not None:
             return from_lists(folder)
-        split = locate(root, ("online_products", "."), ("train", "test"))
-        if split is not None and is_split(split):
-            return split_folders(split)
-        raise missing(root, self.published, "Stanford_Online_Products/Ebay_train.txt or train/ and test/")
+        return benchmark_folders(
+            root, ("online_products", "."), self.published, "Stanford_Online_Products/Ebay_train.txt"
+        )
 
 
 def from_lists(folder: Path) -> Listing:

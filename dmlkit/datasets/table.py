@@ -73,7 +73,7 @@ class TableRows:
 
     Args:
         table: pyarrow table.
-        file: file of the table.
+        file: file of the table; the root for rows without a file, whose faults are located by their paths.
         root: folder that the paths are relative to.
         levels: names of the levels of labels that are paths, coarsest first; none for other labels.
         separator: separator of several labels of an image; None for one label.
@@ -101,9 +101,7 @@ class TableRows:
         names = self._paths()
         labels, class_names = self._labels()
         splits = self._splits(labels, class_names)
-        query, gallery = (
-            self._truths(name) if name in self.table.column_names else None for name in ("query", "gallery")
-        )
+        query, gallery = (self._truths(name) for name in ("query", "gallery"))
         groups = group_numbers(self.table, str(self.file))
         boxes = self._boxes()
         self._refuse_repeated(names, labels, boxes)
@@ -130,6 +128,8 @@ class TableRows:
         )
 
     def _where(self, row: int) -> str:
+        if self.file == self.root:
+            return f"{self.root / self.table['path'][row].as_py()}"
         return f"{self.file}:{row + 2}" if is_csv(self.file) else f"{self.file}: row {row + 1}"
 
     def _refuse(self, rows: np.ndarray, fault: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from dmlkit.errors import UserError, first_line
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
-from dmlkit.files.outputs import writing
+from dmlkit.files.outputs import BOX, writing
 from dmlkit.files.regular import check_regular, require_regular_file
 
 MAX_BYTES = 640_000_000  # size of an image: the limit of 80 megapixels with 8 bytes each
@@ -84,7 +84,6 @@ INDEX = "shards.parquet"
 """Name of the index file, in the folder of the shards or of their splits."""
 KEY = b"dmlkit"
 TEXTS = ("label", "query", "gallery", "super_class", "group")
-BOX = ("x1", "y1", "x2", "y2")
 COLUMNS = {
     "shard": "string",
     "name": "string",
