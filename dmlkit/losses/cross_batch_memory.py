@@ -18,20 +18,12 @@ def compares_pairs(loss: LossConfig) -> LossConfig:
     Raises:
         ValueError: the configuration belongs to a loss that cannot use a memory of embeddings.
     """
-    if not is_pair_loss(loss):
-        raise ValueError(refusal(loss.name))
+    able = sorted(name for name, one in LossConfig.variants.items() if issubclass(one.component or object, PairLoss))
+    if loss.name not in able:
+        raise ValueError(
+            f"{loss.name} does not compare pairs, so it cannot use a memory; expected one of {', '.join(able)}"
+        )
     return loss
-
-
-def is_pair_loss(config: LossConfig | type[LossConfig]) -> bool:
-    """Return whether a configuration is that of a `PairLoss`."""
-    return config.component is not None and issubclass(config.component, PairLoss)
-
-
-def refusal(name: str) -> str:
-    """Return the message for a loss that cannot use a memory of embeddings."""
-    able = sorted(key for key, variant in LossConfig.variants.items() if is_pair_loss(variant))
-    return f"{name} does not compare pairs, so it cannot use a memory; expected one of {', '.join(able)}"
 
 
 class CrossBatchMemory(Loss, name="cross_batch_memory"):

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from dmlkit.losses.proxies.classes import Block, Terms, anchor_terms, computed_once, sum_over_classes
 from dmlkit.losses.proxies.informative import InformativeOptions
-from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxy_anchor import AnchorLoss
 
 
@@ -53,20 +52,12 @@ class ProxyISA(InformativeOptions, AnchorLoss, name="proxy_isa"):
             others, pull, push = weights.of_others(block), 1 / weights.own_total, 1 / weights.others_total
             if self.closed_form:
                 return anchor_terms(block, self.scale, self.margin, pull, push, weights.own, others)
-            return self._plain_terms(block, weights.own[:, None], others, weights.own_total, weights.others_total)
+            return self.plain_terms(block, weights.own[:, None], others, weights.own_total, weights.others_total)
 
         loss = sum_over_classes(classes, weighted_terms)
         if self.training:
             self.informative.remember(embeddings, labels, weights.clean, self.manifold, self.proxies, self.shard)
         return loss
-
-    def _plain_terms(
-        self, block: Block, own: Tensor, others: Tensor, own_total: Tensor, others_total: Tensor | int
-    ) -> Tensor:
-        """Compute eq. 17 of a block with weights w+ (B, 1) or (B, w), w- (B, w), divided by their sums over classes."""
-        pull = log_one_plus_sum_exp(-self.scale * own * (block.similarity - self.margin), where=block.own)
-        push = log_one_plus_sum_exp(self.scale * others * (block.similarity + self.margin), where=~block.own)
-        return pull / own_total + push / others_total
 
 
 def _rename_old(_: ProxyISA, state: dict[str, Any], prefix: str, *__: Any) -> None:

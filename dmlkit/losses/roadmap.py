@@ -8,9 +8,9 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.base import NEEDS_BOUNDED
 from dmlkit.losses.pair_loss import PairLoss, Pairs
 from dmlkit.losses.ranks import PositiveRanks
+from dmlkit.manifolds.base import NEEDS_BOUNDED
 
 
 class ROADMAP(PairLoss, name="roadmap"):
