@@ -74,9 +74,9 @@ class Sampler(Component, ABC, family=SamplerConfig):
         """The pairs that a batch may contain; see `pairs_among`. It depends on the options only."""
         return ALL_PAIRS
 
-    @abstractmethod
     def __len__(self) -> int:
-        """Return the number of batches in an epoch."""
+        """Return the number of batches in an epoch; by default it has about as many images as the training set."""
+        return max(1, len(self.labels) // self.batch_size)
 
     @abstractmethod
     def batches(self, epoch: int) -> list[list[int]]:

@@ -57,11 +57,7 @@ class ClassBalanced(Sampler, name="class_balanced"):
                 f"{len(self.images)} training classes, got {self.classes_per_batch}; reduce it or add classes",
             )
         self.batch_size = self.classes_per_batch * self.images_per_class
-        self.num_images = len(self.labels)
         self.piles = self._piles(self.groups.numpy()) if self.apart and self.groups is not None else None
-
-    def __len__(self) -> int:
-        return max(1, self.num_images // self.batch_size)
 
     def batches(self, epoch: int) -> list[list[int]]:
         generator = self.generator(epoch)
@@ -138,9 +134,6 @@ class Paired(Sampler, name="paired"):
         )
         self.batch_size = self.both.batch_size
 
-    def __len__(self) -> int:
-        return len(self.both)
-
     def batches(self, epoch: int) -> list[list[int]]:
         return [self._deal(batch) for batch in self.both.batches(epoch)]
 
@@ -207,10 +200,6 @@ class Hierarchical(Sampler, name="hierarchical"):
             )
         self.counts = self.super_classes_per_batch, self.classes_per_super_class, self.images_per_class
         self.batch_size = prod(self.counts)
-        self.num_images = len(self.labels)
-
-    def __len__(self) -> int:
-        return max(1, self.num_images // self.batch_size)
 
     def batches(self, epoch: int) -> list[list[int]]:
         generator = self.generator(epoch)

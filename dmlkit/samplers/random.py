@@ -20,16 +20,12 @@ class ImageSampler(Sampler):
         return pairs_among(1, 1) if self.batch_size == 1 else ALL_PAIRS
 
     def __post_init__(self) -> None:
-        self.num_images = len(self.labels)
-        if self.num_images < self.batch_size:
+        if len(self.labels) < self.batch_size:
             raise OptionError(
                 "sampler.batch_size",
-                f"expected at most the {self.num_images} training images, got {self.batch_size}; "
+                f"expected at most the {len(self.labels)} training images, got {self.batch_size}; "
                 "reduce it or add images",
             )
-
-    def __len__(self) -> int:
-        return self.num_images // self.batch_size
 
 
 class Random(ImageSampler, name="random"):
@@ -48,7 +44,7 @@ class Random(ImageSampler, name="random"):
     takes_several_labels = True
 
     def batches(self, epoch: int) -> list[list[int]]:
-        order = self.generator(epoch).permutation(self.num_images)
+        order = self.generator(epoch).permutation(len(self.labels))
         return order[: len(self) * self.batch_size].reshape(len(self), self.batch_size).tolist()
 
 
@@ -79,4 +75,4 @@ class Weighted(ImageSampler, name="weighted"):
     def batches(self, epoch: int) -> list[list[int]]:
         draws = self.generator(epoch).random((len(self), self.batch_size))
         # due to rounding, the last sum may be below 1
-        return np.searchsorted(self.cumulative, draws).clip(max=self.num_images - 1).tolist()
+        return np.searchsorted(self.cumulative, draws).clip(max=len(self.labels) - 1).tolist()
