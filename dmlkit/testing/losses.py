@@ -100,16 +100,16 @@ def half_precision_is_computed_in_full(config: LossConfig | RegularizerConfig, m
     for dtype in (torch.float16, torch.bfloat16):
         loss = build_term(config, manifold)
         half = loss.manifold.from_features(features).detach().to(dtype)
-        full = _value_of(deepcopy(loss), half.float(), labels)
+        full = _value(deepcopy(loss), half.float(), labels)
         with torch.autocast("cpu", dtype=dtype):
-            mixed = _value_of(loss, half, labels)
+            mixed = _value(loss, half, labels)
         expect(mixed.dtype == torch.float32, f"{dtype}: got a value in {mixed.dtype}")
         expect(torch.equal(mixed, full), f"{dtype}: got {mixed.item()}, expected {full.item()} as in float32")
 
 
-def _value_of(loss: Loss | Regularizer, points: Tensor, labels: Tensor) -> Tensor:
+def _value(term: Loss | Regularizer, points: Tensor, labels: Tensor) -> Tensor:
     torch.manual_seed(2)
-    return loss(points, labels).detach()
+    return term(points, labels)
 
 
 def the_value_is_the_same_without_gradient(config: LossConfig, manifold: ManifoldConfig) -> None:
@@ -119,7 +119,7 @@ def the_value_is_the_same_without_gradient(config: LossConfig, manifold: Manifol
         loss = build(config, manifold)
         expected = evaluate(deepcopy(loss), features, labels)[0]
         with mode():
-            found = _value_of(loss, loss.manifold.from_features(features), labels)
+            found = _value(loss, loss.manifold.from_features(features), labels)
             expect_close(found, expected, mode.__name__)
 
 
@@ -224,16 +224,11 @@ def check_regularizer(config: RegularizerConfig) -> None:
         hold(REGULARIZER, f"{config.name} on {title(manifold)}", config, manifold)
 
 
-def _value(term: Regularizer, features: Tensor, labels: Tensor) -> Tensor:
-    torch.manual_seed(2)
-    return term(term.manifold.from_features(features), labels)
-
-
 def value_is_a_finite_scalar(config: RegularizerConfig, manifold: ManifoldConfig) -> None:
     """Check that the value is a finite scalar with a finite gradient by the embeddings and the parameters."""
     features, labels = draw()
     term = build_regularizer(config, manifold)
-    value = _value(term, features, labels)
+    value = _value(term, term.manifold.from_features(features), labels)
     expect(value.ndim == 0 and bool(value.isfinite()), f"got {value.tolist()}")
     expect(value.requires_grad, "the value has no gradient")
     learnable = [features, *(parameter for parameter in term.parameters() if parameter.requires_grad)]
@@ -245,7 +240,7 @@ def degenerate_batches_stay_finite(config: RegularizerConfig, manifold: Manifold
     """Check that value and gradient are finite for batches without positives or negatives, or of equal embeddings."""
     term = build_regularizer(config, manifold)
     for case, (features, labels) in degenerate_batches().items():
-        value = _value(term, features.requires_grad_(), labels)
+        value = _value(term, term.manifold.from_features(features.requires_grad_()), labels)
         expect(value.isfinite(), f"{case}: the value is {value.item()}")
         if value.requires_grad:  # a batch may have nothing to regularize
             gradients = torch.autograd.grad(value, features, allow_unused=True, materialize_grads=True)
@@ -270,7 +265,8 @@ def the_state_dict_is_complete(config: RegularizerConfig, manifold: ManifoldConf
     for parameter in term.parameters():
         parameter.data.add_(0.1)
     restored.load_state_dict(term.state_dict())
-    expect(torch.equal(_value(restored, features, labels), _value(term, features, labels)), "values differ")
+    points = term.manifold.from_features(features)
+    expect(torch.equal(_value(restored, points, labels), _value(term, points, labels)), "values differ")
 
 
 REGULARIZER: tuple[Promise, ...] = (
