@@ -41,7 +41,7 @@ PARTNERS = {
 """What takes each of them."""
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
-APPLIES: dict[str, tuple[Kind, ...]] = {
+APPLIES: dict[str, tuple[Kind, ...]] = {  # kinds of source to which each option applies
     "--split": ("run",),
     "--checkpoint": ("run",),
     "--dataset-root": ("run",),
@@ -62,7 +62,6 @@ APPLIES: dict[str, tuple[Kind, ...]] = {
     "--by": ("run", "embeddings", "gallery"),
 }
 OTHER = {"--far": "--fpir", "--fpir": "--far"}  # the option that asks the same of another kind of source
-"""Kinds of source to which each option applies."""
 
 
 def kind_of(path: Path, expected: str = EXPECTED) -> Kind:
