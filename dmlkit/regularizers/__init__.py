@@ -1,12 +1,11 @@
-"""Regularizers: terms that are added to any loss. Each file holds one term."""
+"""Regularizers: terms that are added to any loss. A file holds one term, or two of one story."""
 
 from dmlkit.component import load_family
 from dmlkit.regularizers.base import Regularizer, RegularizerConfig
-from dmlkit.regularizers.compatible import Compatible
-from dmlkit.regularizers.distill import Distill
 from dmlkit.regularizers.graph_consistency import GraphConsistency
 from dmlkit.regularizers.hierarchical_clustering import HierarchicalClustering
 from dmlkit.regularizers.hierarchy import Hierarchy
+from dmlkit.regularizers.other_run import Compatible, Distill
 from dmlkit.regularizers.threshold_consistency import ThresholdConsistency
 
 __all__ = [

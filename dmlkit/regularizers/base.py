@@ -2,18 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import yaml
-from pydantic import PositiveFloat, ValidationInfo
+from pydantic import PositiveFloat
 from torch import Tensor, nn
 
 from dmlkit.component import Component, ComponentConfig, option
-from dmlkit.errors import OptionError, UserError
-from dmlkit.files.source import require_run
+from dmlkit.errors import OptionError
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.products import without_autocast
 
@@ -99,29 +95,3 @@ def stack_levels(name: str, levels: Mapping[str, Tensor]) -> Tensor:
     if not levels:
         raise OptionError("regularizers", f"{name}.levels needs a dataset with levels; set dataset.levels")
     return torch.stack(list(levels.values()), 1)
-
-
-def check_source_run(path: str, info: ValidationInfo) -> str:
-    """Check that a key of a recipe names a run; one that has been trained with it does not need it any more.
-
-    Raises:
-        ValueError: it does not.
-    """
-    if not (info.context or {}).get("is_trained", False):
-        try:
-            require_run(Path(path))
-        except UserError as error:
-            raise ValueError(str(error)) from None
-    return path
-
-
-def keys_of_run(path: str) -> dict[str, Any]:
-    """Return the width and the space of a run's embeddings, ``embedding_dim`` and ``manifold``, as its recipe has them.
-
-    The result is empty if the recipe cannot be read; whoever loads the run says why.
-    """
-    found: Any = None
-    with suppress(OSError, ValueError, yaml.YAMLError):
-        found = yaml.safe_load((Path(path) / "recipe.yaml").read_text(encoding="utf-8"))
-    wanted = ("embedding_dim", "manifold")
-    return {key: found[key] for key in wanted} if isinstance(found, dict) and {*wanted} <= {*found} else {}
