@@ -1,4 +1,4 @@
-"""Losses: ``loss(embeddings, labels)`` returns a scalar tensor. Each file holds one loss and its configuration."""
+"""Losses: ``loss(embeddings, labels)`` returns a scalar tensor. A file holds one loss, or two of one story."""
 
 from dmlkit.component import load_family
 from dmlkit.losses.arcface import ArcFace
@@ -11,19 +11,18 @@ from dmlkit.losses.cross_batch_memory import CrossBatchMemory
 from dmlkit.losses.grouplet import Grouplet
 from dmlkit.losses.lifted_structure import LiftedStructure
 from dmlkit.losses.margin import Margin
-from dmlkit.losses.matryoshka import Matryoshka
 from dmlkit.losses.mpa import MPA
 from dmlkit.losses.multi_similarity import MultiSimilarity
 from dmlkit.losses.n_pair import NPair
 from dmlkit.losses.norm_softmax import NormSoftmax
 from dmlkit.losses.pairwise_cross_entropy import PairwiseCrossEntropy
-from dmlkit.losses.per_factor import PerFactor
 from dmlkit.losses.proxy_anchor import ProxyAnchor
 from dmlkit.losses.proxy_gml import ProxyGML
 from dmlkit.losses.proxy_isa import ProxyISA
 from dmlkit.losses.proxy_nca import ProxyNCA
 from dmlkit.losses.recall_surrogate import RecallSurrogate
 from dmlkit.losses.roadmap import ROADMAP
+from dmlkit.losses.several_spaces import Matryoshka, PerFactor
 from dmlkit.losses.sigmoid_pairs import SigmoidPairs
 from dmlkit.losses.smooth_ap import SmoothAP
 from dmlkit.losses.soft_triple import SoftTriple

@@ -1,19 +1,49 @@
-"""Matryoshka loss: the sum of a loss over the first coordinates of the embeddings, for several numbers of them."""
+"""A loss on several spaces at once: on nested prefixes of the embeddings, or on the factors of a product space."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import Annotated, Any
 
+import torch
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from dmlkit.component import Requirement, one_of, option
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.losses.contrastive import Contrastive
+from dmlkit.losses.proxy_anchor import ProxyAnchor
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.product import Product
 
 SMALLEST = 8  # coordinates of the shortest prefix by default, as in the paper
+
+
+class LossOfSpaces(Loss):
+    """A weighted sum of the same loss on several spaces, on each with proxies and memories of its own."""
+
+    num_classes: Any = option(default=None, kw_only=False)
+    """C, for a loss that owns something per class."""
+
+    def build_each(self, config: LossConfig, spaces: Sequence[Manifold]) -> None:
+        """Build the loss of each space; call it before `Loss.__post_init__`."""
+        classes = {} if self.num_classes is None else {"num_classes": self.num_classes}
+        build: Any = config.build
+        self.each: tuple[Loss, ...] = tuple(build(space, **classes) for space in spaces)
+        self.losses = nn.ModuleList(self.each)
+        self.num_classes = self.each[0].num_classes
+
+    def set_epoch(self, epoch: int) -> None:
+        for loss in self.each:
+            loss.set_epoch(epoch)
+
+    def weighted_sum(self, weights: Iterable[float], parts: Iterable[Tensor], labels: Tensor) -> Tensor:
+        """Add the losses of the points in each space, times their weights."""
+        values = [
+            weight * loss.compute(points, labels)
+            for weight, loss, points in zip(weights, self.each, parts, strict=True)
+        ]
+        return sum(values[1:], start=values[0])
 
 
 def fall(dims: tuple[int, ...]) -> tuple[int, ...]:
@@ -27,7 +57,7 @@ def fall(dims: tuple[int, ...]) -> tuple[int, ...]:
     return dims
 
 
-class Matryoshka(Loss, name="matryoshka"):
+class Matryoshka(LossOfSpaces, name="matryoshka"):
     r"""Matryoshka (Kusupati et al. 2022): a loss on nested prefixes, so that embeddings can be cut short.
 
     Kusupati et al., NeurIPS 2022 (arXiv:2205.13147), eq. 1; x_{1:m} = the first m features of the point x.
@@ -48,7 +78,6 @@ class Matryoshka(Loss, name="matryoshka"):
         ValueError: the first of ``dims`` is not the width of the embeddings, or ``weights`` has another length.
 
     Example:
-        >>> import torch
         >>> from dmlkit.manifolds import Euclidean
         >>> points = torch.tensor([[0.0, 0.0], [1.0, 2.0]])
         >>> loss = Matryoshka(Euclidean(2), dims=(2, 1))
@@ -56,8 +85,6 @@ class Matryoshka(Loss, name="matryoshka"):
         6.0
     """
 
-    num_classes: Any = option(default=None, kw_only=False)
-    """C, for a loss that owns something per class."""
     loss: Annotated[LossConfig, one_of] = Contrastive.Config()
     """The loss to compute on each prefix."""
     dims: Annotated[tuple[PositiveInt, ...], Field(min_length=1), AfterValidator(fall)] | None = None
@@ -89,27 +116,13 @@ class Matryoshka(Loss, name="matryoshka"):
         if self.weights is not None and len(self.weights) != len(self.dims or ()):
             raise ValueError(f"Matryoshka: weights: expected one for each of dims {self.dims}, got {self.weights}")
         self.dims, self.weights = dims, self.weights or (1.0,) * len(dims)
-        classes = {} if self.num_classes is None else {"num_classes": self.num_classes}
-        build: Any = self.loss.build
-        losses: list[Loss] = [build(prefix_manifold(self.manifold, dim), **classes) for dim in dims]
-        self.losses = nn.ModuleList(losses)
-        self.num_classes = losses[0].num_classes
+        self.build_each(self.loss, [prefix_manifold(self.manifold, dim) for dim in dims])
         super().__post_init__()
-
-    def set_epoch(self, epoch: int) -> None:
-        for loss in self._each():
-            loss.set_epoch(epoch)
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         assert self.weights is not None
-        values = [
-            weight * loss.compute(prefix(self.manifold, loss.manifold, embeddings), labels)
-            for weight, loss in zip(self.weights, self._each(), strict=True)
-        ]
-        return sum(values[1:], start=values[0])
-
-    def _each(self) -> Iterable[Loss]:
-        return (loss for loss in self.losses if isinstance(loss, Loss))
+        prefixes = (prefix(self.manifold, loss.manifold, embeddings) for loss in self.each)
+        return self.weighted_sum(self.weights, prefixes, labels)
 
 
 def _halved(width: int) -> Iterable[int]:
@@ -138,7 +151,6 @@ def prefix(manifold: Manifold, cut: Manifold, points: Tensor) -> Tensor:
     """Return the points (N, D') of the first features of points (N, D) of a manifold.
 
     Example:
-        >>> import torch
         >>> from dmlkit.manifolds import Sphere
         >>> prefix(Sphere(3), Sphere(2), torch.tensor([[0.0, 0.6, 0.8]])).tolist()
         [[0.0, 1.0]]
@@ -146,3 +158,57 @@ def prefix(manifold: Manifold, cut: Manifold, points: Tensor) -> Tensor:
     if cut.dim == manifold.dim:
         return points
     return cut.from_features(manifold.to_features(points)[..., : cut.dim])
+
+
+class PerFactor(LossOfSpaces, name="per_factor"):
+    r"""A loss on each factor of a product space, so that each has to separate the classes on its own.
+
+    .. math:: \sum_i c_i \, \mathrm{loss}_i(x_i)
+
+    x_i is the part of the point x on factor i, whose loss has proxies and memories of its own and compares by the
+    default similarity of that space, e.g. the cosine on a sphere. Other losses on a product compare whole points, by
+    the chords of the factors together; evaluation and search do so with either.
+
+    Raises:
+        ValueError: the manifold is not a product, or ``weights`` has another length.
+
+    Example:
+        >>> from dmlkit.losses import Contrastive
+        >>> from dmlkit.manifolds import Euclidean
+        >>> line = Product(2, factors=(Euclidean.Config(), Euclidean.Config()))
+        >>> loss = PerFactor(line, loss=Contrastive.Config(), weights=(1.0, 10.0))
+        >>> loss(torch.tensor([[0.0, 0.0], [3.0, 2.0]]), torch.tensor([0, 0])).item()  # 3^2 + 10 * 2^2
+        49.0
+    """
+
+    loss: Annotated[LossConfig, one_of] = ProxyAnchor.Config()
+    """The loss to compute on each factor."""
+    weights: tuple[NonNegativeFloat, ...] | None = None
+    """c, the weight of each factor; null is 1 for all."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        yield Requirement("manifold.name", ("product",), "it computes a loss on each factor")
+        yield Requirement("manifold.learnable_scales", (False,), "the scales take no part in the losses of the factors")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.manifold, Product):
+            raise ValueError(f"PerFactor: expected a product of spaces, got {type(self.manifold).__name__}")
+        factors, self.point_widths = self.manifold.every, self.manifold.point_widths
+        self.weights = self.weights or (1.0,) * len(factors)
+        if len(self.weights) != len(factors):
+            raise ValueError(f"PerFactor: weights: expected one for each of {len(factors)} factors, got {self.weights}")
+        self.build_each(self.loss, factors)
+        super().__post_init__()
+
+    @property
+    def has_proxies(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.loss.has_proxies
+
+    @property
+    def proxies(self) -> Tensor:
+        """Proxies of the product: those of the factors' losses, concatenated; (C, d) or (C, K, d)."""
+        return torch.cat([getattr(loss, "proxies") for loss in self.each], -1)  # noqa: B009
+
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        assert self.weights is not None
+        return self.weighted_sum(self.weights, embeddings.split(self.point_widths, -1), labels)
