@@ -7,6 +7,9 @@ probability of at least 0.6 are reviewed. A person who knows the labels answers 
 - `labels`, `wrong`: mean number of proposals, and share of them that is wrong.
 - `violated`: share of the sessions in which the bound was ever below the number of wrong labels; at most 0.05 is said.
 - `1 %`, `5 %`: median number of answers; `random` if all questions are drawn uniformly.
+- `floor`: median of the fewest answers with which one test at the end could say the same: of all numbers of doubtful
+  labels that are checked first, with as many draws after them as the hypergeometric distribution needs at 95 %, if the
+  draws find exactly their share of the wrong labels. It knows when to stop; a review does not.
 
 Run: dmlkit train start/frozen_lite0 -o runs/grocery --set dataset.root=PHOTOS --set transform.size=160
 dmlkit train glyphs/proxy_anchor -o runs/glyphs --set dataset.images_per_class=24
@@ -22,6 +25,7 @@ from statistics import median
 
 import numpy as np
 from report import write_report
+from scipy.stats import hypergeom
 
 from dmlkit.embedding.points import PointsInMemory, in_memory
 from dmlkit.embedding.questions.identify import Identifier
@@ -65,6 +69,19 @@ def session(chance: np.ndarray, right: np.ndarray, seed: int, wrong: float, audi
     return violated, len(chance)
 
 
+def floor(chance: np.ndarray, right: np.ndarray, wrong: float) -> int:
+    """Return the fewest answers after which a single test bounds the share of wrong labels, see above."""
+    is_wrong, most, best = ~right[np.argsort(chance)], int(wrong * len(chance)), len(chance)
+    for checked in range(len(chance)):
+        left, missed = len(chance) - checked, int(is_wrong[checked:].sum())
+        draws = np.arange(max(best - checked, 0))  # more would not be the fewest
+        found = np.rint(missed * draws / left).astype(int)
+        beyond = found + most + 1  # wrong labels before the draws, of which one too many is left
+        enough = (missed - found <= most) & ((beyond > left) | (hypergeom.cdf(found, left, beyond, draws) <= 0.05))
+        best = checked + int(enough.argmax()) if enough.any() else best
+    return best
+
+
 def main() -> None:
     rows: list[list[str]] = []
     for name in sys.argv[1:]:
@@ -76,10 +93,12 @@ def main() -> None:
                 sessions = [session(*divided[seed % DIVISIONS], seed, wrong, audit) for seed in range(count)]
                 answers.append(f"{median(one[1] for one in sessions):.0f}")
                 violations += [one[0] for one in sessions]
+            answers.append(f"{median(floor(*one, wrong) for one in divided):.0f}")
         labels = np.mean([len(right) for _, right in divided])
         share = np.mean([(~right).mean() for _, right in divided])
         rows.append([name, f"{SESSIONS}", f"{labels:.0f}", f"{share:.3f}", f"{np.mean(violations):.3f}", *answers])
-    header = ["embeddings", "sessions", "labels", "wrong", "violated", "1 %", "1 % random", "5 %", "5 % random"]
+    header = ["embeddings", "sessions", "labels", "wrong", "violated"]
+    header += [f"{wrong:.0%}"[:-1] + f" %{kind}" for wrong in SHARES for kind in ("", " random", " floor")]
     write_report("review", __doc__, header, rows)
 
 

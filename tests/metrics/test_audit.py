@@ -2,6 +2,7 @@
 
 import itertools
 from math import prod
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ def test_the_mean_over_all_orders_of_draws_is_at_most_one(wrong: int):
                         chance = 0.0
                         break
                     chance /= len(left)
-                    expected = 1 - np.mean([PROBABILITIES[one] for one in left])
+                    checked = sum(1 - PROBABILITIES[one] for one in set(range(5)) - set(left.tolist()))
+                    expected = fmean(1 - PROBABILITIES[one] for one in left) * (audit.found + 4) / (checked + 4)
                     true = (wrong - audit.found) / len(left)
                     products *= [naive_factor(rate * expected, true, is_wrong=row in faults) for rate in RATES]
                 audit.add(row, is_wrong=row in faults, is_draw=step == "draw")
@@ -54,9 +56,12 @@ def test_draws_without_a_wrong_label_against_a_loop():
     for row in range(120):
         audit.add(row, is_wrong=False, is_draw=True)
 
+    def bet(checked: int) -> float:
+        return 0.01 * 4 / (0.01 * checked + 4)  # none of the checked labels was wrong
+
     def evidence(total: int) -> float:
         factors = [
-            prod(naive_factor(rate * 0.01, min(total / (200 - t), 1 - 1e-12), is_wrong=False) for t in range(120))
+            prod(naive_factor(rate * bet(t), min(total / (200 - t), 1 - 1e-12), is_wrong=False) for t in range(120))
             for rate in RATES
         ]
         return sum(factors) / len(factors)
@@ -71,14 +76,15 @@ def test_draws_without_a_wrong_label_against_a_loop():
     assert audit.most_wrong() == exact - 1
 
 
-def test_right_probabilities_lose_at_most_the_number_of_bets_to_the_ideal_one():
-    """The ideal bet on one wrong label in ten, against a total of one in five, is one of the bets in the mean."""
-    audit, ideal = LabelAudit([0.9] * 200), 0.0
+@pytest.mark.parametrize("probability", [0.85, 0.9, 0.93])
+def test_about_right_probabilities_lose_little_to_the_ideal_bet(probability: float):
+    """The ideal bet is on one wrong label in ten, against a total of one in five. A mean of two bets loses log 2."""
+    audit, ideal = LabelAudit([probability] * 200), 0.0
     for row in range(100):
         is_wrong = row % 10 == 0
         ideal += np.log(naive_factor(0.1, (40 - audit.found) / (200 - row), is_wrong=is_wrong))
         audit.add(row, is_wrong=is_wrong, is_draw=True)
-    assert audit.evidence()[40] > ideal - np.log(len(RATES)) > 1
+    assert audit.evidence()[40] > ideal - np.log(len(RATES)) - 0.8 > 4
 
 
 def test_all_labels_checked_leave_none_wrong():

@@ -8,6 +8,7 @@ import pytest
 
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.definition.file import read_study
+from dmlkit.study.findings.verdicts import edges_of
 from dmlkit.study.runs.plan import Plan
 from tests.study.fakes import STUDY, Told, margin_of, rate_of, scale_of, write_study
 
@@ -78,8 +79,8 @@ def test_tuning_seeds_choose_by_their_mean_and_their_runs_are_not_trained_twice(
 @pytest.mark.parametrize(
     ("best", "extend", "tried", "chosen"),
     [
-        (2e-3, 3, [1e-3, 2e-3, 4e-3], "lr=0.002"),
-        (4e-3, 3, [1e-3, 2e-3, 4e-3, 8e-3], "lr=0.004"),
+        (2e-3, 3, [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3], "lr=0.002"),  # not at an edge: the next best ones are
+        (4e-3, 3, [5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2], "lr=0.004"),
         (1.0, 2, [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2], "lr=0.016"),
         (1e-9, 2, [2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3], "lr=0.00025"),
         (1.0, 0, [1e-3, 2e-3, 4e-3], "lr=0.004"),
@@ -116,13 +117,14 @@ def test_several_keys_are_tuned_by_their_combinations_and_extended_one_at_a_time
     assert plan.chosen["small"].label == "lr=0.008,scale=16"
 
 
-def test_each_variant_extends_by_itself_and_as_often_at_most(tmp_path: Path):
+def test_each_variant_extends_by_itself_and_as_often_as_the_others(tmp_path: Path):
     def tell(recipe: Recipe) -> Told:
         return peak(1.0 if margin_of(recipe) == 0.3 else 2e-3)(recipe)
 
     plan = plan_of(tmp_path, TUNED.replace("tune:", "extend: 2\ntune_seeds: [0, 1]\ntune:"))
     rounds = end(plan, tell)
-    assert rounds[1:] == [[f"large/lr={rate}/seed-{seed}" for seed in (0, 1)] for rate in ("0.008", "0.016")]
+    added = [("small/lr=0.0005", "large/lr=0.008"), ("small/lr=0.008", "large/lr=0.016")]  # small is best at 0.002
+    assert rounds[1:] == [[f"{name}/seed-{seed}" for seed in (0, 1) for name in names] for names in added]
 
 
 def test_a_candidate_that_fails_is_not_chosen_and_ends_the_grid(tmp_path: Path):
@@ -133,16 +135,41 @@ def test_a_candidate_that_fails_is_not_chosen_and_ends_the_grid(tmp_path: Path):
     rounds = end(plan, tell)
     assert rounds[1:] == [
         ["small/lr=0.008/seed-0", "large/lr=0.008/seed-0"],
+        ["small/lr=0.0005/seed-0", "large/lr=0.0005/seed-0"],  # the other end
+        ["small/lr=0.00025/seed-0", "large/lr=0.00025/seed-0"],
         ["small/lr=0.004/seed-1", "large/lr=0.004/seed-1"],
     ]
-    assert [len(variant.candidates) for variant in plan.as_tried().variants] == [3, 3]
+    assert [len(variant.candidates) for variant in plan.as_tried().variants] == [5, 5]
 
 
 def test_a_value_that_no_recipe_takes_ends_the_grid(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     text = TUNED.replace("{optimizer.lr: [1e-3, 2e-3, 4e-3]}", "{dataset.validation_fraction: [0.34, 0.68]}")
     plan = plan_of(tmp_path, text.replace("tune:", "extend: 3\ntune:"))
     rounds = end(plan, lambda recipe: (recipe.dataset.validation_fraction, 0.5))
-    assert len(rounds) == 2 and "the grid ends here: small, beyond the edge of tune" in caplog.text
+    tried = [names[0].split("/")[1] for names in rounds[1:-1]]
+    assert tried == [f"validation_fraction={value}" for value in (0.17, 0.085, 0.0425)]
+    assert caplog.text.count("the grid ends here: small, beyond the edge of tune") == 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_added_values_lead_to_a_best_one_that_is_not_at_an_edge(tmp_path: Path, seed: int):
+    """Scores fall with the distance from a peak that may lie outside of the grid, with another slope for each key."""
+    random = np.random.default_rng(seed)
+    rate, scale = 2e-3 * 2.0 ** random.uniform(-2, 2), 16 * 2.0 ** random.uniform(-2, 2)
+    slopes = random.uniform(0.1, 1, 2)
+
+    def tell(recipe: Recipe) -> Told:
+        far = np.log([rate_of(recipe) / rate, scale_of(recipe) / scale])
+        return float(-slopes @ np.abs(far)), 0.5
+
+    grid = "{optimizer.lr: [1e-3, 2e-3, 4e-3], loss.scale: [8, 16, 32]}"
+    plan = plan_of(
+        tmp_path, TUNED.replace("{optimizer.lr: [1e-3, 2e-3, 4e-3]}", grid).replace("tune:", "extend: 9\ntune:")
+    )
+    end(plan, tell)
+    for variant in plan.as_tried().variants:
+        assert len(variant.candidates) == 18 == len({one.label for one in variant.candidates})
+        assert not edges_of(variant.candidates, plan.chosen[variant.name])
 
 
 def test_with_every_candidate_failed_a_variant_has_no_choice(tmp_path: Path):

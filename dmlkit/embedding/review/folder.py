@@ -17,7 +17,6 @@ from dmlkit.embedding.review.journal import (
     LabelAnswer,
     LabelQuestion,
     next_question,
-    wrong_share,
 )
 from dmlkit.embedding.review.proposals import Review
 from dmlkit.errors import UserError
@@ -241,7 +240,7 @@ class ReviewFolder:
             changed -= len(copied)
         allowed = int(self.review.wrong * labels) - changed
         left = [int(audit.left.sum()) for audit in audits]
-        expected = sum(min(wrong_share(one) * one.expected * n, n) for one, n in zip(audits, left, strict=True))
+        expected = sum(one.expected * n for one, n in zip(audits, left, strict=True))
         return ceil(draws_until_together(audits, max(allowed, 0), expected)) + max(-allowed, 0)
 
     def _choose(

@@ -163,12 +163,7 @@ def best_doubtful(found: LabelAudit, probabilities: np.ndarray, most: int) -> in
         probabilities: (R,), of the labels that were not asked about.
         most: largest number of wrong labels to reach.
     """
-    doubts = np.sort(wrong_share(found) * (1 - probabilities))[::-1].clip(max=1)
+    doubts = np.sort(found.optimism * (1 - probabilities))[::-1].clip(max=1)
     checked = np.arange(len(doubts))
     expected = doubts.sum() - np.concatenate([[0.0], doubts.cumsum()[:-1]])
     return int((checked + found.draws_until(most, expected, doubts.size - checked.astype(np.float64))).argmin())
-
-
-def wrong_share(found: LabelAudit) -> float:
-    """Return how many wrong labels were found, relative to those that their probabilities expected."""
-    return (found.found + 1) / (float((1 - found.probabilities[~found.left]).sum()) + 1)

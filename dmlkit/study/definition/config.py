@@ -74,7 +74,7 @@ class StudyConfig(MethodsConfig, frozen=True, extra="forbid"):
     tune_seeds: tuple[NonNegativeInt, ...] = ()
     """Seeds that choose among the values of ``tune`` by their mean score. Default: the first of ``seeds``."""
     extend: Annotated[int, Field(ge=0, le=50)] = 0
-    """Number of values that each variant may add to ``tune``, one by one, while its best is at the grid's edge."""
+    """Number of values that each variant adds to ``tune``, one by one, each a step from the best one that has one."""
     more_seeds: Annotated[int, Field(ge=0, le=50)] = 0
     """Number of seeds that may be added to variants of statements that are not separable yet."""
     negligible: PositiveFloat | None = None

@@ -78,7 +78,7 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
         seeds = f"seeds {', '.join(map(str, results.tune_seeds))}" if results.tune_seeds else "the first seed"
         trials = {len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned}
         budget = f"with {min(trials)} trials per variant"
-        if len(trials) > 1:  # grids have the same size, and are extended where the best value is at the edge
+        if len(trials) > 1:  # values that fail, or results of a dmlkit that extended grids only at an edge
             budget = f"with {min(trials)} to {max(trials)} trials per variant, not the same number"
         text = f"Tuned with {seeds} on validation classes, {budget}:"
         paragraphs += [text, as_markdown(tuning_rows(results))]

@@ -1,10 +1,11 @@
 """Plan of the runs of a study. It depends only on finished runs, so an interrupted study resumes identically."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from dmlkit.datasets.base import FOLDS
 from dmlkit.errors import UserError, warn
@@ -38,6 +39,7 @@ class Plan:
         self.chosen: dict[str, Candidate] = {}  # by variant, once it is known
         self.num_runs, self.num_epochs = study.num_runs, study.num_epochs  # as far as known
         self._named: set[str] = set()  # runs of the rounds so far
+        self._refused: set[str] = set()  # warnings about values that no recipe takes
 
     def rounds(self) -> Iterator[list[Run]]:
         """Yield rounds of runs, ordered by seed, so that an interrupted study has complete seeds.
@@ -146,22 +148,32 @@ class Plan:
         self.chosen = {name: candidate for name, candidate in best.items() if candidate is not None}
 
     def _extended(self, variant: Variant) -> list[Candidate]:
-        """Return one candidate beyond the edge at which the best one is, if there is one."""
-        best, tried = self._best(variant), self.tried[variant.name]
-        if best is None:
-            return []
-        for values in beyond_edge(variant.candidates, tried, best):
-            source = f"{variant.name}, beyond the edge of tune"
-            try:
-                candidate = with_values(best, values, source)
-                if not (self.folder / "runs" / variant.name / candidate.label).exists():
-                    check_recipe(self.study.config.protocol, candidate.recipe)
-            except UserError as error:
-                warn(f"the grid ends here: {error}")
-                continue
-            tried.insert(0 if best is tried[0] else len(tried), candidate)  # its place in a grid of one key
-            return [candidate]
+        """Return one more candidate, a step from the best one that has an untried step; empty if no recipe takes any.
+
+        While the best candidate is at an edge, its steps come first. Then those of the next best one follow, so that
+        every variant tries as many values as the others.
+        """
+        tried = self.tried[variant.name]
+        for near, _ in sorted(self._scored(variant), key=lambda scored: -scored[1]):
+            for values in beyond_edge(variant.candidates, tried, near):
+                if (candidate := self._step(variant, near, values)) is not None:
+                    tried.insert(0 if near is tried[0] else len(tried), candidate)  # its place in a grid of one key
+                    return [candidate]
         return []
+
+    def _step(self, variant: Variant, near: Candidate, values: Mapping[str, Any]) -> Candidate | None:
+        """Return a candidate with other tuned values, or None with a warning if the recipe does not take them."""
+        try:
+            candidate = with_values(near, values, f"{variant.name}, beyond the edge of tune")
+            if not (self.folder / "runs" / variant.name / candidate.label).exists():
+                check_recipe(self.study.config.protocol, candidate.recipe)
+        except UserError as error:
+            refused = f"the grid ends here: {error}"
+            if refused not in self._refused:
+                self._refused.add(refused)
+                warn(refused)
+            return None
+        return candidate
 
     def _undecided(self) -> set[str]:
         """Return the variants of statements that more seeds might decide."""
