@@ -288,13 +288,15 @@ class BoxOptions:
         """Return the options; None without any, for which nothing is imported.
 
         Raises:
-            UserError: there is a confidence, but no file of boxes.
+            UserError: see `Boxes.check`.
         """
         if not any(value is not None for value in self.given().values()):
             return None
-        from dmlkit.datasets.files.boxes import boxes_of
+        from dmlkit.datasets.files.boxes import Boxes
 
-        return boxes_of(self.box_source, self.box_margin, self.box_confidence)
+        boxes = Boxes(self.box_source, self.box_margin or 0.0, self.box_confidence)
+        boxes.check()
+        return boxes
 
 
 ColumnTable = Annotated[

@@ -291,11 +291,11 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     assert [answer.guess for answer in again.answers] == ["gull", "finch"]
     assert [box and list(box[:4]) for box in again.neighbors.boxes] == [query["box"] for query in near]
     in_python = load_gallery(gallery, device="cpu")
-    assert in_python.add(asked, label="bird", boxes=labels, box_margin=0.2).added == 2  # other pixels than those there
+    assert in_python.add(asked, label="bird", boxes=Boxes(labels, margin=0.2)).added == 2  # other pixels
     found_there = in_python.search(asked, k=1, boxes=labels).neighbors()
     assert [found[0].similarity for _, found in found_there] == pytest.approx([0, 0], abs=1e-3)
     with pytest.raises(UserError, match="applies to --boxes"):
-        in_python.add(asked, box_confidence=0.5)
+        in_python.add(asked, boxes=Boxes(confidence=0.5))
     before = len(GalleryFolder(gallery))
     (tmp_path / "labels" / "both.txt").write_text("0 0.75 0.5 0.9 1\n")
     for words in (("gallery", "add", gallery), ("identify", gallery), ("search", gallery), ("embed", place / "run")):
