@@ -94,19 +94,20 @@ def search(
             check_device(device, source, queries)
 
         from dmlkit.cli.progress import bars
+        from dmlkit.embedding.questions.search import check_together
         from dmlkit.embedding.questions.search import search as search_images
         from dmlkit.evaluation.place import model_with
 
         model, place = model_with(source, second, run=run, device=device, bar=bars(console))
-        added = model.fusion or place
+        added, again = model.fusion or place, rerank_of(rerank)
+        check_together(again, place)
+        method = again or place or ("exact" if exact else "index")
         answers = search_images(
             source,
             queries,
             k=k,
-            exact=exact,
-            rerank=rerank_of(rerank),
+            method=method,
             manifold=manifold,
-            place=place,
             boxes=boxes.read(),
             model=model,
             bar=bars(console),

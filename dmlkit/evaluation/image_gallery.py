@@ -128,8 +128,7 @@ class ImageGallery:
             self.path,
             asked,
             k=k,
-            exact=exact,
-            place=self._place(place),
+            method=self._place(place) or ("exact" if exact else "index"),
             boxes=_boxes(boxes),
             model=self._model_for(asked),
         )
