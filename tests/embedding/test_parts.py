@@ -24,6 +24,7 @@ from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.job import EmbedJob, PartEmbedder, embed_job
 from dmlkit.embedding.parts import Part, PartFolder
+from dmlkit.embedding.run import EmbedOptions
 from dmlkit.embedding.run import embed as embed_images
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
@@ -52,7 +53,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def embed(home: Path, output: Path, *, photos: Path | None = None, skip: bool = False) -> None:
-    embed_images(home / "run", photos or home / "photos", output=output, skip_bad_images=skip, device="cpu")
+    options = EmbedOptions(skip_bad_images=skip)
+    embed_images(home / "run", photos or home / "photos", output=output, device="cpu", options=options)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Box
-from dmlkit.embedding.gallery.change import add_images, create_gallery
+from dmlkit.embedding.gallery.change import GallerySettings, add_images, create_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.points import in_memory
 from dmlkit.embedding.questions import decisions
@@ -169,7 +169,7 @@ def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Pat
 
 def test_a_gallery_keeps_its_threshold(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
-    create_gallery(place / "run", place / "photos", gallery, threshold=-1e-5, model=ON_CPU)
+    create_gallery(place / "run", place / "photos", gallery, settings=GallerySettings(threshold=-1e-5), model=ON_CPU)
     labels = [answer.label for answer in identify(gallery, place / "asked", model=ON_CPU).answers]
     assert labels == ["unknown"] * 12 + ["finch"]
     labels = [
