@@ -32,6 +32,15 @@ class Neighbors(NamedTuple):
         found = list(blocks) or [cls(torch.empty(0, k), torch.empty(0, k, dtype=torch.int64))]
         return cls(*(torch.cat(column) for column in zip(*found, strict=True)))
 
+    def without(self, rows: Tensor) -> "Neighbors":
+        """Return the neighbors (Q, k - 1) other than each query itself, given the rows (Q,) of the queries.
+
+        Where a query is not among its neighbors, because k others equal it, the last one is left out.
+        """
+        kept = self.indices != rows[:, None]
+        kept[kept.all(1), -1] = False
+        return Neighbors(*(column[kept].view(len(rows), column.shape[1] - 1) for column in self))
+
 
 class PointSearch(Protocol):
     """A search for the nearest points."""
@@ -158,14 +167,14 @@ class Gallery(_ExactSearch):
 
 
 class StoredPoints(Protocol):
-    """Points on a disk, more than memory may hold."""
+    """Points, more than memory may hold."""
 
     def __len__(self) -> int:
         """Return the number of points."""
         ...
 
     def blocks(self, rows: int) -> Iterator[Tensor]:
-        """Yield all points in order, at most ``rows`` rows (n, D) at a time."""
+        """Yield all points in order, at most ``rows`` rows (n, D) at a time, each checked to be on the manifold."""
         ...
 
     def points_at(self, rows: Tensor) -> Tensor:
