@@ -2,9 +2,9 @@
 
 import hashlib
 import shutil
-from collections.abc import Container, Generator, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -26,7 +26,7 @@ from dmlkit.embedding.gallery.manifest import (
     row_checksums,
 )
 from dmlkit.embedding.gallery.table import MODEL
-from dmlkit.embedding.in_memory import UNSOUND
+from dmlkit.embedding.in_memory import UNSOUND, Known
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.parts import BATCH_IMAGES, PartFolder
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar
@@ -70,7 +70,6 @@ class EmbeddedRows:
     """Rows in an unnamed file, which disappears with the process.
 
     Args:
-        manifest: manifest of the gallery.
         file: empty file, opened for reading and writing.
     """
 
@@ -233,35 +232,19 @@ class Incoming:
         the block fails, finished parts are kept, and the same call resumes.
 
         Args:
-            manifest: manifest of the gallery.
-            trained: the model.
-            fabric: device of the model.
             place: folder in the gallery for the parts, of which this process is the sole writer.
-            bar: shows the images.
 
         Raises:
             UserError: none of the images could be read, or see `PartEmbedder`.
         """
         images = LabelledImages(self.new)
-        known = None if trained.local else known_points(trained, images, fabric)
-        job = EmbedJob(images, "images for a gallery", place, skip_bad_images=True, known=known)
-        parts, description = job.parts, job.describe(trained)
+        job = EmbedJob(images, "images for a gallery", place, skip_bad_images=True)
+        parts = job.parts
         try:
             # the file may turn out to be too large for the disk only when it is closed
             with writing(place.parent, advice=RESUMES), TemporaryFile(dir=place.parent) as file:
-                try:
-                    parts.check(description)
-                except UserError:  # there are none, or the gallery got some of these images meanwhile
-                    parts.discard()
-                    parts.begin(description)
                 rows = EmbeddedRows(manifest, file)
-                with bar(EMBEDDING, len(self.new)) as advance:
-                    wanted = parts.missing(range(len(parts)), manifest.dim, skip_bad_images=True)
-                    self.resumed = len(self.new) - sum(len(parts.images(part)) for part in wanted)
-                    advance(self.resumed)
-                    computed = len(self.new) - (0 if known is None else len(known.rows))
-                    workers = 0 if computed <= BATCH_IMAGES else trained.recipe.training.workers
-                    PartEmbedder(job, trained, fabric, workers=workers)(wanted, advance)
+                self.resumed = embed_parts(job, trained, fabric, lambda: known_points(trained, images, fabric), bar)
                 broken = rows.write(self.new, parts)
                 self.skipped += broken.values()
                 for id in broken:  # noqa: A001
@@ -275,6 +258,38 @@ class Incoming:
             parts.leave()
             with suppress(OSError):  # it has complete parts, or a lock
                 place.rmdir()
+
+
+def embed_parts(
+    job: EmbedJob, trained: TrainedModel, fabric: Ranks, known: Callable[[], Known | None], bar: Bar
+) -> int:
+    """Embed the images of a job in one process, and return how many were embedded before.
+
+    Args:
+        job: the images, and the folder of their parts, from which those of other images are removed.
+        trained, fabric: the model, and its device.
+        known: returns the points that need not be computed; local features are always computed.
+        bar: shows the images.
+
+    Raises:
+        UserError: see `PartEmbedder`.
+    """
+    parts, description, count = job.parts, job.describe(trained), len(job.dataset)
+    try:
+        parts.check(description)
+    except UserError:  # there are none, or the gallery got some of these images meanwhile
+        parts.discard()
+        parts.begin(description)
+    wanted = parts.missing(range(len(parts)), trained.manifold.point_dim, skip_bad_images=job.skip_bad_images)
+    resumed = count - sum(len(parts.images(part)) for part in wanted)
+    if wanted:
+        found = None if trained.local else known()
+        computed = count - (0 if found is None else len(found.rows))
+        workers = 0 if computed <= BATCH_IMAGES else trained.recipe.training.workers
+        with bar(EMBEDDING, count) as advance:
+            advance(resumed)
+            PartEmbedder(replace(job, known=found), trained, fabric, workers=workers)(wanted, advance)
+    return resumed
 
 
 def remove_interrupted(gallery: Path) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -21,14 +21,14 @@ from dmlkit.embedding.gallery.change import changing
 from dmlkit.embedding.gallery.files import INCOMING, MANIFEST, TABLE
 from dmlkit.embedding.gallery.folder import LARGE_ROWS, GalleryFolder
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages, box_of_cell
-from dmlkit.embedding.gallery.incoming import EmbeddedRows
+from dmlkit.embedding.gallery.incoming import EmbeddedRows, embed_parts
 from dmlkit.embedding.gallery.manifest import GalleryManifest, GalleryModel, read_gallery_manifest
 from dmlkit.embedding.gallery.table import lancedb
 from dmlkit.embedding.in_memory import Known
-from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.job import EmbedJob
 from dmlkit.embedding.manifest import check_same_description
-from dmlkit.embedding.parts import BATCH_IMAGES, PartFolder
-from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
+from dmlkit.embedding.parts import PartFolder
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import known_points
 from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
@@ -164,22 +164,11 @@ class Migration:
         """
         images = LabelledImages(self._located(gallery))
         job = MigrationJob(images, SOURCE, self._folder(images.ids), skip_bad_images=False)
-        parts, description = job.parts, job.describe(self.trained)
         with writing(self.path):
-            try:
-                parts.check(description)
-            except UserError:  # there are none
-                parts.discard()
-                parts.begin(description)
+            job.output.mkdir(parents=True, exist_ok=True)
             write_text(job.output / IDS, "\n".join(images.ids))
-            wanted = parts.missing(range(len(parts)), self.trained.manifold.point_dim, skip_bad_images=False)
-            if wanted:
-                with self.bar(EMBEDDING, len(images)) as advance:
-                    advance(len(images) - sum(len(parts.images(part)) for part in wanted))
-                    job = replace(job, known=self._known(images))
-                    workers = 0 if len(images) <= BATCH_IMAGES else self.trained.recipe.training.workers
-                    PartEmbedder(job, self.trained, self.fabric, workers=workers)(wanted, advance)
-        return parts
+            embed_parts(job, self.trained, self.fabric, lambda: self._known(images), self.bar)
+        return job.parts
 
     def commit(self, run: Path) -> Migrated:
         """Replace the old embeddings; other processes that write to the gallery wait.
@@ -239,8 +228,6 @@ class Migration:
 
     def _known(self, images: LabelledImages) -> Known | None:
         """Return the points of those images that earlier jobs of this model, or its run, have embedded."""
-        if self.trained.local is not None:
-            return None  # only the points of earlier jobs are kept in memory
         rows = {name: row for row, name in enumerate(images.ids)}
         points: dict[int, Tensor] = {}
         stored = known_points(self.trained, images, self.fabric)
