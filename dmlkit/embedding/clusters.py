@@ -32,7 +32,6 @@ class Clusters:
     """Clusters, the largest first.
 
     Args:
-        collection: the images.
         assignments: (N,) int64, cluster of each image from 0; `NOISE` for images in none.
     """
 

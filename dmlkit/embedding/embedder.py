@@ -40,12 +40,7 @@ BACKBONE_NAME = re.compile(r"(\w{2,})(?::(.+))?")  # of two letters or more: C: 
 
 
 class Embedder:
-    """Model of a run, or a pretrained one, made by `dmlkit.load`.
-
-    Args:
-        trained: the model, on the fabric's device.
-        fabric: the device.
-    """
+    """Model of a run, or a pretrained one, made by `dmlkit.load`."""
 
     def __init__(self, trained: TrainedModel, fabric: Ranks) -> None:
         self.trained, self._fabric = trained, fabric
@@ -148,7 +143,6 @@ def _load_pretrained(name: str, fabric: Ranks) -> TrainedModel:
 
     Args:
         name: name of a backbone in recipes, with the model of it after a colon, see `backbone_keys`.
-        fabric: device.
 
     Raises:
         UserError: there is no such backbone or model, or its weights cannot be downloaded or read.

@@ -43,7 +43,6 @@ class Views(Dataset):
     """Dataset with each image several times.
 
     Args:
-        dataset: the images.
         views: number of times.
     """
 
@@ -83,7 +82,6 @@ class CachedFeatures(ReplacedSamples):
     """Dataset of features in place of images.
 
     Args:
-        dataset: the images.
         vectors: V features of each image in turn, (N V, F).
     """
 

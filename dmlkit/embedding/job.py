@@ -94,9 +94,6 @@ class PartEmbedder:
     """Computation of parts with one model in one process; images of the next part are read during the current one.
 
     Args:
-        job: images to embed, and the output.
-        trained: the model.
-        fabric: device of the model.
         workers: number of processes that read images; see `dmlkit.loading.batches.make_loader`.
     """
 
@@ -175,7 +172,6 @@ class PartBatches:
     """Batches of some parts, one after another; set ``numbers`` before each pass.
 
     Args:
-        parts: folder that defines the parts.
         known: images whose points are known.
     """
 

@@ -272,16 +272,13 @@ def index_of(manifold: Manifold) -> SearchIndex:
 
 
 def check_same_description(theirs: Description, whose: str, ours: Description, where: str) -> None:
-    """Raise an error for embeddings of another model, unless one was mapped into the space of the other.
+    """Raise a `UserError` unless embeddings are of one model, or of one mapped into the space of the other.
 
     Args:
         theirs: description of what is compared.
         whose: its name, for the error.
         ours: description of what is there.
         where: its name.
-
-    Raises:
-        UserError: width, geometry, weights or preprocessing differ.
     """
     advice = f"embed with the model of {where}, or map the newer model with dmlkit align{ours.renewal}"
     is_aligned = theirs.space == ours.space and theirs.model.fingerprint != ours.model.fingerprint

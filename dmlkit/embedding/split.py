@@ -129,11 +129,7 @@ class EmbeddedSplit:
         return asarray(small)
 
     def require_images(self, what: str) -> None:
-        """Raise an error for samples without pixels to show.
-
-        Raises:
-            UserError: the dataset has no images.
-        """
+        """Raise a `UserError` for samples without pixels to show."""
         if not self.dataset.kind.has_pixels:
             kind = self.dataset.kind.name
             raise UserError(

@@ -155,16 +155,13 @@ def narrowed_checksums(column: Any, width: int) -> Any:
 
 
 def check_rows(path: Path, batch: Any, columns: Sequence[str], numbers: Sequence[int]) -> None:
-    """Raise an error unless columns of some rows are what was written.
+    """Raise a `UserError` unless columns of some rows are what was written, by their checksums.
 
     Args:
         path: the gallery.
         batch: Arrow arrays with the columns and the checksums.
         columns: names of the columns to check.
         numbers: numbers of the rows, for the error.
-
-    Raises:
-        UserError: a value has another checksum.
     """
     stored = _checksums(batch.column(CHECKSUM))
     for name in columns:

@@ -73,11 +73,7 @@ class LabelRule:
     """Weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_fusion_of`."""
 
     def check(self) -> None:
-        """Raise an error unless the parts of the rule apply to each other.
-
-        Raises:
-            UserError: one does not apply to another, or is out of its range.
-        """
+        """Raise a `UserError` unless the parts of the rule are in their ranges and apply to each other."""
         if self.by_group is not None and self.by == "vote":
             raise UserError(f"--by-group {self.by_group}: applies to --by nearest and --by mean, got --by vote")
         if self.rerank is not None and (self.by == "mean" or self.by_group is not None):

@@ -102,11 +102,7 @@ def open_searched(source: Path, model: ModelChoice, bar: Bar, **options: Any) ->
 
 
 def check_together(rerank: Rerank | None, place: PlaceFusion | None) -> None:
-    """Raise an error for two changes of the similarity.
-
-    Raises:
-        UserError: both are given.
-    """
+    """Raise a `UserError` for two changes of the similarity."""
     if rerank is not None and place is not None:
         raise UserError("--rerank: does not apply to --with place; leave one out")
 
