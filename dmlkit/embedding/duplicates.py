@@ -92,11 +92,9 @@ class DuplicateGroups:
         """Yield a row of pictures per group."""
         least = self.least()
         for number, group in enumerate(self.groups, start=1):
-            caption = f"group {number}, {len(group)} images"
-            rows = group[:MOST_PICTURES].tolist()
-            pictures = [picture_of(self.collection, row, [f"at least {float(least[row]):.4f}"]) for row in rows]
-            first = picture_of(self.collection, rows[0], [caption])
-            yield Shelf(first, pictures[1:])
+            first, *rest = group[:MOST_PICTURES].tolist()
+            found = [picture_of(self.collection, row, [f"at least {float(least[row]):.4f}"]) for row in rest]
+            yield Shelf(picture_of(self.collection, first, [f"group {number}, {len(group)} images"]), found)
 
     def _is_within(self) -> Tensor:
         one, other = self.group_of[self.pairs.first], self.group_of[self.pairs.second]

@@ -1,6 +1,5 @@
 """Features of a frozen backbone, computed once, like embeddings, into a folder that runs may share."""
 
-import hashlib
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.vectors import VectorFile
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.computation import accelerate
-from dmlkit.embedding.job import EmbedJob, PartEmbedder, embed_job
+from dmlkit.embedding.job import EmbedJob, PartEmbedder, embed_job, hash_names
 from dmlkit.embedding.progress_bar import Bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError, warn
@@ -303,9 +302,6 @@ def is_complete(folder: Path) -> bool:
 
 def _description(dataset: Dataset, trained: TrainedModel, engine: str, views: int) -> FeatureDescription:
     recipe = trained.recipe
-    names = hashlib.sha256()
-    for index in range(len(dataset)):
-        names.update(dataset.key(index).encode() + b"\0")
     options = recipe.dataset.model_dump(mode="json")
     if recipe.dataset.split == "reality_check":
         del options["fold"]
@@ -315,7 +311,7 @@ def _description(dataset: Dataset, trained: TrainedModel, engine: str, views: in
         views=views,
         dataset=options,
         images=len(dataset),
-        names=names.hexdigest(),
+        names=hash_names(dataset),
         files=hash_files(dataset) or "",
         engine=engine,
         software=software_of(recipe),

@@ -16,8 +16,11 @@ from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.files.table_file import LABEL, column_names, read_images_table
+from dmlkit.datasets.folder import is_split
+from dmlkit.datasets.shards import ShardsConfig, holds_shards
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, warn
+from dmlkit.files.image_file import image_files
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
 
@@ -121,8 +124,6 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
     Raises:
         UserError: there are no images, a name is not UTF-8, or the table lacks the column, or see `read_boxes`.
     """
-    from dmlkit.datasets.shards import ShardsConfig, holds_shards
-
     if boxes is not None:
         return _boxed(source, labels, boxes, depth)
     if _is_table(source):
@@ -173,8 +174,6 @@ def _listed(listing: Listing, *, has_labels: bool) -> Dataset:
 
 
 def _files_below(folder: Path, depth: int) -> ImageList:
-    from dmlkit.files.image_file import image_files
-
     paths = image_files(folder)
     raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
     if not paths:
@@ -184,8 +183,6 @@ def _files_below(folder: Path, depth: int) -> ImageList:
 
 def _folder_labels(folder: Path, paths: list[str], depth: int) -> list[str | None]:
     """Return the label of each image by its subfolders, at most ``depth`` of them; None at the top."""
-    from dmlkit.datasets.folder import is_split
-
     place = len(folder.parts) + is_split(folder)  # of the class in a path
     parts = (Path(path).parts[place:-1] for path in paths)
     return ["/".join(one[:depth]) or None for one in parts]

@@ -5,13 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    Field,
-    FiniteFloat,
-    NonNegativeInt,
-    PositiveInt,
-)
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from dmlkit.component import one_of
 from dmlkit.datasets.files.paths import readable_name

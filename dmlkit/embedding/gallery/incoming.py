@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.image import thumbnail
@@ -47,7 +48,8 @@ def schema_of(manifest: GalleryManifest) -> Any:
     """Return the columns of a gallery's table."""
     import pyarrow as pa
 
-    lifted = manifest.manifold.build(manifest.features).index_vectors(_origin(manifest), "gallery").shape[1]
+    manifold: Manifold = manifest.manifold.build(manifest.features)
+    vector = manifold.index_vectors(manifold.from_features(torch.zeros(1, manifest.features)), "gallery")
     return pa.schema(
         [
             pa.field("id", pa.string(), nullable=False),
@@ -55,7 +57,7 @@ def schema_of(manifest: GalleryManifest) -> Any:
             pa.field("path", pa.string(), nullable=False),
             pa.field("thumbnail", pa.binary()),
             pa.field("point", pa.list_(pa.float32(), manifest.dim), nullable=False),
-            pa.field("vector", pa.list_(pa.float32(), lifted), nullable=False),
+            pa.field("vector", pa.list_(pa.float32(), vector.shape[1]), nullable=False),
             *(pa.field(name, pa.string()) for name in SightingCells._fields),
             pa.field("box", pa.string()),
             *([pa.field("local", pa.binary(), nullable=False)] if manifest.local else []),
@@ -152,25 +154,16 @@ class EmbeddedRows:
             "box": [box_cell(image.box) for _, image in images],
         }
         columns = {name: pa.array(cells, pa.string()) for name, cells in texts.items()}
-        columns["thumbnail"] = pa.array([self._thumbnail(image) for _, image in images], pa.binary())
+        pictures = [thumbnail(one.path, one.box) if self.manifest.thumbnails else None for _, one in images]
+        columns["thumbnail"] = pa.array(pictures, pa.binary())
         columns["added"] = pa.array([datetime.now(UTC)] * len(images), pa.timestamp("us", "UTC"))
         self.write_columns(columns, points, local)
-
-    def _thumbnail(self, image: LabelledImage) -> bytes | None:
-        return thumbnail(image.path, image.box) if self.manifest.thumbnails else None
 
 
 def _lists(values: Tensor) -> Any:
     import pyarrow as pa
 
     return pa.FixedSizeListArray.from_arrays(pa.array(values.contiguous().numpy().ravel()), values.shape[1])
-
-
-def _origin(manifest: GalleryManifest) -> Tensor:
-    import torch
-
-    manifold: Manifold = manifest.manifold.build(manifest.features)
-    return manifold.from_features(torch.zeros(1, manifest.features))
 
 
 @dataclass
