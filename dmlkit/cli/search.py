@@ -85,10 +85,10 @@ def search(
         from functools import partial
 
         from dmlkit.embedding.progress_bar import image_progress  # bars would import torch
-        from dmlkit.embedding.questions.exported import search_exported
+        from dmlkit.embedding.questions.exported import check_plain, search_exported
 
-        others = others_of(boxes, run, second, rerank, manifold, device)
-        answers = search_exported(source, queries, k=k, others=others, bar=partial(image_progress, console))
+        check_plain(source, others_of(boxes, run, second, rerank, manifold, device))
+        answers = search_exported(source, queries, k=k, bar=partial(image_progress, console))
     else:
         if second != Path(PLACE):
             check_device(device, source, queries)

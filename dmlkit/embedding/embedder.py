@@ -22,8 +22,9 @@ from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import Samples
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.hub import download, is_hub_address, is_hub_folder, load_hub
-from dmlkit.embedding.in_memory import BATCH, embed_images
-from dmlkit.embedding.progress_bar import image_progress
+from dmlkit.embedding.in_memory import embed_images
+from dmlkit.embedding.parts import BATCH_IMAGES
+from dmlkit.embedding.progress_bar import image_progress, no_bar
 from dmlkit.embedding.trained import TrainedModel, computed_by, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
@@ -64,11 +65,8 @@ class Embedder:
         dataset = GivenImages(images) if samples.has_pixels else GivenArrays(images, samples)
         if not len(dataset):
             return np.empty((0, self.trained.manifold.point_dim), dtype=np.float32)
-        if len(dataset) <= BATCH:
-            found = embed_images(self.trained, self._fabric, dataset, "embed")
-        else:
-            bar = partial(image_progress, Console(stderr=True))
-            found = embed_images(self.trained, self._fabric, dataset, "embed", bar)
+        bar = no_bar if len(dataset) <= BATCH_IMAGES else partial(image_progress, Console(stderr=True))
+        found = embed_images(self.trained, self._fabric, dataset, "embed", bar)
         raise_faults(found.faults)
         return found.points.numpy()
 

@@ -35,7 +35,7 @@ class EmbeddingFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = Manifest.read(path / "manifest.json")
-        self.manifold: Manifold = self.manifest.manifold.build(self.manifest.features)
+        self.manifold = self.manifest.build_manifold()
         _check_geometry(path / "manifest.json", self.manifest, self.manifold)
         self.points = _read_points(path / "embeddings.npy", self.manifest)
         self.items = _read_items(path / "items.parquet", self.manifest)

@@ -10,6 +10,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.exchange import gather_lists, gather_rows
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import join
+from dmlkit.embedding.parts import BATCH_IMAGES
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.loading.batches import evaluation_loader
@@ -18,7 +19,6 @@ from dmlkit.manifolds.base import check_points
 from dmlkit.model import EmbeddingModel
 from dmlkit.transforms.base import TransformConfig
 
-BATCH = 128  # images; for so few the start of loader processes takes longer than the images
 UNSOUND = "the training diverged, or the model does not fit such inputs; use another --checkpoint or run"
 """Advice if a model's output is not a point of its manifold."""
 
@@ -84,13 +84,13 @@ def embed_dataset(
     was_training = model.training
     model.eval()
     wanted = range(len(dataset)) if indices is None else indices
-    share = BATCH * -(-len(wanted) // (BATCH * fabric.world_size))
+    share = BATCH_IMAGES * -(-len(wanted) // (BATCH_IMAGES * fabric.world_size))
     start = min(fabric.global_rank * share, len(wanted))
     loader = evaluation_loader(
         dataset,
         transform,
         indices=wanted[start : start + share],
-        batch_size=BATCH,
+        batch_size=BATCH_IMAGES,
         workers=workers,
         pin_memory=fabric.device.type == "cuda",
         draft=draft,
@@ -144,7 +144,7 @@ def embed_images(
             dataset,
             trained.recipe.transform,
             indices=missing,
-            workers=0 if len(missing) <= BATCH else trained.recipe.training.workers,
+            workers=0 if len(missing) <= BATCH_IMAGES else trained.recipe.training.workers,
             draft=trained.is_draft,
             advance=advance,
         )

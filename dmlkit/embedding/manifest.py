@@ -182,6 +182,10 @@ class Description(Document, frozen=True, strict=True):
     """Fingerprint of the older model with whose embeddings these may be compared, because ``dmlkit align`` mapped the
     model into its space, or the regularizer ``compatible`` trained it there; null for a space of its own."""
 
+    def build_manifold(self) -> Manifold:
+        """Return the manifold of the embeddings."""
+        return self.manifold.build(self.features)
+
     @property
     def space(self) -> str:
         """Fingerprint of the model whose space the embeddings are in."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.search import Gallery, Neighbors
+from dmlkit.embedding.search import QUERY_ROWS, Gallery, Neighbors
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold, frechet_mean
 
@@ -201,7 +201,6 @@ def _merge(edges: list[tuple[int, int, float]]) -> list[Tensor]:
     return [torch.tensor(sorted(rows)) for rows in members.values() if len(rows) > 1]
 
 
-QUERIES = 4096  # searched at once
 LEAST = 1e-12  # dissimilarity of equal points: scipy takes an entry of 0 for none
 
 
@@ -231,7 +230,7 @@ def neighbors_of(
     """
     gallery = Gallery(manifold, points if others is None else others)
     blocks: list[Neighbors] = []
-    for own in torch.arange(len(points)).split(QUERIES):
+    for own in torch.arange(len(points)).split(QUERY_ROWS):
         if others is None:
             blocks.append(gallery.search(points[own], k + 1).without(own))
         else:

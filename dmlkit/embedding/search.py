@@ -17,6 +17,7 @@ MARGIN = 8  # candidates beyond k: enough at the first try for all but near-dupl
 RANKED_ELEMENTS = 2**19  # float64 coordinates ranked at once: 100 of each of 1 000 queries in 0.12 to 0.15 s; 2**18 and
 # 2**20 take up to 1.6 times as long, the one in calls and the other beyond the cache
 MOST_HALF = 2  # queries; more of them are faster in float32, which reads the points once for all
+QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
 BLOCK_ROWS = 65_536  # of stored points in memory at once: 134 MB at 512 dimensions, twice that with vectors
 
 

@@ -179,7 +179,7 @@ def _with_images(
     description = describe(trained)
     return PointsInMemory(
         source,
-        description.manifold.build(description.features),
+        description.build_manifold(),
         found.points,
         [str(dataset.paths[row]) for row in found.indices.tolist()],
         dataset.label_names(found.labels),

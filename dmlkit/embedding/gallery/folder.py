@@ -27,7 +27,7 @@ from dmlkit.embedding.gallery.table import open_table, reading
 from dmlkit.embedding.items import PointItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
-from dmlkit.manifolds.base import Manifold, check_points
+from dmlkit.manifolds.base import check_points
 from dmlkit.run_folder.folder import find_run
 
 IDS = 1000  # looked up at once
@@ -52,7 +52,7 @@ class GalleryFolder:
             self.table.checkout(self.version)
             self.size: int = self.table.count_rows()
             self.manifest = manifest_at(path, manifest, self.table)
-        self.manifold: Manifold = self.manifest.manifold.build(self.manifest.features)
+        self.manifold = self.manifest.build_manifold()
         self.has_checksums = check_content(path, self.manifest, self.table)
         self._kept: Tensor | None = None
 

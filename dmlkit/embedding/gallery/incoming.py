@@ -38,7 +38,7 @@ from dmlkit.files.image_file import BadImageError
 from dmlkit.files.lock import is_held
 from dmlkit.files.outputs import writing
 from dmlkit.loading.inputs import refuse_nothing_read
-from dmlkit.manifolds.base import Manifold, check_points
+from dmlkit.manifolds.base import check_points
 from dmlkit.manifolds.euclidean import Euclidean
 
 RESUMES = "finished parts are kept; fix the problem and run the same command again"
@@ -48,7 +48,7 @@ def schema_of(manifest: GalleryManifest) -> Any:
     """Return the columns of a gallery's table."""
     import pyarrow as pa
 
-    manifold: Manifold = manifest.manifold.build(manifest.features)
+    manifold = manifest.build_manifold()
     vector = manifold.index_vectors(manifold.from_features(torch.zeros(1, manifest.features)), "gallery")
     return pa.schema(
         [
@@ -80,7 +80,7 @@ class EmbeddedRows:
 
         self.manifest, self.file = manifest, file
         self.schema = schema_of(manifest)
-        self.manifold = manifest.manifold.build(manifest.features)
+        self.manifold = manifest.build_manifold()
         self.writer = pa.ipc.new_stream(file, self.schema)
 
     def write(self, images: Mapping[str, LabelledImage], parts: PartFolder) -> dict[str, str]:

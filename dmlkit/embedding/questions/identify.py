@@ -29,16 +29,9 @@ from dmlkit.embedding.questions.answers import (
 from dmlkit.embedding.questions.calibration import acceptance_of, group_probability, labeled_decider
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.probability import estimate_probability
-from dmlkit.embedding.questions.search import (
-    QUERY_ROWS,
-    RERANKED,
-    RerankedGallery,
-    check_together,
-    nearest,
-    open_searched,
-)
+from dmlkit.embedding.questions.search import RERANKED, RerankedGallery, check_together, nearest, open_searched
 from dmlkit.embedding.scored import PlaceFusion, matched_gallery, matched_queries, place_gallery, place_queries
-from dmlkit.embedding.search import Neighbors
+from dmlkit.embedding.search import QUERY_ROWS, Neighbors
 from dmlkit.embedding.sources import open_queries, path_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
@@ -281,16 +274,10 @@ def _pair_threshold(searched: PointSet) -> float | None:
 
 
 def _group_rows(images: Path, asked: PointSet, by: str, known: Sequence[str | None]) -> dict[str, list[int]]:
-    """Return the rows of each group of images, in the order in which the groups come first.
-
-    Args:
-        images: where the images are from.
-        asked: their points.
-        by: see `_group_names`.
-        known: (N,) the correct label of each image, None where it is not known.
+    """Return the rows of each group of images, in the order in which the groups come first; see `_group_names`.
 
     Raises:
-        UserError: images of a group have two labels, or see `_group_names`.
+        UserError: images of a group have two known labels, or see `_group_names`.
     """
     groups: dict[str, list[int]] = {}
     for row, name in enumerate(_group_names(images, asked, by)):
@@ -308,11 +295,8 @@ def _group_rows(images: Path, asked: PointSet, by: str, known: Sequence[str | No
 def _group_names(images: Path, asked: PointSet, by: str) -> list[str]:
     """Return the name of each image's group.
 
-    Args:
-        images: where the images are from.
-        asked: their points.
-        by: ``folder``: the folder of an image is its group; else a column of a table of images, in which a blank cell
-            makes an image a group of its own.
+    With ``folder`` it is the folder of the image; else its cell in a column of a table of images, in which a blank one
+    makes an image a group of its own.
 
     Raises:
         UserError: the images are not from a table, or it does not have the column; or they are rows of an array.
@@ -330,13 +314,7 @@ def _group_names(images: Path, asked: PointSet, by: str) -> list[str]:
 
 
 def _decide_groups(decider: Decider, asked: PointSet, groups: Sequence[Sequence[int]]) -> list[Decision]:
-    """Decide on groups of images, those with equally many at once.
-
-    Args:
-        decider: labeled points.
-        asked: points of the images.
-        groups: rows of the images of each group.
-    """
+    """Decide on groups of images, given by their rows, those with equally many at once."""
     found: dict[int, Decision] = {}
     for size in {len(rows) for rows in groups}:
         places = torch.tensor([place for place, rows in enumerate(groups) if len(rows) == size])
@@ -348,12 +326,7 @@ def _decide_groups(decider: Decider, asked: PointSet, groups: Sequence[Sequence[
 
 
 def _neighbors_of_groups(near: Answers, groups: dict[str, list[int]]) -> Answers:
-    """Return the nearest pictures of each group: those that are the most similar to any of its images.
-
-    Args:
-        near: neighbors of each image.
-        groups: rows of the images of each group, by its name.
-    """
+    """Return the nearest pictures of each group: those that are the most similar to any of its images."""
     similarities, found = torch.empty(len(groups), near.k), torch.empty(len(groups), near.k, dtype=torch.int64)
     for place, rows in enumerate(groups.values()):
         ranked = near.similarities[rows].flatten().sort(descending=True, stable=True)

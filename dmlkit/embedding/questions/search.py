@@ -26,7 +26,7 @@ from dmlkit.embedding.scored import (
     place_gallery,
     place_queries,
 )
-from dmlkit.embedding.search import Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
+from dmlkit.embedding.search import QUERY_ROWS, Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
 from dmlkit.embedding.sources import open_points, open_queries, path_of
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
@@ -42,7 +42,6 @@ from dmlkit.metrics.ranking.scored import PlacedSpace
 
 LEAST_HALF = 10_000  # points; fewer are searched in 2 ms
 MATCHED_ROWS = 256  # searched at once where matches are compared: 4 s, so that the bar moves
-QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
 RERANKED = "re-ranking looks at the gallery as a whole, and at no other query"
 
 
