@@ -80,13 +80,9 @@ class DuplicateGroups:
     def write(self, path: Path) -> None:
         """Write a CSV table: one row per image, group after group, with their boxes."""
         paths, labels, least = self.collection.paths, self.collection.labels, self.least()
-        rows = (
-            (number, paths[row], labels[row] or "", f"{float(least[row]):.9g}")
-            for number, group in enumerate(self.groups, start=1)
-            for row in group.tolist()
-        )
-        boxes = [self.collection.box(row) for group in self.groups for row in group.tolist()]
-        write_boxed_table(path, GROUP_COLUMNS, rows, boxes)
+        listed = [(number, row) for number, group in enumerate(self.groups, start=1) for row in group.tolist()]
+        rows = ((number, paths[row], labels[row] or "", f"{float(least[row]):.9g}") for number, row in listed)
+        write_boxed_table(path, GROUP_COLUMNS, rows, [self.collection.box(row) for _, row in listed])
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per group."""

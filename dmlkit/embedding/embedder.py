@@ -79,7 +79,7 @@ class Embedder:
         """
         manifold = self.trained.manifold
         for name, points in (("a", a), ("b", b)):
-            if not _is_table(points, manifold.point_dim, "f"):
+            if not _is_table(points, manifold.point_dim):
                 expected = f"{name} of shape (N, {manifold.point_dim}) and floats"
                 raise UserError(f"similarity: expected {expected}, got {_described(points)}")
         x, y = (torch.from_numpy(points.astype(np.float32)).to(self._fabric.device) for points in (a, b))
@@ -283,9 +283,9 @@ def _is_series(given: object) -> bool:
     return given.ndim > 0 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
 
 
-def _is_table(given: object, width: int, kinds: str) -> TypeGuard[NDArray[Any]]:
-    """Return whether a value is an array (N, ``width``) of one of NumPy's kinds of numbers."""
-    return isinstance(given, np.ndarray) and given.ndim == 2 and given.shape[1] == width and given.dtype.kind in kinds
+def _is_table(given: object, width: int) -> TypeGuard[NDArray[np.floating]]:
+    """Return whether a value is an array (N, ``width``) of floats."""
+    return isinstance(given, np.ndarray) and given.ndim == 2 and given.shape[1] == width and given.dtype.kind == "f"
 
 
 def _described(given: object) -> str:

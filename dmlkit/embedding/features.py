@@ -200,7 +200,8 @@ def cached_features(
         UserError: the folder holds something else, or features of other weights, images or transforms; an image
             cannot be read; or see `accelerate`.
     """
-    trained, engine = frozen_backbone(recipe, model, fabric.device), _engine(recipe, split)
+    trained, tuning = frozen_backbone(recipe, model, fabric.device), recipe.backbone.tuning
+    engine = tuning.engine if isinstance(tuning, NoTuningConfig) and split == "train" else "torch"
     description, is_whole = _description(dataset, trained, engine, views), False
     if fabric.is_global_zero:
         description, is_whole = _begin(folder, description, dataset)
@@ -243,11 +244,6 @@ def frozen_backbone(recipe: Recipe, model: EmbeddingModel, device: torch.device)
     alone = backbone_alone(model, Euclidean.Config().build(model.backbone.num_features)).to(device).eval()
     space = {"manifold": Euclidean.Config(), "embedding_dim": alone.backbone.num_features}
     return TrainedModel.of(recipe.model_copy(update=space), alone)
-
-
-def _engine(recipe: Recipe, split: Split) -> str:
-    tuning = recipe.backbone.tuning
-    return tuning.engine if isinstance(tuning, NoTuningConfig) and split == "train" else "torch"
 
 
 def features_folder(run: RunFolder, tuning: NoTuningConfig) -> Path:

@@ -157,7 +157,10 @@ class Identifier:
         is_scored = isinstance(searched.manifold, ScoredSpace)  # nor do those for pairs of embeddings
         if rule.rerank is not None:
             self.decider.searcher = self.reranked = RerankedGallery(searched, rule.rerank, bar)
-            self.note, self.least_probability, self.threshold = _reranked_note(threshold), None, threshold
+            # gallery images occur in each other's neighbors, and new images do not: the calibration does not hold
+            unknown = "; no image is unknown without --threshold" if threshold is None else ""
+            self.note = f"{RERANKED}; its scores are not calibrated: no probabilities{unknown}"
+            self.least_probability, self.threshold = None, threshold
             self.sigmoids = dict[int, Sigmoid | None]({1: None})
             return
         if isinstance(self.source, GalleryFolder):
@@ -256,12 +259,6 @@ def _advice(searched: PointSet, threshold: float | None) -> str:
     if not isinstance(searched, GalleryFolder):
         return f"{what}; use --threshold, or calibrate a gallery"
     return f"{what}; run dmlkit calibrate {command_word(searched.source)} to choose one for this gallery"
-
-
-def _reranked_note(threshold: float | None) -> str:
-    """Return what re-ranked answers lack: gallery images occur in each other's neighbors, and new images do not."""
-    unknown = "; no image is unknown without --threshold" if threshold is None else ""
-    return f"{RERANKED}; its scores are not calibrated: no probabilities{unknown}"
 
 
 def _pair_threshold(searched: PointSet) -> float | None:
