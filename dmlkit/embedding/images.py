@@ -124,14 +124,14 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
     Raises:
         UserError: there are no images, a name is not UTF-8, or the table lacks the column, or see `read_boxes`.
     """
+    if labels not in (None, FOLDER, NONE) and not _is_table(source):
+        raise UserError(f"--labels {labels}: {source} is not a table, so it has no columns; use {FOLDER} or {NONE}")
     if boxes is not None:
         return _boxed(source, labels, boxes, depth)
     if _is_table(source):
         column = None if labels == NONE else labels or LABEL
         rows = TableRows(read_images_table(source, column), source, source.parent)
         return _listed(rows.listing(), has_labels=column is not None)
-    if labels not in (None, FOLDER, NONE):
-        raise UserError(f"--labels {labels}: {source} is not a table, so it has no columns; use {FOLDER} or {NONE}")
     if source.is_file():
         return ImageList([str(source)])
     if not source.is_dir():
@@ -153,8 +153,6 @@ def _boxed(source: Path, labels: str | None, boxes: Boxes, depth: int) -> Datase
             )
     elif _is_table(source):
         raise UserError(f"--boxes {boxes.source}: {source} is a table; give its folder of images, or put boxes into it")
-    elif labels not in (None, FOLDER, NONE):
-        raise UserError(f"--labels {labels}: {source} is no table and has no columns; use {FOLDER} or {NONE}")
     else:
         found = read_boxes(source, boxes.source, boxes.confidence)
         paths = [one.path for one in found]

@@ -26,6 +26,7 @@ from dmlkit.embedding.gallery.images import LabelledImage, images_of
 from dmlkit.embedding.gallery.incoming import Incoming, remove_interrupted
 from dmlkit.embedding.gallery.manifest import (
     GalleryManifest,
+    GalleryModel,
     check_content,
     content_of,
     kept_state,
@@ -265,18 +266,7 @@ def create_gallery(
     incoming = Incoming.of([] if images is None else images_of(images, label, boxes, run))
     fabric = model.start()
     trained = model.load(RunFolder(run), fabric)
-    description = describe(trained)
-    calibrated, threshold = threshold_of(RunFolder(run), description.model.fingerprint), settings.threshold
-    if threshold is None and calibrated is not None:
-        threshold = calibrated.threshold
-    manifest = GalleryManifest(
-        **dict(description),
-        run=str(run.resolve()),
-        thumbnails=settings.thumbnails,
-        threshold=threshold,
-        threshold_is_own=settings.threshold is not None,
-        local=trained.local,
-    )
+    manifest = GalleryManifest(**dict(gallery_model(trained, run, settings.threshold)), thumbnails=settings.thumbnails)
     with sole_writer(output, what="the creation of a gallery"):
         check_new_gallery(output)
         _discard(output)  # of a creation that was stopped
@@ -297,6 +287,19 @@ def create_gallery(
         remove_interrupted(output)  # of other images
     incoming.added = len(incoming.new)
     return incoming
+
+
+def gallery_model(trained: TrainedModel, run: Path, threshold: float | None = None) -> GalleryModel:
+    """Return what a gallery knows of the model of a run; its threshold is the run's unless one is given."""
+    description = describe(trained)
+    calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
+    return GalleryModel(
+        **dict(description),
+        run=str(run.resolve()),
+        threshold=calibrated.threshold if threshold is None and calibrated else threshold,
+        threshold_is_own=threshold is not None,
+        local=trained.local,
+    )
 
 
 def _discard(output: Path) -> None:

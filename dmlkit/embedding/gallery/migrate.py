@@ -17,12 +17,12 @@ from torch import Tensor
 from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
-from dmlkit.embedding.gallery.change import changing
+from dmlkit.embedding.gallery.change import changing, gallery_model
 from dmlkit.embedding.gallery.files import INCOMING, MANIFEST, TABLE
 from dmlkit.embedding.gallery.folder import LARGE_ROWS, GalleryFolder
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages, box_of_cell
 from dmlkit.embedding.gallery.incoming import EmbeddedRows, embed_parts
-from dmlkit.embedding.gallery.manifest import GalleryManifest, GalleryModel, read_gallery_manifest
+from dmlkit.embedding.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.embedding.gallery.table import lancedb
 from dmlkit.embedding.in_memory import Known
 from dmlkit.embedding.job import EmbedJob
@@ -37,7 +37,6 @@ from dmlkit.files.image_file import BadImageError
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.run_folder.threshold import threshold_of
 
 IDS = "ids.txt"  # in the folder of a job: what its parts are of
 SOURCE = "images of a gallery"
@@ -179,15 +178,7 @@ class Migration:
         with changing(self.path) as table:
             gallery = GalleryFolder(self.path)
             parts = self.embed(gallery)  # of images that were added meanwhile
-            description = describe(self.trained)
-            calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
-            model = GalleryModel(
-                **dict(description),
-                run=str(run.resolve()),
-                threshold=calibrated.threshold if calibrated else None,
-                threshold_is_own=False,
-                local=self.trained.local,
-            )
+            model = gallery_model(self.trained, run)
             kept, name = read_gallery_manifest(self.path), uuid4().hex[:12]
             announced = kept.model_copy(update={"others": {**kept.others, name: model}})
             with TemporaryFile(dir=self.path) as file:
