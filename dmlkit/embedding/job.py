@@ -133,8 +133,7 @@ class PartEmbedder:
         local = self.trained.local
         with batch_features(local, self.trained, self.job.dataset) if local else nullcontext() as features:
             for number in numbers:
-                known = self.known.within(self.parts.images(number))
-                count = len(self.parts.batches(number, self.batches.known))
+                known, count = self.known.within(self.parts.images(number)), len(self.batches.of(number))
                 if len(known.rows):
                     advance(len(known.rows))
                 self.kept = [torch.empty(0, *local.shape, dtype=torch.float16)] if local else []
@@ -185,9 +184,13 @@ class PartBatches:
         self.parts, self.known = parts, known
         self.numbers: list[int] = []
 
+    def of(self, number: int) -> list[list[Draw]]:
+        """Return the batches of a part."""
+        return self.parts.batches(number, self.known)
+
     def __iter__(self) -> Iterator[list[Draw]]:
         for number in self.numbers:
-            yield from self.parts.batches(number, self.known)
+            yield from self.of(number)
 
 
 def embed_job(

@@ -90,8 +90,8 @@ def check_new_gallery(output: Path, *, sources: Iterable[Path] = (), option: str
     check_folder(output, sources=sources, option=option)
     if not output.exists():
         return
-    names = {entry.name for entry in output.iterdir() if not is_partial(entry)} - {LOCK}
-    names = {name for name in names if not name.startswith(INCOMING)}
+    entries = (entry for entry in output.iterdir() if not is_partial(entry) and not entry.name.startswith(INCOMING))
+    names = {entry.name for entry in entries} - {LOCK}
     if names and (CREATING not in names or names - {CREATING, TABLE_FOLDER}):
         raise UserError(f"{output}: is not empty and no gallery; choose another --output")
 

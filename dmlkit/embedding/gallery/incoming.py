@@ -23,7 +23,8 @@ from dmlkit.embedding.gallery.manifest import (
     CHECKSUM,
     GalleryManifest,
     checksum_field,
-    narrowed_checksums,
+    lists_of,
+    matrix_of,
     row_checksums,
 )
 from dmlkit.embedding.gallery.table import MODEL
@@ -111,7 +112,7 @@ class EmbeddedRows:
         vectors = self.manifold.index_vectors(points.double(), "gallery").float()
         # numbers near 1e38 may be points of flat space, while their squares are none
         check_points(Euclidean(vectors.shape[1]), vectors, lambda row: columns["path"][row].as_py(), UNSOUND)
-        arrays = {**columns, "point": _lists(points), "vector": _lists(vectors)}
+        arrays = {**columns, "point": lists_of(points.numpy()), "vector": lists_of(vectors.numpy())}
         if local is not None:
             arrays["local"] = pa.array([row.tobytes() for row in local.numpy()], pa.binary())
         arrays[CHECKSUM] = row_checksums([arrays[name] for name in CHECKED if name in arrays])
@@ -137,8 +138,8 @@ class EmbeddedRows:
             for batch in stored:
                 part = batch.filter(pa.array([id in ids for id in batch.column("id").to_pylist()]))  # noqa: A001
                 columns = {name: part.column(name) for name in names}
-                if width:
-                    columns[CHECKSUM] = narrowed_checksums(part.column(CHECKSUM), width)
+                if width:  # a table that lacks some columns has no checksums of them
+                    columns[CHECKSUM] = lists_of(matrix_of(part.column(CHECKSUM))[:, :width])
                 yield pa.record_batch([columns[name] for name in names], schema=fields)
 
         return pa.RecordBatchReader.from_batches(fields, kept())
@@ -158,12 +159,6 @@ class EmbeddedRows:
         columns["thumbnail"] = pa.array(pictures, pa.binary())
         columns["added"] = pa.array([datetime.now(UTC)] * len(images), pa.timestamp("us", "UTC"))
         self.write_columns(columns, points, local)
-
-
-def _lists(values: Tensor) -> Any:
-    import pyarrow as pa
-
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.contiguous().numpy().ravel()), values.shape[1])
 
 
 @dataclass
