@@ -104,12 +104,12 @@ def identify(
         from functools import partial
 
         from dmlkit.embedding.progress_bar import image_progress  # bars would import torch
-        from dmlkit.embedding.questions.exported import check_plain, identify_exported
+        from dmlkit.embedding.questions.exported import identify_exported
 
         others = {"--by": None if by == "nearest" else by, "-k": k, "--by-group": by_group, "--labels": labels}
         others |= others_of(boxes, run, second, rerank, manifold, device)
-        check_plain(source, others)
-        found = identify_exported(source, images, threshold=threshold, bar=partial(image_progress, console))
+        bar = partial(image_progress, console)
+        found = identify_exported(source, images, threshold=threshold, others=others, bar=bar)
     else:
         if second != Path(PLACE):
             check_device(device, source, images)

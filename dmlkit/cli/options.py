@@ -288,15 +288,13 @@ class BoxOptions:
         """Return the options; None without any, for which nothing is imported.
 
         Raises:
-            UserError: see `Boxes.check`.
+            UserError: there is a confidence, but no file of boxes.
         """
         if not any(value is not None for value in self.given().values()):
             return None
-        from dmlkit.datasets.files.boxes import Boxes
+        from dmlkit.datasets.files.boxes import boxes_of
 
-        boxes = Boxes(self.box_source, self.box_margin or 0.0, self.box_confidence)
-        boxes.check()
-        return boxes
+        return boxes_of(self.box_source, self.box_margin, self.box_confidence)
 
 
 ColumnTable = Annotated[

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from dmlkit.embedding.questions.answers import Answers, Neighbor
     from dmlkit.embedding.questions.page import Picture
+    from dmlkit.embedding.questions.search import Method
+    from dmlkit.embedding.scored import PlaceFusion
     from dmlkit.metrics.ranking.rerank import Rerank
 
 app = typer.Typer()
@@ -85,28 +87,25 @@ def search(
         from functools import partial
 
         from dmlkit.embedding.progress_bar import image_progress  # bars would import torch
-        from dmlkit.embedding.questions.exported import check_plain, search_exported
+        from dmlkit.embedding.questions.exported import search_exported
 
-        check_plain(source, others_of(boxes, run, second, rerank, manifold, device))
-        answers = search_exported(source, queries, k=k, bar=partial(image_progress, console))
+        others = others_of(boxes, run, second, rerank, manifold, device)
+        answers = search_exported(source, queries, k=k, others=others, bar=partial(image_progress, console))
     else:
         if second != Path(PLACE):
             check_device(device, source, queries)
 
         from dmlkit.cli.progress import bars
-        from dmlkit.embedding.questions.search import check_together
         from dmlkit.embedding.questions.search import search as search_images
         from dmlkit.evaluation.place import model_with
 
         model, place = model_with(source, second, run=run, device=device, bar=bars(console))
-        added, again = model.fusion or place, rerank_of(rerank)
-        check_together(again, place)
-        method = again or place or ("exact" if exact else "index")
+        added = model.fusion or place
         answers = search_images(
             source,
             queries,
             k=k,
-            method=method,
+            method=method_of(rerank, place, exact=exact),
             manifold=manifold,
             boxes=boxes.read(),
             model=model,
@@ -237,6 +236,19 @@ def why_missing(*read: Path) -> str:
     """Return why pages have no pictures of some of what a command read."""
     array = next((path for path in read if kind_of(path) == "array"), None)
     return "image files were moved or deleted" if array is None else f"the rows of {array} have none"
+
+
+def method_of(rerank: str | None, place: "PlaceFusion | None", *, exact: bool) -> "Method":
+    """Return how neighbors are found.
+
+    Raises:
+        UserError: ``--rerank`` is unknown, or does not go with ``--with place``.
+    """
+    from dmlkit.embedding.questions.search import check_together
+
+    again = rerank_of(rerank)
+    check_together(again, place)
+    return again or place or ("exact" if exact else "index")
 
 
 def rerank_of(text: str | None) -> "Rerank | None":

@@ -51,6 +51,15 @@ class Boxes(NamedTuple):
             raise UserError(f"--box-confidence {self.confidence:g}: expected a number from 0 to 1, e.g. 0.2")
 
 
+def boxes_of(source: Path | None, margin: float | None, confidence: float | None) -> Boxes | None:
+    """Return options on boxes, checked; None without any."""
+    if source is None and margin is None and confidence is None:
+        return None
+    boxes = Boxes(source, margin or 0.0, confidence)
+    boxes.check()
+    return boxes
+
+
 class ImageBox(NamedTuple):
     """Box of an image file."""
 

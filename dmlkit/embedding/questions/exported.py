@@ -126,38 +126,51 @@ class ExportedGallery:
         return self.session.run([SIMILARITIES], {"images": pixels[None]})[0][0]
 
 
-def search_exported(source: Path, queries: Path, *, k: int, bar: Bar = no_bar) -> Answers:
+def search_exported(
+    source: Path, queries: Path, *, k: int, others: Mapping[str, object] | None = None, bar: Bar = no_bar
+) -> Answers:
     """Find the k nearest images of each query in an exported gallery, exactly.
 
     Args:
         source: the ONNX file.
         queries: an image, or a folder of images.
         k: neighbors per query; all images if there are fewer.
+        others: values of the options that apply to other sources alone, see `check_plain`.
         bar: shows the images.
 
     Raises:
-        UserError: k is below 1, there is no exported gallery, or no query can be read.
+        UserError: k is below 1, an option does not apply, there is no exported gallery, or no query can be read.
     """
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbor")
+    check_plain(source, others or {})
     asked = _Asked(source, queries, k)
     for _ in asked.similarities(bar):
         pass
     return asked.answers()
 
 
-def identify_exported(source: Path, images: Path, *, threshold: float | None = None, bar: Bar = no_bar) -> Identified:
+def identify_exported(
+    source: Path,
+    images: Path,
+    *,
+    threshold: float | None = None,
+    others: Mapping[str, object] | None = None,
+    bar: Bar = no_bar,
+) -> Identified:
     """Find the label of each image by the nearest image of an exported gallery, or report it as unknown.
 
     Args:
         source: the ONNX file.
         images: an image, or a folder of images.
         threshold: similarity below which an image is unknown. Default: as in the gallery when it was exported.
+        others: values of the options that apply to other sources alone, see `check_plain`.
         bar: shows the images.
 
     Raises:
-        UserError: there is no exported gallery, or no image can be read.
+        UserError: an option does not apply, there is no exported gallery, or no image can be read.
     """
+    check_plain(source, others or {})
     check_threshold(threshold)
     asked = _Asked(source, images, NEAREST)
     record = asked.gallery.record
