@@ -26,8 +26,9 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import OneProcess, start_fabric
 from dmlkit.embedding.features import frozen_backbone
 from dmlkit.embedding.images import ImageList, dataset_of
-from dmlkit.embedding.in_memory import BATCH, embed_images
+from dmlkit.embedding.in_memory import embed_images
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.parts import BATCH_IMAGES
 from dmlkit.embedding.run import embed
 from dmlkit.embedding.trained import TrainedModel, computed_by, load_model
 from dmlkit.files.image_file import image_files
@@ -185,7 +186,7 @@ def nearest(points: torch.Tensor) -> torch.Tensor:
 @torch.inference_mode()
 def eager(model: torch.nn.Module, recipe: Recipe, images: Dataset) -> None:
     """Keep what the model makes of contiguous batches."""
-    loader = evaluation_loader(images, recipe.transform, batch_size=BATCH, workers=0)
+    loader = evaluation_loader(images, recipe.transform, batch_size=BATCH_IMAGES, workers=0)
     torch.cat([model(batch.inputs.contiguous()) for batch in loader])
 
 

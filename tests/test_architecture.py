@@ -226,6 +226,18 @@ def parameters_of(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
     return {one.arg for one in [*own.posonlyargs, *own.args, *own.kwonlyargs, *(one for one in both if one)]}
 
 
+def test_functions_have_few_parameters():
+    """At most 8; parameters that always travel together are one object. A command has one for each of its options."""
+    many = {
+        f"{module}.{node.name}"
+        for module, path in MODULES.items()
+        if not module.startswith("dmlkit.cli.")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef) and len(parameters_of(node) - {"self", "cls"}) > 8
+    }
+    assert many <= {"dmlkit.metrics.scoring.retrieval_metrics", "dmlkit.metrics.scoring.score_retrieval"}
+
+
 def test_args_name_parameters():
     others: list[str] = []
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -94,8 +94,8 @@ def embed(
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import is_first_rank
     from dmlkit.distributed.stopping import STOPPED
+    from dmlkit.embedding.run import EmbedOptions, output_of
     from dmlkit.embedding.run import embed as embed_images
-    from dmlkit.embedding.run import output_of
 
     console = Console(quiet=not is_first_rank())
     try:
@@ -103,15 +103,17 @@ def embed(
             run,
             images,
             split=split,
-            labels=labels,
-            boxes=boxes.read(),
             output=output,
-            checkpoint=checkpoint,
-            dims=dims,
-            overrides=overrides or [],
-            skip_bad_images=skip_bad_images,
-            engine=engine,
             device=device,
+            options=EmbedOptions(
+                labels=labels,
+                boxes=boxes.read(),
+                overrides=overrides or (),
+                checkpoint=checkpoint,
+                dims=dims,
+                skip_bad_images=skip_bad_images,
+                engine=engine,
+            ),
             bar=bars(console),
             say=partial(say, console),
         )

@@ -88,7 +88,7 @@ def create(
     from dmlkit.cli.console import fusion_line, say
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.gallery.change import create_gallery
+    from dmlkit.embedding.gallery.change import GallerySettings, create_gallery
     from dmlkit.evaluation.local import fusion_or_local_of
 
     console = Console()
@@ -99,8 +99,7 @@ def create(
         output,
         label=label,
         boxes=boxes.read(),
-        thumbnails=thumbnails,
-        threshold=threshold,
+        settings=GallerySettings(thumbnails, threshold),
         model=ModelChoice(checkpoint=checkpoint, fusion=fusion, device=device),
         bar=bars(console),
     )

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from dmlkit.embedding.questions.answers import Answers, Neighbor
     from dmlkit.embedding.questions.page import Picture
+    from dmlkit.embedding.questions.search import Method
+    from dmlkit.embedding.scored import PlaceFusion
     from dmlkit.metrics.ranking.rerank import Rerank
 
 app = typer.Typer()
@@ -103,10 +105,8 @@ def search(
             source,
             queries,
             k=k,
-            exact=exact,
-            rerank=rerank_of(rerank),
+            method=method_of(rerank, place, exact=exact),
             manifold=manifold,
-            place=place,
             boxes=boxes.read(),
             model=model,
             bar=bars(console),
@@ -236,6 +236,19 @@ def why_missing(*read: Path) -> str:
     """Return why pages have no pictures of some of what a command read."""
     array = next((path for path in read if kind_of(path) == "array"), None)
     return "image files were moved or deleted" if array is None else f"the rows of {array} have none"
+
+
+def method_of(rerank: str | None, place: "PlaceFusion | None", *, exact: bool) -> "Method":
+    """Return how neighbors are found.
+
+    Raises:
+        UserError: ``--rerank`` is unknown, or does not go with ``--with place``.
+    """
+    from dmlkit.embedding.questions.search import check_together
+
+    again = rerank_of(rerank)
+    check_together(again, place)
+    return again or place or ("exact" if exact else "index")
 
 
 def rerank_of(text: str | None) -> "Rerank | None":

@@ -7,11 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.run import embed
+    from dmlkit.embedding.run import EmbedOptions, embed
     from dmlkit.embedding.trained import load_model
 
-__all__ = ["embed", "load_model"]
-HOMES = {"embed": "dmlkit.embedding.run", "load_model": "dmlkit.embedding.trained"}
+__all__ = ["EmbedOptions", "embed", "load_model"]
+HOMES = {
+    "EmbedOptions": "dmlkit.embedding.run",
+    "embed": "dmlkit.embedding.run",
+    "load_model": "dmlkit.embedding.trained",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -32,7 +32,6 @@ class Clusters:
     """Clusters, the largest first.
 
     Args:
-        collection: the images.
         assignments: (N,) int64, cluster of each image from 0; `NOISE` for images in none.
     """
 
@@ -92,15 +91,13 @@ class Clusters:
 
     def write(self, path: Path) -> None:
         """Write a CSV table: one row per image, by cluster from 1, the medoid first; noise last; with their boxes."""
-        collection, noise = self.collection, (self.assignments == NOISE).nonzero()[:, 0].tolist()
-        numbered = [(str(number), rows.tolist()) for number, rows in enumerate(self.members, start=1)] + [("", noise)]
-        rows = (
-            (number, collection.paths[row], collection.labels[row] or "", int(place == 0 and number != ""))
-            for number, members in numbered
-            for place, row in enumerate(members)
-        )
-        boxes = [collection.box(row) for _, members in numbered for row in members]
-        write_boxed_table(path, CLUSTER_COLUMNS, rows, boxes)
+        paths, labels = self.collection.paths, self.collection.labels
+        listed: list[tuple[int | str, int, int]] = []  # cluster, row, and whether it is the medoid
+        for number, members in enumerate(self.members, start=1):
+            listed += [(number, row, int(place == 0)) for place, row in enumerate(members.tolist())]
+        listed += [("", row, 0) for row in (self.assignments == NOISE).nonzero()[:, 0].tolist()]
+        rows = ((number, paths[row], labels[row] or "", is_medoid) for number, row, is_medoid in listed)
+        write_boxed_table(path, CLUSTER_COLUMNS, rows, [self.collection.box(row) for _, row, _ in listed])
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per cluster: its medoid, then the images most similar to all others."""

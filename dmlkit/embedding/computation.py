@@ -25,8 +25,7 @@ from torch import Tensor
 
 from dmlkit.embedding.graphs import (
     NotExportableError,
-    import_onnxruntime,
-    import_openvino,
+    import_runtime,
     onnx_program,
     onnx_session,
     openvino_session,
@@ -73,7 +72,6 @@ class ComputedModel(EmbeddingModel):
     """Embedding model in evaluation mode whose points another program computes; it shares the weights.
 
     Args:
-        model: the model.
         compute: maps inputs as of the model to points (B, D) float32.
     """
 
@@ -295,26 +293,17 @@ def _has_openvino() -> bool:
 
 
 def _session_of(model: EmbeddingModel, engine: Engine, option: str) -> Session | None:
-    """Return what opens an ONNX graph by an engine; None for an engine that takes none.
-
-    Raises:
-        UserError: a package is missing, or the model is not on the CPU.
-    """
+    """Return what opens an ONNX graph by an engine; None for an engine that takes none."""
     if engine in ("torch", "bf16"):
         return None
     if model.device.type != "cpu":
         raise UserError(f"{option}: {engine} computes on the CPU here; use the device cpu, or bf16")
-    if engine == "openvino":
-        return partial(openvino_session, import_openvino(option))
-    return partial(onnx_session, import_onnxruntime(option))
+    open_session = openvino_session if engine == "openvino" else onnx_session
+    return partial(open_session, import_runtime(engine, option))
 
 
 def _write_graph(model: EmbeddingModel, inputs: Tensor, graph: Path, option: str) -> None:
-    """Write the ONNX graph of a model, and remove the oldest ones of others.
-
-    Raises:
-        UserError: ONNX cannot express an operator of the backbone.
-    """
+    """Write the ONNX graph of a model, and remove the oldest ones of others."""
     try:
         program = onnx_program(traced(model, inputs[:2]), "inputs")
     except NotExportableError as error:

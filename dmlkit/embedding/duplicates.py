@@ -12,11 +12,10 @@ from torch import Tensor
 
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.near_pairs import QUERIES, NearPairs, complete_groups, near_pairs, neighbors_of
+from dmlkit.embedding.near_pairs import NearPairs, complete_groups, near_pairs, neighbors_of
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.page import Picture, Shelf
-from dmlkit.embedding.search import Gallery, Neighbors
 from dmlkit.embedding.sources import check_same_model, embedded_points
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
@@ -81,23 +80,17 @@ class DuplicateGroups:
     def write(self, path: Path) -> None:
         """Write a CSV table: one row per image, group after group, with their boxes."""
         paths, labels, least = self.collection.paths, self.collection.labels, self.least()
-        rows = (
-            (number, paths[row], labels[row] or "", f"{float(least[row]):.9g}")
-            for number, group in enumerate(self.groups, start=1)
-            for row in group.tolist()
-        )
-        boxes = [self.collection.box(row) for group in self.groups for row in group.tolist()]
-        write_boxed_table(path, GROUP_COLUMNS, rows, boxes)
+        listed = [(number, row) for number, group in enumerate(self.groups, start=1) for row in group.tolist()]
+        rows = ((number, paths[row], labels[row] or "", f"{float(least[row]):.9g}") for number, row in listed)
+        write_boxed_table(path, GROUP_COLUMNS, rows, [self.collection.box(row) for _, row in listed])
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per group."""
         least = self.least()
         for number, group in enumerate(self.groups, start=1):
-            caption = f"group {number}, {len(group)} images"
-            rows = group[:MOST_PICTURES].tolist()
-            pictures = [picture_of(self.collection, row, [f"at least {float(least[row]):.4f}"]) for row in rows]
-            first = picture_of(self.collection, rows[0], [caption])
-            yield Shelf(first, pictures[1:])
+            first, *rest = group[:MOST_PICTURES].tolist()
+            found = [picture_of(self.collection, row, [f"at least {float(least[row]):.4f}"]) for row in rest]
+            yield Shelf(picture_of(self.collection, first, [f"group {number}, {len(group)} images"]), found)
 
     def _is_within(self) -> Tensor:
         one, other = self.group_of[self.pairs.first], self.group_of[self.pairs.second]
@@ -109,7 +102,6 @@ class Matches:
     """Pairs of images of two sources that reach a threshold.
 
     Args:
-        one, other: the sources.
         pairs: rows of both.
     """
 
@@ -180,11 +172,7 @@ def matches(one: PointsInMemory, other: PointsInMemory, threshold: float, *, bar
 
 
 def check_reachable(collection: PointsInMemory, threshold: float) -> None:
-    """Raise an error for a threshold that no similarity can reach, and for nan.
-
-    Raises:
-        UserError: the threshold is above the largest similarity, infinite or nan.
-    """
+    """Raise a `UserError` for a threshold that is above the largest similarity, infinite or nan."""
     name = collection.manifold.similarity_name
     highest = 0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else torch.inf
     if not -torch.inf < threshold <= highest:
@@ -301,15 +289,9 @@ def most_similar_pairs(
     most = len(one) - 1 if other is None else len(other)
     if most < 1:
         raise UserError(f"{one.source}: has a single image; expected at least two")
+    others = None if other is None else other.points
     with bar("comparing", len(one)) as advance:
-        if other is None:
-            found = neighbors_of(one.manifold, one.points, min(count, most), advance=advance)
-        else:
-            gallery, blocks = Gallery(one.manifold, other.points), list[Neighbors]()
-            for queries in one.points.split(QUERIES):
-                blocks.append(gallery.search(queries, min(count, most)))
-                advance(len(queries))
-            found = Neighbors.joined(blocks, min(count, most))
+        found = neighbors_of(one.manifold, one.points, min(count, most), others, advance=advance)
     first = torch.arange(len(one)).repeat_interleave(found.indices.shape[1])
     second, similarities = found.indices.flatten(), found.similarities.flatten().double()
     if other is None:  # both images of a pair may have found it

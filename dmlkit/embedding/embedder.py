@@ -22,8 +22,9 @@ from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import Samples
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.hub import download, is_hub_address, is_hub_folder, load_hub
-from dmlkit.embedding.in_memory import BATCH, embed_images
-from dmlkit.embedding.progress_bar import image_progress
+from dmlkit.embedding.in_memory import embed_images
+from dmlkit.embedding.parts import BATCH_IMAGES
+from dmlkit.embedding.progress_bar import image_progress, no_bar
 from dmlkit.embedding.trained import TrainedModel, computed_by, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
@@ -40,12 +41,7 @@ BACKBONE_NAME = re.compile(r"(\w{2,})(?::(.+))?")  # of two letters or more: C: 
 
 
 class Embedder:
-    """Model of a run, or a pretrained one, made by `dmlkit.load`.
-
-    Args:
-        trained: the model, on the fabric's device.
-        fabric: the device.
-    """
+    """Model of a run, or a pretrained one, made by `dmlkit.load`."""
 
     def __init__(self, trained: TrainedModel, fabric: Ranks) -> None:
         self.trained, self._fabric = trained, fabric
@@ -69,11 +65,8 @@ class Embedder:
         dataset = GivenImages(images) if samples.has_pixels else GivenArrays(images, samples)
         if not len(dataset):
             return np.empty((0, self.trained.manifold.point_dim), dtype=np.float32)
-        if len(dataset) <= BATCH:
-            found = embed_images(self.trained, self._fabric, dataset, "embed")
-        else:
-            bar = partial(image_progress, Console(stderr=True))
-            found = embed_images(self.trained, self._fabric, dataset, "embed", bar)
+        bar = no_bar if len(dataset) <= BATCH_IMAGES else partial(image_progress, Console(stderr=True))
+        found = embed_images(self.trained, self._fabric, dataset, "embed", bar)
         raise_faults(found.faults)
         return found.points.numpy()
 
@@ -86,7 +79,7 @@ class Embedder:
         """
         manifold = self.trained.manifold
         for name, points in (("a", a), ("b", b)):
-            if not _is_table(points, manifold.point_dim, "f"):
+            if not _is_table(points, manifold.point_dim):
                 expected = f"{name} of shape (N, {manifold.point_dim}) and floats"
                 raise UserError(f"similarity: expected {expected}, got {_described(points)}")
         x, y = (torch.from_numpy(points.astype(np.float32)).to(self._fabric.device) for points in (a, b))
@@ -148,7 +141,6 @@ def _load_pretrained(name: str, fabric: Ranks) -> TrainedModel:
 
     Args:
         name: name of a backbone in recipes, with the model of it after a colon, see `backbone_keys`.
-        fabric: device.
 
     Raises:
         UserError: there is no such backbone or model, or its weights cannot be downloaded or read.
@@ -291,9 +283,9 @@ def _is_series(given: object) -> bool:
     return given.ndim > 0 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
 
 
-def _is_table(given: object, width: int, kinds: str) -> TypeGuard[NDArray[Any]]:
-    """Return whether a value is an array (N, ``width``) of one of NumPy's kinds of numbers."""
-    return isinstance(given, np.ndarray) and given.ndim == 2 and given.shape[1] == width and given.dtype.kind in kinds
+def _is_table(given: object, width: int) -> TypeGuard[NDArray[np.floating]]:
+    """Return whether a value is an array (N, ``width``) of floats."""
+    return isinstance(given, np.ndarray) and given.ndim == 2 and given.shape[1] == width and given.dtype.kind == "f"
 
 
 def _described(given: object) -> str:

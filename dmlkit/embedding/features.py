@@ -1,6 +1,5 @@
 """Features of a frozen backbone, computed once, like embeddings, into a folder that runs may share."""
 
-import hashlib
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.vectors import VectorFile
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.computation import accelerate
-from dmlkit.embedding.job import EmbedJob, PartEmbedder, embed_job
+from dmlkit.embedding.job import EmbedJob, PartEmbedder, embed_job, hash_names
 from dmlkit.embedding.progress_bar import Bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError, warn
@@ -43,7 +42,6 @@ class Views(Dataset):
     """Dataset with each image several times.
 
     Args:
-        dataset: the images.
         views: number of times.
     """
 
@@ -83,7 +81,6 @@ class CachedFeatures(ReplacedSamples):
     """Dataset of features in place of images.
 
     Args:
-        dataset: the images.
         vectors: V features of each image in turn, (N V, F).
     """
 
@@ -203,7 +200,8 @@ def cached_features(
         UserError: the folder holds something else, or features of other weights, images or transforms; an image
             cannot be read; or see `accelerate`.
     """
-    trained, engine = frozen_backbone(recipe, model, fabric.device), _engine(recipe, split)
+    trained, tuning = frozen_backbone(recipe, model, fabric.device), recipe.backbone.tuning
+    engine = tuning.engine if isinstance(tuning, NoTuningConfig) and split == "train" else "torch"
     description, is_whole = _description(dataset, trained, engine, views), False
     if fabric.is_global_zero:
         description, is_whole = _begin(folder, description, dataset)
@@ -246,11 +244,6 @@ def frozen_backbone(recipe: Recipe, model: EmbeddingModel, device: torch.device)
     alone = backbone_alone(model, Euclidean.Config().build(model.backbone.num_features)).to(device).eval()
     space = {"manifold": Euclidean.Config(), "embedding_dim": alone.backbone.num_features}
     return TrainedModel.of(recipe.model_copy(update=space), alone)
-
-
-def _engine(recipe: Recipe, split: Split) -> str:
-    tuning = recipe.backbone.tuning
-    return tuning.engine if isinstance(tuning, NoTuningConfig) and split == "train" else "torch"
 
 
 def features_folder(run: RunFolder, tuning: NoTuningConfig) -> Path:
@@ -305,9 +298,6 @@ def is_complete(folder: Path) -> bool:
 
 def _description(dataset: Dataset, trained: TrainedModel, engine: str, views: int) -> FeatureDescription:
     recipe = trained.recipe
-    names = hashlib.sha256()
-    for index in range(len(dataset)):
-        names.update(dataset.key(index).encode() + b"\0")
     options = recipe.dataset.model_dump(mode="json")
     if recipe.dataset.split == "reality_check":
         del options["fold"]
@@ -317,7 +307,7 @@ def _description(dataset: Dataset, trained: TrainedModel, engine: str, views: in
         views=views,
         dataset=options,
         images=len(dataset),
-        names=names.hexdigest(),
+        names=hash_names(dataset),
         files=hash_files(dataset) or "",
         engine=engine,
         software=software_of(recipe),

@@ -13,7 +13,7 @@ from dmlkit.datasets.files.dataset import Box
 from dmlkit.datasets.files.table_file import BOX
 from dmlkit.embedding.items import PointItem
 from dmlkit.embedding.manifest import Manifest
-from dmlkit.embedding.points import BLOCK
+from dmlkit.embedding.search import BLOCK_ROWS
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.regular import file_checksum, require_regular_file
@@ -22,10 +22,7 @@ from dmlkit.run_folder.folder import RunFolder
 
 
 class EmbeddingFolder:
-    """Embeddings that ``dmlkit embed`` wrote.
-
-    Args:
-        path: the folder.
+    """Embeddings that ``dmlkit embed`` wrote, a `PointSet`.
 
     Attributes:
         points: (N, D) float32, mapped into memory and not checked: `blocks` checks what it yields.
@@ -38,7 +35,7 @@ class EmbeddingFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = Manifest.read(path / "manifest.json")
-        self.manifold: Manifold = self.manifest.manifold.build(self.manifest.features)
+        self.manifold = self.manifest.build_manifold()
         _check_geometry(path / "manifest.json", self.manifest, self.manifold)
         self.points = _read_points(path / "embeddings.npy", self.manifest)
         self.items = _read_items(path / "items.parquet", self.manifest)
@@ -55,17 +52,14 @@ class EmbeddingFolder:
 
     @property
     def source(self) -> str:
-        """Name for people."""
         return str(self.path)
 
     @property
     def paths(self) -> list[str]:
-        """Paths of all images."""
         return self.items["path"].to_pylist()
 
     @property
     def labels(self) -> list[str | None]:
-        """Labels of all images; None for an image without one."""
         return self.items["label"].to_pylist()
 
     @property
@@ -75,14 +69,12 @@ class EmbeddingFolder:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """One message per image that could not be read."""
         return self.manifest.skipped
 
     def __len__(self) -> int:
-        """Return the number of embeddings."""
         return len(self.points)
 
-    def blocks(self, rows: int = BLOCK) -> Iterator[torch.Tensor]:
+    def blocks(self, rows: int = BLOCK_ROWS) -> Iterator[torch.Tensor]:
         """Yield the points, at most ``rows`` rows at a time, each checked when it is read for the first time.
 
         The first full pass also compares them with their checksum: 0.05 s for 200 MB.
@@ -105,7 +97,6 @@ class EmbeddingFolder:
         self._is_verified = True
 
     def points_at(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the points (M, D) of rows (M,)."""
         points = torch.from_numpy(self.points[rows.numpy()])
         self._give_back()  # a row brings in 64 KB or more around it: 26 000 rows of 2 KB held 1.3 GB
         return points
@@ -117,7 +108,6 @@ class EmbeddingFolder:
             mapped.madvise(mmap.MADV_DONTNEED)
 
     def items_at(self, rows: torch.Tensor) -> list[PointItem]:
-        """Return what is known of the images of rows (M,)."""
         found = self.items.take(rows.numpy())
         named = zip(*(found[name].to_pylist() for name in ("id", "label", "path")), _boxes(found), strict=True)
         return [PointItem(*one, box=box) for *one, box in named]
@@ -139,11 +129,7 @@ class EmbeddingFolder:
             self._checked = start + len(block)
 
     def refuse_row(self, row: int, fault: str) -> NoReturn:
-        """Raise an error for one embedding.
-
-        Raises:
-            UserError: always.
-        """
+        """Raise a `UserError` for one embedding."""
         path = self.items["path"][row].as_py()
         raise UserError(
             f"{self.path}: row {row} ({path}): {fault}; restore embeddings.npy, or embed the images again with "

@@ -15,19 +15,23 @@ from torch import Tensor, nn
 
 from dmlkit.errors import UserError, first_line
 
+RUNTIMES = {"onnxruntime": "onnx", "openvino": "openvino"}
+"""Packages that open graphs, and the extra of dmlkit that installs each."""
 
-def import_onnxruntime(option: str) -> ModuleType:
-    """Return the package onnxruntime, after a check that graphs can be written too.
+
+def import_runtime(package: str, option: str) -> ModuleType:
+    """Return the package ``onnxruntime`` or ``openvino``, after a check that graphs can be written too.
 
     Raises:
-        UserError: onnxruntime or onnxscript is not installed.
+        UserError: the package or onnxscript is not installed.
     """
     try:
-        import onnxruntime
-        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
+        runtime = import_module(package)
+        import_module("onnxscript")  # torch's exporter needs it
     except ImportError as error:
-        raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
-    return onnxruntime
+        extra = RUNTIMES[package]
+        raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[{extra}]'") from error
+    return runtime
 
 
 @contextmanager
@@ -94,20 +98,6 @@ def onnx_program(program: torch.export.ExportedProgram, name: str, *more: str) -
     outputs = ["embeddings", *more]
     with _in_one_line("ONNX cannot express this model"):
         return torch.onnx.export(program, input_names=[name], output_names=outputs, dynamo=True, verbose=False)
-
-
-def import_openvino(option: str) -> ModuleType:
-    """Return the package openvino, after a check that graphs can be written too.
-
-    Raises:
-        UserError: openvino or onnxscript is not installed.
-    """
-    try:
-        import onnxscript  # noqa: F401  # pyright: ignore[reportUnusedImport] - torch's exporter needs it
-
-        return import_module("openvino")
-    except ImportError as error:
-        raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[openvino]'") from error
 
 
 def onnx_session(runtime: ModuleType, graph: Path | bytes) -> Callable[[Tensor], Tensor]:

@@ -111,10 +111,6 @@ def download(address: str) -> Path:
 def load_hub(folder: Path, fabric: Ranks) -> TrainedModel:
     """Load the model of a folder for the Hub, see `is_hub_folder`.
 
-    Args:
-        folder: the folder.
-        fabric: device.
-
     Raises:
         UserError: a file is damaged, of another version, or does not belong to the others.
     """

@@ -16,8 +16,11 @@ from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.files.table_file import LABEL, column_names, read_images_table
+from dmlkit.datasets.folder import is_split
+from dmlkit.datasets.shards import ShardsConfig, holds_shards
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, warn
+from dmlkit.files.image_file import image_files
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
 
@@ -121,16 +124,14 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
     Raises:
         UserError: there are no images, a name is not UTF-8, or the table lacks the column, or see `read_boxes`.
     """
-    from dmlkit.datasets.shards import ShardsConfig, holds_shards
-
+    if labels not in (None, FOLDER, NONE) and not _is_table(source):
+        raise UserError(f"--labels {labels}: {source} is not a table, so it has no columns; use {FOLDER} or {NONE}")
     if boxes is not None:
         return _boxed(source, labels, boxes, depth)
     if _is_table(source):
         column = None if labels == NONE else labels or LABEL
         rows = TableRows(read_images_table(source, column), source, source.parent)
         return _listed(rows.listing(), has_labels=column is not None)
-    if labels not in (None, FOLDER, NONE):
-        raise UserError(f"--labels {labels}: {source} is not a table, so it has no columns; use {FOLDER} or {NONE}")
     if source.is_file():
         return ImageList([str(source)])
     if not source.is_dir():
@@ -152,8 +153,6 @@ def _boxed(source: Path, labels: str | None, boxes: Boxes, depth: int) -> Datase
             )
     elif _is_table(source):
         raise UserError(f"--boxes {boxes.source}: {source} is a table; give its folder of images, or put boxes into it")
-    elif labels not in (None, FOLDER, NONE):
-        raise UserError(f"--labels {labels}: {source} is no table and has no columns; use {FOLDER} or {NONE}")
     else:
         found = read_boxes(source, boxes.source, boxes.confidence)
         paths = [one.path for one in found]
@@ -173,8 +172,6 @@ def _listed(listing: Listing, *, has_labels: bool) -> Dataset:
 
 
 def _files_below(folder: Path, depth: int) -> ImageList:
-    from dmlkit.files.image_file import image_files
-
     paths = image_files(folder)
     raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
     if not paths:
@@ -184,8 +181,6 @@ def _files_below(folder: Path, depth: int) -> ImageList:
 
 def _folder_labels(folder: Path, paths: list[str], depth: int) -> list[str | None]:
     """Return the label of each image by its subfolders, at most ``depth`` of them; None at the top."""
-    from dmlkit.datasets.folder import is_split
-
     place = len(folder.parts) + is_split(folder)  # of the class in a path
     parts = (Path(path).parts[place:-1] for path in paths)
     return ["/".join(one[:depth]) or None for one in parts]

@@ -1,7 +1,7 @@
 """Embedding of images in memory; `dmlkit.embedding.run` writes files."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.exchange import gather_lists, gather_rows
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import join
+from dmlkit.embedding.parts import BATCH_IMAGES
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.loading.batches import evaluation_loader
@@ -18,7 +19,6 @@ from dmlkit.manifolds.base import check_points
 from dmlkit.model import EmbeddingModel
 from dmlkit.transforms.base import TransformConfig
 
-BATCH = 128  # images; for so few the start of loader processes takes longer than the images
 UNSOUND = "the training diverged, or the model does not fit such inputs; use another --checkpoint or run"
 """Advice if a model's output is not a point of its manifold."""
 
@@ -60,7 +60,7 @@ def embed_dataset(
     indices: Sequence[int] | None = None,
     workers: int | None = None,
     draft: bool = False,
-    advance: Advance | None = None,
+    advance: Advance = lambda _: None,
 ) -> Embeddings:
     """Embed all images in float32, a share on each rank; every rank gets all points in the order of the dataset.
 
@@ -84,13 +84,13 @@ def embed_dataset(
     was_training = model.training
     model.eval()
     wanted = range(len(dataset)) if indices is None else indices
-    share = BATCH * -(-len(wanted) // (BATCH * fabric.world_size))
+    share = BATCH_IMAGES * -(-len(wanted) // (BATCH_IMAGES * fabric.world_size))
     start = min(fabric.global_rank * share, len(wanted))
     loader = evaluation_loader(
         dataset,
         transform,
         indices=wanted[start : start + share],
-        batch_size=BATCH,
+        batch_size=BATCH_IMAGES,
         workers=workers,
         pin_memory=fabric.device.type == "cuda",
         draft=draft,
@@ -106,20 +106,15 @@ def embed_dataset(
             points[into] = model(batch.inputs.to(fabric.device)).float().cpu()
             rows[into] = batch.indices
             filled = into.stop
-        if advance:
-            advance((len(batch.labels) + len(batch.faults)) * fabric.world_size)
+        advance((len(batch.labels) + len(batch.faults)) * fabric.world_size)
     model.train(was_training)
     if fabric.world_size > 1:
-        points, rows, faults = _gather(fabric, points, rows, faults)
+        points, rows = (gather_rows(fabric, own.to(fabric.device)).cpu() for own in (points, rows))
+        faults = gather_lists(fabric, faults)
     kept = rows >= 0
     points, rows = points[kept], rows[kept]
     check_points(model.manifold, points, lambda row: str(dataset.paths[int(rows[row])]), UNSOUND)
     return Embeddings(points, dataset.labels[rows], rows, faults)
-
-
-def _gather(fabric: Ranks, points: Tensor, rows: Tensor, faults: list[str]) -> tuple[Tensor, Tensor, list[str]]:
-    points, rows = (gather_rows(fabric, own.to(fabric.device)).cpu() for own in (points, rows))
-    return points, rows, gather_lists(fabric, faults)
 
 
 def embed_images(
@@ -137,14 +132,22 @@ def embed_images(
     """
     if trained.fusion is not None and known is None:
         return fused(trained, [embed_images(one, fabric, dataset, source, bar) for one in trained.members])
-    indices = None if known is None else sorted({*range(len(dataset))}.difference(known.rows.tolist()))
-    if known is not None and not indices:
-        return Embeddings(known.points, dataset.labels, known.rows, [])
-    count, transform = len(dataset) if indices is None else len(indices), trained.recipe.transform
-    options: Any = {"indices": indices, "workers": 0 if count <= BATCH else trained.recipe.training.workers}
-    options["draft"] = trained.is_draft
-    with bar(EMBEDDING, count) as advance:
-        found = embed_dataset(fabric, trained.model, dataset, transform, advance=advance, **options)
+    missing: Sequence[int] = range(len(dataset))
+    if known is not None:
+        missing = sorted({*missing}.difference(known.rows.tolist()))
+        if not missing:
+            return Embeddings(known.points, dataset.labels, known.rows, [])
+    with bar(EMBEDDING, len(missing)) as advance:
+        found = embed_dataset(
+            fabric,
+            trained.model,
+            dataset,
+            trained.recipe.transform,
+            indices=missing,
+            workers=0 if len(missing) <= BATCH_IMAGES else trained.recipe.training.workers,
+            draft=trained.is_draft,
+            advance=advance,
+        )
     if known is not None:
         rows, points = known.joined(found.indices, found.points)
         found = Embeddings(points, dataset.labels[rows], rows, found.faults)
@@ -157,10 +160,7 @@ def fused(trained: TrainedModel, found: Sequence[Embeddings]) -> Embeddings:
     assert trained.fusion is not None
     first, second = found
     rows = [torch.isin(one.indices, other.indices) for one, other in ((first, second), (second, first))]
-    device = trained.device
-    points = [one.points[kept].to(device) for one, kept in zip(found, rows, strict=True)]
+    points = [one.points[kept].to(trained.device) for one, kept in zip(found, rows, strict=True)]
     joined = join([one.manifold for one in trained.members], points, trained.fusion.share).cpu()
-    kept = rows[0]
-    return Embeddings(
-        joined, first.labels[kept], first.indices[kept], list(dict.fromkeys(first.faults + second.faults))
-    )
+    faults = list(dict.fromkeys(first.faults + second.faults))
+    return Embeddings(joined, first.labels[rows[0]], first.indices[rows[0]], faults)

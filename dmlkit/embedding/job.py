@@ -79,31 +79,33 @@ class EmbedJob:
 
     def describe(self, trained: TrainedModel) -> dict[str, Any]:
         """Return what the parts depend on, as plain data."""
-        digest = hashlib.sha256()
-        for index in range(len(self.dataset)):
-            digest.update(self.dataset.key(index).encode() + b"\0")
-        images = {"count": len(self.dataset), "hash": digest.hexdigest(), "images_per_part": self.parts.part_images}
-        model = describe(trained).plain()
-        plugins = [record.model_dump() for record in plugins_of(trained.recipe)]
-        theirs: dict[str, Any] = {"plugins": plugins} if plugins else {}
-        theirs |= {"local": trained.local.model_dump(mode="json")} if trained.local else {}
-        return {"dmlkit": __version__, **model, "source": self.source, "list": images, **theirs}
+        count, names = len(self.dataset), hash_names(self.dataset)
+        found: dict[str, Any] = {"dmlkit": __version__, **describe(trained).plain(), "source": self.source}
+        found["list"] = {"count": count, "hash": names, "images_per_part": self.parts.part_images}
+        if plugins := plugins_of(trained.recipe):
+            found["plugins"] = [record.model_dump() for record in plugins]
+        if trained.local:
+            found["local"] = trained.local.model_dump(mode="json")
+        return found
+
+
+def hash_names(dataset: Dataset) -> str:
+    """Return a hash of the names of all images, in their order."""
+    digest = hashlib.sha256()
+    for index in range(len(dataset)):
+        digest.update(dataset.key(index).encode() + b"\0")
+    return digest.hexdigest()
 
 
 class PartEmbedder:
     """Computation of parts with one model in one process; images of the next part are read during the current one.
 
     Args:
-        job: images to embed, and the output.
-        trained: the model.
-        fabric: device of the model.
         workers: number of processes that read images; see `dmlkit.loading.batches.make_loader`.
     """
 
     def __init__(self, job: EmbedJob, trained: TrainedModel, fabric: Ranks, *, workers: int | None) -> None:
-        self.parts, self.paths = job.parts, job.dataset.paths
-        self.skip_bad_images, self.way_on, self.again = job.skip_bad_images, job.way_on, job.again
-        self.trained, self.device, self.dataset = trained, fabric.device, job.dataset
+        self.job, self.parts, self.trained, self.device = job, job.parts, trained, fabric.device
         self.kept: list[Tensor] = []  # local features of the batches of a part
         self.known = job.known or Known(torch.empty(0, dtype=torch.int64), torch.empty(0, trained.manifold.point_dim))
         self.batches = PartBatches(self.parts, {*self.known.rows.tolist()})
@@ -122,14 +124,14 @@ class PartEmbedder:
             self._compute(numbers, advance)
         except RuntimeError as error:
             if killed := killed_reader(error):
-                raise UserError(f"{killed}; finished parts are kept: {self.again} to resume") from error
+                raise UserError(f"{killed}; finished parts are kept: {self.job.again} to resume") from error
             raise
 
     def _compute(self, numbers: list[int], advance: Advance) -> None:
         self.batches.numbers = numbers
         batches = [(model, iter(loader)) for model, loader in self.loaders]
         local = self.trained.local
-        with batch_features(local, self.trained, self.dataset) if local else nullcontext() as features:
+        with batch_features(local, self.trained, self.job.dataset) if local else nullcontext() as features:
             for number in numbers:
                 known, count = self.known.within(self.parts.images(number)), len(self.batches.of(number))
                 if len(known.rows):
@@ -155,14 +157,14 @@ class PartEmbedder:
         indices = [torch.empty(0, dtype=torch.int64)]
         faults: list[str] = []
         for batch in batches:
-            if batch.faults and not self.skip_bad_images:
-                raise UserError(f"{batch.faults[0]}; {self.way_on}")
+            if batch.faults and not self.job.skip_bad_images:
+                raise UserError(f"{batch.faults[0]}; {self.job.way_on}")
             faults += batch.faults
             if len(batch.labels):
                 points.append(trained.model(batch.inputs.to(self.device)).float().cpu())
                 labels.append(batch.labels)
                 indices.append(batch.indices)
-                names = [str(self.paths[index]) for index in batch.indices.tolist()]
+                names = [str(self.job.dataset.paths[index]) for index in batch.indices.tolist()]
                 check_points(trained.manifold, points[-1], names.__getitem__, UNSOUND)
                 if features is not None:
                     self.kept.append(features(batch.indices))
@@ -175,7 +177,6 @@ class PartBatches:
     """Batches of some parts, one after another; set ``numbers`` before each pass.
 
     Args:
-        parts: folder that defines the parts.
         known: images whose points are known.
     """
 

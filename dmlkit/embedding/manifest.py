@@ -5,13 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    Field,
-    FiniteFloat,
-    NonNegativeInt,
-    PositiveInt,
-)
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from dmlkit.component import one_of
 from dmlkit.datasets.files.paths import readable_name
@@ -188,6 +182,10 @@ class Description(Document, frozen=True, strict=True):
     """Fingerprint of the older model with whose embeddings these may be compared, because ``dmlkit align`` mapped the
     model into its space, or the regularizer ``compatible`` trained it there; null for a space of its own."""
 
+    def build_manifold(self) -> Manifold:
+        """Return the manifold of the embeddings."""
+        return self.manifold.build(self.features)
+
     @property
     def space(self) -> str:
         """Fingerprint of the model whose space the embeddings are in."""
@@ -272,16 +270,13 @@ def index_of(manifold: Manifold) -> SearchIndex:
 
 
 def check_same_description(theirs: Description, whose: str, ours: Description, where: str) -> None:
-    """Raise an error for embeddings of another model, unless one was mapped into the space of the other.
+    """Raise a `UserError` unless embeddings are of one model, or of one mapped into the space of the other.
 
     Args:
         theirs: description of what is compared.
         whose: its name, for the error.
         ours: description of what is there.
         where: its name.
-
-    Raises:
-        UserError: width, geometry, weights or preprocessing differ.
     """
     advice = f"embed with the model of {where}, or map the newer model with dmlkit align{ours.renewal}"
     is_aligned = theirs.space == ours.space and theirs.model.fingerprint != ours.model.fingerprint

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.search import Gallery, Neighbors
+from dmlkit.embedding.search import QUERY_ROWS, Gallery, Neighbors
 from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold, frechet_mean
 
@@ -201,19 +201,24 @@ def _merge(edges: list[tuple[int, int, float]]) -> list[Tensor]:
     return [torch.tensor(sorted(rows)) for rows in members.values() if len(rows) > 1]
 
 
-QUERIES = 4096  # searched at once
 LEAST = 1e-12  # dissimilarity of equal points: scipy takes an entry of 0 for none
 
 
 def neighbors_of(
-    manifold: Manifold, points: Tensor, k: int, *, advance: Callable[[int], None] = lambda _: None
+    manifold: Manifold,
+    points: Tensor,
+    k: int,
+    others: Tensor | None = None,
+    *,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> Neighbors:
     """Return the k nearest other points of each point (N, D), nearest first, exactly; see `Gallery`.
 
     Args:
         manifold: geometry whose similarity is the order.
-        points: (N, D), at least k + 1.
+        points: (N, D).
         k: number of neighbors.
+        others: (M, D) to search in, at least k; None: the points, at least k + 1, each without itself.
         advance: called with the number of points done.
 
     Example:
@@ -223,13 +228,13 @@ def neighbors_of(
                 [0],
                 [1]])
     """
-    gallery = Gallery(manifold, points)
+    gallery = Gallery(manifold, points if others is None else others)
     blocks: list[Neighbors] = []
-    for own in torch.arange(len(points)).split(QUERIES):
-        similarities, indices = gallery.search(points[own], k + 1)
-        others = indices != own[:, None]
-        others[others.all(1), -1] = False  # of more than k points equal to it, which stand before it
-        blocks.append(Neighbors(similarities[others].view(-1, k), indices[others].view(-1, k)))
+    for own in torch.arange(len(points)).split(QUERY_ROWS):
+        if others is None:
+            blocks.append(gallery.search(points[own], k + 1).without(own))
+        else:
+            blocks.append(gallery.search(points[own], k))
         advance(len(own))
     return Neighbors.joined(blocks, k)
 

@@ -20,7 +20,7 @@ from dmlkit.files.outputs import COMPLETE_PARTS, check_no_embeddings
 from dmlkit.files.regular import check_regular
 from dmlkit.loading.inputs import Draw
 
-BATCH_IMAGES = 128
+BATCH_IMAGES = 128  # for so few the start of loader processes takes longer than the images
 PART_IMAGES = 64 * BATCH_IMAGES  # at most: 17 MB at 512 dimensions, and what a kill can cost
 HASHES = {("list", "hash"): "another list of images", ("model", "fingerprint"): "other weights"}
 """Keys of a job whose values are hashes, and what a difference means."""

@@ -19,16 +19,15 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.items import PointItem
 from dmlkit.embedding.manifest import Description, check_same_description
+from dmlkit.embedding.search import BLOCK_ROWS, StoredPoints
 from dmlkit.embedding.trained import TrainedModel, describe, shortened
 from dmlkit.errors import UserError, warn
 from dmlkit.files.image_file import BadImageError
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.folder import RunFolder, find_run
 
-BLOCK = 65_536  # rows in memory at once: 128 MB at 512 dimensions
 
-
-class PointSet(Protocol):
+class PointSet(StoredPoints, Protocol):
     """Points of one manifold and their images: in memory, a folder of embeddings, or a gallery."""
 
     @property
@@ -69,18 +68,6 @@ class PointSet(Protocol):
     @property
     def skipped(self) -> Sequence[str]:
         """One message per image that could not be read."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of points."""
-        ...
-
-    def blocks(self, rows: int) -> Iterator[Tensor]:
-        """Yield all points in order, at most ``rows`` rows (n, D) at a time, each checked to be on the manifold."""
-        ...
-
-    def points_at(self, rows: Tensor) -> Tensor:
-        """Return the points (M, D) of rows (M,)."""
         ...
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
@@ -133,7 +120,6 @@ class PointsInMemory:
 
     @property
     def boxes(self) -> Sequence[Box | None]:
-        """Boxes of all images, (N,); None for a full image."""
         return [self.box(row) for row in range(len(self))]
 
     @cached_property
@@ -143,16 +129,13 @@ class PointsInMemory:
     def __len__(self) -> int:
         return len(self.points)
 
-    def blocks(self, rows: int = BLOCK) -> Iterator[Tensor]:
-        """Yield all points in order, at most ``rows`` rows at a time."""
+    def blocks(self, rows: int = BLOCK_ROWS) -> Iterator[Tensor]:
         yield from self.points.split(rows)
 
     def points_at(self, rows: Tensor) -> Tensor:
-        """Return the points (M, D) of rows (M,)."""
         return self.points[rows]
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
-        """Return what is known of the images of rows (M,)."""
         if self.stored is not None:
             return self.stored.items_at(rows)
         return [PointItem(row, self.labels[row], self.paths[row], box=self.box(row)) for row in map(int, rows)]
@@ -207,11 +190,7 @@ def separator_of(points: PointSet) -> str | None:
 
 
 def require_one_label(points: PointSet) -> None:
-    """Check that no image of points has several labels.
-
-    Raises:
-        UserError: one has.
-    """
+    """Raise a `UserError` if an image of points has several labels."""
     separator = separator_of(points)
     if separator is not None and any(label and separator in label for label in points.labels):
         raise UserError(several_labels(points.source, separator))
@@ -227,7 +206,7 @@ def all_points(points: PointSet) -> Tensor:
         return points.points
     found = torch.empty(len(points), points.manifold.point_dim)
     filled = 0
-    for block in points.blocks(BLOCK):
+    for block in points.blocks(BLOCK_ROWS):
         found[filled : filled + len(block)] = block
         filled += len(block)
     return found
@@ -258,9 +237,7 @@ def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> Tr
     """Return the model that made points.
 
     Args:
-        searched: the points.
         model: the run and the second model that the user names. Default: those of the points.
-        fabric: device.
 
     Raises:
         UserError: no run is known, or its model is another.

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,20 +27,49 @@ from dmlkit.run_folder.threshold import threshold_of
 Engine = Literal["local", "torchrun", "ray"]
 
 
+@dataclass(frozen=True)
+class EmbedOptions:
+    """How a run embeds images or a split of its dataset."""
+
+    labels: str | None = None
+    """Labels of images, see `images_at`."""
+    boxes: Boxes | None = None
+    """Boxes of images, see `images_at`."""
+    overrides: Sequence[str] = ()
+    """Changes of the dataset of a split, which may have moved, each ``key=value``."""
+    checkpoint: CheckpointName | None = None
+    """Checkpoint to use. Default: best, otherwise last."""
+    dims: int | None = None
+    """Number of first coordinates of the embeddings, see `shortened`. Default: all."""
+    skip_bad_images: bool = False
+    """Leave out images that cannot be read, and list them."""
+    engine: Engine | None = None
+    """See `choose_engine`."""
+
+    def check(self, images: Path | None, split: Split | None) -> None:
+        """Raise a `UserError` unless there are images or a split, and only options that apply to them."""
+        if (images is None) == (split is None):
+            raise UserError("embed: expected either IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
+        if images is not None and self.overrides:
+            raise UserError(f"embed: --set {self.overrides[0]} applies only to --split, not to {images}; remove it")
+        for option, given in ((f"--labels {self.labels}", self.labels), ("--boxes", self.boxes)):
+            if split is not None and given is not None:
+                raise UserError(
+                    f"embed: {option} applies only to IMAGES, because a split has those of its dataset; remove it"
+                )
+
+
+DEFAULTS = EmbedOptions()
+
+
 def embed(
     run: Path,
     images: Path | None = None,
     *,
     split: Split | None = None,
-    labels: str | None = None,
-    boxes: Boxes | None = None,
     output: Path | None = None,
-    checkpoint: CheckpointName | None = None,
-    dims: int | None = None,
-    overrides: Sequence[str] = (),
-    skip_bad_images: bool = False,
-    engine: Engine | None = None,
     device: str = "auto",
+    options: EmbedOptions = DEFAULTS,
     bar: Bar = no_bar,
     say: Callable[[str], None] = lambda _: None,
 ) -> Manifest | None:
@@ -52,16 +81,11 @@ def embed(
         run: the run.
         images: image, folder or table of images, or file of vectors; either this or ``split`` is given.
         split: split of the run's dataset.
-        labels, boxes: labels and boxes of the images, see `images_at`.
         output: folder for ``embeddings.npy``, ``items.parquet`` and ``manifest.json``; by default
-            ``RUN/embeddings/`` and the name of the images, with ``-N`` for ``dims``. A split in that folder is
-            embedded only if it is not yet, see `split_embeddings`.
-        checkpoint: checkpoint to use. Default: best, otherwise last.
-        dims: number of first coordinates of the embeddings, see `shortened`. Default: all.
-        overrides: changes of the run's dataset, which may have moved, each ``key=value``.
-        skip_bad_images: leave out images that cannot be read, and list them.
-        engine: see `choose_engine`.
+            ``RUN/embeddings/`` and the name of the images, with ``-N`` for the first N coordinates. A split in that
+            folder is embedded only if it is not yet, see `split_embeddings`.
         device: device, see `start_ranks`.
+        options: how they are embedded.
         bar: shows each step.
         say: called with a message about images that were embedded already.
 
@@ -69,22 +93,21 @@ def embed(
         The manifest, on the first rank; None on others.
 
     Raises:
-        UserError: see `embed_job`; or images and split are both given, or neither, or overrides with images,
-            or labels with a split.
+        UserError: see `embed_job` and `EmbedOptions.check`.
     """
-    _check_given(images, split, labels, boxes, overrides)
-    engine = choose_engine(engine)
+    options.check(images, split)
+    engine, dims = choose_engine(options.engine), options.dims
     fabric = start_ranks("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
     if split is not None:
         folder.check_unseen(split, f"dmlkit embed {{run}} --split {split}, or --split all")
-    trained = load_model(folder, fabric, checkpoint, overrides=overrides)
+    trained = load_model(folder, fabric, options.checkpoint, overrides=options.overrides)
     trained = trained if dims is None else _short(trained, dims, engine)
     if output is not None:
         check_place(output, [images, trained.recipe.dataset.data_root])
-    dataset = dataset_of(images, split or "test", trained.recipe, labels, boxes)
+    dataset = dataset_of(images, split or "test", trained.recipe, options.labels, options.boxes)
     place = output or output_of(folder, images, split, trained.checkpoint, dims)
-    skip = skip_bad_images or trained.recipe.dataset.on_bad_image == "skip"
+    skip = options.skip_bad_images or trained.recipe.dataset.on_bad_image == "skip"
     threshold = threshold_of(folder, trained.fingerprint)
     if split is None:
         known = known_points(trained, dataset, fabric) if fabric.is_global_zero else None
@@ -130,21 +153,6 @@ def choose_engine(engine: Engine | None) -> Engine:
             "torchrun"
         )
     return engine
-
-
-def _check_given(
-    images: Path | None, split: Split | None, labels: str | None, boxes: Boxes | None, overrides: Sequence[str]
-) -> None:
-    """Raise an error unless there are images or a split, and only options that apply to them."""
-    if (images is None) == (split is None):
-        raise UserError("embed: expected either IMAGES or --split, e.g. dmlkit embed runs/demo --split test")
-    if images is not None and overrides:
-        raise UserError(f"embed: --set {overrides[0]} applies only to --split, not to {images}; remove it")
-    for option, given in ((f"--labels {labels}", labels), ("--boxes", boxes)):
-        if split is not None and given is not None:
-            raise UserError(
-                f"embed: {option} applies only to IMAGES, because a split has those of its dataset; remove it"
-            )
 
 
 def _short(trained: TrainedModel, dims: int, engine: Engine) -> TrainedModel:

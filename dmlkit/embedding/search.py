@@ -17,6 +17,7 @@ MARGIN = 8  # candidates beyond k: enough at the first try for all but near-dupl
 RANKED_ELEMENTS = 2**19  # float64 coordinates ranked at once: 100 of each of 1 000 queries in 0.12 to 0.15 s; 2**18 and
 # 2**20 take up to 1.6 times as long, the one in calls and the other beyond the cache
 MOST_HALF = 2  # queries; more of them are faster in float32, which reads the points once for all
+QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
 BLOCK_ROWS = 65_536  # of stored points in memory at once: 134 MB at 512 dimensions, twice that with vectors
 
 
@@ -31,6 +32,15 @@ class Neighbors(NamedTuple):
         """Join the neighbors of blocks of queries, of which there may be none."""
         found = list(blocks) or [cls(torch.empty(0, k), torch.empty(0, k, dtype=torch.int64))]
         return cls(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+    def without(self, rows: Tensor) -> "Neighbors":
+        """Return the neighbors (Q, k - 1) other than each query itself, given the rows (Q,) of the queries.
+
+        Where a query is not among its neighbors, because k others equal it, the last one is left out.
+        """
+        kept = self.indices != rows[:, None]
+        kept[kept.all(1), -1] = False
+        return Neighbors(*(column[kept].view(len(rows), column.shape[1] - 1) for column in self))
 
 
 class PointSearch(Protocol):
@@ -158,14 +168,14 @@ class Gallery(_ExactSearch):
 
 
 class StoredPoints(Protocol):
-    """Points on a disk, more than memory may hold."""
+    """Points, more than memory may hold."""
 
     def __len__(self) -> int:
         """Return the number of points."""
         ...
 
     def blocks(self, rows: int) -> Iterator[Tensor]:
-        """Yield all points in order, at most ``rows`` rows (n, D) at a time."""
+        """Yield all points in order, at most ``rows`` rows (n, D) at a time, each checked to be on the manifold."""
         ...
 
     def points_at(self, rows: Tensor) -> Tensor:

@@ -127,11 +127,7 @@ def open_queries(
 
 
 def _model_of_queries(searched: PointSet, model: ModelChoice, fabric: Ranks, *, local: bool) -> TrainedModel:
-    """Return the model that made the searched points, which computes the local features of a gallery too if asked to.
-
-    Raises:
-        UserError: see `load_same_model` and `with_local`.
-    """
+    """Return the model that made the searched points; if asked to, it computes the local features of a gallery too."""
     trained = load_same_model(searched, model, fabric)
     kept = searched.manifest.local if local and isinstance(searched, GalleryFolder) else None
     return trained if kept is None else with_local(trained, kept, searched.source)
@@ -183,7 +179,7 @@ def _with_images(
     description = describe(trained)
     return PointsInMemory(
         source,
-        description.manifold.build(description.features),
+        description.build_manifold(),
         found.points,
         [str(dataset.paths[row]) for row in found.indices.tolist()],
         dataset.label_names(found.labels),

@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
@@ -117,23 +119,16 @@ class EmbeddedSplit:
 
     def image(self, index: int, side: int) -> Any:
         """Return the pixels (H, W, 3) of an image, ``side`` at most; None if it can no longer be read."""
-        from numpy import asarray
-        from PIL import Image
-
         try:
             pixels = self.dataset.sample(int(self.rows[index]))
         except BadImageError:
             return None
         small = Image.fromarray(pixels.permute(1, 2, 0).numpy())
         small.thumbnail((side, side))
-        return asarray(small)
+        return np.asarray(small)
 
     def require_images(self, what: str) -> None:
-        """Raise an error for samples without pixels to show.
-
-        Raises:
-            UserError: the dataset has no images.
-        """
+        """Raise a `UserError` for samples without pixels to show."""
         if not self.dataset.kind.has_pixels:
             kind = self.dataset.kind.name
             raise UserError(

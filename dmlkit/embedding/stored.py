@@ -113,7 +113,6 @@ class StoredSplit:
 
     Args:
         job: the images and the folder.
-        trained: the model.
     """
 
     def __init__(self, job: EmbedJob, trained: TrainedModel) -> None:

@@ -17,8 +17,9 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.manifest import Description
-from dmlkit.embedding.points import BLOCK, PointSet, separator_of
+from dmlkit.embedding.points import PointSet, separator_of
 from dmlkit.embedding.progress_bar import Bar, no_bar
+from dmlkit.embedding.search import BLOCK_ROWS
 from dmlkit.embedding.sources import open_points
 from dmlkit.embedding.stored import embed_files
 from dmlkit.embedding.trained import ALIGNED, FROZEN, TrainedModel, describe, load_model
@@ -85,7 +86,7 @@ def align(
     embedded = embed_files(trained, fabric, dataset, str(images), bar)
     dataset, rows = PickedSamples(dataset, embedded.indices, embedded.labels), rows[embedded.indices]
     check_enough(len(dataset), trained, f"{images}: {len(dataset)} images of {older} can be read")
-    for _ in found.blocks(BLOCK):
+    for _ in found.blocks(BLOCK_ROWS):
         pass  # a damaged row would spoil the map
     labels = [item.label for item in found.items_at(rows)]
     own = dataset.label_names(dataset.labels)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dmlkit.datasets.files.boxes import Boxes, boxes_of
+from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.embedding.gallery.files import holds_gallery
@@ -52,9 +52,7 @@ class ImageGallery:
         images: str | Path,
         *,
         label: str | None = None,
-        boxes: str | Path | None = None,
-        box_margin: float | None = None,
-        box_confidence: float | None = None,
+        boxes: str | Path | Boxes | None = None,
     ) -> Incoming:
         """Add images; those that are already in the gallery are reported and skipped.
 
@@ -62,9 +60,7 @@ class ImageGallery:
             images: image, folder of images whose subfolders are labels, or table with columns path and label.
             label: label of all images, instead of the names of their folders.
             boxes: boxes of the images, each of which is added: a folder of YOLO's text files, or a JSON file of COCO
-                or MegaDetector. Tables of images may have them too.
-            box_margin: margin on each side, as a share of a box's width or height. Default: 0.
-            box_confidence: boxes that a detector is less sure of are left out. Default: 0.2.
+                or MegaDetector. Tables of images may have them too. `Boxes` has a margin and a least confidence.
 
         Returns:
             The outcome: ``added``, the number of new images, and the messages ``repeated`` and ``skipped``.
@@ -72,8 +68,7 @@ class ImageGallery:
         Raises:
             UserError: there is no image, or the run has another model.
         """
-        found = _boxes(boxes, box_margin, box_confidence)
-        return add_images(self.path, Path(images), label=label, boxes=found, model=self._model(self.run))
+        return add_images(self.path, Path(images), label=label, boxes=_boxes(boxes), model=self._model(self.run))
 
     def remove(self, *, labels: Sequence[str] = (), ids: Sequence[str] = (), paths: Sequence[str | Path] = ()) -> int:
         """Remove images and return their number; ``dmlkit gallery restore`` can restore them.
@@ -113,9 +108,7 @@ class ImageGallery:
         k: int = 10,
         exact: bool = False,
         place: bool = False,
-        boxes: str | Path | None = None,
-        box_margin: float | None = None,
-        box_confidence: float | None = None,
+        boxes: str | Path | Boxes | None = None,
     ) -> Answers:
         """Find the k nearest images of each query; ``neighbors()`` of the result yields them, nearest first.
 
@@ -125,7 +118,7 @@ class ImageGallery:
             k: neighbors per query; all images if there are fewer.
             exact: compare with every image, even if the gallery has an index.
             place: add the evidence of place and time; the gallery and the queries are from tables with such columns.
-            boxes, box_margin, box_confidence: boxes of the queries, see `add`.
+            boxes: boxes of the queries, see `add`.
 
         Raises:
             UserError: there is nothing to search in or with, or the queries come from another model.
@@ -135,9 +128,8 @@ class ImageGallery:
             self.path,
             asked,
             k=k,
-            exact=exact,
-            place=self._place(place),
-            boxes=_boxes(boxes, box_margin, box_confidence),
+            method=self._place(place) or ("exact" if exact else "index"),
+            boxes=_boxes(boxes),
             model=self._model_for(asked),
         )
 
@@ -150,9 +142,7 @@ class ImageGallery:
         threshold: float | None = None,
         by_group: str | None = None,
         place: bool = False,
-        boxes: str | Path | None = None,
-        box_margin: float | None = None,
-        box_confidence: float | None = None,
+        boxes: str | Path | Boxes | None = None,
     ) -> Identified:
         """Find the label of each query, or ``unknown``; ``labeled()`` of the result yields path and answer.
 
@@ -164,7 +154,7 @@ class ImageGallery:
                 probability of its calibration, else the threshold of its calibrated run.
             by_group: ``folder`` or a column of a table: give one answer per group of images with the same one.
             place: see `search`.
-            boxes, box_margin, box_confidence: boxes of the queries, each of which gets an answer, see `add`.
+            boxes: boxes of the queries, each of which gets an answer, see `add`.
 
         Raises:
             UserError: the gallery is empty or has an image without a label, or the queries come from another model.
@@ -174,7 +164,7 @@ class ImageGallery:
             self.path,
             asked,
             rule=LabelRule(by, k, threshold, by_group, place=self._place(place)),
-            boxes=_boxes(boxes, box_margin, box_confidence),
+            boxes=_boxes(boxes),
             model=self._model_for(asked),
         )
 
@@ -236,8 +226,8 @@ def _paths(call: str, given: Any) -> Path | list[Path]:
     return [Path(item) for item in items]
 
 
-def _boxes(source: str | Path | None, margin: float | None, confidence: float | None) -> Boxes | None:
-    return boxes_of(None if source is None else Path(source), margin, confidence)
+def _boxes(given: str | Path | Boxes | None) -> Boxes | None:
+    return Boxes(Path(given)) if isinstance(given, str | Path) else given
 
 
 def gallery(path: str | Path, *, run: str | Path | None = None, device: str = "auto") -> ImageGallery:

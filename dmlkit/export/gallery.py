@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.fusion import OWN_MODEL
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.graphs import NotExportableError, import_onnxruntime, onnx_program, traced
+from dmlkit.embedding.graphs import NotExportableError, import_runtime, onnx_program, traced
 from dmlkit.embedding.points import all_points, load_same_model
 from dmlkit.embedding.questions.exported import METADATA, SIMILARITIES, GalleryRecord
 from dmlkit.embedding.questions.identify import Identifier
@@ -58,7 +58,7 @@ def export_gallery(path: Path, output: Path | None) -> tuple[Path, Parity]:
         UserError: a package is missing, the gallery is empty, has unlabeled images or two models, its run is not found,
             ONNX cannot express its model or similarity, or the file exists and dmlkit did not write it.
     """
-    onnxruntime = import_onnxruntime("--format onnx")
+    onnxruntime = import_runtime("onnxruntime", "--format onnx")
     gallery, output = GalleryFolder(path), output or path / "exports" / FILE_NAME
     check_output(output, is_exported_gallery)
     trained, points = _model_and_points(gallery)

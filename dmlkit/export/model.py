@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dmlkit.datasets.files.samples import Samples
-from dmlkit.embedding.graphs import NotExportableError, import_onnxruntime, onnx_program, traced
+from dmlkit.embedding.graphs import NotExportableError, import_runtime, onnx_program, traced
 from dmlkit.embedding.manifest import Description
 from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
@@ -229,7 +229,7 @@ def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
     Raises:
         UserError: onnxruntime or onnxscript is not installed, or ONNX cannot express an operator.
     """
-    onnxruntime = import_onnxruntime("--format onnx")
+    onnxruntime = import_runtime("onnxruntime", "--format onnx")
     import onnxscript
 
     trained, name = written.trained, f"{written.trained.samples.name}s"

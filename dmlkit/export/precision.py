@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.computation import ComputedModel, compare, training_inputs
-from dmlkit.embedding.graphs import NotExportableError, import_onnxruntime, onnx_program, onnx_session, quiet, traced
+from dmlkit.embedding.graphs import NotExportableError, import_runtime, onnx_program, onnx_session, quiet, traced
 from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, as_computed
@@ -87,7 +87,7 @@ def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, fabr
             images, or the embeddings are not points of the manifold.
     """
     option, name = f"--precision {precision}", f"{trained.samples.name}s"
-    onnxruntime = import_onnxruntime(option)
+    onnxruntime = import_runtime("onnxruntime", option)
     inputs = training_inputs(trained.recipe, option)
     try:
         whole = onnx_program(traced(trained.model, inputs[:2]), name).model_proto

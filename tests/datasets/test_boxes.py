@@ -212,6 +212,7 @@ def test_options_that_do_not_apply(photos: Path, tmp_path: Path):
         (table, Boxes(file), "is a table; give its folder of images"),
         (photos, Boxes(file, -0.1), "--box-margin -0.1: expected a share of the box"),
         (photos, Boxes(file, 0.1, 2), "--box-confidence 2: expected a number from 0 to 1"),
+        (photos, Boxes(confidence=0.2), "--box-confidence 0.2: applies to --boxes"),
         (photos, Boxes(tmp_path / "none.json"), "no such file or folder"),
     ):
         with pytest.raises(UserError, match=message):

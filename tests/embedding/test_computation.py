@@ -13,7 +13,7 @@ from PIL import Image
 
 import dmlkit as face
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding import computation
+from dmlkit.embedding import computation, graphs
 from dmlkit.embedding.embedder import Embedder
 from dmlkit.embedding.manifest import Computation
 from dmlkit.errors import UserError
@@ -68,7 +68,9 @@ def made_up(monkeypatch: pytest.MonkeyPatch, **of: tuple[float, float, int]) -> 
     monkeypatch.setattr(computation, "_measure", measure)
     monkeypatch.setattr(computation, "_computes_bf16", lambda _: True)
     monkeypatch.setattr(computation, "_has_openvino", lambda: "openvino" in of)
-    monkeypatch.setattr(computation, "import_openvino", lambda _: None)
+    monkeypatch.setattr(
+        computation, "import_runtime", lambda name, _: None if name == "openvino" else graphs.import_runtime(name, "")
+    )
     monkeypatch.setattr(computation, "openvino_session", lambda *_: lambda inputs: inputs)
     versions = {"openvino": "2026.4.1"}
     monkeypatch.setattr(computation, "version", lambda name: versions.get(name) or version(name))

@@ -24,6 +24,7 @@ from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.job import EmbedJob, PartEmbedder, embed_job
 from dmlkit.embedding.parts import Part, PartFolder
+from dmlkit.embedding.run import EmbedOptions
 from dmlkit.embedding.run import embed as embed_images
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
@@ -52,7 +53,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def embed(home: Path, output: Path, *, photos: Path | None = None, skip: bool = False) -> None:
-    embed_images(home / "run", photos or home / "photos", output=output, skip_bad_images=skip, device="cpu")
+    options = EmbedOptions(skip_bad_images=skip)
+    embed_images(home / "run", photos or home / "photos", output=output, device="cpu", options=options)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -346,17 +348,17 @@ def test_ray_equals_one_process_and_tells_a_users_mistake(home, unbroken, tmp_pa
 
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     try:
-        output = tmp_path / "out"
+        output, on_ray = tmp_path / "out", EmbedOptions(engine="ray")
         embed_until(0, home, output)
-        embed_images(home / "run", home / "photos", output=output, device="cpu", engine="ray")
+        embed_images(home / "run", home / "photos", output=output, device="cpu", options=on_ray)
         assert contents(output) == unbroken
         photos = tmp_path / "photos"
         photos.mkdir()
         (photos / "broken.jpg").write_bytes(b"no")
         with pytest.raises(UserError, match=r"broken\.jpg"):
-            embed_images(home / "run", photos, output=tmp_path / "broken", device="cpu", engine="ray")
+            embed_images(home / "run", photos, output=tmp_path / "broken", device="cpu", options=on_ray)
         with pytest.raises(UserError, match="no machine of this Ray cluster has a GPU"):
-            embed_images(home / "run", photos, output=tmp_path / "broken", device="cuda", engine="ray")
+            embed_images(home / "run", photos, output=tmp_path / "broken", device="cuda", options=on_ray)
     finally:
         ray.shutdown()
 

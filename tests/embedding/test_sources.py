@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from dmlkit.embedding.gallery.change import create_gallery
+from dmlkit.embedding.gallery.change import GallerySettings, create_gallery
 from dmlkit.embedding.points import PointsInMemory, all_points
 from dmlkit.embedding.questions.identify import identify
 from dmlkit.embedding.run import embed
@@ -171,7 +171,7 @@ def test_a_run_that_is_calibrated_again_gives_its_newest_threshold(home: Home, t
     assert dmlkit(*calibrate, "0.3").code == 0
     own, taken = tmp_path / "own", tmp_path / "taken"
     create_gallery(home.run, home.photos, taken, model=ON_CPU)
-    create_gallery(home.run, home.photos, own, threshold=0.125, model=ON_CPU)
+    create_gallery(home.run, home.photos, own, settings=GallerySettings(threshold=0.125), model=ON_CPU)
     first = json.loads(threshold.read_text())["threshold"]
     assert identify(taken, home.embeddings).threshold == first
     assert dmlkit(*calibrate, "0.6").code == 0

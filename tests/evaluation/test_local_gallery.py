@@ -96,7 +96,7 @@ def test_a_gallery_keeps_patches_and_search_compares_them(
     assert stored == pytest.approx(naive_patches(patches_run, folder.paths, mean), abs=2e-3)
     found = json.loads(dmlkit("search", gallery, photos / "asked", "-k", len(folder), "--json", "--device", "cpu").out)
     assert found["similarity"] == "cosine_and_matches"
-    plain = search(gallery, photos / "asked", k=len(folder), rerank=None, model=ON_CPU)
+    plain = search(gallery, photos / "asked", k=len(folder), model=ON_CPU)
     assert plain.plain()["queries"] == found["queries"]
     from dmlkit import load
 

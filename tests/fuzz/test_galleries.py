@@ -162,11 +162,11 @@ class GalleryMachine(RuleBasedStateMachine):
     def search(self, k: int) -> None:
         if not self.model:
             with pytest.raises(UserError, match="this gallery is empty"):
-                search(self.path, self.home / "asked.points", k=k, exact=True)
+                search(self.path, self.home / "asked.points", k=k, method="exact")
             return
         ids = sorted(self.model)
         all_distances = distances(self.asked, np.array([self.model[id][2] for id in ids]))  # noqa: A001
-        found = search(self.path, self.home / "asked.points", k=k, exact=True).plain()
+        found = search(self.path, self.home / "asked.points", k=k, method="exact").plain()
         for query, row in zip(found["queries"], all_distances, strict=True):
             assert len(query["neighbors"]) == min(k, len(ids))
             np.testing.assert_allclose(
@@ -302,7 +302,7 @@ def test_a_storm_of_kills_leaves_each_change_done_or_not(home: Path, tmp_path: P
             assert remove_images(gallery, ids=[some]) == 1 and some not in content(gallery)
             restore_version(gallery, history(gallery)[-2].number)
             assert content(gallery) == found
-            neighbors = search(gallery, home / "asked.points", k=len(found), exact=True).plain()["queries"]
+            neighbors = search(gallery, home / "asked.points", k=len(found), method="exact").plain()["queries"]
             assert all({near["id"] for near in query["neighbors"]} == set(found) for query in neighbors)
     sys.stdout.write(f"a storm on a gallery: {counts}; seconds of a change: {seconds}\n")
     assert counts["before"] and (counts["after"] or not FULL)

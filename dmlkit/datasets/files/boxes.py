@@ -18,6 +18,7 @@ from dmlkit.files.regular import read_text
 from dmlkit.files.source import EXTENSIONS
 
 ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are written with few digits
+LEAST_CONFIDENCE = 0.2  # of a detected box
 ANIMAL = "animal"  # the category of MegaDetector that is used, instead of persons and vehicles
 CLASSES = "classes.txt"  # names of YOLO's classes, in the folder of its labels
 Name = int | str
@@ -31,38 +32,32 @@ class Boxes(NamedTuple):
     """Folder of YOLO's text files, or a JSON file of COCO's annotations or of MegaDetector. None: a table has boxes."""
     margin: float = 0.0
     """Margin on each side, as a share of the box's width or height; it ends at the border of the image."""
-    confidence: float = 0.2
-    """Boxes that a detector is less sure of are left out."""
+    confidence: float | None = None
+    """Boxes of ``source`` that a detector is less sure of are left out. Default: 0.2."""
 
     def given(self) -> dict[str, object]:
         """Return the options that apply to images alone."""
         return {"--boxes": self.source, "--box-margin": self.margin}
 
     def check(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            UserError: one is out of its range.
-        """
+        """Raise a `UserError` if a number is out of its range, or there is a confidence, but no file of boxes."""
+        if self.source is None and self.confidence is not None:
+            raise UserError(
+                f"--box-confidence {self.confidence:g}: applies to --boxes; name a file of boxes, or remove this option"
+            )
         if not 0 <= self.margin <= 10:
             raise UserError(f"--box-margin {self.margin:g}: expected a share of the box from 0 to 10, e.g. 0.1")
-        if not 0 <= self.confidence <= 1:
+        if self.confidence is not None and not 0 <= self.confidence <= 1:
             raise UserError(f"--box-confidence {self.confidence:g}: expected a number from 0 to 1, e.g. 0.2")
 
 
 def boxes_of(source: Path | None, margin: float | None, confidence: float | None) -> Boxes | None:
-    """Return options on boxes; None without any.
-
-    Raises:
-        UserError: there is a confidence, but no file of boxes.
-    """
+    """Return options on boxes, checked; None without any."""
     if source is None and margin is None and confidence is None:
         return None
-    if source is None and confidence is not None:
-        raise UserError(
-            f"--box-confidence {confidence:g}: applies to --boxes; name a file of boxes, or remove this option"
-        )
-    return Boxes(source, margin or 0.0, 0.2 if confidence is None else confidence)
+    boxes = Boxes(source, margin or 0.0, confidence)
+    boxes.check()
+    return boxes
 
 
 class ImageBox(NamedTuple):
@@ -82,7 +77,7 @@ class _Found(NamedTuple):
     confidence: float = 1.0
 
 
-def read_boxes(images: Path, boxes: Path, confidence: float) -> list[ImageBox]:
+def read_boxes(images: Path, boxes: Path, confidence: float | None) -> list[ImageBox]:
     """Read the boxes of an image, or of the images of a folder, in the order of their file.
 
     Args:
@@ -92,13 +87,13 @@ def read_boxes(images: Path, boxes: Path, confidence: float) -> list[ImageBox]:
             image (YOLO); or a ``.json`` file with ``images``, ``annotations`` and ``categories`` (COCO), whose
             categories are labels; or with ``images`` and their ``detections`` (MegaDetector), of which animals are
             used.
-        confidence: boxes with a lower confidence are left out.
+        confidence: boxes with a lower confidence are left out. Default: `LEAST_CONFIDENCE`.
 
     Raises:
         UserError: a file cannot be read, an image is missing, a box is empty or not inside its image, or there are no
             boxes; the message has one line for each problem.
     """
-    root = images if images.is_dir() else images.parent
+    root, least = images if images.is_dir() else images.parent, LEAST_CONFIDENCE if confidence is None else confidence
     rows = _yolo(root, boxes) if boxes.is_dir() else _json(boxes)
     faults, found, sizes = list[str](), list[ImageBox](), dict[str, tuple[int, int]]()
     unsure = list[float]()
@@ -110,7 +105,7 @@ def read_boxes(images: Path, boxes: Path, confidence: float) -> list[ImageBox]:
         path = str(root / name)
         if images != root and path != str(images):
             continue
-        if row.confidence < confidence:
+        if row.confidence < least:
             unsure.append(row.confidence)
             continue
         try:
@@ -125,7 +120,7 @@ def read_boxes(images: Path, boxes: Path, confidence: float) -> list[ImageBox]:
         reason = "; expected at least one; of MegaDetector's, those of animals are used"
         if unsure:
             best = f"the surest of {len(unsure):,} has {max(unsure):g}"
-            reason = f" of a confidence of at least {confidence:g}; {best}: lower --box-confidence"
+            reason = f" of a confidence of at least {least:g}; {best}: lower --box-confidence"
         raise UserError(f"--boxes {boxes}: no boxes of {images}{reason}")
     return found
 

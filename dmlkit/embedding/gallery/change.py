@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.paths import readable_name
@@ -26,6 +26,7 @@ from dmlkit.embedding.gallery.images import LabelledImage, images_of
 from dmlkit.embedding.gallery.incoming import Incoming, remove_interrupted
 from dmlkit.embedding.gallery.manifest import (
     GalleryManifest,
+    GalleryModel,
     check_content,
     content_of,
     kept_state,
@@ -168,7 +169,6 @@ def changing(path: Path, *, is_sound: bool = True) -> Generator[Any]:
     """Lock a gallery for one writer, yield its table, and record its contents at the end.
 
     Args:
-        path: the gallery.
         is_sound: raise an error if the newest version is damaged.
 
     Raises:
@@ -202,7 +202,6 @@ def record_content(path: Path, *, forget: bool = False) -> None:
     If the process is killed before this, the version as a whole is not checked later.
 
     Args:
-        path: the gallery.
         forget: remove the records of versions that no longer exist; listing versions takes 0.2 ms each.
     """
     table = open_table(path)
@@ -219,6 +218,18 @@ def record_content(path: Path, *, forget: bool = False) -> None:
         manifest.model_copy(update=update).write(path / MANIFEST)
 
 
+class GallerySettings(NamedTuple):
+    """What the manifest of a new gallery keeps besides its model."""
+
+    thumbnails: bool = False
+    """Store small pictures."""
+    threshold: float | None = None
+    """Similarity below which an image is unknown. Default: that of the run, if it was calibrated."""
+
+
+DEFAULTS = GallerySettings()
+
+
 def create_gallery(
     run: Path,
     images: Path | None,
@@ -226,8 +237,7 @@ def create_gallery(
     *,
     label: str | None = None,
     boxes: Boxes | None = None,
-    thumbnails: bool = False,
-    threshold: float | None = None,
+    settings: GallerySettings = DEFAULTS,
     model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> Incoming:
@@ -239,8 +249,7 @@ def create_gallery(
         output: folder, new or empty.
         label: label of all images.
         boxes: boxes of the images, each of which is added, see `images_at`.
-        thumbnails: store small pictures.
-        threshold: similarity below which an image is unknown. Default: that of the run, if it was calibrated.
+        settings: thumbnails and threshold.
         model: checkpoint, second model and device.
         bar: shows each step.
 
@@ -250,26 +259,14 @@ def create_gallery(
     for option, given in ((f"--label {label}", label), ("--boxes", boxes)):
         if images is None and given is not None:
             raise UserError(f"{option}: applies only to IMAGES; give images, or remove it")
-    check_threshold(threshold)
+    check_threshold(settings.threshold)
     check_new_gallery(output)
     check_place(output, [images, RunFolder(run).recipe().dataset.data_root])
     database = lancedb()
     incoming = Incoming.of([] if images is None else images_of(images, label, boxes, run))
     fabric = model.start()
     trained = model.load(RunFolder(run), fabric)
-    description = describe(trained)
-    calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
-    is_own = threshold is not None
-    if threshold is None and calibrated is not None:
-        threshold = calibrated.threshold
-    manifest = GalleryManifest(
-        **dict(description),
-        run=str(run.resolve()),
-        thumbnails=thumbnails,
-        threshold=threshold,
-        threshold_is_own=is_own,
-        local=trained.local,
-    )
+    manifest = GalleryManifest(**dict(gallery_model(trained, run, settings.threshold)), thumbnails=settings.thumbnails)
     with sole_writer(output, what="the creation of a gallery"):
         check_new_gallery(output)
         _discard(output)  # of a creation that was stopped
@@ -290,6 +287,19 @@ def create_gallery(
         remove_interrupted(output)  # of other images
     incoming.added = len(incoming.new)
     return incoming
+
+
+def gallery_model(trained: TrainedModel, run: Path, threshold: float | None = None) -> GalleryModel:
+    """Return what a gallery knows of the model of a run; its threshold is the run's unless one is given."""
+    description = describe(trained)
+    calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
+    return GalleryModel(
+        **dict(description),
+        run=str(run.resolve()),
+        threshold=calibrated.threshold if threshold is None and calibrated else threshold,
+        threshold_is_own=threshold is not None,
+        local=trained.local,
+    )
 
 
 def _discard(output: Path) -> None:

@@ -90,8 +90,8 @@ def check_new_gallery(output: Path, *, sources: Iterable[Path] = (), option: str
     check_folder(output, sources=sources, option=option)
     if not output.exists():
         return
-    names = {entry.name for entry in output.iterdir() if not is_partial(entry)} - {LOCK}
-    names = {name for name in names if not name.startswith(INCOMING)}
+    entries = (entry for entry in output.iterdir() if not is_partial(entry) and not entry.name.startswith(INCOMING))
+    names = {entry.name for entry in entries} - {LOCK}
     if names and (CREATING not in names or names - {CREATING, TABLE_FOLDER}):
         raise UserError(f"{output}: is not empty and no gallery; choose another --output")
 
@@ -165,7 +165,6 @@ def is_calibrated(path: Path, model: str) -> bool:
     """Return whether a gallery has a calibration, and it is for one of its models.
 
     Args:
-        path: the gallery.
         model: see `GalleryManifest.current`.
 
     Raises:
@@ -176,11 +175,7 @@ def is_calibrated(path: Path, model: str) -> bool:
 
 
 def check_threshold(threshold: float | None) -> None:
-    """Raise an error for a threshold with which no similarity can be compared.
-
-    Raises:
-        UserError: the threshold is nan or infinite.
-    """
+    """Raise a `UserError` for a threshold that is nan or infinite."""
     if threshold is not None and not isfinite(threshold):
         raise UserError(f"--threshold {threshold}: expected a similarity, which is a finite number")
 
@@ -262,7 +257,7 @@ def check_files(
     all_versions: bool = False,
     trust_stamps: bool = True,
 ) -> None:
-    """Raise an error for a file that is not what was written, before LanceDB reads it.
+    """Raise a `UserError` for a file that is missing or not what was written, before LanceDB reads it.
 
     For some damages it requests memory of an absurd size, and the process is aborted or, where the system grants the
     request, killed after it has filled the memory: there is no error to catch.
@@ -273,9 +268,6 @@ def check_files(
         version: the version whose manifest, rows and indices to check. Default: the newest.
         all_versions: check the manifests of all versions, and no rows.
         trust_stamps: do not read files of rows and indices that have the size and time with which they were written.
-
-    Raises:
-        UserError: a file has another checksum.
     """
 
     def check(file: Path, advice: str) -> None:

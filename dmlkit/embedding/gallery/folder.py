@@ -27,7 +27,7 @@ from dmlkit.embedding.gallery.table import open_table, reading
 from dmlkit.embedding.items import PointItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
-from dmlkit.manifolds.base import Manifold, check_points
+from dmlkit.manifolds.base import check_points
 from dmlkit.run_folder.folder import find_run
 
 IDS = 1000  # looked up at once
@@ -36,10 +36,7 @@ LARGE_ROWS = 1024  # with local features, read at once: 23 MB of 100 patches of 
 
 
 class GalleryFolder:
-    """Gallery, read at its version at this moment.
-
-    Args:
-        path: the folder.
+    """Gallery, read at its version at this moment; a `PointSet`.
 
     Raises:
         UserError: there is no gallery, or it is damaged.
@@ -55,7 +52,7 @@ class GalleryFolder:
             self.table.checkout(self.version)
             self.size: int = self.table.count_rows()
             self.manifest = manifest_at(path, manifest, self.table)
-        self.manifold: Manifold = self.manifest.manifold.build(self.manifest.features)
+        self.manifold = self.manifest.build_manifold()
         self.has_checksums = check_content(path, self.manifest, self.table)
         self._kept: Tensor | None = None
 
@@ -66,7 +63,6 @@ class GalleryFolder:
 
     @property
     def source(self) -> str:
-        """Name for people."""
         return str(self.path)
 
     @property
@@ -75,7 +71,6 @@ class GalleryFolder:
         return ()
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return self.size
 
     def blocks(self, rows: int) -> Iterator[Tensor]:
@@ -101,7 +96,6 @@ class GalleryFolder:
             yield torch.cat(kept)
 
     def points_at(self, rows: Tensor) -> Tensor:
-        """Return the points (M, D) of rows (M,)."""
         if self._kept is not None:
             return self._kept[rows]
         found, places = self._take(rows, ["point"])
@@ -117,7 +111,6 @@ class GalleryFolder:
         return torch.frombuffer(content, dtype=torch.float16).view(-1, *self.manifest.local.shape)[places]
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
-        """Return what is known of the images of rows (M,)."""
         names = ["id", "label", "path", "thumbnail"]
         found, places = self._take(rows, [*names, *self._box_column])
         boxes = [box_of_cell(cell) for name in self._box_column for cell in found.column(name).to_pylist()]
@@ -137,34 +130,26 @@ class GalleryFolder:
         with reading(self.path):
             return index if index and any(one.name == index.name for one in self.table.list_indices()) else None
 
-    def not_indexed(self) -> int:
-        """Return the number of images outside the index, each of which a search compares."""
-        index = self.approximate
-        with reading(self.path):
-            return self.table.index_stats(index.name).num_unindexed_rows if index else len(self)
-
     @property
     def labels(self) -> list[str | None]:
-        """Labels of all images, in their order; None for an image without one."""
-        return [label for batch in self.batches(["label"]) for label in batch.column("label").to_pylist()]
+        return self._column("label")
 
     @property
     def paths(self) -> list[str]:
-        """Paths of all images, in their order."""
-        return [path for batch in self.batches(["path"]) for path in batch.column("path").to_pylist()]
+        return self._column("path")
 
     @property
     def boxes(self) -> list[Box | None]:
         """Boxes of all images, in their order; None for a full image, and in galleries of earlier versions."""
-        if not self._box_column:
-            return [None] * self.size
-        found = self.batches(self._box_column)
-        return [box_of_cell(cell) for batch in found for cell in batch.column("box").to_pylist()]
+        return [box_of_cell(cell) for cell in self._column("box")] if self._box_column else [None] * self.size
 
     @property
     def ids(self) -> list[str]:
         """Ids of all images, in their order."""
-        return [name for batch in self.batches(["id"]) for name in batch.column("id").to_pylist()]
+        return self._column("id")
+
+    def _column(self, name: str) -> list[Any]:
+        return [cell for batch in self.batches([name]) for cell in batch.column(name).to_pylist()]
 
     @property
     def sightings(self) -> list[SightingCells]:

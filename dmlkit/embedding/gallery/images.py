@@ -63,11 +63,7 @@ def box_of_cell(cell: str | None) -> Box | None:
 
 
 class LabelledImages(Dataset):
-    """Dataset of images.
-
-    Args:
-        images: the images by their ids.
-    """
+    """Dataset of images."""
 
     def __init__(self, images: Mapping[str, LabelledImage]) -> None:
         self.ids, self.images = list(images), list(images.values())

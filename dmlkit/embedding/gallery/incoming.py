@@ -2,14 +2,15 @@
 
 import hashlib
 import shutil
-from collections.abc import Container, Generator, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.image import thumbnail
@@ -22,11 +23,12 @@ from dmlkit.embedding.gallery.manifest import (
     CHECKSUM,
     GalleryManifest,
     checksum_field,
-    narrowed_checksums,
+    lists_of,
+    matrix_of,
     row_checksums,
 )
 from dmlkit.embedding.gallery.table import MODEL
-from dmlkit.embedding.in_memory import UNSOUND
+from dmlkit.embedding.in_memory import UNSOUND, Known
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.parts import BATCH_IMAGES, PartFolder
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar
@@ -37,7 +39,7 @@ from dmlkit.files.image_file import BadImageError
 from dmlkit.files.lock import is_held
 from dmlkit.files.outputs import writing
 from dmlkit.loading.inputs import refuse_nothing_read
-from dmlkit.manifolds.base import Manifold, check_points
+from dmlkit.manifolds.base import check_points
 from dmlkit.manifolds.euclidean import Euclidean
 
 RESUMES = "finished parts are kept; fix the problem and run the same command again"
@@ -47,7 +49,8 @@ def schema_of(manifest: GalleryManifest) -> Any:
     """Return the columns of a gallery's table."""
     import pyarrow as pa
 
-    lifted = manifest.manifold.build(manifest.features).index_vectors(_origin(manifest), "gallery").shape[1]
+    manifold = manifest.build_manifold()
+    vector = manifold.index_vectors(manifold.from_features(torch.zeros(1, manifest.features)), "gallery")
     return pa.schema(
         [
             pa.field("id", pa.string(), nullable=False),
@@ -55,7 +58,7 @@ def schema_of(manifest: GalleryManifest) -> Any:
             pa.field("path", pa.string(), nullable=False),
             pa.field("thumbnail", pa.binary()),
             pa.field("point", pa.list_(pa.float32(), manifest.dim), nullable=False),
-            pa.field("vector", pa.list_(pa.float32(), lifted), nullable=False),
+            pa.field("vector", pa.list_(pa.float32(), vector.shape[1]), nullable=False),
             *(pa.field(name, pa.string()) for name in SightingCells._fields),
             pa.field("box", pa.string()),
             *([pa.field("local", pa.binary(), nullable=False)] if manifest.local else []),
@@ -70,7 +73,6 @@ class EmbeddedRows:
     """Rows in an unnamed file, which disappears with the process.
 
     Args:
-        manifest: manifest of the gallery.
         file: empty file, opened for reading and writing.
     """
 
@@ -79,7 +81,7 @@ class EmbeddedRows:
 
         self.manifest, self.file = manifest, file
         self.schema = schema_of(manifest)
-        self.manifold = manifest.manifold.build(manifest.features)
+        self.manifold = manifest.build_manifold()
         self.writer = pa.ipc.new_stream(file, self.schema)
 
     def write(self, images: Mapping[str, LabelledImage], parts: PartFolder) -> dict[str, str]:
@@ -110,7 +112,7 @@ class EmbeddedRows:
         vectors = self.manifold.index_vectors(points.double(), "gallery").float()
         # numbers near 1e38 may be points of flat space, while their squares are none
         check_points(Euclidean(vectors.shape[1]), vectors, lambda row: columns["path"][row].as_py(), UNSOUND)
-        arrays = {**columns, "point": _lists(points), "vector": _lists(vectors)}
+        arrays = {**columns, "point": lists_of(points.numpy()), "vector": lists_of(vectors.numpy())}
         if local is not None:
             arrays["local"] = pa.array([row.tobytes() for row in local.numpy()], pa.binary())
         arrays[CHECKSUM] = row_checksums([arrays[name] for name in CHECKED if name in arrays])
@@ -136,8 +138,8 @@ class EmbeddedRows:
             for batch in stored:
                 part = batch.filter(pa.array([id in ids for id in batch.column("id").to_pylist()]))  # noqa: A001
                 columns = {name: part.column(name) for name in names}
-                if width:
-                    columns[CHECKSUM] = narrowed_checksums(part.column(CHECKSUM), width)
+                if width:  # a table that lacks some columns has no checksums of them
+                    columns[CHECKSUM] = lists_of(matrix_of(part.column(CHECKSUM))[:, :width])
                 yield pa.record_batch([columns[name] for name in names], schema=fields)
 
         return pa.RecordBatchReader.from_batches(fields, kept())
@@ -153,25 +155,10 @@ class EmbeddedRows:
             "box": [box_cell(image.box) for _, image in images],
         }
         columns = {name: pa.array(cells, pa.string()) for name, cells in texts.items()}
-        columns["thumbnail"] = pa.array([self._thumbnail(image) for _, image in images], pa.binary())
+        pictures = [thumbnail(one.path, one.box) if self.manifest.thumbnails else None for _, one in images]
+        columns["thumbnail"] = pa.array(pictures, pa.binary())
         columns["added"] = pa.array([datetime.now(UTC)] * len(images), pa.timestamp("us", "UTC"))
         self.write_columns(columns, points, local)
-
-    def _thumbnail(self, image: LabelledImage) -> bytes | None:
-        return thumbnail(image.path, image.box) if self.manifest.thumbnails else None
-
-
-def _lists(values: Tensor) -> Any:
-    import pyarrow as pa
-
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.contiguous().numpy().ravel()), values.shape[1])
-
-
-def _origin(manifest: GalleryManifest) -> Tensor:
-    import torch
-
-    manifold: Manifold = manifest.manifold.build(manifest.features)
-    return manifold.from_features(torch.zeros(1, manifest.features))
 
 
 @dataclass
@@ -233,35 +220,19 @@ class Incoming:
         the block fails, finished parts are kept, and the same call resumes.
 
         Args:
-            manifest: manifest of the gallery.
-            trained: the model.
-            fabric: device of the model.
             place: folder in the gallery for the parts, of which this process is the sole writer.
-            bar: shows the images.
 
         Raises:
             UserError: none of the images could be read, or see `PartEmbedder`.
         """
         images = LabelledImages(self.new)
-        known = None if trained.local else known_points(trained, images, fabric)
-        job = EmbedJob(images, "images for a gallery", place, skip_bad_images=True, known=known)
-        parts, description = job.parts, job.describe(trained)
+        job = EmbedJob(images, "images for a gallery", place, skip_bad_images=True)
+        parts = job.parts
         try:
             # the file may turn out to be too large for the disk only when it is closed
             with writing(place.parent, advice=RESUMES), TemporaryFile(dir=place.parent) as file:
-                try:
-                    parts.check(description)
-                except UserError:  # there are none, or the gallery got some of these images meanwhile
-                    parts.discard()
-                    parts.begin(description)
                 rows = EmbeddedRows(manifest, file)
-                with bar(EMBEDDING, len(self.new)) as advance:
-                    wanted = parts.missing(range(len(parts)), manifest.dim, skip_bad_images=True)
-                    self.resumed = len(self.new) - sum(len(parts.images(part)) for part in wanted)
-                    advance(self.resumed)
-                    computed = len(self.new) - (0 if known is None else len(known.rows))
-                    workers = 0 if computed <= BATCH_IMAGES else trained.recipe.training.workers
-                    PartEmbedder(job, trained, fabric, workers=workers)(wanted, advance)
+                self.resumed = embed_parts(job, trained, fabric, lambda: known_points(trained, images, fabric), bar)
                 broken = rows.write(self.new, parts)
                 self.skipped += broken.values()
                 for id in broken:  # noqa: A001
@@ -275,6 +246,38 @@ class Incoming:
             parts.leave()
             with suppress(OSError):  # it has complete parts, or a lock
                 place.rmdir()
+
+
+def embed_parts(
+    job: EmbedJob, trained: TrainedModel, fabric: Ranks, known: Callable[[], Known | None], bar: Bar
+) -> int:
+    """Embed the images of a job in one process, and return how many were embedded before.
+
+    Args:
+        job: the images, and the folder of their parts, from which those of other images are removed.
+        trained, fabric: the model, and its device.
+        known: returns the points that need not be computed; local features are always computed.
+        bar: shows the images.
+
+    Raises:
+        UserError: see `PartEmbedder`.
+    """
+    parts, description, count = job.parts, job.describe(trained), len(job.dataset)
+    try:
+        parts.check(description)
+    except UserError:  # there are none, or the gallery got some of these images meanwhile
+        parts.discard()
+        parts.begin(description)
+    wanted = parts.missing(range(len(parts)), trained.manifold.point_dim, skip_bad_images=job.skip_bad_images)
+    resumed = count - sum(len(parts.images(part)) for part in wanted)
+    if wanted:
+        found = None if trained.local else known()
+        computed = count - (0 if found is None else len(found.rows))
+        workers = 0 if computed <= BATCH_IMAGES else trained.recipe.training.workers
+        with bar(EMBEDDING, count) as advance:
+            advance(resumed)
+            PartEmbedder(replace(job, known=found), trained, fabric, workers=workers)(wanted, advance)
+    return resumed
 
 
 def remove_interrupted(gallery: Path) -> None:

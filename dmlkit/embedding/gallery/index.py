@@ -6,7 +6,7 @@ from datetime import timedelta
 from math import ceil, isqrt
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -61,15 +61,7 @@ class Tried:
     index: ApproximateIndex
     seconds: float
     sure: float
-    """Return the recall that is reached with 95 % confidence, so that other queries find no less than requested."""
-
-
-class Searcher(Protocol):
-    """Search for neighbors."""
-
-    def search(self, queries: Tensor, k: int) -> Neighbors:
-        """Return the k nearest neighbors of each query."""
-        ...
+    """Recall that is reached with 95 % confidence, so that other queries find no less than requested."""
 
 
 def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
@@ -83,9 +75,10 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
         recall: share of the 10 nearest that must be found, on average and with 95 % confidence.
 
     Raises:
-        UserError: there are too few images, or the recall is not reached; then the gallery is unchanged.
+        UserError: there are too few images, or the recall is no share or not reached; then the gallery is unchanged.
     """
-    check_recall(recall)
+    if not 0 < recall <= 1:
+        raise UserError(f"--recall {recall}: expected a share of the nearest, above 0 and at most 1")
     gallery = GalleryFolder(path)
     if len(gallery) < FEWEST:
         raise UserError(
@@ -155,29 +148,24 @@ def _build(table: Any, gallery: GalleryFolder, kind: IndexKind) -> str:
 
 
 def _measured(gallery: GalleryFolder, index: ApproximateIndex, recall: float, seconds: float) -> Indexed:
-    """Search further until the recall is reached, each time where that helps more.
-
-    Raises:
-        UserError: the recall is not reached.
-    """
+    """Search further until the recall is reached, each time where that helps more."""
     generator = torch.Generator().manual_seed(0)
     queries = torch.randperm(len(gallery), generator=generator)[:QUERIES].sort().values
     points = gallery.points_at(queries)
     stored = StoredGallery(gallery.manifold, gallery)
     nearest = min(NEAREST, len(gallery) - 1)
     started = perf_counter()
-    expected = _others(stored, points, queries, nearest)
+    worst = stored.search(points, nearest + 1).without(queries).similarities[:, -1:]
     exact = perf_counter() - started
-    worst = expected[:, -1:]
     searcher = ApproximateGallery(gallery, index)
 
     def tried(one: ApproximateIndex) -> Tried:
         searcher.index = one
-        begun = perf_counter()
-        found = _others(searcher, points, queries, nearest)
-        shares = (found >= worst).double().mean(1)  # of equally near ones any will do
+        started = perf_counter()
+        found = searcher.search(points, nearest + 1).without(queries)
+        shares = (found.similarities >= worst).double().mean(1)  # of equally near ones any will do
         sure = shares.mean() - SURE * shares.std() / len(shares) ** 0.5
-        return Tried(one.model_copy(update={"recall": shares.mean().item()}), perf_counter() - begun, sure.item())
+        return Tried(one.model_copy(update={"recall": shares.mean().item()}), perf_counter() - started, sure.item())
 
     best = tried(index)
     while best.sure < recall:
@@ -200,14 +188,6 @@ def _further(index: ApproximateIndex, partitions: int) -> Iterator[ApproximateIn
         yield index.model_copy(update={"candidates": MORE * index.candidates})
 
 
-def _others(searcher: Searcher, points: Tensor, rows: Tensor, k: int) -> Tensor:
-    """Return the similarities (Q, k) of the k nearest neighbors of images of the gallery, each without itself."""
-    found = searcher.search(points, k + 1)
-    is_itself = found.indices == rows[:, None]
-    is_itself[~is_itself.any(dim=1), -1] = True  # equal images stand before it
-    return found.similarities[~is_itself].view(len(rows), k)
-
-
 ELEMENTS = 2**22  # float64 coordinates of candidates at once: 32 MB
 AT_ONCE = 96  # queries, a fifth faster than 64; of 320 LanceDB 0.40 took 4 times as long, and twice did not come back
 
@@ -216,8 +196,6 @@ class ApproximateGallery:
     """Gallery with an approximate index.
 
     Args:
-        folder: the gallery.
-        index: the index.
         points: the points of the gallery, if they are in memory too: the candidates are read from there.
     """
 
@@ -240,8 +218,7 @@ class ApproximateGallery:
         if length >= len(self.folder):
             return self.exact.search(queries, k)
         rows = max(1, ELEMENTS // (length * queries.shape[1]))
-        found = [self._search(block, k, length) for block in queries.split(rows)]
-        return Neighbors(*(torch.cat(one) for one in zip(*found, strict=True)))
+        return Neighbors.joined((self._search(block, k, length) for block in queries.split(rows)), k)
 
     def _search(self, queries: Tensor, k: int, length: int) -> Neighbors:
         candidates = _side_by_side([self._candidates(block, length) for block in queries.split(AT_ONCE)])
@@ -302,13 +279,3 @@ def column_and_metric(manifest: GalleryManifest) -> tuple[str, str]:
             return "vector", "l2"
         case _:
             return "vector", "dot"
-
-
-def check_recall(recall: float) -> None:
-    """Raise an error for an impossible recall.
-
-    Raises:
-        UserError: the recall is not above 0 and at most 1.
-    """
-    if not 0 < recall <= 1:
-        raise UserError(f"--recall {recall}: expected a share of the nearest, above 0 and at most 1")

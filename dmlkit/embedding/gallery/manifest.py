@@ -125,7 +125,7 @@ def column_checksums(column: Any) -> Values:
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(column.type):
-        values: Any = np.ascontiguousarray(column.flatten().to_numpy()).reshape(-1, column.type.list_size)
+        values: Any = np.ascontiguousarray(matrix_of(column))
     else:
         values = column.cast(pa.binary()).to_pylist()
     return np.array([0 if value is None else crc32(value, 1) for value in values], np.uint32)
@@ -133,10 +133,19 @@ def column_checksums(column: Any) -> Values:
 
 def row_checksums(columns: Iterable[Any]) -> Any:
     """Return the Arrow column of checksums of rows, given their first `CHECKED` columns."""
+    return lists_of(np.stack([column_checksums(column) for column in columns], axis=1))
+
+
+def lists_of(values: Values) -> Any:
+    """Return the rows of a matrix (n, D) as an Arrow column of lists of D numbers; see `matrix_of`."""
     import pyarrow as pa
 
-    values = np.stack([column_checksums(column) for column in columns], axis=1)
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).ravel()), values.shape[1])
+
+
+def matrix_of(column: Any) -> Values:
+    """Return an Arrow column of lists of D numbers as a matrix (n, D)."""
+    return column.flatten().to_numpy().reshape(-1, column.type.list_size)
 
 
 def checksum_field(width: int) -> Any:
@@ -146,27 +155,16 @@ def checksum_field(width: int) -> Any:
     return pa.field(CHECKSUM, pa.list_(pa.uint32(), width), nullable=False)
 
 
-def narrowed_checksums(column: Any, width: int) -> Any:
-    """Return the checksums of the first columns, for a table that does not have the others."""
-    import pyarrow as pa
-
-    values = np.ascontiguousarray(_checksums(column)[:, :width])
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel(), pa.uint32()), width)
-
-
 def check_rows(path: Path, batch: Any, columns: Sequence[str], numbers: Sequence[int]) -> None:
-    """Raise an error unless columns of some rows are what was written.
+    """Raise a `UserError` unless columns of some rows are what was written, by their checksums.
 
     Args:
         path: the gallery.
         batch: Arrow arrays with the columns and the checksums.
         columns: names of the columns to check.
         numbers: numbers of the rows, for the error.
-
-    Raises:
-        UserError: a value has another checksum.
     """
-    stored = _checksums(batch.column(CHECKSUM))
+    stored = matrix_of(batch.column(CHECKSUM))
     for name in columns:
         differ = column_checksums(batch.column(name)) != stored[:, CHECKED.index(name)]
         if differ.any():
@@ -181,7 +179,7 @@ def content_of(table: Any) -> Content:
     rows = total = 0
     for batch in table.search().select([CHECKSUM]).to_batches(BLOCK):
         rows += batch.num_rows
-        total += int(_checksums(batch.column(0)).sum(dtype=np.uint64))
+        total += int(matrix_of(batch.column(0)).sum(dtype=np.uint64))
     return Content(rows, total)
 
 
@@ -242,7 +240,3 @@ def check_content(path: Path, manifest: GalleryManifest, table: Any, *, is_newes
             f"({expected.images} rows); {way_back(path)}"
         )
     return True
-
-
-def _checksums(column: Any) -> Values:
-    return column.flatten().to_numpy().reshape(-1, column.type.list_size)

@@ -4,7 +4,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -17,18 +17,18 @@ from torch import Tensor
 from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
-from dmlkit.embedding.gallery.change import changing
+from dmlkit.embedding.gallery.change import changing, gallery_model
 from dmlkit.embedding.gallery.files import INCOMING, MANIFEST, TABLE
 from dmlkit.embedding.gallery.folder import LARGE_ROWS, GalleryFolder
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages, box_of_cell
-from dmlkit.embedding.gallery.incoming import EmbeddedRows
-from dmlkit.embedding.gallery.manifest import GalleryManifest, GalleryModel, read_gallery_manifest
+from dmlkit.embedding.gallery.incoming import EmbeddedRows, embed_parts
+from dmlkit.embedding.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.embedding.gallery.table import lancedb
 from dmlkit.embedding.in_memory import Known
-from dmlkit.embedding.job import EmbedJob, PartEmbedder
+from dmlkit.embedding.job import EmbedJob
 from dmlkit.embedding.manifest import check_same_description
-from dmlkit.embedding.parts import BATCH_IMAGES, PartFolder
-from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
+from dmlkit.embedding.parts import PartFolder
+from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import known_points
 from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
@@ -37,7 +37,6 @@ from dmlkit.files.image_file import BadImageError
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.run_folder.threshold import threshold_of
 
 IDS = "ids.txt"  # in the folder of a job: what its parts are of
 SOURCE = "images of a gallery"
@@ -164,22 +163,11 @@ class Migration:
         """
         images = LabelledImages(self._located(gallery))
         job = MigrationJob(images, SOURCE, self._folder(images.ids), skip_bad_images=False)
-        parts, description = job.parts, job.describe(self.trained)
         with writing(self.path):
-            try:
-                parts.check(description)
-            except UserError:  # there are none
-                parts.discard()
-                parts.begin(description)
+            job.output.mkdir(parents=True, exist_ok=True)
             write_text(job.output / IDS, "\n".join(images.ids))
-            wanted = parts.missing(range(len(parts)), self.trained.manifold.point_dim, skip_bad_images=False)
-            if wanted:
-                with self.bar(EMBEDDING, len(images)) as advance:
-                    advance(len(images) - sum(len(parts.images(part)) for part in wanted))
-                    job = replace(job, known=self._known(images))
-                    workers = 0 if len(images) <= BATCH_IMAGES else self.trained.recipe.training.workers
-                    PartEmbedder(job, self.trained, self.fabric, workers=workers)(wanted, advance)
-        return parts
+            embed_parts(job, self.trained, self.fabric, lambda: self._known(images), self.bar)
+        return job.parts
 
     def commit(self, run: Path) -> Migrated:
         """Replace the old embeddings; other processes that write to the gallery wait.
@@ -190,15 +178,7 @@ class Migration:
         with changing(self.path) as table:
             gallery = GalleryFolder(self.path)
             parts = self.embed(gallery)  # of images that were added meanwhile
-            description = describe(self.trained)
-            calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
-            model = GalleryModel(
-                **dict(description),
-                run=str(run.resolve()),
-                threshold=calibrated.threshold if calibrated else None,
-                threshold_is_own=False,
-                local=self.trained.local,
-            )
+            model = gallery_model(self.trained, run)
             kept, name = read_gallery_manifest(self.path), uuid4().hex[:12]
             announced = kept.model_copy(update={"others": {**kept.others, name: model}})
             with TemporaryFile(dir=self.path) as file:
@@ -239,8 +219,6 @@ class Migration:
 
     def _known(self, images: LabelledImages) -> Known | None:
         """Return the points of those images that earlier jobs of this model, or its run, have embedded."""
-        if self.trained.local is not None:
-            return None  # only the points of earlier jobs are kept in memory
         rows = {name: row for row, name in enumerate(images.ids)}
         points: dict[int, Tensor] = {}
         stored = known_points(self.trained, images, self.fabric)

@@ -51,9 +51,8 @@ class Neighbor(NamedTuple):
 
     def plain(self) -> dict[str, Any]:
         """Return plain data."""
-        item = self.item
-        told = {"id": item.id, "label": item.label, "path": item.path}
-        return {"rank": self.rank, "similarity": self.similarity, **told}
+        named = {name: getattr(self.item, name) for name in ("id", "label", "path")}
+        return {"rank": self.rank, "similarity": self.similarity, **named}
 
 
 @dataclass(frozen=True)

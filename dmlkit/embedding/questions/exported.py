@@ -88,11 +88,9 @@ class ExportedGallery:
 
     @property
     def source(self) -> str:
-        """Name for people."""
         return str(self.path)
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.record.codes)
 
     @cached_property
@@ -120,7 +118,6 @@ class ExportedGallery:
         return GalleryRecord.from_json(stored, str(self.path))
 
     def items_at(self, rows: Any) -> list[PointItem]:
-        """Return what is known of the images of rows (M,)."""
         one = self.record
         return [PointItem(one.ids[row], one.names[one.codes[row]], one.paths[row]) for row in rows.tolist()]
 
@@ -193,11 +190,7 @@ def identify_exported(
 
 
 def check_plain(source: Path, options: Mapping[str, object]) -> None:
-    """Raise an error for an option that does not apply to an exported gallery.
-
-    Raises:
-        UserError: an option has a value; the message names the first one.
-    """
+    """Raise a `UserError` for the first option with a value; it does not apply to an exported gallery."""
     for name, value in options.items():
         if value not in (None, False):
             raise UserError(

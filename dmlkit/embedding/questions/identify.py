@@ -29,16 +29,9 @@ from dmlkit.embedding.questions.answers import (
 from dmlkit.embedding.questions.calibration import acceptance_of, group_probability, labeled_decider
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.probability import estimate_probability
-from dmlkit.embedding.questions.search import (
-    QUERY_ROWS,
-    RERANKED,
-    RerankedGallery,
-    check_together,
-    nearest,
-    open_searched,
-)
+from dmlkit.embedding.questions.search import RERANKED, RerankedGallery, check_together, nearest, open_searched
 from dmlkit.embedding.scored import PlaceFusion, matched_gallery, matched_queries, place_gallery, place_queries
-from dmlkit.embedding.search import Neighbors
+from dmlkit.embedding.search import QUERY_ROWS, Neighbors
 from dmlkit.embedding.sources import open_queries, path_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
@@ -73,11 +66,7 @@ class LabelRule:
     """Weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_fusion_of`."""
 
     def check(self) -> None:
-        """Raise an error unless the parts of the rule apply to each other.
-
-        Raises:
-            UserError: one does not apply to another, or is out of its range.
-        """
+        """Raise a `UserError` unless the parts of the rule are in their ranges and apply to each other."""
         if self.by_group is not None and self.by == "vote":
             raise UserError(f"--by-group {self.by_group}: applies to --by nearest and --by mean, got --by vote")
         if self.rerank is not None and (self.by == "mean" or self.by_group is not None):
@@ -168,7 +157,10 @@ class Identifier:
         is_scored = isinstance(searched.manifold, ScoredSpace)  # nor do those for pairs of embeddings
         if rule.rerank is not None:
             self.decider.searcher = self.reranked = RerankedGallery(searched, rule.rerank, bar)
-            self.note, self.least_probability, self.threshold = _reranked_note(threshold), None, threshold
+            # gallery images occur in each other's neighbors, and new images do not: the calibration does not hold
+            unknown = "; no image is unknown without --threshold" if threshold is None else ""
+            self.note = f"{RERANKED}; its scores are not calibrated: no probabilities{unknown}"
+            self.least_probability, self.threshold = None, threshold
             self.sigmoids = dict[int, Sigmoid | None]({1: None})
             return
         if isinstance(self.source, GalleryFolder):
@@ -269,12 +261,6 @@ def _advice(searched: PointSet, threshold: float | None) -> str:
     return f"{what}; run dmlkit calibrate {command_word(searched.source)} to choose one for this gallery"
 
 
-def _reranked_note(threshold: float | None) -> str:
-    """Return what re-ranked answers lack: gallery images occur in each other's neighbors, and new images do not."""
-    unknown = "; no image is unknown without --threshold" if threshold is None else ""
-    return f"{RERANKED}; its scores are not calibrated: no probabilities{unknown}"
-
-
 def _pair_threshold(searched: PointSet) -> float | None:
     """Return the threshold for pairs of the calibrated run, as it is now or was when the gallery was created."""
     stored = searched.manifest.threshold if isinstance(searched, GalleryFolder) else None
@@ -285,16 +271,10 @@ def _pair_threshold(searched: PointSet) -> float | None:
 
 
 def _group_rows(images: Path, asked: PointSet, by: str, known: Sequence[str | None]) -> dict[str, list[int]]:
-    """Return the rows of each group of images, in the order in which the groups come first.
-
-    Args:
-        images: where the images are from.
-        asked: their points.
-        by: see `_group_names`.
-        known: (N,) the correct label of each image, None where it is not known.
+    """Return the rows of each group of images, in the order in which the groups come first; see `_group_names`.
 
     Raises:
-        UserError: images of a group have two labels, or see `_group_names`.
+        UserError: images of a group have two known labels, or see `_group_names`.
     """
     groups: dict[str, list[int]] = {}
     for row, name in enumerate(_group_names(images, asked, by)):
@@ -312,11 +292,8 @@ def _group_rows(images: Path, asked: PointSet, by: str, known: Sequence[str | No
 def _group_names(images: Path, asked: PointSet, by: str) -> list[str]:
     """Return the name of each image's group.
 
-    Args:
-        images: where the images are from.
-        asked: their points.
-        by: ``folder``: the folder of an image is its group; else a column of a table of images, in which a blank cell
-            makes an image a group of its own.
+    With ``folder`` it is the folder of the image; else its cell in a column of a table of images, in which a blank one
+    makes an image a group of its own.
 
     Raises:
         UserError: the images are not from a table, or it does not have the column; or they are rows of an array.
@@ -334,13 +311,7 @@ def _group_names(images: Path, asked: PointSet, by: str) -> list[str]:
 
 
 def _decide_groups(decider: Decider, asked: PointSet, groups: Sequence[Sequence[int]]) -> list[Decision]:
-    """Decide on groups of images, those with equally many at once.
-
-    Args:
-        decider: labeled points.
-        asked: points of the images.
-        groups: rows of the images of each group.
-    """
+    """Decide on groups of images, given by their rows, those with equally many at once."""
     found: dict[int, Decision] = {}
     for size in {len(rows) for rows in groups}:
         places = torch.tensor([place for place, rows in enumerate(groups) if len(rows) == size])
@@ -352,12 +323,7 @@ def _decide_groups(decider: Decider, asked: PointSet, groups: Sequence[Sequence[
 
 
 def _neighbors_of_groups(near: Answers, groups: dict[str, list[int]]) -> Answers:
-    """Return the nearest pictures of each group: those that are the most similar to any of its images.
-
-    Args:
-        near: neighbors of each image.
-        groups: rows of the images of each group, by its name.
-    """
+    """Return the nearest pictures of each group: those that are the most similar to any of its images."""
     similarities, found = torch.empty(len(groups), near.k), torch.empty(len(groups), near.k, dtype=torch.int64)
     for place, rows in enumerate(groups.values()):
         ranked = near.similarities[rows].flatten().sort(descending=True, stable=True)

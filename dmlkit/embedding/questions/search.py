@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from dmlkit.embedding.scored import (
     place_gallery,
     place_queries,
 )
-from dmlkit.embedding.search import Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
+from dmlkit.embedding.search import QUERY_ROWS, Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
 from dmlkit.embedding.sources import open_points, open_queries, path_of
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
@@ -42,8 +42,11 @@ from dmlkit.metrics.ranking.scored import PlacedSpace
 
 LEAST_HALF = 10_000  # points; fewer are searched in 2 ms
 MATCHED_ROWS = 256  # searched at once where matches are compared: 4 s, so that the bar moves
-QUERY_ROWS = 4096  # searched at once: their vectors take 16 MB at 512 dimensions
 RERANKED = "re-ranking looks at the gallery as a whole, and at no other query"
+
+
+Method = Literal["index", "exact"] | Rerank | PlaceFusion
+"""How neighbors are found, see `search`."""
 
 
 def search(
@@ -51,26 +54,24 @@ def search(
     queries: Path | Sequence[Path],
     *,
     k: int = 10,
-    exact: bool = False,
-    rerank: Rerank | None = None,
-    place: PlaceFusion | None = None,
+    method: Method = "index",
     manifold: str | None = None,
     boxes: Boxes | None = None,
     model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
 ) -> Answers:
-    """Find the k nearest neighbors of each query, in bounded memory: exactly, unless a gallery has an index.
+    """Find the k nearest neighbors of each query, in bounded memory.
 
-    In a gallery with local features the 100 nearest images are ordered again by their matches, unless ``rerank`` or
-    ``place`` is given; its points are in memory then.
+    In a gallery with local features the 100 nearest images are ordered again by their matches, with the methods
+    ``index`` and ``exact``; its points are in memory then.
 
     Args:
         source: what to search in, see `open_points`.
         queries: what to search with, see `open_queries`.
         k: neighbors per query; all points if there are fewer.
-        exact: do not use the index of a gallery.
-        rerank: rank the points once more for each query, exactly, see `RerankedGallery`.
-        place: weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_fusion_of`.
+        method: ``index``: by the index of a gallery, or exactly if it has none; ``exact``; a `Rerank`: rank the points
+            once more for each query, exactly, see `RerankedGallery`; or a `PlaceFusion`: add the evidence of place and
+            time in a gallery, with this weight, see `dmlkit.evaluation.place.place_fusion_of`.
         manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`.
         model: model that embeds images. Default: that of ``source``.
@@ -78,20 +79,19 @@ def search(
 
     Raises:
         UserError: k is below 1, there is nothing to search in or with, or the queries come from another model,
-            or there are too few points for the options of ``rerank``.
+            or there are too few points for the options of a `Rerank`.
     """
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbor")
-    check_together(rerank, place)
     searched = open_searched(source, model, bar, manifold=manifold)
-    matched = matched_gallery(searched) if rerank is None and place is None else None
+    matched = matched_gallery(searched) if isinstance(method, str) else None
     asked = open_queries(queries, searched, boxes=boxes, local=matched is not None, model=model, bar=bar)
-    if place is not None:
-        searched, asked = place_gallery(searched, place), place_queries(path_of(queries), asked, place)
+    if isinstance(method, PlaceFusion):
+        searched, asked = place_gallery(searched, method), place_queries(path_of(queries), asked, method)
     elif matched is not None:
         searched, asked = matched, matched_queries(matched, asked, model, bar=bar)
-    reranked = None if rerank is None else RerankedGallery(searched, rerank, bar)
-    return nearest(searched, asked, k, exact=exact, reranked=reranked, bar=bar)
+    reranked = RerankedGallery(searched, method, bar) if isinstance(method, Rerank) else None
+    return nearest(searched, asked, k, exact=method == "exact", reranked=reranked, bar=bar)
 
 
 def open_searched(source: Path, model: ModelChoice, bar: Bar, **options: Any) -> PointSet:
@@ -101,11 +101,7 @@ def open_searched(source: Path, model: ModelChoice, bar: Bar, **options: Any) ->
 
 
 def check_together(rerank: Rerank | None, place: PlaceFusion | None) -> None:
-    """Raise an error for two changes of the similarity.
-
-    Raises:
-        UserError: both are given.
-    """
+    """Raise a `UserError` for two changes of the similarity."""
     if rerank is not None and place is not None:
         raise UserError("--rerank: does not apply to --with place; leave one out")
 

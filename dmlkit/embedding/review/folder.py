@@ -58,9 +58,6 @@ class ReviewFolder:
     wrong labels that are allowed, they begin an audit of their own, from which questions are drawn as from the proposed
     labels; the bound is on all audits together and loses no answer.
 
-    Args:
-        folder: the folder.
-
     Raises:
         UserError: it has no review, or a file is damaged.
     """

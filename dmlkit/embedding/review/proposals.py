@@ -133,7 +133,7 @@ def _proposal(found: Identified, row: int, group: int | None, nearest: tuple[str
         path=path,
         label=answer.label if is_known else None,
         probability=(answer.probability or 0.0) if is_known else 0.0,
-        id=_content(path),
+        id=content_id(path),
         group=group,
         nearest=nearest,
     )
@@ -165,7 +165,7 @@ def _groups(points: PointsInMemory, rows: Sequence[int], threshold: float) -> li
     return [group.tolist() for group in complete_groups(pairs, len(rows)) if len(group) > 1]
 
 
-def _content(path: str) -> str:
+def content_id(path: str) -> str:
     """Return the id of an image, or of its name if it is no file."""
     try:
         return LabelledImage(path, None).id()

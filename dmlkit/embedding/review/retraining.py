@@ -16,17 +16,16 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.embedder import Embedder
 from dmlkit.embedding.fusion import OWN_MODEL
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.points import load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.search import open_searched
 from dmlkit.embedding.review.folder import ReviewFolder
+from dmlkit.embedding.review.proposals import content_id
 from dmlkit.embedding.search import Gallery
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.files.escape import near_path
-from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import write_table
 from dmlkit.metrics.reliability import Share
 from dmlkit.metrics.statistics import few_classes_note, paired_comparison
@@ -220,19 +219,11 @@ def _gallery_images(gallery: Path, reviewed: set[str], bar: Bar) -> tuple[dict[s
             advance(1)
             if label is None or name in reviewed:
                 continue
-            if name == _content(path) or (name is None and Path(path).is_file()):
+            if name == content_id(path) or (name is None and Path(path).is_file()):
                 found[os.path.abspath(path)] = label  # noqa: PTH100 - Path.resolve would follow links
             else:
                 left_out += 1
     return found, left_out
-
-
-def _content(path: str) -> str:
-    """Return the id of an image file; empty if it cannot be read."""
-    try:
-        return LabelledImage(path, None).id()
-    except BadImageError:
-        return ""
 
 
 def _is_held_out(review: ReviewFolder, row: int) -> bool:

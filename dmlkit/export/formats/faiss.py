@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from dmlkit.embedding.folder import BLOCK, EmbeddingFolder
+from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.manifest import Manifest, SearchIndex
+from dmlkit.embedding.search import BLOCK_ROWS
 from dmlkit.errors import UserError
 from dmlkit.export.formats.base import Format
 from dmlkit.files.atomic import atomic_write
@@ -93,7 +94,7 @@ class Faiss(Format, name="faiss", file_name="index.faiss"):
             # the square of a large finite number may be inf
             fault = find_invalid_point(Euclidean(vectors.shape[1]), vectors)
             if fault is not None:
-                folder.refuse_row(number * BLOCK + fault[0], "its index vector would have nan or inf")
+                folder.refuse_row(number * BLOCK_ROWS + fault[0], "its index vector would have nan or inf")
             index = index or self._new_index(folder, vectors.shape[1])
             index.add(pack(vectors.numpy()) if self.precision == "binary" else vectors.numpy())
         if index is None:

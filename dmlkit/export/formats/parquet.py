@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from dmlkit import __version__
-from dmlkit.embedding.folder import BLOCK, EmbeddingFolder
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.search import BLOCK_ROWS
 from dmlkit.export.formats.base import Format
 from dmlkit.files.atomic import atomic_write
 
@@ -20,7 +21,7 @@ class Parquet(Format, name="parquet", file_name="embeddings.parquet"):
         with atomic_write(output) as partial, parquet.ParquetWriter(partial, schema) as writer:
             for number, block in enumerate(folder.blocks()):
                 values = pa.FixedSizeListArray.from_arrays(pa.array(block.numpy().ravel()), block.shape[1])
-                rows = folder.items.slice(number * BLOCK, len(block))
+                rows = folder.items.slice(number * BLOCK_ROWS, len(block))
                 writer.write_table(rows.append_column(column, values))
         return [output]
 

@@ -14,7 +14,14 @@ import torch
 from pyarrow import parquet
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images, restore_version
+from dmlkit.embedding.gallery.change import (
+    GallerySettings,
+    add_images,
+    compact_gallery,
+    create_gallery,
+    remove_images,
+    restore_version,
+)
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import index_gallery
 from dmlkit.embedding.gallery.manifest import GalleryManifest
@@ -38,7 +45,8 @@ def whole(place: Path, tmp_path_factory: pytest.TempPathFactory, dmlkit_once: Cl
     """A gallery of two data files and a deletion file, of 4 versions, and embeddings to ask with."""
     folder = tmp_path_factory.mktemp("whole")
     gallery = folder / "gallery"
-    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", thumbnails=True, model=ON_CPU)
+    first, settings = place / "photos" / "crow", GallerySettings(thumbnails=True)
+    create_gallery(place / "run", first, gallery, label="crow", settings=settings, model=ON_CPU)
     for name in BIRDS[1:]:
         add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
     remove_images(gallery, paths=[str(place / "photos" / name / "1.jpg") for name in ("crow", "dove")])

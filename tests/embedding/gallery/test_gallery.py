@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from dmlkit.datasets.files.dataset import Box
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images, restore_version
+from dmlkit.embedding.gallery.change import (
+    GallerySettings,
+    add_images,
+    compact_gallery,
+    create_gallery,
+    remove_images,
+    restore_version,
+)
 from dmlkit.embedding.gallery.files import GalleryState, GallerySummary, recorded_state
 from dmlkit.embedding.gallery.folder import GalleryFolder, is_any
 from dmlkit.embedding.gallery.images import LabelledImage
@@ -99,7 +106,7 @@ def test_labels_come_from_folders_tables_and_the_option(place: Path, tmp_path: P
         create_gallery(place / "run", table, gallery, model=ON_CPU)
     table = photos.parent / "birds.csv"
     table.write_text("\n".join(["path,label,x1,y1,x2,y2", *(line.replace(f"{photos}", "photos") for line in lines)]))
-    create_gallery(place / "run", table, gallery, model=ON_CPU, thumbnails=True)
+    create_gallery(place / "run", table, gallery, settings=GallerySettings(thumbnails=True), model=ON_CPU)
     table.unlink()
     assert GalleryFolder(gallery).label_counts() == {"raven": 1, "rook": 1, "dove": 1}
     assert all(row[4].startswith(b"\xff\xd8") for row in rows_of(gallery).values())

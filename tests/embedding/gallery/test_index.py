@@ -132,7 +132,7 @@ def test_a_gallery_that_changes_keeps_its_answers(place: Path, tmp_path: Path, d
     def check(not_indexed: int) -> None:
         found, exact, gallery = searched(path, points)
         same = (found.indices == exact.indices).double().mean()
-        assert same > 0.99 and gallery.not_indexed() == not_indexed
+        assert same > 0.99 and gallery.state().not_indexed == not_indexed
         info = json.loads(dmlkit("gallery", "info", path, "--json").out)
         assert info["not_indexed"] == not_indexed and info["approximate"]["kind"] == "ivf_pq"
 

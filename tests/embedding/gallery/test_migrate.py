@@ -12,7 +12,7 @@ import torch
 
 from dmlkit.embedding import parts
 from dmlkit.embedding.gallery import change
-from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images, restore_version
+from dmlkit.embedding.gallery.change import GallerySettings, add_images, create_gallery, remove_images, restore_version
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.migrate import migrate_gallery
 from dmlkit.embedding.job import PartEmbedder
@@ -50,8 +50,8 @@ def test_a_migrated_gallery_equals_a_new_one_and_the_old_comes_back(
     table = tmp_path / "birds.csv"
     table.write_text("\n".join([columns, *(f"photos/{line}" for line in cells)]))
     gallery, fresh = tmp_path / "gallery", tmp_path / "fresh"
-    create_gallery(place / "run", table, gallery, thumbnails=True, threshold=-0.5, model=ON_CPU)
-    create_gallery(flat, table, fresh, thumbnails=True, model=ON_CPU)
+    create_gallery(place / "run", table, gallery, settings=GallerySettings(True, -0.5), model=ON_CPU)
+    create_gallery(flat, table, fresh, settings=GallerySettings(thumbnails=True), model=ON_CPU)
     before, kept, reader = rows_of(gallery), kept_of(gallery), GalleryFolder(gallery)
     points = torch.cat(list(reader.blocks(2)))
     refused(

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Box
-from dmlkit.embedding.gallery.change import add_images, create_gallery
+from dmlkit.embedding.gallery.change import GallerySettings, add_images, create_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.points import in_memory
 from dmlkit.embedding.questions import decisions
@@ -169,7 +169,7 @@ def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Pat
 
 def test_a_gallery_keeps_its_threshold(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
-    create_gallery(place / "run", place / "photos", gallery, threshold=-1e-5, model=ON_CPU)
+    create_gallery(place / "run", place / "photos", gallery, settings=GallerySettings(threshold=-1e-5), model=ON_CPU)
     labels = [answer.label for answer in identify(gallery, place / "asked", model=ON_CPU).answers]
     assert labels == ["unknown"] * 12 + ["finch"]
     labels = [
@@ -291,11 +291,11 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     assert [answer.guess for answer in again.answers] == ["gull", "finch"]
     assert [box and list(box[:4]) for box in again.neighbors.boxes] == [query["box"] for query in near]
     in_python = load_gallery(gallery, device="cpu")
-    assert in_python.add(asked, label="bird", boxes=labels, box_margin=0.2).added == 2  # other pixels than those there
+    assert in_python.add(asked, label="bird", boxes=Boxes(labels, margin=0.2)).added == 2  # other pixels
     found_there = in_python.search(asked, k=1, boxes=labels).neighbors()
     assert [found[0].similarity for _, found in found_there] == pytest.approx([0, 0], abs=1e-3)
     with pytest.raises(UserError, match="applies to --boxes"):
-        in_python.add(asked, box_confidence=0.5)
+        in_python.add(asked, boxes=Boxes(confidence=0.5))
     before = len(GalleryFolder(gallery))
     (tmp_path / "labels" / "both.txt").write_text("0 0.75 0.5 0.9 1\n")
     for words in (("gallery", "add", gallery), ("identify", gallery), ("search", gallery), ("embed", place / "run")):

@@ -449,7 +449,7 @@ def test_pictures_and_explanations_of_boxes_are_of_these_alone(place: Path, tmp_
         image.save(tmp_path / f"{name}.png")
     table = tmp_path / "boxes.csv"
     table.write_text("path,label,x1,y1,x2,y2\nboth.png,finch,0,0,40,30\nboth.png,gull,40,0,80,30\n")
-    create_gallery(place / "run", table, tmp_path / "gallery", thumbnails=False, model=ON_CPU)
+    create_gallery(place / "run", table, tmp_path / "gallery", model=ON_CPU)
     service = Service(tmp_path / "gallery", ON_CPU)
     with closing(service), TestClient(make_app(service, Access()), LOCAL) as client:
         ids = [client.get(f"/v1/gallery/images?label={name}").json()["images"][0]["id"] for name in ("finch", "gull")]
