@@ -58,7 +58,8 @@ def verified_patches(patches: torch.Tensor) -> Match:
     places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).float()
 
     def scores(row: int, rows: torch.Tensor) -> torch.Tensor:
-        cosines = patches[rows].float() @ patches[row].float().T  # (K, cells of the image, cells of the query)
+        items = patches.index_select(0, rows).float()
+        cosines = items @ patches[row].float().T  # (K, cells of the image, cells of the query)
         best, nearest, mutual = mutual_nearest(cosines)
         return (best * verify_affine(places, places[nearest], mutual & (best > 0), CELLS).inliers).mean(1)
 

@@ -192,10 +192,6 @@ class Keypoints(NamedTuple):
     descriptors: Tensor
     """(N, P, 128) float16, unit vectors; 0 where an image has fewer keypoints."""
 
-    def chosen(self, rows: Tensor) -> "Keypoints":
-        """Return those of some images, by rows or (N,) bool."""
-        return Keypoints(self.places[rows], self.descriptors[rows])
-
     @property
     def packed(self) -> Tensor:
         """The same bits as one tensor (N, P, 132) float16: each float32 of a place takes two numbers."""
@@ -251,9 +247,9 @@ def match_keypoints(queries: Keypoints, gallery: Keypoints) -> Match:
     """
 
     def scores(row: int, rows: Tensor) -> Tensor:
-        items = gallery.chosen(rows)
-        place, matched = matches(queries.descriptors[row].float(), items.descriptors.float())
-        others = items.places.gather(1, place[..., None].expand(-1, -1, 2))
+        descriptors = gallery.descriptors.index_select(0, rows)  # indexing by [rows] takes four times as long
+        place, matched = matches(queries.descriptors[row].float(), descriptors.float())
+        others = gallery.places[rows].gather(1, place[..., None].expand(-1, -1, 2))
         found = verify_affine(queries.places[row], others, matched, TOLERANCE)
         return (found.inliers.sum(1) + 1).log() / log(MOST_KEYPOINTS + 1)
 
@@ -318,45 +314,55 @@ def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: floa
         >>> found.inliers.tolist(), (found.maps[0].round(decimals=3) + 0.0).tolist()
         ([[True, True, True, True, False]], [[0.0, 1.0], [-1.0, 0.0], [2.0, 0.0]])
     """
-    count, size = matched.shape
-    inliers, maps = torch.zeros(count, size, dtype=torch.bool), torch.zeros(count, 3, 2)
+    inliers, maps = torch.zeros_like(matched), torch.zeros(len(items), 3, 2)
     enough = (matched.sum(1) >= LEAST_MATCHES).nonzero()[:, 0]
     if not len(enough):
         return Verified(inliers, maps)
-    order = matched[enough].int().argsort(dim=1, descending=True, stable=True)  # the matches first
-    order = order[:, : int(matched.sum(1).max())]
-    kept, rows = matched[enough].gather(1, order), torch.arange(len(enough))
-    places = torch.cat([query, torch.ones(size, 1)], dim=1)[order]  # (K', M', 3)
-    others = items[enough[:, None], order]  # (K', M', 2)
+    places, others, kept = query.T, items[enough].movedim(2, 0), matched[enough]  # (2, M), (2, K', M) and (K', M)
+    pairs, numbers = kept.nonzero(as_tuple=True)  # the T matches of all pairs in one list, since most pairs have few
+    first, second, counts = places[:, numbers], others[:, pairs, numbers], kept.sum(1)
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.rand(len(enough), HYPOTHESES, LEAST_MATCHES, generator=generator) * kept.sum(1)[:, None, None]
-    first, second = (side[rows[:, None, None], drawn.long()] for side in (places, others))  # (K', H, 3, 3 and 2)
-    is_line = torch.linalg.det(first).abs() < tolerance**2  # or a match twice
-    first[is_line] = torch.eye(3)
-    tried = torch.linalg.solve(first, second)  # (K', H, 3, 2)
-    fits = _fitting(places[:, None], others[:, None], tried, tolerance) & kept[:, None] & ~is_line[..., None]
-    best = fits.sum(2).argmax(1)
-    found, fitted = fits[rows, best], tried[rows, best]
+    drawn = torch.rand(len(enough), HYPOTHESES, LEAST_MATCHES, generator=generator) * counts[:, None, None]
+    drawn = drawn.long() + (counts.cumsum(0) - counts)[:, None, None]  # (K', H, 3), places in the list
+    tried = _maps_through(first[:, drawn], second[:, drawn], tolerance)  # (3, 2, K', H)
+    fits = _fitting(first[..., None], second[..., None], tried.index_select(2, pairs), tolerance)  # (T, H)
+    rows = torch.arange(len(enough))
+    votes = (rows[:, None] == pairs).float() @ fits.float()  # (K', H)
+    fitted = tried[:, :, rows, votes.argmax(1)]
+    found = _fitting(places[:, None], others, fitted[..., None], tolerance) & kept
     again = _least_squares(places, others, found, fitted)
-    wider = _fitting(places, others, again, tolerance) & kept
+    wider = _fitting(places[:, None], others, again[..., None], tolerance) & kept
     is_better = wider.sum(1) > found.sum(1)
-    found[is_better], fitted[is_better] = wider[is_better], again[is_better]
-    inliers[enough] = torch.zeros(len(enough), size, dtype=torch.bool).scatter(1, order, found)
-    maps[enough] = _least_squares(places, others, found, fitted)
+    found[is_better], fitted[..., is_better] = wider[is_better], again[..., is_better]
+    inliers[enough] = found
+    maps[enough] = _least_squares(places, others, found, fitted).movedim(2, 0)
     return Verified(inliers, maps)
 
 
+def _maps_through(places: Tensor, items: Tensor, tolerance: float) -> Tensor:
+    """Return the maps (3, 2, ...) of three places (2, ..., 3) to three others; zeros if they are on a line."""
+    start, end = places[..., 0], items[..., 0]
+    (x, y), (u, v) = ((three[..., 1:] - three[..., :1]).unbind() for three in (places, items))  # sides: (..., 2) each
+    area = x[..., 0] * y[..., 1] - x[..., 1] * y[..., 0]
+    is_line = area.abs() < tolerance**2  # or a match twice
+    inverse = torch.stack([y[..., 1], -y[..., 0], -x[..., 1], x[..., 0]]).unflatten(0, (2, 2)) / area.where(~is_line, 1)
+    linear = (inverse[:, :, None] * torch.stack([u, v]).movedim(-1, 0)).sum(1)  # (2, 2, ...)
+    return torch.cat([linear, (end - (start[:, None] * linear).sum(0))[None]]).where(~is_line, 0)
+
+
 def _fitting(places: Tensor, items: Tensor, maps: Tensor, tolerance: float) -> Tensor:
-    """Return which of the places (..., M, 3) a map (..., 3, 2) brings near the others (..., M, 2), if it is allowed."""
-    areas = torch.linalg.det(maps[..., :2, :])
+    """Return which of the places (2, ...) a map (3, 2, ...) brings near the others (2, ...), if it is allowed."""
+    areas = maps[0, 0] * maps[1, 1] - maps[0, 1] * maps[1, 0]
     is_allowed = (areas > 1 / LARGEST_CHANGE) & (areas < LARGEST_CHANGE)
-    return ((places @ maps - items).square().sum(-1) <= tolerance**2) & is_allowed[..., None]
+    moved = maps[2].addcmul(maps[0], places[0]).addcmul_(maps[1], places[1])  # coordinates first: 128 maps in a row
+    return ((moved - items).square_().sum(0) <= tolerance**2) & is_allowed
 
 
 def _least_squares(places: Tensor, items: Tensor, used: Tensor, otherwise: Tensor) -> Tensor:
-    """Return the maps (K, 3, 2) with the smallest squared errors of the matches used (K, M), if there are enough."""
-    weighted = places * used[..., None]  # (K, M, 3)
-    gram = weighted.mT @ places + 1e-9 * torch.eye(3)
-    enough = (used.sum(1) > LEAST_MATCHES)[:, None, None] & (torch.linalg.det(gram).abs() > 1e-9)[:, None, None]
-    fitted = torch.linalg.solve(torch.where(enough, gram, torch.eye(3)), weighted.mT @ items)
-    return torch.where(enough, fitted, otherwise)
+    """Return the maps (3, 2, K) with the smallest squared errors of the matches used (K, M), if there are enough."""
+    rows = torch.cat([places, torch.ones_like(places[:1])]).T  # (M, 3)
+    weighted = (rows * used[..., None]).mT  # (K, 3, M)
+    gram = weighted @ rows + 1e-9 * torch.eye(3)
+    enough = (used.sum(1) > LEAST_MATCHES) & (torch.linalg.det(gram).abs() > 1e-9)
+    fitted = torch.linalg.solve(gram.where(enough[:, None, None], torch.eye(3)), weighted @ items.movedim(0, 2))
+    return fitted.movedim(0, 2).where(enough, otherwise)

@@ -100,6 +100,22 @@ def test_an_affine_map_is_recovered():
     assert mirrored.inliers.sum() <= 6
 
 
+def test_pairs_of_images_with_few_and_many_matches_keep_their_own_maps():
+    """The maps of pairs that are verified together are the known ones, whatever the numbers of their matches."""
+    generator = torch.Generator().manual_seed(1)
+    places, counts = torch.rand(40, 2, generator=generator), (3, 0, 40, 2, 5)
+    known = torch.eye(3)[:, :2] + 0.3 * torch.rand(5, 3, 2, generator=generator)
+    items = torch.cat([places, torch.ones(40, 1)], dim=1) @ known
+    order = torch.rand(5, 40, generator=generator).argsort(dim=1)
+    matched = order < torch.tensor(counts)[:, None]
+    items[~matched] = 5.0
+    found = verify_affine(places, items, matched, 0.001)
+    for row, count in enumerate(counts):
+        assert torch.equal(found.inliers[row], matched[row] & (count >= 3))
+        if count >= 3:
+            torch.testing.assert_close(found.maps[row], known[row], rtol=0, atol=1e-3)
+
+
 class Photos(Dataset):
     """Images in memory."""
 
