@@ -79,7 +79,7 @@ class Decider:
 
     @property
     def compares_matches(self) -> bool:
-        """Whether the matches of the nearest images count, each of which takes 0.16 ms."""
+        """Whether the matches of the nearest images count, each of which takes 0.08 ms."""
         return isinstance(self.searched.manifold, MatchedSpace)
 
     @property

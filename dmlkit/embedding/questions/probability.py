@@ -15,7 +15,7 @@ from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.metrics.reliability import balanced
 
 SAMPLE = 500  # labeled images on which the probability is estimated
-SAMPLE_MATCHED = 200  # the same where matches are compared, which take 16 ms each
+SAMPLE_MATCHED = 200  # the same where matches are compared, which take 8 ms each
 LEAST = 10  # of them; fewer give no probability
 
 

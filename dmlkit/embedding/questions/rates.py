@@ -29,7 +29,7 @@ from dmlkit.metrics.reliability import Reliability, Share, measure_reliability
 from dmlkit.metrics.statistics import LEAST_CLASSES, bootstrap_intervals, effective_number, tail_of
 
 MOST = 4000  # images of each kind that are decided on: 0.5 s in a gallery of 10 000
-MOST_MATCHED = 1000  # the same where matches are compared, which take 16 ms each
+MOST_MATCHED = 1000  # the same where matches are compared, which take 8 ms each
 MOST_SIZED = 2**18  # images in memory while smaller galleries are tried
 FOLDS, RESAMPLES, DRAWS = 5, 1000, 3
 LARGER = 10  # times as many labels, to which the rates are extrapolated
