@@ -54,9 +54,9 @@ Rows = list[list[str]]
 
 
 @contextmanager
-def server(source: Path, port: int) -> Generator[tuple[dmlkit.Client, int]]:
+def server(source: Path, port: int, *options: str) -> Generator[tuple[dmlkit.Client, int]]:
     """Yield a client of a server in a process of its own, and the number of the process."""
-    command = [sys.executable, "-m", "dmlkit", "serve", str(source), "--port", str(port)]
+    command = [sys.executable, "-m", "dmlkit", "serve", str(source), "--port", str(port), *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     client = dmlkit.Client(f"http://127.0.0.1:{port}")
     try:
@@ -107,15 +107,16 @@ def single(client: dmlkit.Client, run: Path, photos: Sequence[Path]) -> Rows:
     return [milliseconds(way, found, alone) for way, found in warm.items()]
 
 
-def together(client: dmlkit.Client, run: Path, folder: Path, photos: Sequence[Path]) -> Rows:
-    """16 clients, compared with `dmlkit embed` of the same photos."""
-    speeds: dict[str, list[float]] = {"dmlkit embed": [], "16 clients of POST /v1/embed": []}
+def together(clients: dict[str, dmlkit.Client], run: Path, folder: Path, photos: Sequence[Path]) -> Rows:
+    """16 clients of each server, compared with `dmlkit embed` of the same photos."""
+    speeds: dict[str, list[float]] = {way: [] for way in ("dmlkit embed", *clients)}
     for turn in range(3):
         output = folder / f"embeddings-{turn}"
         took = seconds_of(lambda output=output: embed(run, folder / "photos", output=output, device="cpu"))
         speeds["dmlkit embed"].append(len(photos) / took)
-        took = seconds_of(lambda: embed_by_clients(client, photos))
-        speeds["16 clients of POST /v1/embed"].append(MANY / took)
+        for way, client in clients.items():
+            took = seconds_of(lambda client=client: embed_by_clients(client, photos))
+            speeds[way].append(MANY / took)
     floor = statistics.median(speeds["dmlkit embed"])
     return [
         [way, f"{statistics.median(found):.1f} photos/s", "", f"{statistics.median(found) / floor:.2f}"]
@@ -211,7 +212,10 @@ def main() -> None:
             if minutes:
                 write_report("serve_soak", SOAK, SOAK_HEADER, soak(client, process, photos, minutes))
                 return
-            rows = single(client, run, photos) + together(client, run, folder, photos)
+            rows = single(client, run, photos)
+            with server(gallery, 8909, "--workers", "2") as (other, _):
+                many = "16 clients of POST /v1/embed"
+                rows += together({many: client, f"{many}, --workers 2": other}, run, folder, photos)
         rows = [[*row, ""] for row in rows] + searches(folder)
     write_report("serve", __doc__, ["what", "p50 or median", "p99", "ratio to the first of its kind", "adds"], rows)
 

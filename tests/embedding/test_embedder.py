@@ -54,6 +54,16 @@ def test_paths_pictures_and_arrays_give_what_the_command_writes(
     assert model.embed([]).shape == (0, written.shape[1])
 
 
+def test_the_mode_of_a_model_is_set_only_if_it_trains(home: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch):
+    network, modes = (embedder := face.load(str(home / "run"), device="cpu")).trained.model, list[bool]()
+    train = type(network).train
+    monkeypatch.setattr(type(network), "train", lambda self, mode=True: modes.append(mode) or train(self, mode))
+    points = embedder.embed(paths[:2])
+    assert modes == []
+    network.train()
+    assert np.array_equal(embedder.embed(paths[:2]), points) and modes == [True, False, True]
+
+
 def test_similarity_is_the_manifold_s(model: Embedder, paths: list[Path]):
     points = model.embed(paths[:5])
     found = model.similarity(points, points[:3])

@@ -6,9 +6,10 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,6 +128,7 @@ class Service:
     Other processes may change a gallery meanwhile: each request sees its newest version. The model is opened on that
     thread too, because torch keeps idle threads for each thread that has computed: with those of a second one there are
     more than processors, and then they sleep between two operations, which takes 1.5 times as long (Lite0, 2 cores).
+    Only torch's work on a batch with images for all cores is divided among further threads, see `_embed`.
 
     Args:
         source: run, folder of embeddings or gallery.
@@ -174,6 +176,10 @@ class Service:
             raise UserError(f"{source}: its model takes {samples.name}s, and a server takes images only")
         self.snapshot = Snapshot(opened, stamp)
         self.embedder.embed([np.zeros((8, 8, 3), np.uint8)])  # the first one takes longer
+        computed = self.embedder.trained.computation
+        is_divided = fabric.device.type == "cpu" and (computed is None or computed.engine == "torch")
+        self._parts = torch.get_num_threads() if is_divided else 1
+        self._pool = ThreadPoolExecutor(self._parts, "part", torch.set_num_threads, (1,))
 
     def submit(self, images: Sequence[Pixels], work: Callable[[Tensor], Any]) -> Future[Any]:
         """Return the result of ``work(points)``, called with the points (n, D) of the images when their turn comes.
@@ -193,6 +199,7 @@ class Service:
         """Finish what waits, and end the thread."""
         self._tasks.put(None)
         self._thread.join()
+        self._pool.shutdown()
 
     def search(self, points: Tensor, k: int) -> list[list[dict[str, Any]]]:
         """Return the k nearest images of each point (n, D)."""
@@ -341,7 +348,7 @@ class Service:
         tasks = [task for task in tasks if task.done.set_running_or_notify_cancel()]
         try:
             images = [image for task in tasks for image in task.images]
-            points = torch.from_numpy(self.embedder.embed(images))
+            points = torch.from_numpy(self._embed(images))
             self._refresh()
         except BaseException as error:  # each request reports it
             for task in tasks:
@@ -355,6 +362,18 @@ class Service:
                 task.done.set_result(task.work(own))
             except BaseException as error:
                 task.done.set_exception(error)
+
+    def _embed(self, images: Sequence[Pixels]) -> NDArray[np.float32]:
+        """Return the points (n, D) of images.
+
+        Where each core gets at least two, it computes them alone: threads that share an operation wait for each other
+        whenever one of them waits for requests, which need the same cores.
+        """
+        if self._parts == 1 or len(images) < 2 * self._parts:
+            return self.embedder.embed(images)
+        ends = np.linspace(0, len(images), self._parts + 1).round().astype(int)
+        parts = (images[start:end] for start, end in pairwise(ends))
+        return np.concatenate(list(self._pool.map(self.embedder.embed, parts)))
 
     def _refresh(self) -> None:
         """Open the gallery again if it has changed since."""

@@ -194,8 +194,34 @@ def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(ga
     release.set()
     found = [future.result(END)[0] for future in (first, *others)]
     service.close()
-    assert sizes == [1, 5]
+    assert sizes[0] == 1 and sum(sizes) == 6 and min(sizes[1:]) > 1
     np.testing.assert_allclose(found, embed(images), atol=1e-6)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, {("model", 2, 3)}), (5, {("part", 1, 2), ("part", 1, 3)})])
+def test_a_batch_with_images_for_all_cores_is_divided_among_them(
+    count: int, expected: set[Any], gallery: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each part is computed by one thread, and the points keep the order of their images."""
+    parts, before = set[Any](), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        service = Service(gallery, ON_CPU)
+        embed = service.embedder.embed
+
+        def record(images: Any) -> Any:
+            parts.add((threading.current_thread().name.partition("_")[0], torch.get_num_threads(), len(images)))
+            return embed(images)
+
+        monkeypatch.setattr(service.embedder, "embed", record)
+        rng = np.random.default_rng(0)
+        images = [rng.integers(0, 256, (20, 20, 3), dtype=np.uint8) for _ in range(count)]
+        found = service.submit(images, torch.Tensor.tolist).result(END)
+        service.close()
+    finally:
+        torch.set_num_threads(before)
+    assert parts == expected
+    np.testing.assert_allclose(found, [embed([image])[0] for image in images], atol=1e-6)
 
 
 def test_more_images_than_can_wait_are_refused_and_what_waits_is_answered(gallery: Path, monkeypatch):
