@@ -14,7 +14,7 @@ from rich.text import Text
 from dmlkit.files.escape import near_path, printable, printable_json
 
 if TYPE_CHECKING:
-    from dmlkit.datasets.files.dataset import Box
+    from dmlkit.files.image_file import Box
 
 TableRows = Sequence[Sequence[str | list[str]]]
 """The header row, then the other rows; a cell may have several lines."""

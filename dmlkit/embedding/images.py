@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes, read_boxes
-from dmlkit.datasets.files.dataset import Box, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
@@ -18,6 +18,7 @@ from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.files.table_file import LABEL, column_names, read_images_table
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, warn
+from dmlkit.files.image_file import Box
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
 

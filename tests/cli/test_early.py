@@ -212,6 +212,15 @@ REPEATED = [
         "a table of their paths",
     ),
     ("eval run --dims 512 128", "--dims 512 128: expected commas between values; use --dims 512,128"),
+    ("eval --dims 512 128 run", "--dims 512 128: expected commas between values; use --dims 512,128"),
+    (
+        "eval --metric map@r recall@1 run",
+        "--metric map@r recall@1: --metric takes one value at a time; use --metric map@r --metric recall@1",
+    ),
+    (
+        "train --set seed=1 glyphs/proxy_anchor kept.csv",
+        "kept.csv: dmlkit train takes no more paths than those before it; remove it, or run the command for each",
+    ),
     (
         "eval run --precision=int8 binary",
         "--precision int8 binary: expected commas between values; use --precision int8,binary",

@@ -21,7 +21,7 @@ from dmlkit.files.document import Document
 from dmlkit.files.outputs import ANSWER_COLUMNS, BOX, NEIGHBOR_COLUMNS, check_file, check_table, write_table, writing
 
 if TYPE_CHECKING:
-    from dmlkit.datasets.files.dataset import Box
+    from dmlkit.files.image_file import Box
     from dmlkit.metrics.ranking.rerank import Rerank
 
 

@@ -12,7 +12,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dmlkit.datasets.files.dataset import Box
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.change import add_images, compact_gallery, create_gallery, remove_images, restore_version
 from dmlkit.embedding.gallery.files import GalleryState, GallerySummary, recorded_state
@@ -22,6 +21,7 @@ from dmlkit.embedding.gallery.manifest import GalleryManifest
 from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.embedding.search import Gallery
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import Box
 from tests.cli.test_early import without_torch
 from tests.conftest import Result
 from tests.datasets import trees

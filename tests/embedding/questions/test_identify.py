@@ -14,7 +14,6 @@ from PIL import Image
 from pyarrow import parquet
 
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.datasets.files.dataset import Box
 from dmlkit.embedding.gallery.change import add_images, create_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.points import in_memory
@@ -24,6 +23,7 @@ from dmlkit.embedding.questions.page import drawn_picture
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import gallery as load_gallery
+from dmlkit.files.image_file import Box
 from dmlkit.manifolds.base import frechet_mean
 from tests.conftest import ON_THE_BALL, Result
 from tests.datasets import trees
