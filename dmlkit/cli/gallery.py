@@ -107,6 +107,8 @@ def create(
     print_incoming(incoming, output, console)
     if fusion is not None:
         say(console, fusion_line(fusion.model_dump()))
+    use = f"identify {command_word(output)} IMAGES" if incoming.added else f"gallery add {command_word(output)} IMAGES"
+    say(console, f"next: dmlkit {use}")
 
 
 @app.command(epilog=examples("dmlkit gallery add galleries/birds more/ --label robin"))
@@ -255,7 +257,9 @@ def check(
     gallery: GalleryPath,
     images: Annotated[
         Path,
-        typer.Argument(metavar="IMAGES", help="New images of the gallery's labels.", callback=checked(require_queries)),
+        typer.Argument(
+            metavar="IMAGES", help="New images of labels that are in the gallery.", callback=checked(require_queries)
+        ),
     ],
     run: MovedRun = None,
     second: MovedSecondRun = None,

@@ -62,7 +62,7 @@ def test_missing_and_empty_folders(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
         path.unlink()
     refused(
         dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)),
-        "class1: the class has 1 image(s), expected",
+        "class1: the class has a single image, expected",
     )
     refused(dmlkit("train", tiny_recipe, "-o", run, "--set", "sampler.batch_size=100"), "training images, got 100;")
     assert not run.exists()
