@@ -49,7 +49,7 @@ class ImageList(Dataset):
         self.boxes = None if boxes is None else np.array([box[:4] for box in boxes])
 
     def file(self, index: int) -> str | None:
-        return self.paths[index]
+        return self.paths[index] if self.box(index) is None else None
 
     def sample(self, index: int) -> Tensor:
         return read_image(self.paths[index], self.box(index), self.least_side)

@@ -141,7 +141,7 @@ def load_model(
     """
     recipe = recipe_of(run, overrides)
     if checkpoint is None:
-        checkpoint = "best" if run.checkpoint_path("best").exists() else "last"
+        checkpoint = run.best_or_last()
     state, path = run.load_checkpoint(checkpoint), run.checkpoint_path(checkpoint)
     device, weights, num_features = fabric.device, state["model"], state.get("num_features")
 

@@ -192,6 +192,11 @@ class Incoming:
     resumed: int = 0
     """Number of images that an interrupted command had embedded."""
 
+    @property
+    def unlabeled(self) -> int:
+        """Number of images without a label."""
+        return sum(image.label is None for image in self.new.values())
+
     @classmethod
     def of(cls, images: list[LabelledImage]) -> "Incoming":
         """Return images with their ids by content."""

@@ -81,6 +81,7 @@ def test_a_picture_is_in_a_gallery_once(place: Path, tmp_path: Path, dmlkit: Cli
     assert result.code == 0, result.err
     assert "1 image added" in result.out and f"twin.jpg: the same picture as {more}/new.jpg" in result.out
     assert "2 images skipped: could not be read" in result.out and "broken.jpg: cannot read" in result.out
+    assert "note: 1 without a label, which identify refuses" in " ".join(result.out.split())
     assert GalleryFolder(gallery).label_counts() == {"crow": 3, None: 1}
 
 
