@@ -132,8 +132,8 @@ def gain_of(result: "Result") -> str | None:
     tuned, before = result.report.metrics[metric], untouched.report.metrics[metric]
     classes, queries = len(result.classes.unique()) if result.classes is not None else 0, result.report.queries
     units = f"{classes} classes" if classes else f"{queries} queries"
-    epochs = {"epoch": result.report.epoch or result.epochs, "epochs": result.epochs}
-    return gain_message(metric, tuned, before, interval, units, result.report.split, **epochs)
+    epoch, split = result.report.epoch or result.epochs, result.report.split
+    return gain_message(metric, tuned, before, interval, units, split, epoch=epoch, epochs=result.epochs)
 
 
 def as_plain(results: list["Result"], lines: list["Line"], by: str) -> dict[str, Any]:

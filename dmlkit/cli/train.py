@@ -204,8 +204,8 @@ def summary_gain(summary: "Summary", untouched: "UntouchedFigures", metric: str)
     tuned, change = (summary.chosen.test or {})[metric], untouched.difference.get(metric)
     interval = (change.low, change.high) if change and change.low is not None and change.high is not None else None
     units = f"{untouched.classes} classes" if untouched.classes else "these test classes"
-    epochs = {"epoch": summary.chosen.epoch, "epochs": summary.last.epoch}
-    return gain_message(metric, tuned, untouched.test[metric], interval, units, **epochs)
+    epoch, epochs = summary.chosen.epoch, summary.last.epoch
+    return gain_message(metric, tuned, untouched.test[metric], interval, units, epoch=epoch, epochs=epochs)
 
 
 def cost_of(summary: "Summary") -> str:
