@@ -106,6 +106,8 @@ def create(
     print_incoming(incoming, output, console)
     if fusion is not None:
         say(console, fusion_line(fusion.model_dump()))
+    use = f"identify {command_word(output)} IMAGES" if incoming.added else f"gallery add {command_word(output)} IMAGES"
+    say(console, f"next: dmlkit {use}")
 
 
 @app.command(epilog=examples("dmlkit gallery add galleries/birds more/ --label robin"))
@@ -147,6 +149,9 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: "Console") -> N
     if incoming.resumed:
         say(console, f"{counted(incoming.resumed, 'image', 'images')} embedded before the interruption")
     say(console, f"{counted(incoming.added, 'image', 'images')} added to {gallery}")
+    if none := incoming.unlabeled:
+        way = f"dmlkit gallery history {command_word(gallery)} shows what to restore"
+        say(console, f"note: {none:,} without a label, which identify refuses; {way} before you add with --label")
     for lines, reason in (
         (incoming.repeated, "skipped: already in the gallery"),
         (incoming.skipped, "skipped: could not be read"),
@@ -254,7 +259,9 @@ def check(
     gallery: GalleryPath,
     images: Annotated[
         Path,
-        typer.Argument(metavar="IMAGES", help="New images of the gallery's labels.", callback=checked(require_queries)),
+        typer.Argument(
+            metavar="IMAGES", help="New images of labels that are in the gallery.", callback=checked(require_queries)
+        ),
     ],
     run: MovedRun = None,
     second: MovedSecondRun = None,

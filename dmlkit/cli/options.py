@@ -323,8 +323,8 @@ WithFeatures = Annotated[
     second_option(
         "RUN|local|sift",
         "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of the "
-        "patches (local) or keypoints (sift) of the 100 nearest images, which the gallery keeps. A run in a folder of "
-        "such a name is e.g. ./local.",
+        "patches (local) or keypoints (sift) of the 100 nearest images, which the gallery keeps. For a run in a "
+        "folder of such a name, write ./local or ./sift.",
         LOCAL,
         SIFT,
     ),
@@ -334,8 +334,8 @@ WithPlace = Annotated[
     second_option(
         "RUN|place",
         "Add the similarity of a second run of the same dataset, or, with place, that of the columns latitude, "
-        "longitude and time of a gallery and a table of images; weighted by validation classes. A run in a folder "
-        "named place is ./place.",
+        "longitude and time of a gallery and a table of images; weighted by validation classes. For a run in a "
+        "folder named place, write ./place.",
         PLACE,
     ),
 ]
@@ -345,8 +345,8 @@ RerankMethod = Annotated[
     str | None,
     option(
         "METHOD",
-        "Rank the images once more for each query: k_reciprocal or expansion; options after a colon. Defaults: "
-        "k1=20, k2=6, weight=0.3; n=5, alpha=3.",
+        "Rank the images once more for each query: k_reciprocal or expansion; options after a colon, e.g. "
+        "expansion:n=3. Defaults: k1=20, k2=6, weight=0.3; n=5, alpha=3.",
     ),
 ]
 QueryRun = Annotated[

@@ -38,11 +38,23 @@ def review(
     ],
     ask: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of questions to ask next.")] = 20,
     wrong: Annotated[
-        float, typer.Option(min=0, max=1, metavar="SHARE", help="Largest share of labels that may be wrong.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Share of labels that may be wrong in the end; the review estimates how many answers reach it.",
+        ),
     ] = 0.01,
     audit: Annotated[
         float,
-        typer.Option(min=0.01, max=1, metavar="SHARE", help="Share of the questions that are drawn at random."),
+        typer.Option(
+            min=0.01,
+            max=1,
+            metavar="SHARE",
+            help="Share of the questions that are drawn at random, on which the bound is "
+            "based; the others are the most doubtful.",
+        ),
     ] = 0.25,
     add: Annotated[
         bool, typer.Option("--add", help="Add the images with their labels to the gallery, as a new version.")
