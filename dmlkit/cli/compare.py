@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, Set, argument, examples, with_common_options
+from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, Set, argument, examples, option, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_runs
 
@@ -27,10 +27,9 @@ def compare(
     json: Json = False,
     by: Annotated[
         Literal["classes", "queries"],
-        typer.Option(
-            metavar="UNIT",
-            help="Unit of intervals and p-values: classes, or queries, which treats the queries of a class as "
-            "independent.",
+        option(
+            "UNIT",
+            "Unit of intervals and p-values: classes, or queries, which treats the queries of a class as independent.",
         ),
     ] = "classes",
     checkpoint: Checkpoint = None,
