@@ -125,6 +125,18 @@ def option_errors(key: str) -> Generator[None]:
         raise OptionError(key, str(error)) from error
 
 
+def reason_of(error: UserError | OSError) -> str:
+    """Return the message of an error that the input or the machine caused; that of the system names its files.
+
+    Example:
+        >>> reason_of(FileNotFoundError(2, "No such file or directory", "a.csv"))
+        'a.csv: No such file or directory'
+    """
+    names = (error.filename, error.filename2) if isinstance(error, OSError) else ()
+    places = " -> ".join(str(name) for name in names if name is not None)
+    return f"{places}: {error.strerror}" if places and isinstance(error, OSError) and error.strerror else str(error)
+
+
 def warn(text: str) -> None:
     """Warn of something that the user should know and that ends nothing, e.g. of what costs time."""
     logging.getLogger("dmlkit").warning(text)

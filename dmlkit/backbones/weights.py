@@ -17,7 +17,6 @@ WRAPPINGS = ("state_dict", "model_state_dict", "model", "teacher", "student", "n
 SUFFIXES = (".pt", ".pth", ".bin", ".tar", ".ckpt", ".safetensors")
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "channels": "rgb", "pixel_max": 1}
 CAFFE = {"mean": (104.0, 117.0, 128.0), "std": (1.0, 1.0, 1.0), "channels": "bgr", "pixel_max": 255}
-MOVED_WEIGHTS = "if it has moved, use --set backbone.weights=PATH"
 
 
 def is_file(weights: str) -> bool:
@@ -87,7 +86,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         contents: Any = _read(path)
     except FileNotFoundError:
-        raise OptionError("backbone.weights", f"{path}: no such file; {MOVED_WEIGHTS}") from None
+        moved = "if it has moved, use --set backbone.weights=PATH"
+        raise OptionError("backbone.weights", f"{path}: no such file; {moved}") from None
     except Exception as error:  # torch and safetensors raise many kinds for damaged and for unsafe files
         raise OptionError(
             "backbone.weights",

@@ -46,7 +46,7 @@ from dmlkit.cli import (
     verify,
     why,
 )
-from dmlkit.errors import UserError, killed_reader, out_of_memory
+from dmlkit.errors import UserError, killed_reader, out_of_memory, reason_of
 from dmlkit.files.escape import excerpt, printable
 
 USER_ERROR = 2  # exit codes
@@ -97,9 +97,11 @@ def refuse_extra_words(parse: Callable[..., list[str]]) -> Callable[..., list[st
             if isinstance(one, TyperOption):
                 refuse_second_value(one, args, extra)
         if extra and all(os.path.exists(word) for word in extra):  # noqa: PTH110 (Path.exists fails at a long name)
+            takes_images = any(isinstance(one, TyperArgument) and "mage" in (one.help or "") for one in command.params)
+            advice = "for several images, give their folder or a table of their paths"
             raise UserError(
-                f"{extra[0]}: {ctx.command_path} takes no more paths than those before it; for several images, give "
-                "their folder or a table of their paths"
+                f"{extra[0]}: {ctx.command_path} takes no more paths than those before it; "
+                f"{advice if takes_images else 'remove it, or run the command for each'}"
             )
         for one in given:
             if isinstance(one, TyperOption) and not one.multiple and not one.is_flag and given.count(one) > 1:
@@ -111,14 +113,18 @@ def refuse_extra_words(parse: Callable[..., list[str]]) -> Callable[..., list[st
 
 
 def refuse_second_value(option: TyperOption, args: list[str], extra: list[str]) -> None:
-    """Raise an error if the first word too many follows a value of an option that takes several values.
+    """Raise an error if a word too many follows a value of an option that takes several values.
+
+    In ``--dims 512 128 RUN`` the word too many is RUN, because 128 is read as the path.
 
     Raises:
         UserError: it does; the message says how to write them.
     """
     words = [part for word in args for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for name, value, word in zip(words, words[1:], words[2:], strict=False):
-        if name in option.opts and word == extra[0]:
+        is_path = os.path.exists(extra[0]) and not os.path.exists(word)  # noqa: PTH110 (Path.exists fails at a long name)
+        took_its_place = is_path and not word.startswith("-") and ("=" in value) == ("=" in word)
+        if name in option.opts and (word == extra[0] or took_its_place):
             given = shlex.join([name, value, word])
             if option.multiple:
                 raise UserError(
@@ -249,11 +255,8 @@ def is_user_error(error: Exception) -> bool:
 
 def message_of(error: Exception) -> str:
     """Return the message to print for an error."""
-    if isinstance(error, UserError):
-        return str(error)
-    if isinstance(error, OSError):
-        names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-        return f"{names}: {error.strerror}" if names and error.strerror else str(error)
+    if isinstance(error, UserError | OSError):
+        return reason_of(error)
     if memory := out_of_memory(error):
         advice = "; other programs may use the GPU too, and --device cpu does without it" if "CUDA" in memory else ""
         return f"not enough memory: {memory}{advice}"

@@ -65,7 +65,7 @@ class LabelOptions:
         option(
             "RATE",
             "Gallery: at most this share of images whose label is not in it gets a label. Default: 0.01, or the "
-            "lowest possible.",
+            "lowest that the number of these images allows.",
         ),
     ] = None
     strangers: Annotated[
@@ -125,7 +125,7 @@ def calibrate(
         option(
             "RATE",
             "Run: false accept rate, the share of different-class pairs that may count as same. Default: 0.001, "
-            "or the lowest possible.",
+            "or the lowest that the number of pairs allows.",
         ),
     ] = None,
     *,

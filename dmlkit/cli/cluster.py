@@ -62,7 +62,7 @@ def cluster(
 
     from rich.console import Console
 
-    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.console import say, say_skipped
     from dmlkit.cli.progress import bars, image_progress
     from dmlkit.embedding.clusters import cluster as find_clusters
     from dmlkit.embedding.clusters import clustering_method
@@ -74,9 +74,7 @@ def cluster(
     with image_progress(console, "clustering", len(collection)) as progress:
         found = find_clusters(collection, clusters=clusters, threshold=threshold, method=method, advance=progress)
     print_clusters(found, console)
-    if collection.skipped:
-        images = counted(len(collection.skipped), "image", "images")
-        say(console, f"{images} could not be read: {collection.skipped[0]}")
+    say_skipped(console, collection.skipped)
     if csv is not None:
         found.write(csv)
         say(console, f"wrote {csv}")

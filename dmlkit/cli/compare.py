@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, Set, argument, examples, option, with_common_options
+from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, argument, examples, option, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_runs
 
@@ -33,7 +33,10 @@ def compare(
         ),
     ] = "classes",
     checkpoint: Checkpoint = None,
-    overrides: Set = None,
+    overrides: Annotated[
+        list[str] | None,
+        option("KEY=VALUE", "Override a key that evaluation reads, e.g. dataset.root=PATH. Repeatable.", "--set"),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Compare runs on the test classes, with intervals and paired tests against the first run."""
@@ -128,7 +131,8 @@ def gain_of(result: "Result") -> str | None:
     tuned, before = result.report.metrics[metric], untouched.report.metrics[metric]
     classes, queries = len(result.classes.unique()) if result.classes is not None else 0, result.report.queries
     units = f"{classes} classes" if classes else f"{queries} queries"
-    return gain_message(metric, tuned, before, interval, units, result.report.split)
+    epoch, split = result.report.epoch or result.epochs, result.report.split
+    return gain_message(metric, tuned, before, interval, units, split, epoch=epoch, epochs=result.epochs)
 
 
 def as_plain(results: list["Result"], lines: list["Line"], by: str) -> dict[str, Any]:

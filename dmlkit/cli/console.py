@@ -14,12 +14,13 @@ from rich.text import Text
 from dmlkit.files.escape import near_path, printable, printable_json
 
 if TYPE_CHECKING:
-    from dmlkit.datasets.files.dataset import Box
+    from dmlkit.files.image_file import Box
 
 TableRows = Sequence[Sequence[str | list[str]]]
 """The header row, then the other rows; a cell may have several lines."""
 UNBOUNDED = 10_000  # characters; wider than any cell
 WORD = 12  # characters; the minimum width of a column of text
+MOST_SKIPPED = 3  # messages on images that could not be read
 PADDING = 3  # characters of a column besides its text: two spaces and a border
 COMMAND = re.compile(r"dmlkit \w+( '[^']*'| \S+)?( '[^']*'| \S+)?")
 TEXT_COLUMNS = (
@@ -147,6 +148,17 @@ def counted(number: int, one: str, many: str) -> str:
         ('1 class', '2,000 classes')
     """
     return f"{number:,} {one if number == 1 else many}"
+
+
+def say_skipped(console: Console, messages: Sequence[str]) -> None:
+    """Print the number of images that could not be read, and the messages of the first ones."""
+    if not messages:
+        return
+    say(console, f"{counted(len(messages), 'image', 'images')} could not be read:")
+    for message in messages[:MOST_SKIPPED]:
+        say(console, f"  {message}")
+    if len(messages) > MOST_SKIPPED:
+        say(console, f"  and {len(messages) - MOST_SKIPPED:,} more; dmlkit data check FOLDER lists all")
 
 
 def percent(probability: float) -> str:

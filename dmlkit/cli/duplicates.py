@@ -54,7 +54,7 @@ def duplicates(
     """
     from rich.console import Console
 
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import say, say_skipped
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.duplicates import duplicate_groups, matches
     from dmlkit.embedding.points import in_memory
@@ -76,7 +76,7 @@ def duplicates(
     else:
         found = matches(ours, theirs, threshold, bar=bars(console))
         print_matches(found, console)
-    print_skipped(ours, console)
+    say_skipped(console, ours.skipped)
     if csv is not None:
         found.write(csv)
         say(console, f"wrote {csv}")
@@ -117,17 +117,9 @@ def print_groups(found: "DuplicateGroups", console: "Console") -> None:
         say_prose(console, f"note: {pairs} the threshold across groups; groups are merged only if all their pairs do")
 
 
-def print_skipped(points: "PointsInMemory", console: "Console") -> None:
-    """Print the number of images that could not be read."""
-    from dmlkit.cli.console import counted, say
-
-    if points.skipped:
-        say(console, f"{counted(len(points.skipped), 'image', 'images')} could not be read: {points.skipped[0]}")
-
-
 def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", console: "Console") -> None:
     """Print the most similar pairs, and a threshold that they suggest."""
-    from dmlkit.cli.console import say, say_prose
+    from dmlkit.cli.console import say, say_prose, say_skipped
     from dmlkit.cli.progress import bars
     from dmlkit.embedding.duplicates import most_similar_pairs
 
@@ -146,7 +138,7 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", consol
             f"it is the middle of the largest gap ({gap}) in the upper half of the similarities of images to their "
             "nearest neighbor; check the pairs above",
         )
-    print_skipped(one, console)
+    say_skipped(console, one.skipped)
 
 
 def print_pairs(found: "Matches", console: "Console", title: str) -> None:

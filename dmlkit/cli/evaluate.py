@@ -15,7 +15,6 @@ from dmlkit.cli.options import (
     ArrayManifold,
     Checkpoint,
     Json,
-    Set,
     SplitName,
     Writes,
     argument,
@@ -179,7 +178,7 @@ class ChangeOptions:
         str | None,
         option(
             "METHOD",
-            "Compare with re-ranking: k_reciprocal or expansion; options after a colon. "
+            "Compare with re-ranking: k_reciprocal or expansion; options after a colon, e.g. expansion:n=3. "
             "Defaults: k1=20, k2=6, weight=0.3; n=5, alpha=3.",
         ),
     ] = None
@@ -197,7 +196,7 @@ class ChangeOptions:
             "RUN|local|sift|place",
             "Add a second similarity, weighted by validation classes: that of a run of the same dataset, of the "
             "patches (local) or keypoints (sift) of the 100 nearest images, or of the columns latitude, longitude and "
-            "time (place). A run in a folder of such a name is e.g. ./local.",
+            "time (place). For a run in a folder of such a name, write e.g. ./local.",
             "--with",
             check=partial(require_second_run, allowed=PARTNERS),
             parser=partner_path,
@@ -283,7 +282,14 @@ class RunOptions:
             check=partial(require_dataset, expected="a folder with one subfolder per class"),
         ),
     ] = None
-    overrides: Set = None
+    overrides: Annotated[
+        list[str] | None,
+        option(
+            "KEY=VALUE",
+            "Override a key that evaluation reads, e.g. dataset.root=PATH; of a recipe any key. Repeatable.",
+            "--set",
+        ),
+    ] = None
     device: Annotated[
         str | None,
         option("DEVICE", "Where to evaluate a run: auto, cpu, cuda, cuda:N or mps. Default: auto.", check=plain_device),

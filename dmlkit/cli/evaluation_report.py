@@ -60,7 +60,7 @@ class Shown:
             title: title of the table.
             run: run of evaluated embeddings, whose table has the column.
         """
-        from dmlkit.cli.console import counted, print_table, say, say_json, say_prose
+        from dmlkit.cli.console import print_table, say_json, say_prose, say_skipped
         from dmlkit.evaluation.report import with_stored_forms
 
         if self.column is not None:
@@ -87,8 +87,7 @@ class Shown:
         print_values(report.by, console)
         for note in report.notes:
             say_prose(console, f"note: {note}")
-        if report.skipped:
-            say(console, f"{counted(len(report.skipped), 'image', 'images')} could not be read, skipped")
+        say_skipped(console, report.skipped)
 
 
 def print_alternative(report: "Report", console: "Console") -> None:
@@ -195,7 +194,7 @@ def tell_untrained(source: Path, fabric: "Ranks", shown: Shown, scope: "Scope") 
 
     report, evaluation, recipe = evaluate_untrained(source, fabric, scope, bars(shown.console))
     if fabric.is_global_zero:
-        title = f"{report.split} split of {recipe.dataset.name}, {describe_backbone(recipe)}"
+        title = f"{report.split} split of {recipe.dataset.title}, {describe_backbone(recipe)}"
         shown.tell(report, evaluation, title=title)
 
 

@@ -106,6 +106,8 @@ def create(
     print_incoming(incoming, output, console)
     if model.fusion is not None:
         say(console, fusion_line(model.fusion.model_dump()))
+    use = f"identify {command_word(output)} IMAGES" if incoming.added else f"gallery add {command_word(output)} IMAGES"
+    say(console, f"next: dmlkit {use}")
 
 
 @app.command(epilog=examples("dmlkit gallery add galleries/birds more/ --label robin"))
@@ -138,6 +140,9 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: "Console") -> N
     if incoming.resumed:
         say(console, f"{counted(incoming.resumed, 'image', 'images')} embedded before the interruption")
     say(console, f"{counted(incoming.added, 'image', 'images')} added to {gallery}")
+    if none := incoming.unlabeled:
+        way = f"dmlkit gallery history {command_word(gallery)} shows what to restore"
+        say(console, f"note: {none:,} without a label, which identify refuses; {way} before you add with --label")
     for lines, reason in (
         (incoming.repeated, "skipped: already in the gallery"),
         (incoming.skipped, "skipped: could not be read"),
@@ -236,7 +241,7 @@ def info(
 @with_common_options
 def check(
     gallery: GalleryPath,
-    images: Annotated[Path, argument("IMAGES", "New images of the gallery's labels.", check=require_queries)],
+    images: Annotated[Path, argument("IMAGES", "New images of labels that are in the gallery.", check=require_queries)],
     *,
     chosen: MovedModelOptions,
     json: Json = False,

@@ -38,8 +38,8 @@ class KeptModelOptions:
         second_option(
             "RUN|local|sift",
             "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of "
-            "the patches (local) or keypoints (sift) of the 100 nearest images, which the gallery keeps. A run in a "
-            "folder of such a name is e.g. ./local.",
+            "the patches (local) or keypoints (sift) of the 100 nearest images, which the gallery keeps. For a run in "
+            "a folder of such a name, write ./local or ./sift.",
             LOCAL,
             SIFT,
         ),

@@ -129,7 +129,7 @@ def identify(
             manifold=array.manifold,
             bar=bars(console),
         )
-    print_answers(found, images, console)
+    print_answers(found, images, console, is_kept=output is not None or html is not None)
     if added is not None:
         say(console, fusion_line(added.model_dump()))
     size = len(found.neighbors.searched)
@@ -142,11 +142,11 @@ def identify(
         write_answers_page(found, html, (images, source), console)
 
 
-def print_answers(found: "Identified", images: Path, console: "Console") -> None:
-    """Print the most doubtful answers, and counts and notes on all."""
+def print_answers(found: "Identified", images: Path, console: "Console", *, is_kept: bool) -> None:
+    """Print the most doubtful answers, and counts and notes on all, which may be kept in a file."""
     from itertools import islice
 
-    from dmlkit.cli.console import counted, percent, print_table, say, say_prose
+    from dmlkit.cli.console import counted, percent, print_table, say, say_prose, say_skipped
     from dmlkit.embedding.gallery.files import UNKNOWN
 
     doubtful = found.most_doubtful_first()
@@ -179,14 +179,13 @@ def print_answers(found: "Identified", images: Path, console: "Console") -> None
     if own := found.in_source:
         themselves = counted(own, f"of these {many} is", f"of these {many} are")
         say_prose(console, f"note: {themselves} in the source, and found there; identify others for an accuracy")
-    if count > MOST_SHOWN:
-        say(console, "-o FILE and --html FILE contain all")
+    if count > MOST_SHOWN and not is_kept:
+        say(console, f"-o FILE and --html FILE contain all {count}")
     if found.note:
         say_prose(console, f"note: {found.note}")
     if found.neighbors.rerank is None and any(answer.probability is None for answer in found.answers):
         say_prose(console, "note: no probabilities; at least 2 labels and 10 images whose label others have are needed")
-    if skipped := found.neighbors.skipped:
-        say(console, f"{counted(len(skipped), 'image', 'images')} could not be read: {skipped[0]}")
+    say_skipped(console, found.neighbors.skipped)
 
 
 def floor_of(found: "Identified") -> str:

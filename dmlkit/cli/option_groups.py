@@ -165,8 +165,8 @@ class PlacedModelOptions(ModelOptions):
         second_option(
             "RUN|place",
             "Add the similarity of a second run of the same dataset, or, with place, that of the columns latitude, "
-            "longitude and time of a gallery and a table of images; weighted by validation classes. A run in a folder "
-            "named place is ./place.",
+            "longitude and time of a gallery and a table of images; weighted by validation classes. For a run in a "
+            "folder named place, write ./place.",
             PLACE,
         ),
     ] = None

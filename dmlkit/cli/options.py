@@ -236,8 +236,8 @@ RerankMethod = Annotated[
     str | None,
     option(
         "METHOD",
-        "Rank the images once more for each query: k_reciprocal or expansion; options after a colon. Defaults: "
-        "k1=20, k2=6, weight=0.3; n=5, alpha=3.",
+        "Rank the images once more for each query: k_reciprocal or expansion; options after a colon, e.g. "
+        "expansion:n=3. Defaults: k1=20, k2=6, weight=0.3; n=5, alpha=3.",
     ),
 ]
 QueryPath = Annotated[

@@ -38,9 +38,24 @@ def review(
         option("FOLDER", "Folder of the review; created if it does not exist.", "--output", "-o"),
     ],
     ask: Annotated[int, option("COUNT", "Number of questions to ask next.", min=1)] = 20,
-    wrong: Annotated[float, option("SHARE", "Largest share of labels that may be wrong.", min=0, max=1)] = 0.01,
+    wrong: Annotated[
+        float,
+        option(
+            "SHARE",
+            "Share of labels that may be wrong in the end; the review estimates how many answers reach it.",
+            min=0,
+            max=1,
+        ),
+    ] = 0.01,
     audit: Annotated[
-        float, option("SHARE", "Share of the questions that are drawn at random.", min=0.01, max=1)
+        float,
+        option(
+            "SHARE",
+            "Share of the questions that are drawn at random, on which the bound is based; the others are the most "
+            "doubtful.",
+            min=0.01,
+            max=1,
+        ),
     ] = 0.25,
     add: Annotated[
         bool, typer.Option("--add", help="Add the images with their labels to the gallery, as a new version.")

@@ -141,7 +141,7 @@ def check_device(device: str, *paths: Path) -> None:
 
 def print_notes(answers: "Answers", k: int, source: Path, console: "Console") -> None:
     """Print what was searched, how the neighbors were found, and what could not be."""
-    from dmlkit.cli.console import counted, say
+    from dmlkit.cli.console import counted, say, say_skipped
 
     if kind_of(source) == "run":
         images = counted(len(answers.searched), "image", "images")
@@ -157,8 +157,7 @@ def print_notes(answers: "Answers", k: int, source: Path, console: "Console") ->
         )
     if answers.k < k:
         say(console, f"note: -k {k} is reduced to {answers.k}, the number of images in {source}")
-    if answers.skipped:
-        say(console, f"{counted(len(answers.skipped), 'image', 'images')} could not be read: {answers.skipped[0]}")
+    say_skipped(console, answers.skipped)
 
 
 def print_neighbors(answers: "Answers", console: "Console") -> None:

@@ -131,7 +131,7 @@ def refuse_with_measure(images: Path | None, output: Path | None, run: Path | No
 
 def print_selection(found: "ChosenImages", count: int, console: "Console") -> None:
     """Print the first chosen images, and what was left out."""
-    from dmlkit.cli.console import counted, image_cell, print_table, say
+    from dmlkit.cli.console import counted, image_cell, print_table, say, say_skipped
 
     rows: list[list[str | list[str]]] = [["path", "guess", "similarity", "margin", "score"]]
     numbers = zip(found.similarities.tolist(), found.margins.tolist(), found.scores.tolist(), strict=True)
@@ -151,9 +151,7 @@ def print_selection(found: "ChosenImages", count: int, console: "Console") -> No
         say(console, f"note: -n {count} is reduced to {chosen}: all others are near-duplicates")
     elif chosen < count:
         say(console, f"note: -n {count} is reduced to {chosen}, the number of images in {found.images.source}")
-    if found.images.skipped:
-        skipped = counted(len(found.images.skipped), "image", "images")
-        say(console, f"{skipped} could not be read: {found.images.skipped[0]}")
+    say_skipped(console, found.images.skipped)
 
 
 def print_curve(found: "LearningCurve", console: "Console") -> None:

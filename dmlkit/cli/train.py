@@ -178,25 +178,28 @@ def train_and_print(
         figures = f"; {summary.basis.line()}" if summary.basis else ""
         say_prose(console, f"trained on every class, so it has no test metrics of its own{figures}")
     if summary.untouched and summary.chosen.test:
-        figure = summary.chosen.test[recipe.training.select_by]
         say_metrics(console, "pretrained baseline  test", summary.untouched.test)
-        say_prose(console, summary_gain(figure, summary.untouched, recipe.training.select_by))
+        say_prose(console, summary_gain(summary, summary.untouched, recipe.training.select_by))
     if cost := cost_of(summary):
         say(console, cost)
     if summary.skipped_images:
         images = counted(len(summary.skipped_images), "image", "images")
         say(console, f"{images} could not be read; summary.json lists them")
     say(console, f"run folder: {output}")
+    place = command_word(output)
+    use = f"eval {place}" if summary.last.test else f"gallery create {place} IMAGES -o GALLERY"
+    say(console, f"next: dmlkit {use}")
 
 
-def summary_gain(tuned: float, untouched: "UntouchedFigures", metric: str) -> str:
+def summary_gain(summary: "Summary", untouched: "UntouchedFigures", metric: str) -> str:
     """Return a line on the gain from training, by the metric that chooses checkpoints."""
     from dmlkit.evaluation.untouched import gain_message
 
-    change = untouched.difference.get(metric)
+    tuned, change = (summary.chosen.test or {})[metric], untouched.difference.get(metric)
     interval = (change.low, change.high) if change and change.low is not None and change.high is not None else None
     units = f"{untouched.classes} classes" if untouched.classes else "these test classes"
-    return gain_message(metric, tuned, untouched.test[metric], interval, units)
+    epoch, epochs = summary.chosen.epoch, summary.last.epoch
+    return gain_message(metric, tuned, untouched.test[metric], interval, units, epoch=epoch, epochs=epochs)
 
 
 def cost_of(summary: "Summary") -> str:

@@ -108,7 +108,8 @@ def verify(
         second_option(
             "RUN|local|sift",
             "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of "
-            "the patches (local) or keypoints (sift) of both images. A run in a folder of such a name is e.g. ./local.",
+            "the patches (local) or keypoints (sift) of both images. For a run in a folder of such a name, write "
+            "./local or ./sift.",
             LOCAL,
             SIFT,
         ),

@@ -35,6 +35,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
     """Name of the kind of the samples, see `dmlkit.datasets.files.samples`."""
     own_levels: ClassVar[tuple[str, ...] | None] = ()
     """Names of the levels of classes that are not paths; None if the files decide."""
+    titled_by: ClassVar[str | None] = None
+    """Key that says which data these are, such as ``root``; None if the name of the dataset does."""
 
     split: Literal["official", "reality_check", "all"] = "official"
     """``official`` uses the dataset's own split; ``reality_check`` tests on the last half of the classes and validates
@@ -58,6 +60,11 @@ class DatasetConfig(ComponentConfig, frozen=True):
         """The folder all of which is its data: nothing else may be written there. None where a table names files."""
         root = getattr(self, "root", None)
         return None if root is None else Path(root)
+
+    @property
+    def title(self) -> str:
+        """What people call the data: the place of a user's own, the name of others."""
+        return self.name if self.titled_by is None else str(getattr(self, self.titled_by))
 
     @property
     def level_names(self) -> tuple[str, ...] | None:

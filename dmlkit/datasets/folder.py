@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,7 @@ class FolderConfig(DatasetConfig, frozen=True):
     the folders of classes are nested: ROOT/GENUS/SPECIES/*.jpg.
     """
 
+    titled_by: ClassVar = "root"
     name: Literal["folder"] = "folder"
     root: str = Field(min_length=1)
     """Folder of the images, relative to the working directory."""
@@ -140,9 +141,8 @@ def class_listing(
         label = labels.setdefault(name, len(labels))
         if len(images) < 2:
             few += 1
-            rows.faults.append(
-                f"{folder}: the class has {len(images)} image(s), expected at least 2; add images or remove the folder"
-            )
+            found = "a single image" if images else "no images"
+            rows.faults.append(f"{folder}: the class has {found}, expected at least 2; add images or remove the folder")
         for path in images:
             if readable_name(path):
                 rows.add(str(folder), os.path.relpath(path, root), label, split)

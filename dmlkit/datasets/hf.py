@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -38,6 +38,7 @@ class HfConfig(DatasetConfig, frozen=True):
     not run.
     """
 
+    titled_by: ClassVar = "root"
     name: Literal["hf"] = "hf"
     root: str = Field(min_length=1)
     """Folder of the dataset, relative to the working directory."""

@@ -57,6 +57,7 @@ class ShardsConfig(DatasetConfig, frozen=True):
     writes such a folder.
     """
 
+    titled_by: ClassVar = "root"
     name: Literal["shards"] = "shards"
     root: str = Field(min_length=1)
     """Folder of the tar files, relative to the working directory."""

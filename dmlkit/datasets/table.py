@@ -33,6 +33,7 @@ class TableConfig(DatasetConfig, frozen=True):
     testing. Training ignores other columns; ``dmlkit eval --by`` reads them.
     """
 
+    titled_by: ClassVar = "file"
     own_levels: ClassVar[tuple[str, ...] | None] = None  # two levels with a column super_class
     name: Literal["table"] = "table"
     file: str = Field(min_length=1)

@@ -30,6 +30,7 @@ class VectorsConfig(DatasetConfig, frozen=True):
     images, and ``path`` names the source of a vector.
     """
 
+    titled_by: ClassVar = "embeddings"
     sample: ClassVar = "vector"
 
     name: Literal["vectors"] = "vectors"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.backbones.timm_models import LITE0, is_at_hand
-from dmlkit.datasets.files.dataset import Box, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import Samples
@@ -28,7 +28,7 @@ from dmlkit.embedding.progress_bar import image_progress, no_bar
 from dmlkit.embedding.trained import TrainedModel, computed_by, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
-from dmlkit.files.image_file import decoding, to_rgb
+from dmlkit.files.image_file import Box, decoding, to_rgb
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import backbone_alone, build_model
 from dmlkit.recipe.file import parse_recipe

@@ -9,13 +9,13 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from dmlkit.datasets.files.dataset import Box
 from dmlkit.datasets.files.table_file import BOX
 from dmlkit.embedding.items import PointItem
 from dmlkit.embedding.manifest import Manifest
 from dmlkit.embedding.search import BLOCK_ROWS
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
+from dmlkit.files.image_file import Box
 from dmlkit.files.regular import file_checksum, require_regular_file
 from dmlkit.manifolds.base import Manifold, find_invalid_point
 from dmlkit.run_folder.folder import RunFolder

@@ -72,16 +72,21 @@ def _in_one_line(what: str) -> Generator[None]:
         raise NotExportableError(f"{what} ({reason})") from error
 
 
-def traced(model: nn.Module, inputs: Tensor) -> torch.export.ExportedProgram:
-    """Return a model traced on vectors or squares (B, ...), with a dynamic batch size.
+def traced(model: nn.Module, inputs: Tensor, *dynamic: str) -> torch.export.ExportedProgram:
+    """Return a model traced on a batch of inputs.
+
+    Args:
+        model: the model.
+        inputs: the batch (B, ...).
+        dynamic: names of its first dimensions, whose sizes the program leaves open. Default: that of the batch alone.
 
     Raises:
         NotExportableError: PyTorch cannot trace it, e.g. because its steps depend on the values of an image.
     """
-    batch = torch.export.Dim("batch", min=1)
+    sizes = {number: torch.export.Dim(name, min=1) for number, name in enumerate(dynamic or ("batch",))}
     example = inputs.expand(max(2, len(inputs)), *inputs.shape[1:])  # a batch of one would fix the batch size at 1
     with _in_one_line("PyTorch cannot trace this model"):
-        return torch.export.export(model, (example,), dynamic_shapes={"inputs": {0: batch}})
+        return torch.export.export(model, (example,), dynamic_shapes=(sizes,))
 
 
 def onnx_program(program: torch.export.ExportedProgram, name: str, *more: str) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes, read_boxes
-from dmlkit.datasets.files.dataset import Box, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
@@ -20,7 +20,7 @@ from dmlkit.datasets.folder import is_split
 from dmlkit.datasets.shards import ShardsConfig, holds_shards
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, warn
-from dmlkit.files.image_file import image_files
+from dmlkit.files.image_file import Box, image_files
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
 
@@ -51,7 +51,7 @@ class ImageList(Dataset):
         self.boxes = None if boxes is None else np.array([box[:4] for box in boxes])
 
     def file(self, index: int) -> str | None:
-        return self.paths[index]
+        return self.paths[index] if self.box(index) is None else None
 
     def sample(self, index: int) -> Tensor:
         return read_image(self.paths[index], self.box(index), self.least_side)

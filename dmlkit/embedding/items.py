@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from dmlkit.datasets.files.dataset import Box
+    from dmlkit.files.image_file import Box
 
 
 class PointItem(NamedTuple):

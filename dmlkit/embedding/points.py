@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.class_names import several_labels
-from dmlkit.datasets.files.dataset import Box, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.samples import SIDE
 from dmlkit.distributed.launch import Ranks
@@ -22,7 +22,7 @@ from dmlkit.embedding.manifest import Description, check_same_description
 from dmlkit.embedding.search import BLOCK_ROWS, StoredPoints
 from dmlkit.embedding.trained import TrainedModel, describe, shortened
 from dmlkit.errors import UserError, warn
-from dmlkit.files.image_file import BadImageError
+from dmlkit.files.image_file import BadImageError, Box
 from dmlkit.manifolds.base import Manifold
 from dmlkit.run_folder.folder import RunFolder, find_run
 

@@ -329,7 +329,8 @@ def _stored_images(
             return
         files, *marks = (stored.items[name].to_pylist() for name in ("path", "bytes", "modified"))
         files = [os.path.realpath(file) for file in files]
-        rows = [row for row, file in enumerate(files) if file in wanted and marks[0][row] is not None]
+        whole = [box is None for box in stored.boxes]  # earlier versions recorded sizes and times of boxes too
+        rows = [row for row, file in enumerate(files) if file in wanted and whole[row] and marks[0][row] is not None]
         record = SplitRecord(images=split.images, software=software_of(trained.recipe), device=device)
         changes = _differences(stored.manifest, split, describe(trained), record)
         if changes and rows:

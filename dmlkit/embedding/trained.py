@@ -1,6 +1,7 @@
 """The model of a run, loaded for embedding."""
 
 import hashlib
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -12,7 +13,6 @@ from typing import Any
 import torch
 
 from dmlkit.backbones.tuning import FullTuningConfig
-from dmlkit.backbones.weights import MOVED_WEIGHTS
 from dmlkit.datasets.files.samples import Samples, samples_named
 from dmlkit.distributed.launch import DRAFT, OneProcess, Ranks
 from dmlkit.embedding.computation import accelerate
@@ -41,6 +41,8 @@ MANIFOLD = "head.manifold."  # before the names of its learned options in a stat
 CUT_SPACES = ("sphere", "euclidean", "lorentz", "poincare")  # whose maps take features of any number
 FROZEN = "frozen"
 """Key of a checkpoint without the pretrained weights that were not trained: the hash of these weights."""
+MOVED_FILE = re.compile(r"if it has moved, use --set (?!dataset\.root=)[\w.]+=PATH")
+"""Advice of a recipe on a missing file, except on the folder of its images."""
 ALIGNED = "aligned_to"
 """Key of a checkpoint of a model in the space of an older one: the fingerprint of that one."""
 
@@ -139,7 +141,7 @@ def load_model(
     """
     recipe = recipe_of(run, overrides)
     if checkpoint is None:
-        checkpoint = "best" if run.checkpoint_path("best").exists() else "last"
+        checkpoint = run.best_or_last()
     state, path = run.load_checkpoint(checkpoint), run.checkpoint_path(checkpoint)
     device, weights, num_features = fabric.device, state["model"], state.get("num_features")
 
@@ -147,7 +149,7 @@ def load_model(
     def build() -> EmbeddingModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)  # as in training: what a file of weights may leave out is drawn again
-            with weights_of_run(run):
+            with files_of_run(run):
                 model = build_model(recipe if FROZEN in state else without_pretrained_weights(recipe), num_features)
         take_weights(model, state, path)
         state.clear()  # the model has them now
@@ -291,13 +293,22 @@ def shortened(trained: TrainedModel, dims: int) -> TrainedModel:
 
 
 @contextmanager
-def weights_of_run(run: RunFolder) -> Generator[None]:
-    """Say to restore a missing file of weights: a trained run takes no other place of it, unlike a recipe."""
+def files_of_run(run: RunFolder) -> Generator[None]:
+    """Say to restore a missing file of weights or data: unlike a recipe, a run takes another ``dataset.root`` alone.
+
+    Raises:
+        UserError: the block raises one.
+    """
+
+    def restore(text: str) -> str:
+        return MOVED_FILE.sub(f"restore it, because {run.path} was trained on it", text)
+
     try:
         yield
     except OptionError as error:
-        restore = f"restore it, because {run.path} was trained on it"
-        raise OptionError(error.key, error.message.replace(MOVED_WEIGHTS, restore)) from error
+        raise OptionError(error.key, restore(error.message)) from error
+    except UserError as error:
+        raise UserError(restore(str(error))) from error
 
 
 def without_pretrained_weights(recipe: Recipe) -> Recipe:

@@ -188,7 +188,11 @@ def table_of(column: str, dataset: Mapping[str, object] | None) -> tuple[Path, P
         UserError: the dataset is not a table.
     """
     if dataset is None or dataset["name"] != "table":
-        what = "no run is known" if dataset is None else f"the dataset is {dataset['name']}, which has no columns"
+        what = (
+            "no run is known"
+            if dataset is None
+            else f"the dataset of the run is {dataset['name']}, which has no columns"
+        )
         raise UserError(f"--by {column}: {what}; name a table with the columns path and {column} with --table FILE")
     file, root = Path(str(dataset["file"])), dataset["root"]
     return file, Path(str(root)) if root else file.parent

@@ -34,6 +34,7 @@ class Result:
     per_query: dict[str, Tensor]  # (Q,) values by metric
     classes: Tensor | None  # (Q,) int64, of the queries; None if single queries are the units of the tests
     selected_by: str  # metric that chooses the run's checkpoints
+    epochs: int  # of its recipe
     notes: tuple[str, ...] = ()  # why stored metrics could not be used, if so
     untouched: Figures | None = None  # of the pretrained baseline, if the run has them for the same question
     gains: dict[str, Comparison] = field(default_factory=dict[str, Comparison])  # over the baseline, by metric
@@ -104,11 +105,12 @@ def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
     gains = paired_differences(untouched.per_query, run.per_query, classes) if untouched else {}
     if by == "classes" and (few := few_classes_note(len(run.classes.unique()))):
         notes.append(few)
-    report, selected_by = run.report, folder.recipe().training.select_by
+    report, training = run.report, folder.recipe().training
     if by == "queries":
         report = _by_queries(Figures(report, run.per_query, run.classes))
         untouched = untouched and untouched._replace(report=_by_queries(untouched))
-    return Result(str(path), report, run.per_query, classes, selected_by, tuple(notes), untouched, gains, missing)
+    chosen = training.select_by, training.trained_epochs
+    return Result(str(path), report, run.per_query, classes, *chosen, tuple(notes), untouched, gains, missing)
 
 
 def _by_queries(figures: Figures) -> Report:

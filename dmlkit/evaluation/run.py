@@ -92,7 +92,7 @@ class EvaluatedRun:
     evaluation: Evaluation | None  # None if a stored report answered the question
     path: Path | None  # of the report, with the values of its queries in the ``.npz`` file; None if it is not kept
     checkpoint: CheckpointName
-    dataset: str  # name of the dataset
+    dataset: str  # title of the dataset
     note: str | None = None  # why a stored report could not be used, if so
 
 
@@ -158,7 +158,7 @@ def evaluate_scope(
     question = Question.of(recipe, weights, trained.checkpoint, split, scope.ties)
     own = Question.of(trained.recipe, weights, trained.checkpoint, split)
     target = run.evaluations / f"{question.file_name(own)}.json"
-    name = recipe.dataset.name
+    name = recipe.dataset.title
     note = None
     try:
         stored = stored_answer(target, question) if keep else None

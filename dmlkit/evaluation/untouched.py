@@ -14,7 +14,8 @@ from dmlkit.model import EmbeddingModel, backbone_alone
 from dmlkit.recipe.schema import Recipe
 
 NO_GAIN = 0.005  # a difference that nobody would notice: one more of 200 queries
-ADVICE = "try more epochs, backbone.tuning last_blocks or more classes, see docs/tuning.md"
+ADVICE = "backbone.tuning last_blocks or more classes, see docs/tuning.md"
+LATE = 0.9  # share of the epochs from which on a best one says that more epochs may help
 
 
 def untouched_model(model: EmbeddingModel) -> EmbeddingModel:
@@ -65,7 +66,15 @@ def evaluate_untouched(
 
 
 def gain_message(
-    metric: str, tuned: float, untouched: float, interval: tuple[float, float] | None, units: str, split: str = "test"
+    metric: str,
+    tuned: float,
+    untouched: float,
+    interval: tuple[float, float] | None,
+    units: str,
+    split: str = "test",
+    *,
+    epoch: int,
+    epochs: int,
 ) -> str:
     """Return a line that says whether training improved a metric, as far as the interval shows it.
 
@@ -74,12 +83,13 @@ def gain_message(
         tuned, untouched: its values on the split.
         interval: 95 % interval of their difference on the same queries; None if there are too few classes for one.
         units: what the interval is over, e.g. "30 classes".
+        epoch, epochs: epoch of the checkpoint, and number of epochs of the run.
 
     Example:
-        >>> gain_message("map@r", 0.42, 0.327, (0.081, 0.105), "30 classes")
+        >>> gain_message("map@r", 0.42, 0.327, (0.081, 0.105), "30 classes", epoch=9, epochs=20)
         'map@r on test: 0.420 after training, 0.327 before: +0.093 (0.081 to 0.105)'
-        >>> gain_message("mrr", 0.349, 0.327, (-0.003, 0.048), "9 classes").partition(" (")[0]
-        'mrr on test: 0.349 after training, 0.327 before: no gain is detectable with 9 classes'
+        >>> gain_message("mrr", 0.3, 0.3, (-0.1, 0.1), "9 classes", epoch=9, epochs=20).partition("); ")[2]
+        'epoch 9 of 20 is the best, so try backbone.tuning last_blocks or more classes, see docs/tuning.md'
     """
     line = f"{metric} on {split}: {tuned:.3f} after training, {untouched:.3f} before:"
     change = f"{tuned - untouched:+.3f}"
@@ -95,4 +105,5 @@ def gain_message(
         verdict = "training made it worse"
     else:
         verdict = "training did not help here"
-    return f"{line} {verdict} ({change}, {ends}); {ADVICE}"
+    way = "try more epochs," if epoch >= LATE * epochs else f"epoch {epoch} of {epochs} is the best, so try"
+    return f"{line} {verdict} ({change}, {ends}); {way} {ADVICE}"

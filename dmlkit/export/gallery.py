@@ -24,6 +24,7 @@ from dmlkit.errors import UserError, first_line
 from dmlkit.export.model import TOLERANCE, Parity, parity_samples
 from dmlkit.export.preparation import prepend_preparation
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.image_file import box_cell
 from dmlkit.files.outputs import check_output, writing
 from dmlkit.model import EmbeddingModel
 
@@ -131,6 +132,7 @@ def _record(gallery: GalleryFolder) -> GalleryRecord:
         codes=tuple(identifier.decider.codes.tolist()),
         ids=tuple(gallery.ids),
         paths=tuple(gallery.paths),
+        boxes=tuple(map(box_cell, gallery.boxes)),
         probability=identifier.sigmoid(1),
         threshold=identifier.threshold,
         least_probability=identifier.least_probability,

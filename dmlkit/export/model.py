@@ -217,11 +217,6 @@ class Written:
     labels: Sequence[str]
     lowered: Lowered | None = None
 
-    @property
-    def program(self) -> torch.export.ExportedProgram:
-        """Model traced on vectors or squares, with a dynamic batch size."""
-        return traced(self.trained.model, self.inputs)
-
 
 def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
     """Write an ONNX graph with a dynamic batch size; its input is named ``images`` or ``vectors``.
@@ -239,7 +234,7 @@ def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
         program.graph.sort()
     else:
         try:
-            program = onnx_program(written.program, name).model
+            program = onnx_program(traced(trained.model, written.inputs), name).model
         except NotExportableError as error:
             raise UserError(f"--format onnx: {error}; use --format torch-export, or another backbone") from error
     if written.takes == "images" and trained.recipe.transform:
@@ -263,15 +258,15 @@ def write_program(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
     Raises:
         UserError: PyTorch cannot trace the model.
     """
+    model, transform = written.trained.model, written.trained.recipe.transform
     try:
-        program, transform = written.program, written.trained.recipe.transform
+        if written.takes == "images" and transform:
+            example = torch.zeros(2, transform.size + 3, transform.size + 1, 3, dtype=torch.uint8)
+            program = traced(FromImages(model, transform), example, "batch", "height", "width")
+        else:
+            program = traced(model, written.inputs)
     except NotExportableError as error:
         raise UserError(f"--format torch-export: {error}; use --format safetensors, or another backbone") from error
-    if written.takes == "images" and transform:
-        sides = {number: torch.export.Dim(name, min=1) for number, name in enumerate(("batch", "height", "width"))}
-        example = torch.zeros(2, transform.size + 3, transform.size + 1, 3, dtype=torch.uint8)
-        module = FromImages(written.trained.model, transform)
-        program = torch.export.export(module, (example,), dynamic_shapes={"images": sides})
     buffer = BytesIO()
     torch.export.save(program, buffer)  # torch would abort the process on a full disk
     path.write_bytes(buffer.getbuffer())

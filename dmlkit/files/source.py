@@ -233,6 +233,8 @@ def require_dataset(path: Path, expected: str = "a folder with one subfolder per
         UserError: there are none, or nothing is there.
     """
     require_path(path, expected)
+    if all((path / name).exists() for name in RUN_MARKS):
+        raise UserError(f"{path}: is {NAMES['run']}; expected {expected}")
     if path.is_dir():
         names = (one for one in path.iterdir() if not one.name.startswith("."))
         if not any(one.is_dir() or one.suffix == SHARD for one in names):
@@ -294,15 +296,14 @@ def require_run(path: Path) -> None:
     Raises:
         UserError: it is not.
     """
-    if not all((path / name).exists() for name in RUN_MARKS):
+    missing = [name for name in RUN_MARKS if not (path / name).exists()]
+    if missing:
         refuse_address(path)
         if (path / "config.json").exists() and (path / "model.safetensors").exists():
             raise UserError(
                 f"{path}: is a model that was exported for the Hub, which dmlkit.load reads; expected a run"
             )
-        raise UserError(
-            f"{path}: no run here ({' or '.join(RUN_MARKS)} is missing); expected a folder that train wrote"
-        )
+        raise UserError(f"{path}: no run here ({' or '.join(missing)} is missing); expected a folder that train wrote")
 
 
 def require_runs(paths: Sequence[Path]) -> None:

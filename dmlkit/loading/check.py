@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.archives import Published, md5
-from dmlkit.datasets.files.dataset import Box, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
 from dmlkit.datasets.files.paths import DATA_CHECK, raise_faults
@@ -27,7 +27,7 @@ from dmlkit.datasets.folder import FolderConfig, stray_files
 from dmlkit.datasets.shards import holds_shards
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError
-from dmlkit.files.image_file import BadImageError, decoding, opened
+from dmlkit.files.image_file import BadImageError, Box, decoding, opened
 from dmlkit.files.source import EXPECTED_DATA, require_path
 from dmlkit.loading.batches import default_workers
 from dmlkit.recipe.file import read_recipe

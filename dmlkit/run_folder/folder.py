@@ -16,7 +16,7 @@ from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.outputs import check_place
 from dmlkit.files.source import require_run
 from dmlkit.recipe.plugin import changed_plugins, open_plugins
-from dmlkit.run_folder.documents import SPLITS, Basis, Environment, EpochRow, TrainingClasses
+from dmlkit.run_folder.documents import SPLITS, Basis, Environment, EpochRow, Summary, TrainingClasses
 from dmlkit.run_folder.replacement import MOVING, NEW, discard_new, take_over
 
 if TYPE_CHECKING:
@@ -69,6 +69,14 @@ class RunFolder:
     def checkpoint_path(self, name: CheckpointName) -> Path:
         """Return the path of a checkpoint."""
         return self.checkpoints / f"{name}.pt"
+
+    def best_or_last(self) -> CheckpointName:
+        """Return the checkpoint to use: the best one, or the last if there is none; warn if the best one is lost."""
+        if (path := self.checkpoint_path("best")).exists():
+            return "best"
+        if Summary.is_at(self.summary_path) and (best := Summary.read(self.summary_path).best):
+            warn(f"{path}: missing, although epoch {best.epoch} was the best; the last checkpoint is used instead")
+        return "last"
 
     def embeddings_of_images(self, images: Path) -> Path:
         """Return the folder of the embeddings of other images; one with the name of a split does not get its folder."""

@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from dmlkit.distributed.exchange import gather_counts, gather_rows
 from dmlkit.distributed.launch import lost_ranks, start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
+from dmlkit.embedding.trained import files_of_run
 from dmlkit.errors import UserError, killed_reader, out_of_memory
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.loading.batches import TimedBatches, TrainingBatches, make_loader
@@ -89,7 +90,8 @@ def _train(
     fabric.barrier()  # all ranks have checked before the first one creates the run
     if resume:
         run.check_same_recipe(recipe)
-    experiment = assemble(recipe, fabric.global_rank, fabric.world_size)
+    with files_of_run(run) if resume else nullcontext():
+        experiment = assemble(recipe, fabric.global_rank, fabric.world_size)
     if resume and run.classes_path.exists():
         run.check_same_classes(experiment.train.class_names, len(experiment.train))
     if experiment.sampler.batch_size % fabric.world_size:

@@ -62,7 +62,7 @@ def test_missing_and_empty_folders(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
         path.unlink()
     refused(
         dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)),
-        "class1: the class has 1 image(s), expected",
+        "class1: the class has a single image, expected",
     )
     refused(dmlkit("train", tiny_recipe, "-o", run, "--set", "sampler.batch_size=100"), "training images, got 100;")
     assert not run.exists()
@@ -130,6 +130,10 @@ def test_a_loss_that_diverges_keeps_the_last_good_checkpoint(dmlkit: Cli, tmp_pa
     # one step an epoch: the last update of an epoch destroys the weights just before they would be saved
     recipe.write_text(TINY_RECIPE.replace("batch_size: 8", "batch_size: 18"))
     assert dmlkit("train", recipe, "-o", run, "--overwrite", "--device", "cpu").code == 0
+    (run / "checkpoints" / "best.pt").rename(tmp_path / "best.pt")
+    result = dmlkit("eval", run)
+    assert result.code == 0 and "best.pt: missing, although epoch 1 was the best" in result.err
+    (tmp_path / "best.pt").rename(run / "checkpoints" / "best.pt")
     path = run / "checkpoints" / "last.pt"
     state = torch.load(path, weights_only=True)
     state["optimizer"]["state"][0]["exp_avg"].fill_(float("inf"))

@@ -194,6 +194,7 @@ READ = [  # what is missing inside a path that a command reads
         "start zoo",
         "zoo: has 1 class, pets; expected at least 2 to train on and 2 to test on: give zoo/pets, which has several",
     ),
+    ("start run", "run: is a run; expected a folder with one subfolder per class, or a table"),
     ("start empty", f"dataset.root: empty: {NO_CLASSES}"),
     (
         "start kept.csv",
@@ -212,6 +213,15 @@ REPEATED = [
         "a table of their paths",
     ),
     ("eval run --dims 512 128", "--dims 512 128: expected commas between values; use --dims 512,128"),
+    ("eval --dims 512 128 run", "--dims 512 128: expected commas between values; use --dims 512,128"),
+    (
+        "eval --metric map@r recall@1 run",
+        "--metric map@r recall@1: --metric takes one value at a time; use --metric map@r --metric recall@1",
+    ),
+    (
+        "train --set seed=1 glyphs/proxy_anchor kept.csv",
+        "kept.csv: dmlkit train takes no more paths than those before it; remove it, or run the command for each",
+    ),
     (
         "eval run --precision=int8 binary",
         "--precision int8 binary: expected commas between values; use --precision int8,binary",
@@ -240,7 +250,7 @@ MISTAKES = [
     *WRITTEN,
     *READ,
     ("eval none", f"none: {NO_SOURCE}"),
-    ("eval half", f"half: {NO_RUN}"),
+    ("eval half", f"half: {NO_RUN.replace('recipe.yaml or ', '')}"),
     ("embed none x", f"none: {NO_RUN}"),
     ("embed run none", "none: no such file or folder; expected an image, a folder of images, or a table"),
     ("export none --format onnx", f"none: {NO_RUN}"),
@@ -259,7 +269,7 @@ MISTAKES = [
     ("inspect none -o page.html", f"none: {NO_SOURCE}"),
     ("plot pca none", f"none: {NO_RUN}"),
     ("plot tsne study", "study: expected a run folder, got a study; use dmlkit plot results or dmlkit plot epochs"),
-    ("plot epochs half", f"half: {NO_RUN}"),
+    ("plot epochs half", f"half: {NO_RUN.replace('recipe.yaml or ', '')}"),
     ("plot epochs study none", f"study: {NO_RUN}"),
     ("plot results none", "none: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs"),
     ("cluster none --clusters 2", f"none: {NO_SOURCE}"),

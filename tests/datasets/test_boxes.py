@@ -8,11 +8,12 @@ import pytest
 from PIL import Image
 
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.datasets.files.dataset import Box, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.embedding.gallery.images import LabelledImage, images_of
 from dmlkit.embedding.images import images_at
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import Box
 
 SIZE = 40, 30
 

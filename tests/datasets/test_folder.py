@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dmlkit.datasets import FolderConfig
+from dmlkit.datasets import Cub200Config, FolderConfig, TableConfig
 from dmlkit.datasets.folder import depth_of
 from dmlkit.errors import UserError
 from tests.datasets import trees
@@ -51,7 +51,7 @@ def test_bad_folders_are_explained(tmp_path):
     with pytest.raises(UserError, match="no class folders"):
         FolderConfig(root=str(tmp_path / "empty")).build("test")
     single = make_tree(tmp_path / "single", {"a": 2, "b": 1, "c": 2, "d": 2})
-    with pytest.raises(UserError, match=r"b: the class has 1 image\(s\), expected at least 2"):
+    with pytest.raises(UserError, match="b: the class has a single image, expected at least 2"):
         FolderConfig(root=str(single)).build("train")
     shared = make_tree(tmp_path / "shared", {"train/a": 2, "train/b": 2, "test/b": 2})
     with pytest.raises(UserError, match="class 'b' is in both train and test"):
@@ -77,3 +77,8 @@ def test_the_depth_of_nested_folders_counts_only_folders_without_images(tmp_path
     assert depth_of(tmp_path) == 2 and depth_of(tmp_path / "crow") == 1
     trees.photo(tmp_path / "gull" / "1.jpg", 2)  # a class with images, and a folder of its own
     assert depth_of(tmp_path) == 1 and depth_of(tmp_path / "gull" / "argus") == 1
+
+
+def test_the_title_of_own_data_is_their_place():
+    assert [FolderConfig(root="my/photos").title, TableConfig(file="a.csv").title] == ["my/photos", "a.csv"]
+    assert Cub200Config(root="data/cub").title == "cub200"

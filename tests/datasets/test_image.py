@@ -11,9 +11,8 @@ import torch
 from PIL import Image, ImageOps
 
 from dmlkit.datasets.files import image
-from dmlkit.datasets.files.dataset import Box
 from dmlkit.datasets.files.image import frames, read_image
-from dmlkit.files.image_file import BadImageError
+from dmlkit.files.image_file import BadImageError, Box
 from dmlkit.files.source import EXTENSIONS
 
 

@@ -17,9 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from dmlkit.datasets.files.boxes import boxes_of
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding import stored as stored_module
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.images import ImageList
 from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.run import embed
 from dmlkit.embedding.stored import hash_images, split_embeddings
@@ -396,6 +398,26 @@ def test_a_box_of_an_image_is_no_file(home: Path):
     Path("boxes.csv").write_text("path,x1,y1,x2,y2\nphotos/11/0.jpg,,,,\nphotos/11/1.jpg,0,0,9,9\n")
     boxes = images_at(Path("boxes.csv"), "none")
     assert [boxes.file(index) is None for index in range(2)] == [False, True]
+
+
+def test_boxes_of_a_folder_are_not_taken_for_whole_images(home: Path, monkeypatch: pytest.MonkeyPatch):
+    images, boxes = Path("photos/11"), boxes_of(Path("labels"), None, None)
+    Path("labels").mkdir()
+    for path in images.iterdir():
+        Path("labels", f"{path.stem}.txt").write_text("0 0.3 0.3 0.5 0.5\n")
+    for name, chosen in (("box", boxes), ("whole", None)):  # with nothing stored
+        embed(Path("run"), images, output=Path(name), boxes=chosen, device="cpu")
+    ask()
+    embed(Path("run"), images, output=Path("read"), boxes=boxes, device="cpu")
+    box, whole = np.load("box/embeddings.npy"), np.load("whole/embeddings.npy")
+    np.testing.assert_allclose(np.load("read/embeddings.npy"), box, atol=1e-6)
+    assert np.abs(box - whole).max() > 1e-3
+    shutil.rmtree("run/embeddings")
+    with monkeypatch.context() as patch:  # as earlier versions recorded a box
+        patch.setattr(ImageList, "file", lambda self, index: self.paths[index])
+        embed(Path("run"), images, boxes=boxes, device="cpu")
+    embed(Path("run"), images, output=Path("again"), device="cpu")
+    np.testing.assert_allclose(np.load("again/embeddings.npy"), whole, atol=1e-6)
 
 
 UNWANTED = ("torchvision", "timm", "lightning_fabric", "torch._dynamo")

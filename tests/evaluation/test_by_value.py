@@ -97,7 +97,7 @@ def test_mistakes():
         figures_by_value(hits, classes, ["a", "a", None], "camera")
     with pytest.raises(UserError, match="none of the metrics has a value per query"):
         figures_by_value({}, classes, ["a", "b", "a"], "camera")
-    with pytest.raises(UserError, match="the dataset is glyphs, which has no columns; name a table"):
+    with pytest.raises(UserError, match="the dataset of the run is glyphs, which has no columns; name a table"):
         table_of("camera", {"name": "glyphs"})
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from dmlkit.embedding.gallery.change import create_gallery
+from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.questions.exported import ExportedGallery
 from dmlkit.export.export import export
 from tests.conftest import ON_THE_BALL, ONE_EPOCH, Result
 from tests.datasets import trees
@@ -82,6 +85,25 @@ def test_search_finds_the_same_images(place: Path, tmp_path: Path, dmlkit: Cli):
     for one, other in zip(*tables, strict=True):
         assert float(one.pop("similarity")) == pytest.approx(float(other.pop("similarity")), abs=2e-5)
         assert one == other
+
+
+def test_an_image_keeps_its_box(place: Path, tmp_path: Path, dmlkit: Cli):
+    """So that pages show the box, and not the whole image several times."""
+    rows = [f"photos/{label}/0.jpg,{label},{x},0,{x + 20},30" for label in "ab" for x in (0, 20)]
+    table = place / "boxes.csv"
+    table.write_text("\n".join(["path,label,x1,y1,x2,y2", *rows, "photos/c/0.jpg,c,,,,"]) + "\n")
+    source = tmp_path / "gallery"
+    create_gallery(place / "run", table, source, model=ON_CPU)
+    export(source, "onnx", output=tmp_path / "gallery.onnx")
+    exported, gallery = ExportedGallery(tmp_path / "gallery.onnx"), GalleryFolder(source)
+    found = [item.box for item in exported.items_at(np.arange(5))]
+    assert found == gallery.boxes and sum(box is None for box in found) == 1
+    pages: list[str] = []
+    for name in ("gallery", "gallery.onnx"):
+        page = tmp_path / "page.html"
+        assert dmlkit("search", tmp_path / name, place / "asked" / "0.jpg", "-k", 5, "--html", page).code == 0
+        pages.append("\n".join(sorted(re.findall(r"data:image/jpeg;base64,[^\"]+", page.read_text()))))
+    assert pages[0] == pages[1]
 
 
 @pytest.mark.slow

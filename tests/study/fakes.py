@@ -24,7 +24,7 @@ variants:
 expect:
 - {better: large, than: small, metric: map@r}
 """
-Told = tuple[float, float] | str
+Told = tuple[float, float] | str | OSError
 """The score on validation classes and the figure on test classes, or why a run fails."""
 
 
@@ -84,6 +84,8 @@ class Trained:
             told = self.tell(recipe)
             if isinstance(told, str):
                 raise UserError(told)
+            if isinstance(told, OSError):
+                raise told
             write_run(recipe, folder, told)
         return {"test": Summary.read(run.summary_path).chosen.test}
 

@@ -133,21 +133,31 @@ def test_killed_at_any_run_a_study_that_extends_its_grid_comes_to_the_same(
         assert {**results_of(folder / "out"), "command": ""} == {**expected, "command": ""}
 
 
-def test_a_run_that_fails_is_told_and_the_others_go_on(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("the loss is not finite", "the loss is not finite"),
+        (OSError(5, "Input/output error", "photos/a.jpg"), "photos/a.jpg: Input/output error"),
+    ],
+    ids=["user error", "error of the system"],
+)
+def test_a_run_that_fails_is_told_and_the_others_go_on(
+    fault: Told, reason: str, dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def tell(recipe: Recipe) -> Told:
         is_broken = recipe.seed == 1 and margin_of(recipe) == 0.3
-        return "the loss is not finite" if is_broken else figures(recipe)
+        return fault if is_broken else figures(recipe)
 
     path, out = write_study(tmp_path, THREE), tmp_path / "out"
     trained = train_by(monkeypatch, tell)
     result = study(dmlkit, path)
     assert result.code == 2 and result.err.count("\n") == 1, result.err
     assert "1 run failed with the errors above; rerun the same command to try again" in result.err
-    assert len(trained.folders) == 6 and "large/seed-1 failed: the loss is not finite" in result.out
+    assert len(trained.folders) == 6 and f"large/seed-1 failed: {reason}" in result.out
     found = results_of(out)
-    assert found["missing"] == {"large": [1]} and found["failed"] == {"large/seed-1": "the loss is not finite"}
+    assert found["missing"] == {"large": [1]} and found["failed"] == {"large/seed-1": reason}
     assert found["verdicts"][0]["difference"] == pytest.approx(0.1 + 0.01)  # seeds 0 and 2
-    assert "Failed: large/seed-1: the loss is not finite" in (out / "results.md").read_text()
+    assert f"Failed: large/seed-1: {reason}" in (out / "results.md").read_text()
     assert json.loads((out / "failures.json").read_text())["failed"] == found["failed"]
 
     again = train_by(monkeypatch, figures)

@@ -561,12 +561,31 @@ def test_runs_that_fail_beside_others_are_told_and_the_others_go_on(dmlkit, tmp_
 
 
 def break_or_talk(run: workers.Run, protocol: str) -> None:
-    """In place of training: a defect of dmlkit, or more to tell than a pipe holds."""
+    """In place of training: an error of the system, a defect of dmlkit, or more to tell than a pipe holds."""
+    if run.name == "lost":
+        raise OSError(5, "Input/output error", "photos/a.jpg")
     if run.name == "broken":
         raise IndexError("a defect")
     (worker,) = workers._workers
     for _ in range(3000):
         worker.events.put((run.name, "step", {"loss": 0.0, "images": 60}))
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(120)
+def test_an_error_of_the_system_ends_one_of_the_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers, "get_context", lambda _: WARM)
+    monkeypatch.setattr(workers, "_train", break_or_talk)
+    recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
+    runs = [workers.Run(name, recipe, tmp_path) for name in ("lost", "talks")]
+    ends: dict[str, tuple[str, object]] = {}
+
+    def notify(name: str, happening: str, values: object) -> None:
+        ends[name] = happening, values
+
+    workers.train_at_once(runs, "official", 2, start_fabric("cpu"), lambda _: False, notify)
+    reason = {"reason": "photos/a.jpg: Input/output error"}
+    assert ends == {"lost": ("fail", reason), "talks": ("finish", {})}
 
 
 @pytest.mark.heavy

@@ -229,6 +229,10 @@ def test_weights_of_a_run_that_have_moved_are_to_be_restored(
             refused = dmlkit(*words, "--device", "cpu", *(["-o", tmp_path / "x.html"] if "inspect" in words else []))
             expected = f"{pretrained}: no such file; restore it, because {lora} was trained on it\n"
             assert refused.code == 2 and refused.err.endswith(expected), refused.err
+        with pytest.raises(UserError, match=f"no such file; restore it, because {lora} was trained on it"):
+            train(RunFolder(lora).recipe(), lora, device="cpu", resume=True)
+        with pytest.raises(UserError, match="if it has moved, use --set backbone"):
+            train(RunFolder(lora).recipe(), tmp_path / "new", device="cpu")
     finally:
         hidden.rename(pretrained)
 

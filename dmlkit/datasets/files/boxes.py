@@ -8,12 +8,11 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
-from dmlkit.datasets.files.dataset import Box
 from dmlkit.datasets.files.image import upright_size
 from dmlkit.datasets.files.paths import inside, leaves_root, raise_faults
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
-from dmlkit.files.image_file import BadImageError, decoding
+from dmlkit.files.image_file import BadImageError, Box, decoding
 from dmlkit.files.regular import read_text
 from dmlkit.files.source import EXTENSIONS
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,38 +12,7 @@ from torch import Tensor
 from dmlkit.datasets.files.class_names import Levels, levels_of, members_of
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
-
-
-class Box(NamedTuple):
-    """Box of an upright image, in pixels; right and bottom are exclusive."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-    margin: float = 0.0
-    """Margin on each side, as a share of the width or height, as far as the image has pixels there."""
-
-    @property
-    def sides(self) -> str:
-        """Sides as people write them.
-
-        Example:
-            >>> Box(0.0, 4.25, 8.0, 6.0).sides
-            'box 0 4.25 8 6'
-        """
-        return " ".join(["box", *(f"{side:.6g}" for side in self[:4])])
-
-    @property
-    def text(self) -> str:
-        """Text that distinguishes boxes.
-
-        Example:
-            >>> Box(0.0, 0.0, 8.0, 6.0).text, Box(0.0, 0.0, 8.0, 6.0, 0.1).text
-            ('(0.0, 0.0, 8.0, 6.0)', '(0.0, 0.0, 8.0, 6.0) margin 0.1')
-        """
-        sides = str(tuple(map(float, self[:4])))
-        return f"{sides} margin {self.margin:g}" if self.margin else sides
+from dmlkit.files.image_file import Box
 
 
 class Dataset(ABC):

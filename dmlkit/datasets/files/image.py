@@ -11,11 +11,11 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import Box, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import SIDE, ImageSamples
 from dmlkit.datasets.files.tar import content_in_shard
 from dmlkit.errors import UserError
-from dmlkit.files.image_file import BadImageError, check_size, decoding, opened, shrink, to_rgb
+from dmlkit.files.image_file import BadImageError, Box, check_size, decoding, opened, shrink, to_rgb
 
 
 def read_image(path: str | Path, box: Box | None = None, least_side: int | None = None) -> Tensor:

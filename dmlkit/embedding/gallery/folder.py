@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.dataset import Box
 from dmlkit.datasets.files.table_file import UNKNOWN_SIGHTING, SightingCells
 from dmlkit.embedding.gallery.files import ApproximateIndex, GalleryState, check_files, way_back
-from dmlkit.embedding.gallery.images import box_of_cell
 from dmlkit.embedding.gallery.manifest import (
     BLOCK,
     CHECKED,
@@ -27,6 +25,7 @@ from dmlkit.embedding.gallery.table import open_table, reading
 from dmlkit.embedding.items import PointItem
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
+from dmlkit.files.image_file import Box, box_of_cell
 from dmlkit.manifolds.base import check_points
 from dmlkit.run_folder.folder import find_run
 

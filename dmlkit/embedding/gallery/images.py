@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.datasets.files.dataset import Box, Dataset
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.datasets.files.table_file import UNKNOWN_SIGHTING, SightingCells, has_sightings, read_sightings
@@ -19,7 +19,7 @@ from dmlkit.datasets.shards import holds_shards
 from dmlkit.embedding.gallery.files import UNKNOWN
 from dmlkit.embedding.images import TABLES, images_at, label_depth
 from dmlkit.errors import UserError
-from dmlkit.files.image_file import decoding
+from dmlkit.files.image_file import Box, decoding
 from dmlkit.run_folder.folder import RunFolder
 
 ID_LENGTH = 32  # hexadecimal digits, 128 bits: no two of 10^15 images share one by chance
@@ -45,21 +45,6 @@ class LabelledImage:
         if self.box is not None:
             digest.update(self.box.text.encode())
         return digest.hexdigest()[:ID_LENGTH]
-
-
-def box_cell(box: Box | None) -> str | None:
-    """Return a box as the column ``box`` of a gallery has it.
-
-    Example:
-        >>> box_cell(Box(0.0, 4.25, 8.0, 6.0)), box_of_cell("0.0 4.25 8.0 6.0 0.0")
-        ('0.0 4.25 8.0 6.0 0.0', Box(left=0.0, top=4.25, right=8.0, bottom=6.0, margin=0.0))
-    """
-    return None if box is None else " ".join(str(float(number)) for number in box)
-
-
-def box_of_cell(cell: str | None) -> Box | None:
-    """Return the box of a cell, see `box_cell`."""
-    return None if cell is None else Box(*(float(number) for number in cell.split()))
 
 
 class LabelledImages(Dataset):

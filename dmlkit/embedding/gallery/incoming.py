@@ -17,7 +17,7 @@ from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.gallery.files import INCOMING
-from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages, box_cell
+from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
 from dmlkit.embedding.gallery.manifest import (
     CHECKED,
     CHECKSUM,
@@ -35,7 +35,7 @@ from dmlkit.embedding.progress_bar import EMBEDDING, Bar
 from dmlkit.embedding.stored import known_points
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
-from dmlkit.files.image_file import BadImageError
+from dmlkit.files.image_file import BadImageError, box_cell
 from dmlkit.files.lock import is_held
 from dmlkit.files.outputs import writing
 from dmlkit.loading.inputs import refuse_nothing_read
@@ -178,6 +178,11 @@ class Incoming:
     """Number of rows written."""
     resumed: int = 0
     """Number of images that an interrupted command had embedded."""
+
+    @property
+    def unlabeled(self) -> int:
+        """Number of images without a label."""
+        return sum(image.label is None for image in self.new.values())
 
     @classmethod
     def of(cls, images: list[LabelledImage]) -> "Incoming":

@@ -20,7 +20,7 @@ from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.change import changing, gallery_model
 from dmlkit.embedding.gallery.files import INCOMING, MANIFEST, TABLE
 from dmlkit.embedding.gallery.folder import LARGE_ROWS, GalleryFolder
-from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages, box_of_cell
+from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
 from dmlkit.embedding.gallery.incoming import EmbeddedRows, embed_parts
 from dmlkit.embedding.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.embedding.gallery.table import lancedb
@@ -33,7 +33,7 @@ from dmlkit.embedding.stored import known_points
 from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import write_text
-from dmlkit.files.image_file import BadImageError
+from dmlkit.files.image_file import BadImageError, box_of_cell
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
 from dmlkit.run_folder.folder import RunFolder

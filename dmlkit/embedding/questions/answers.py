@@ -21,7 +21,7 @@ from dmlkit.files.document import Document
 from dmlkit.files.outputs import ANSWER_COLUMNS, BOX, NEIGHBOR_COLUMNS, check_file, check_table, write_table, writing
 
 if TYPE_CHECKING:
-    from dmlkit.datasets.files.dataset import Box
+    from dmlkit.files.image_file import Box
     from dmlkit.metrics.ranking.rerank import Rerank
 
 
@@ -106,7 +106,10 @@ class Answers:
                 {
                     "path": path,
                     "box": None if box is None else list(box[:4]),
-                    "neighbors": [neighbor.plain() for neighbor in neighbors],
+                    "neighbors": [
+                        {**one.plain(), "box": None if one.item.box is None else list(one.item.box[:4])}
+                        for one in neighbors
+                    ],
                 }
                 for box, (path, neighbors) in zip(self.boxes, self.neighbors(), strict=True)
             ],
@@ -265,10 +268,13 @@ def answer_of(
 
 
 def are_nearest(near: Answers) -> list[bool]:
-    """Return of each query whether it is itself the nearest of the labeled images."""
+    """Return of each query whether it is itself, the same box of the same file, the nearest of the labeled images."""
     nearest_items = near.searched.items_at(near.rows[:, 0]) if len(near.rows) else []
-    pairs = zip(near.pictures, nearest_items, strict=True)
-    return [Path(one).absolute() == Path(item.path).absolute() for one, item in pairs]
+    pairs = zip(near.pictures, near.boxes, nearest_items, strict=True)
+    return [
+        Path(one).absolute() == Path(item.path).absolute() and (box and box[:4]) == (item.box and item.box[:4])
+        for one, box, item in pairs
+    ]
 
 
 @dataclass(frozen=True)

@@ -192,9 +192,13 @@ def labeled_decider(
     require_one_label(searched)
     alone = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
     if None in given:
-        is_gallery = isinstance(alone, GalleryFolder)
-        advice = "remove them, and add them with --label" if is_gallery else "give every image a label"
-        raise UserError(f"{searched.source}: {given.count(None)} of {len(given)} images have no label; {advice}")
+        count, advice = given.count(None), "give every image a label"
+        if isinstance(alone, GalleryFolder):
+            first = alone.paths[given.index(None)]
+            remove = f"dmlkit gallery remove {command_word(alone.path)} --path {command_word(first)}"
+            advice = f"remove {'them' if count > 1 else 'it'} (e.g. {remove}), and add with --label"
+        have = "images have" if count > 1 else "images has"
+        raise UserError(f"{searched.source}: {count} of {len(given)} {have} no label; {advice}")
     names, codes = np.unique(np.array(given, dtype=object), return_inverse=True)
     groups = None if near is None else near_groups(alone, codes, near)
     return [str(name) for name in names], Decider(searched, codes, rule, k, groups)

@@ -28,7 +28,7 @@ from dmlkit.embedding.questions.answers import (
 )
 from dmlkit.errors import UserError, first_line
 from dmlkit.files.document import Document
-from dmlkit.files.image_file import BadImageError, image_files, read_pixels
+from dmlkit.files.image_file import BadImageError, box_of_cell, image_files, read_pixels
 from dmlkit.files.outputs import NEAREST
 from dmlkit.files.regular import require_regular_file
 from dmlkit.files.source import require_queries
@@ -44,6 +44,8 @@ class GalleryRecord(Document, frozen=True, strict=True):
     """What an exported gallery knows of its images, and how it decides on others."""
 
     kind: ClassVar[str] = "record of an exported gallery"
+    version: ClassVar[int] = 2  # 1 had no boxes
+    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
 
     source: str
     """The gallery."""
@@ -59,6 +61,8 @@ class GalleryRecord(Document, frozen=True, strict=True):
     """Id of each image."""
     paths: tuple[str, ...]
     """Path of each image."""
+    boxes: tuple[str | None, ...] = ()
+    """Box of each image as galleries keep it, null for a full image; empty if there is none."""
     probability: Sigmoid | None
     """Probability of a guess by the nearest image."""
     threshold: FiniteFloat | None
@@ -119,7 +123,11 @@ class ExportedGallery:
 
     def items_at(self, rows: Any) -> list[PointItem]:
         one = self.record
-        return [PointItem(one.ids[row], one.names[one.codes[row]], one.paths[row]) for row in rows.tolist()]
+        boxes = [box_of_cell(one.boxes[row]) if one.boxes else None for row in rows.tolist()]
+        return [
+            PointItem(one.ids[row], one.names[one.codes[row]], one.paths[row], box=box)
+            for row, box in zip(rows.tolist(), boxes, strict=True)
+        ]
 
     def similarities(self, pixels: np.ndarray) -> np.ndarray:
         """Return the similarity (N,) of an image (H, W, 3) uint8 to each image of the gallery."""

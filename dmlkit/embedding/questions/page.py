@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from dmlkit.datasets.files.dataset import Box
 from dmlkit.datasets.files.image import read_image, thumbnail
 from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import html
-from dmlkit.files.image_file import BadImageError
+from dmlkit.files.image_file import BadImageError, Box
 from dmlkit.files.outputs import PAGE_MARK, writing
 
 MOST = 200  # queries of a page: with 10 neighbors each 2 200 pictures, about 10 MB

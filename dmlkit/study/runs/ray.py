@@ -15,7 +15,7 @@ import torch
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, reason_of
 from dmlkit.loading.batches import limit_workers
 from dmlkit.recipe.plugin import refuse_plugin_files
 from dmlkit.run_folder.documents import EpochRow
@@ -179,7 +179,7 @@ def train_run(run: Run, setting: Setting, board: Any) -> Outcome:
         except TrainingStoppedError:
             return Outcome(stopped=True)
         except (UserError, OSError) as error:
-            return Outcome(error=f"{run.name}, on {platform.node()}: {error}")
+            return Outcome(error=f"{run.name}, on {platform.node()}: {reason_of(error)}")
         finally:
             ray.get(board.put.remote())  # afterwards all earlier events are on the board
     return Outcome()

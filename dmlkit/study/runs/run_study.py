@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from lightning_fabric import Fabric
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
-from dmlkit.errors import UserError, warn
+from dmlkit.errors import UserError, reason_of, warn
 from dmlkit.evaluation.report import store
 from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
 from dmlkit.files.outputs import check_place
@@ -177,10 +177,10 @@ class _Runs:
         progress = self._start(run)
         try:
             self._finish(run, progress)
-        except UserError as error:
+        except (UserError, OSError) as error:
             if self.fabric.world_size > 1:  # ranks that did not fail would wait for this one
-                raise
-            self._fail(run, progress, str(error))
+                raise UserError(f"{run.name}: {reason_of(error)}") from error
+            self._fail(run, progress, reason_of(error))
 
     def _train_at_once(self, runs: Sequence[Run]) -> None:
         named = {run.name: run for run in runs}
@@ -230,8 +230,8 @@ class _Runs:
 
     def _fail(self, run: Run, progress: RunProgress, reason: str) -> None:
         self.failures[run.name] = reason
+        progress.fail(reason)  # first: a full disk may not take the file
         StudyFailures(failed=self.failures).write(self.plan.folder / FAILURES)
-        progress.fail(reason)
 
 
 def flat_figures(figures: Figures) -> Metrics:

@@ -20,7 +20,7 @@ from lightning_fabric import Fabric
 from dmlkit.distributed.device_name import count_cores
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, reason_of
 from dmlkit.loading.batches import limit_workers
 from dmlkit.recipe.plugin import load_file, plugin_files
 from dmlkit.recipe.schema import Recipe
@@ -162,8 +162,8 @@ def _notify_end(future: Future[None], name: str, notify: Notify) -> None:
         return
     try:
         future.result()
-    except UserError as error:
-        notify(name, "fail", {"reason": str(error)})
+    except (UserError, OSError) as error:
+        notify(name, "fail", {"reason": reason_of(error)})
     else:
         notify(name, "finish", {})
 

@@ -12,7 +12,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dmlkit.datasets.files.dataset import Box
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.change import (
     GallerySettings,
@@ -29,6 +28,7 @@ from dmlkit.embedding.gallery.manifest import GalleryManifest
 from dmlkit.embedding.index_vectors import index_vectors
 from dmlkit.embedding.search import Gallery
 from dmlkit.errors import UserError
+from dmlkit.files.image_file import Box
 from tests.cli.test_early import without_torch
 from tests.conftest import Result
 from tests.datasets import trees
@@ -88,6 +88,7 @@ def test_a_picture_is_in_a_gallery_once(place: Path, tmp_path: Path, dmlkit: Cli
     assert result.code == 0, result.err
     assert "1 image added" in result.out and f"twin.jpg: the same picture as {more}/new.jpg" in result.out
     assert "2 images skipped: could not be read" in result.out and "broken.jpg: cannot read" in result.out
+    assert "note: 1 without a label, which identify refuses" in " ".join(result.out.split())
     assert GalleryFolder(gallery).label_counts() == {"crow": 3, None: 1}
 
 

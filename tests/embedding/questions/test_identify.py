@@ -14,7 +14,6 @@ from PIL import Image
 from pyarrow import parquet
 
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.datasets.files.dataset import Box
 from dmlkit.embedding.gallery.change import GallerySettings, add_images, create_gallery
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.points import in_memory
@@ -24,6 +23,7 @@ from dmlkit.embedding.questions.page import drawn_picture
 from dmlkit.embedding.sources import open_queries
 from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import gallery as load_gallery
+from dmlkit.files.image_file import Box
 from dmlkit.manifolds.base import frechet_mean
 from tests.conftest import ON_THE_BALL, Result
 from tests.datasets import trees
@@ -199,7 +199,10 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
     (tmp_path / "mine.csv").write_text("my,own\n")
     np.save(array := tmp_path / "rows.npy", GalleryFolder(place / "gallery").points_at(torch.arange(4)).numpy())
     for words, told in (
-        ((gallery, place / "asked"), "1 of 3 images have no label"),
+        (
+            (gallery, place / "asked"),
+            f"1 of 3 images has no label; remove it (e.g. dmlkit gallery remove {gallery} --path",
+        ),
         ((place / "gallery", place / "asked", "-k", 0, "--by", "vote"), "-k 0: expected at least 1"),
         (
             (place / "gallery", place / "asked", "-k", 3),
@@ -256,6 +259,10 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     create_gallery(place / "run", None, gallery, model=ON_CPU)
     assert "2 images added" in dmlkit("gallery", "add", gallery, asked, *boxes, "--label", "bird").out
     assert "2 images skipped" in dmlkit("gallery", "add", gallery, asked, *boxes).out
+    for query in json.loads(dmlkit("search", gallery, asked, *boxes, "-k", 1, "--json").out)["queries"]:
+        assert query["neighbors"][0]["box"] == query["box"] != None  # noqa: E711
+    assert "2 of these images are in the source" in dmlkit("identify", gallery, asked, *boxes).out
+    assert "in the source" not in dmlkit("identify", gallery, asked, "--device", "cpu").out
     chosen, two = tmp_path / "chosen.csv", tmp_path / "two.csv"
     two.write_text("path,x1,y1,x2,y2\nasked/both.png,10,0,50,30\nasked/both.png,30,0,70,30\n")
     for _ in range(2):  # also over the table of the first time
