@@ -25,7 +25,7 @@ from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.evaluation.augmented import Copies, embed_with_copies
 from dmlkit.loading.cache import images_of_split
-from dmlkit.metrics.scoring import score_retrieval
+from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.run_folder.folder import RunFolder
 
@@ -38,11 +38,13 @@ def measure(name: str, trained: TrainedModel, most: int | None) -> list[list[str
     fabric, images = start_ranks("cpu"), images_of_split(trained.recipe.dataset, "test")
     rows = None if most is None else drawn(images.labels, most).sort().values.tolist()
     own = embed_dataset(fabric, trained.model, images, trained.recipe.transform, indices=rows, workers=0)
-    alone = score_retrieval(own.points, own.labels, manifold=trained.manifold, metrics=["recall@1", "map@r"])
+    alone = score_retrieval(Labeled(own.points, own.labels), manifold=trained.manifold, metrics=["recall@1", "map@r"])
     found: list[list[str]] = []
     for copies in get_args(Copies):
         means = embed_with_copies(fabric, trained, images, own, copies)
-        changed = score_retrieval(means.points, own.labels, manifold=trained.manifold, metrics=["recall@1", "map@r"])
+        changed = score_retrieval(
+            Labeled(means.points, own.labels), manifold=trained.manifold, metrics=["recall@1", "map@r"]
+        )
         changes = paired_differences(alone.per_query, changed.per_query, own.labels[alone.queries])
         for metric, change in changes.items():
             values = f"{alone.values[metric]:.4f}", f"{changed.values[metric]:.4f}"

@@ -137,7 +137,7 @@ def tenth_of_products(runs: int = 5) -> list[list[str]]:
     index.add(points.numpy())
 
     def score(metrics: list[str]) -> object:
-        return retrieval_metrics(*arguments, metrics=metrics, ids=ids[tenth], gallery_ids=ids)
+        return retrieval_metrics(*arguments, metrics=metrics, ids=(ids[tenth], ids))
 
     quick = timed(
         {

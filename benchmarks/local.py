@@ -31,8 +31,8 @@ from dmlkit.embedding.trained import TrainedModel
 from dmlkit.evaluation.local import PairOfScores
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
+from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.ranking.scored import Match, mutual_nearest, patch_matches, score_candidates
-from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import backbone_alone, build_model
 from dmlkit.recipe.file import read_recipe
@@ -86,7 +86,7 @@ def main(photos: str) -> None:
     for split in ("validation", "test"):
         images = images_of_split(recipe.dataset, split)
         found = embed_images(trained, fabric, images, split)
-        plain = score_retrieval(found.points, found.labels, manifold=space, metrics=METRICS)
+        plain = score_retrieval(Labeled(found.points, found.labels), manifold=space, metrics=METRICS)
         for name, match in matches_of(trained, fabric, images, found).items():
             start = process_time()
             local = score_candidates(space, (found.points, found.points), match)
@@ -98,7 +98,7 @@ def main(photos: str) -> None:
                 continue
             share, known = chosen[name]
             local = local._replace(share=share)
-            both = score_retrieval(found.points, found.labels, manifold=space, metrics=METRICS, rescore=local)
+            both = score_retrieval(Labeled(found.points, found.labels), manifold=space, metrics=METRICS, rerank=local)
             changes = paired_differences(plain.per_query, both.per_query, found.labels[plain.queries])
             figures = [
                 f"{plain.values[one]:.4f} -> {both.values[one]:.4f} "

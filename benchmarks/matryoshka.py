@@ -22,8 +22,8 @@ from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import load_model
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
+from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.ranking.codec import Codec, Precision, Rescore, Stored
-from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.metrics.statistics import paired_runs, t_interval
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
@@ -64,8 +64,8 @@ def scores(found: Embeddings, dims: int | None, precision: Precision) -> dict[st
     codec = Codec(Sphere(found.points.shape[1]), Stored(dims, precision), found.points)
     kept, rows = codec.decode(found.points), torch.arange(len(found.points))
     rescore = Rescore(codec.manifold, found.points, found.points) if precision == "rescored" else None
-    searched = (kept, found.labels, kept, found.labels)
-    return score_retrieval(*searched, codec.space, METRICS, ids=rows, gallery_ids=rows, rescore=rescore).values
+    side = Labeled(kept, found.labels, rows)
+    return score_retrieval(side, side, codec.space, METRICS, rerank=rescore).values
 
 
 def rows_of(ground: str, recipe: str, common: list[str], folder: Path) -> list[list[str]]:

@@ -17,8 +17,8 @@ import torch
 from evaluation import SOP, embeddings, peak_memory
 from report import write_report
 
+from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.ranking.rerank import KReciprocal, Rerank
-from dmlkit.metrics.scoring import score_retrieval
 
 ROUNDS = 3
 
@@ -32,7 +32,9 @@ def measure(count: int) -> list[list[str]]:
     for _ in range(ROUNDS):
         for name, method in methods.items():
             start = process_time()
-            memory[name].append(peak_memory(lambda method=method: score_retrieval(points, labels, rerank=method)))
+            memory[name].append(
+                peak_memory(lambda method=method: score_retrieval(Labeled(points, labels), rerank=method))
+            )
             seconds[name].append(process_time() - start)
     ratios = [k / plain for k, plain in zip(seconds["k_reciprocal"], seconds["search"], strict=True)]
     times = {"search": "1.00", "k_reciprocal": f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"}

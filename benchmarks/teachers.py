@@ -22,7 +22,7 @@ from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import load_model
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
-from dmlkit.metrics.scoring import score_retrieval
+from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.statistics import paired_runs, t_interval
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
@@ -48,9 +48,8 @@ def scores(found: Embeddings, among: Embeddings | None = None) -> dict[str, floa
     """Score retrieval of test photos, among those of another model if one is given."""
     others = among or found
     rows = torch.arange(len(found.points))
-    searched = (found.points, found.labels, others.points, others.labels)
-    space = Sphere(found.points.shape[1])
-    return score_retrieval(*searched, space, METRICS, ids=rows, gallery_ids=rows).values
+    queries, gallery = (Labeled(one.points, one.labels, rows) for one in (found, others))
+    return score_retrieval(queries, gallery, Sphere(found.points.shape[1]), METRICS).values
 
 
 def main(photos: str) -> None:

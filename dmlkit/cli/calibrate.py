@@ -1,20 +1,20 @@
 """``dmlkit calibrate``: a threshold for pairs of images, or for the labels of a gallery."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dmlkit.cli.evaluation_report import print_values
+from dmlkit.cli.option_groups import ColumnOptions, PlacedModelOptions
 from dmlkit.cli.options import (
     TRAIN,
     Checkpoint,
-    ColumnTable,
     Json,
-    ModelDevice,
     MovedRun,
     SetDataset,
-    checked,
+    argument,
     examples,
     option,
     second_option,
@@ -56,15 +56,70 @@ def require_calibratable(path: Path) -> None:
         require_run(path)
 
 
+@dataclass(frozen=True)
+class LabelOptions:
+    """Options on the threshold for the labels of a gallery."""
+
+    fpir: Annotated[
+        float | None,
+        option(
+            "RATE",
+            "Gallery: at most this share of images whose label is not in it gets a label. Default: 0.01, or the "
+            "lowest that the number of these images allows.",
+        ),
+    ] = None
+    strangers: Annotated[
+        Path | None,
+        option(
+            "IMAGES",
+            "Images whose labels are not in the gallery. Default: the validation images of its run.",
+            check=require_addable,
+        ),
+    ] = None
+    near: Annotated[
+        float | None,
+        option(
+            "SIMILARITY",
+            "Minimum similarity of near-duplicates; near-duplicates with the same label are left out together.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class RatesColumnOptions(ColumnOptions):
+    """Column of a table, for whose values error rates are printed."""
+
+    by: Annotated[
+        str | None,
+        option(
+            "COLUMN",
+            "Print FAR and FRR, or FPIR and FNIR, per value of this column of a table, e.g. camera, worst first.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class CalibratedModelOptions(PlacedModelOptions):
+    """Options on the runs of a gallery, which may have moved, and on place and time."""
+
+    run: MovedRun = None
+    second: Annotated[
+        Path | None,
+        second_option(
+            "RUN|place",
+            "The gallery's second run, if it has moved; or place: measure the rates of identify --with place.",
+            PLACE,
+        ),
+    ] = None
+
+
 @app.command(
     rich_help_panel=TRAIN,
     epilog=examples("dmlkit calibrate runs/demo --far 1e-3", "dmlkit calibrate galleries/birds --fpir 0.01"),
 )
 @with_common_options
 def calibrate(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="Run, or gallery.", callback=checked(require_calibratable))
-    ],
+    source: Annotated[Path, argument("SOURCE", "Run, or gallery.", check=require_calibratable)],
     far: Annotated[
         float | None,
         option(
@@ -73,50 +128,13 @@ def calibrate(
             "or the lowest that the number of pairs allows.",
         ),
     ] = None,
-    fpir: Annotated[
-        float | None,
-        option(
-            "RATE",
-            "Gallery: at most this share of images whose label is not in it gets a label. Default: 0.01, or the "
-            "lowest that the number of these images allows.",
-        ),
-    ] = None,
-    strangers: Annotated[
-        Path | None,
-        option(
-            "IMAGES",
-            "Images whose labels are not in the gallery. Default: the validation images of its run.",
-            check=require_addable,
-        ),
-    ] = None,
-    near: Annotated[
-        float | None,
-        option(
-            "SIMILARITY",
-            "Minimum similarity of near-duplicates; near-duplicates with the same label are left out together.",
-        ),
-    ] = None,
-    by: Annotated[
-        str | None,
-        option(
-            "COLUMN",
-            "Print FAR and FRR, or FPIR and FNIR, per value of this column of a table, e.g. camera, worst first.",
-        ),
-    ] = None,
-    table: ColumnTable = None,
+    *,
+    labels: LabelOptions,
+    column: RatesColumnOptions,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
-    run: MovedRun = None,
-    second: Annotated[
-        Path | None,
-        second_option(
-            "RUN|place",
-            "The gallery's second run, if it has moved; or place: measure the rates of identify --with place.",
-            PLACE,
-        ),
-    ] = None,
+    chosen: CalibratedModelOptions,
     json: Json = False,
-    device: ModelDevice = "auto",
 ) -> None:
     """Find the threshold of verify, for a run, or of identify, for a gallery.
 
@@ -126,15 +144,14 @@ def calibrate(
     """
     kind = kind_of(source)
     options = {"--far": far, "--checkpoint": checkpoint, "--set": overrides}
-    check_options(source, kind, {**options, "--fpir": fpir, "--strangers": strangers, "--near": near})
-    for name, moved in (("--run", run), ("--with", second)):
+    of_gallery = {"--fpir": labels.fpir, "--strangers": labels.strangers, "--near": labels.near}
+    check_options(source, kind, options | of_gallery)
+    for name, moved in (("--run", chosen.run), ("--with", chosen.second)):
         if moved is not None and kind == "run":
             raise UserError(f"calibrate: {name} {moved}: names a run of a gallery, but {source} is a run; remove it")
-    if table is not None and by is None:
-        raise UserError(f"calibrate: --table {table}: needs --by COLUMN, the column to read")
-    column = (by, table) if by is not None else None
+    asked = column.column()
     if kind == "run":
-        _calibrate_run(source, far, checkpoint, overrides or [], device, column, json=json)
+        _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, asked, json=json)
         return
     from rich.console import Console
 
@@ -144,17 +161,15 @@ def calibrate(
     from dmlkit.embedding.questions.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
     from dmlkit.evaluation.by_value import identification_rates_by_value, run_table
     from dmlkit.evaluation.calibration import plot_reliability
-    from dmlkit.evaluation.place import model_with
 
     console = Console(stderr=json)
-    model, place = model_with(source, second, run=run, device=device, bar=bars(console))
-    if place is not None and column is not None:
-        raise UserError(f"calibrate: --by {by}: does not apply to --with place; leave one out")
-    if column is not None:
-        run_table(*column, GalleryFolder(source).run)
-    options: Any = {"fpir": fpir, "strangers": strangers, "near": near, "place": place, "model": model}
-    found = calibrate_gallery(source, **options, bar=bars(console))
-    by_value = None if column is None else identification_rates_by_value(source, found, *column)
+    model, place = chosen.choose(source, bars(console))
+    if place is not None and asked is not None:
+        raise UserError(f"calibrate: --by {column.by}: does not apply to --with place; leave one out")
+    if asked is not None:
+        run_table(*asked, GalleryFolder(source).run)
+    found = calibrate_gallery(source, **asdict(labels), place=place, model=model, bar=bars(console))
+    by_value = None if asked is None else identification_rates_by_value(source, found, *asked)
     title, share = "Guesses of identify", "share of the guesses that is right"
     written = "nothing was written: identify --with place finds its threshold itself, on images of the gallery alone"
     if place is None:
@@ -164,7 +179,7 @@ def calibrate(
         say_json({**found.stamped(), **_as_data(by_value)})
     else:
         print_identification(found, source, console)
-        if fpir is None and found.requested > USUAL_FPIR:
+        if labels.fpir is None and found.requested > USUAL_FPIR:
             images = f"{found.fpir.images:,} images of absent labels"
             say_lowest("FPIR", found.requested, images, USUAL_FPIR, LEAST_ACCEPTED, console)
         print_values(by_value, console, ["fpir", "fnir"])
@@ -181,8 +196,7 @@ def print_identification(found: "Identification", gallery: Path, console: "Conso
         rows.append([name, whose, f"{rate.labels:,}", f"{rate.images:,}", f"{rate.rate:.3f}", interval])
     print_table(rows, console, str(gallery))
     say_prose(
-        console,
-        "FPIR: share with a label; FNIR: share without its own label; intervals: for as many other labels",
+        console, "FPIR: share with a label; FNIR: share without its own label; intervals: for as many other labels"
     )
     say(console, f"threshold: a label is given if its probability is at least {found.threshold:.3f}")
     say(console, f"without the threshold {found.guessed:.3f} of the best guesses are correct")
@@ -284,8 +298,7 @@ def print_far_elsewhere(found: "Threshold", console: "Console") -> None:
     if found.far_interval is not None:
         low, high = found.far_interval
         say_prose(
-            console,
-            f"expected FAR on {classes} other classes: {low:.2g} to {high:.2g} (95 %, bootstrap over classes)",
+            console, f"expected FAR on {classes} other classes: {low:.2g} to {high:.2g} (95 %, bootstrap over classes)"
         )
         if found.test and not low <= found.test.far <= high:
             say_prose(console, f"note: the FAR on the test classes is {found.test.far:.2g}, outside this interval")

@@ -5,18 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import (
-    USE,
-    ArrayLabels,
-    ArrayManifold,
-    Html,
-    SourceOptions,
-    SourcePath,
-    Writes,
-    examples,
-    option,
-    with_common_options,
-)
+from dmlkit.cli.option_groups import SourceOptions
+from dmlkit.cli.options import USE, Html, SourcePath, Writes, examples, option, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import CLUSTER_COLUMNS, check_table
 
@@ -63,8 +53,6 @@ def cluster(
     html: Html = None,
     *,
     points: SourceOptions,
-    labels: ArrayLabels = None,
-    manifold: ArrayManifold = None,
 ) -> None:
     """Cluster images by their embeddings."""
     if clusters is None and threshold is None and method != "hdbscan":
@@ -82,7 +70,7 @@ def cluster(
 
     console = Console()
     method = clustering_method(clusters, threshold, method)  # refuses before a run is embedded
-    collection = in_memory(points.open(source, labels=labels, manifold=manifold, bar=bars(console)))
+    collection = in_memory(points.open(source, bars(console)))
     with image_progress(console, "clustering", len(collection)) as progress:
         found = find_clusters(collection, clusters=clusters, threshold=threshold, method=method, advance=progress)
     print_clusters(found, console)

@@ -27,10 +27,9 @@ def compare(
     json: Json = False,
     by: Annotated[
         Literal["classes", "queries"],
-        typer.Option(
-            metavar="UNIT",
-            help="Unit of intervals and p-values: classes, or queries, which treats the queries of a class as "
-            "independent.",
+        option(
+            "UNIT",
+            "Unit of intervals and p-values: classes, or queries, which treats the queries of a class as independent.",
         ),
     ] = "classes",
     checkpoint: Checkpoint = None,

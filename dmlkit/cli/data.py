@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from dmlkit.loading.check import Findings
 
 app = typer.Typer(
-    name="data",
-    no_args_is_help=True,
-    rich_help_panel=TRAIN,
-    help="Check a dataset on disk, or make it faster to read.",
+    name="data", no_args_is_help=True, rich_help_panel=TRAIN, help="Check a dataset on disk, or make it faster to read."
 )
 Target = Annotated[Path, argument("RECIPE|ROOT|TABLE", "Recipe, folder of a dataset, or table of images and labels.")]
 DatasetName = Annotated[str | None, option("NAME", "Dataset in ROOT, e.g. cub200. Default: recognized by its files.")]
@@ -173,9 +170,7 @@ def shards(
         Writes(check_folder, "manifest.json", "shards that dmlkit wrote"),
         option("FOLDER", "Folder to write.", "--output", "-o"),
     ],
-    images_per_shard: Annotated[
-        int, typer.Option(min=1, metavar="COUNT", help="Number of images per tar file.")
-    ] = 10_000,
+    images_per_shard: Annotated[int, option("COUNT", "Number of images per tar file.", min=1)] = 10_000,
     dataset: DatasetName = None,
     overrides: Set = None,
 ) -> None:

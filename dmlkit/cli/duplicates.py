@@ -1,23 +1,13 @@
 """``dmlkit duplicates``."""
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import (
-    USE,
-    ArrayManifold,
-    Html,
-    SourceOptions,
-    SourcePath,
-    Writes,
-    argument,
-    examples,
-    option,
-    with_common_options,
-)
+from dmlkit.cli.option_groups import SourceOptions
+from dmlkit.cli.options import USE, Html, SourcePath, Writes, argument, examples, option, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import GROUP_COLUMNS, MATCH_COLUMNS, check_table
 from dmlkit.files.source import require_source
@@ -57,7 +47,6 @@ def duplicates(
     html: Html = None,
     *,
     points: SourceOptions,
-    manifold: ArrayManifold = None,
 ) -> None:
     """Find near-duplicates within a source, or across two sources.
 
@@ -76,16 +65,15 @@ def duplicates(
                 f"duplicates: {name} {path} needs --threshold; run the command without {name} for a proposal"
             )
     console = Console()
-    opened = partial(points.open, manifold=manifold, bar=bars(console))
-    ours = in_memory(opened(source))
+    ours = in_memory(points.open(source, bars(console)))
+    theirs = None if other is None else in_memory(replace(points, labels=None).open(other, bars(console)))
     if threshold is None:
-        print_proposal(ours, None if other is None else in_memory(opened(other)), console)
+        print_proposal(ours, theirs, console)
         return
-    if other is None:
+    if theirs is None:
         found = duplicate_groups(ours, threshold, bar=bars(console))
         print_groups(found, console)
     else:
-        theirs = in_memory(opened(other))
         found = matches(ours, theirs, threshold, bar=bars(console))
         print_matches(found, console)
     say_skipped(console, ours.skipped)
@@ -118,8 +106,7 @@ def print_groups(found: "DuplicateGroups", console: "Console") -> None:
         print_table(rows, console, f"near-duplicates in {collection.source}")
     groups = counted(len(found.groups), "group", "groups")
     say(
-        console,
-        f"{counted(len(collection), 'image', 'images')}: {found.images} of them in {groups} of near-duplicates",
+        console, f"{counted(len(collection), 'image', 'images')}: {found.images} of them in {groups} of near-duplicates"
     )
     if len(found.groups) > MOST_SHOWN:
         say(console, f"the largest {MOST_SHOWN} are shown; --csv FILE and --html FILE contain all")

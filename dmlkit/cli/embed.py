@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from dmlkit.cli.option_groups import BoxOptions
 from dmlkit.cli.options import (
     USE,
-    BoxOptions,
     Checkpoint,
     ModelDevice,
     RunPath,

@@ -30,8 +30,8 @@ class Shown:
 
     as_json: bool
     per_class: Path | None
-    by: str | None = None
-    table: Path | None = None
+    column: "tuple[str, Path | None] | None" = None
+    """Column whose values the metrics are printed for, and its table."""
     rerank: "Rerank | None" = None
     copies: "Copies | None" = None
     fusion: "Fusion | None" = None
@@ -44,11 +44,6 @@ class Shown:
         from rich.console import Console
 
         return Console(stderr=self.as_json)
-
-    @property
-    def column(self) -> "tuple[str, Path | None] | None":
-        """Column whose values the metrics are printed for, and its table."""
-        return None if self.by is None else (self.by, self.table)
 
     def check_column(self, run: Path | None) -> None:
         """Refuse a column that is not in the table of a run, before anything is computed."""
@@ -63,13 +58,13 @@ class Shown:
         Args:
             report, evaluation: the result of an evaluation.
             title: title of the table.
-            run: run of evaluated embeddings, whose table has the column ``by``.
+            run: run of evaluated embeddings, whose table has the column.
         """
         from dmlkit.cli.console import print_table, say_json, say_prose, say_skipped
         from dmlkit.evaluation.report import with_stored_forms
 
-        if self.by is not None:
-            report = report.with_column(evaluation, self.by, self.table, run)
+        if self.column is not None:
+            report = report.with_column(evaluation, *self.column, run)
         report = report.with_alternative(evaluation, self.rerank, copies=self.copies, fusion=self.fusion)
         report = with_stored_forms(report, evaluation, self.forms)
         if self.per_class is not None:

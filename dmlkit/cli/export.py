@@ -1,5 +1,6 @@
 """``dmlkit export``."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -17,6 +18,52 @@ from dmlkit.files.export_formats import (
 )
 
 app = typer.Typer()
+
+
+@dataclass(frozen=True)
+class ExportedModelOptions:
+    """Options on the model of a run that is exported, and its form; see `WantedModel`."""
+
+    takes: Annotated[
+        ModelInput | None,
+        option(
+            "INPUT",
+            "What the exported model takes: images of any size, or squares, already resized and cropped, in "
+            "batches. Default: images.",
+            "--input",
+        ),
+    ] = None
+    dims: Annotated[
+        int | None,
+        option(
+            "N", "Export a model that returns the first N coordinates, e.g. of a run with the loss matryoshka.", min=1
+        ),
+    ] = None
+    precision: Annotated[
+        IndexPrecision | None,
+        option(
+            "PRECISION",
+            "Precision of an onnx model: fp32, fp16, or int8, whose ranges come from training images. Of a faiss "
+            "index on the sphere: fp32, fp16, int8 or binary. Default: fp32.",
+        ),
+    ] = None
+    license_name: Annotated[
+        str | None,
+        option("NAME", "License in the model card of --format hub, e.g. apache-2.0. Default: unknown.", "--license"),
+    ] = None
+    checkpoint: Checkpoint = None
+    overrides: SetDataset = None
+
+    def given(self) -> dict[str, object]:
+        """Return the values by the names of the options."""
+        return {
+            "--input": self.takes,
+            "--dims": self.dims,
+            "--precision": self.precision,
+            "--license": self.license_name,
+            "--checkpoint": self.checkpoint,
+            "--set": self.overrides,
+        }
 
 
 @app.command(
@@ -49,51 +96,11 @@ def export(
         str | None, option("NAME", "Name of the table (collection) in the database. Default: embeddings.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the table, if dmlkit wrote it.")] = False,
-    takes: Annotated[
-        ModelInput | None,
-        option(
-            "INPUT",
-            "What the exported model takes: images of any size, or squares, already resized and cropped, in "
-            "batches. Default: images.",
-            "--input",
-        ),
-    ] = None,
-    dims: Annotated[
-        int | None,
-        option(
-            "N", "Export a model that returns the first N coordinates, e.g. of a run with the loss matryoshka.", min=1
-        ),
-    ] = None,
-    precision: Annotated[
-        IndexPrecision | None,
-        option(
-            "PRECISION",
-            "Precision of an onnx model: fp32, fp16, or int8, whose ranges come from training images. Of a faiss "
-            "index on the sphere: fp32, fp16, int8 or binary. Default: fp32.",
-        ),
-    ] = None,
-    license_name: Annotated[
-        str | None,
-        option("NAME", "License in the model card of --format hub, e.g. apache-2.0. Default: unknown.", "--license"),
-    ] = None,
-    checkpoint: Checkpoint = None,
-    overrides: SetDataset = None,
+    *,
+    model: ExportedModelOptions,
 ) -> None:
     """Export the model of a run, a gallery with its model, or embeddings, for other programs."""
-    check_export(
-        source,
-        format,
-        {
-            "--table": table,
-            "--overwrite": overwrite,
-            "--input": takes,
-            "--dims": dims,
-            "--precision": precision,
-            "--license": license_name,
-            "--checkpoint": checkpoint,
-            "--set": overrides,
-        },
-    )
+    check_export(source, format, {"--table": table, "--overwrite": overwrite, **model.given()})
 
     from rich.console import Console
 
@@ -103,14 +110,11 @@ def export(
     from dmlkit.export.export import export as export_source
 
     console = Console()
+    wanted = WantedModel(
+        model.checkpoint, model.overrides or [], model.takes, model.dims, model.license_name, model.precision
+    )
     exported = export_source(
-        source,
-        format,
-        output=output,
-        table=table,
-        overwrite=overwrite,
-        model=WantedModel(checkpoint, overrides or [], takes, dims, license_name, precision),
-        bar=bars(console),
+        source, format, output=output, table=table, overwrite=overwrite, model=wanted, bar=bars(console)
     )
     if exported.agreement:
         say(console, f"{exported.written[0]}: {exported.agreement}")

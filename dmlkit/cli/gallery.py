@@ -1,25 +1,22 @@
 """``dmlkit gallery``: labeled embeddings to which images are added and from which they are removed."""
 
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dmlkit.cli.gallery_versions import GalleryPath, history, migrate, restore
+from dmlkit.cli.gallery_versions import GalleryPath, KeptModelOptions, history, migrate, restore
+from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions
 from dmlkit.cli.options import (
     USE,
-    BoxOptions,
-    Checkpoint,
     Debug,
     Json,
-    ModelDevice,
     MovedRun,
     RunPath,
-    WithFeatures,
     Writes,
     argument,
-    checked,
     examples,
     option,
     second_option,
@@ -47,7 +44,14 @@ NOT_PRINTED = ("contents", "files", "stamps", "state", "others")
 """Fields of a gallery's manifest: checksums, what is printed anyway, and the models of other versions."""
 MOST_SHOWN = 5  # images of each kind that were not added
 MOST_LABELS = 20
-MovedSecondRun = Annotated[Path | None, second_option("RUN", "The gallery's second run, if it has moved.")]
+
+
+@dataclass(frozen=True)
+class MovedModelOptions(FusedModelOptions):
+    """Options on the runs of a gallery, which may have moved."""
+
+    run: MovedRun = None
+    second: Annotated[Path | None, second_option("RUN", "The gallery's second run, if it has moved.")] = None
 
 
 def check_new(path: Path, **given: Any) -> None:
@@ -78,21 +82,17 @@ def create(
             "Similarity below which identify reports an image as unknown. Default: use what calibrate finds.",
         ),
     ] = None,
-    checkpoint: Checkpoint = None,
-    second: WithFeatures = None,
-    device: ModelDevice = "auto",
+    chosen: KeptModelOptions,
 ) -> None:
     """Create a gallery from images embedded by a run, or by two."""
     from rich.console import Console
 
     from dmlkit.cli.console import fusion_line, say
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.gallery.change import GallerySettings, create_gallery
-    from dmlkit.evaluation.local import fusion_or_local_of
 
     console = Console()
-    fusion = fusion_or_local_of(run, second, checkpoint=checkpoint, device=device, bar=bars(console))
+    model = chosen.choose(run, bars(console))
     incoming = create_gallery(
         run,
         images,
@@ -100,12 +100,12 @@ def create(
         label=label,
         boxes=boxes.read(),
         settings=GallerySettings(thumbnails, threshold),
-        model=ModelChoice(checkpoint=checkpoint, fusion=fusion, device=device),
+        model=model,
         bar=bars(console),
     )
     print_incoming(incoming, output, console)
-    if fusion is not None:
-        say(console, fusion_line(fusion.model_dump()))
+    if model.fusion is not None:
+        say(console, fusion_line(model.fusion.model_dump()))
     use = f"identify {command_word(output)} IMAGES" if incoming.added else f"gallery add {command_word(output)} IMAGES"
     say(console, f"next: dmlkit {use}")
 
@@ -114,30 +114,21 @@ def create(
 @with_common_options
 def add(
     gallery: GalleryPath,
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help=IMAGES, callback=checked(require_addable))],
+    images: Annotated[Path, argument("IMAGES", IMAGES, check=require_addable)],
     label: Label = None,
     *,
     boxes: BoxOptions,
-    run: MovedRun = None,
-    second: MovedSecondRun = None,
-    device: ModelDevice = "auto",
+    chosen: MovedModelOptions,
 ) -> None:
     """Add images; those that are already in the gallery are reported and skipped."""
     from rich.console import Console
 
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.gallery.change import add_images
-    from dmlkit.evaluation.fusion import fusion_of
 
     console = Console()
     incoming = add_images(
-        gallery,
-        images,
-        label=label,
-        boxes=boxes.read(),
-        model=ModelChoice(run, fusion=fusion_of(gallery, second), device=device),
-        bar=bars(console),
+        gallery, images, label=label, boxes=boxes.read(), model=chosen.choose(gallery), bar=bars(console)
     )
     print_incoming(incoming, gallery, console)
 
@@ -167,15 +158,11 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: "Console") -> N
 @app.command(epilog=examples("dmlkit gallery remove galleries/birds --label robin"))
 def remove(
     gallery: GalleryPath,
-    label: Annotated[
-        list[str] | None, typer.Option(metavar="LABEL", help="Remove all images with this label. Repeatable.")
-    ] = None,
+    label: Annotated[list[str] | None, option("LABEL", "Remove all images with this label. Repeatable.")] = None,
     id: Annotated[  # noqa: A002
-        list[str] | None, typer.Option(metavar="ID", help="Remove the image with this id. Repeatable.")
+        list[str] | None, option("ID", "Remove the image with this id. Repeatable.")
     ] = None,
-    path: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Remove the images added from this file. Repeatable.")
-    ] = None,
+    path: Annotated[list[str] | None, option("FILE", "Remove the images added from this file. Repeatable.")] = None,
     debug: Debug = False,
 ) -> None:
     """Remove images; gallery restore can undo this."""
@@ -244,10 +231,7 @@ def info(
     say(console, f"similarity threshold of the run: {floor}; probabilities of identify: {probabilities}")
     index = summary.approximate if state.has_index else None
     outside = f"{state.not_indexed} images are not in the index" if index else "all searches are exact"
-    say(
-        console,
-        f"index: {f'{index.value}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}",
-    )
+    say(console, f"index: {f'{index.value}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}")
     if verify:
         without = "all rows can be read, but this gallery was created by a version of dmlkit without checksums"
         say(console, "verified: all rows match their checksums" if verified else f"not verified: {without}")
@@ -257,16 +241,10 @@ def info(
 @with_common_options
 def check(
     gallery: GalleryPath,
-    images: Annotated[
-        Path,
-        typer.Argument(
-            metavar="IMAGES", help="New images of labels that are in the gallery.", callback=checked(require_queries)
-        ),
-    ],
-    run: MovedRun = None,
-    second: MovedSecondRun = None,
+    images: Annotated[Path, argument("IMAGES", "New images of labels that are in the gallery.", check=require_queries)],
+    *,
+    chosen: MovedModelOptions,
     json: Json = False,
-    device: ModelDevice = "auto",
 ) -> None:
     """Test whether new images are like those that calibrated the gallery."""
     from dmlkit.embedding.gallery.files import IDENTIFICATION
@@ -275,19 +253,16 @@ def check(
         raise UserError(
             f"{gallery}: this gallery is not calibrated; run dmlkit calibrate {command_word(gallery)} first"
         )
-    check_device(device, gallery, images)
+    check_device(chosen.device, gallery, images)
 
     from rich.console import Console
 
     from dmlkit.cli.console import print_table, say, say_json, say_prose
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.questions.check import check_queries
-    from dmlkit.evaluation.fusion import fusion_of
 
     console = Console(stderr=json)
-    model = ModelChoice(run, fusion=fusion_of(gallery, second), device=device)
-    found = check_queries(gallery, images, model=model, bar=bars(console))
+    found = check_queries(gallery, images, model=chosen.choose(gallery), bar=bars(console))
     if json:
         say_json(found.stamped())
         return
@@ -346,9 +321,7 @@ def index(
             "are ordered by the full vectors.",
         ),
     ] = None,
-    recall: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the 10 nearest images that a search must find, 0 to 1.")
-    ] = 0.99,
+    recall: Annotated[float, option("SHARE", "Share of the 10 nearest images that a search must find, 0 to 1.")] = 0.99,
     debug: Debug = False,
 ) -> None:
     """Build an approximate index for faster search and identify, and measure its recall."""

@@ -1,9 +1,8 @@
 """``dmlkit gallery history``, ``restore`` and ``migrate``: versions of a gallery, and the models that embedded them."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from dmlkit.cli.options import (
     Checkpoint,
@@ -11,26 +10,49 @@ from dmlkit.cli.options import (
     Json,
     ModelDevice,
     RunPath,
-    WithFeatures,
     argument,
-    checked,
     existing,
+    second_option,
     with_common_options,
 )
 from dmlkit.files.escape import command_word
-from dmlkit.files.source import require_gallery
+from dmlkit.files.source import LOCAL, SIFT, require_gallery
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.gallery.migrate import Migrated
+    from dmlkit.embedding.progress_bar import Bar
 
-GalleryPath = Annotated[
-    Path,
-    typer.Argument(
-        metavar="GALLERY", help="Gallery folder, written by gallery create.", callback=checked(require_gallery)
-    ),
-]
+GalleryPath = Annotated[Path, argument("GALLERY", "Gallery folder, written by gallery create.", check=require_gallery)]
+
+
+@dataclass(frozen=True)
+class KeptModelOptions:
+    """Options on the model whose embeddings a gallery keeps."""
+
+    checkpoint: Checkpoint = None
+    second: Annotated[
+        Path | None,
+        second_option(
+            "RUN|local|sift",
+            "Add a second similarity, weighted by validation classes: that of a second run of the same dataset, or of "
+            "the patches (local) or keypoints (sift) of the 100 nearest images, which the gallery keeps. For a run in "
+            "a folder of such a name, write ./local or ./sift.",
+            LOCAL,
+            SIFT,
+        ),
+    ] = None
+    device: ModelDevice = "auto"
+
+    def choose(self, run: Path, bar: "Bar") -> "ModelChoice":
+        """Return the model of a run, see `dmlkit.evaluation.local.fusion_or_local_of`."""
+        from dmlkit.embedding.fusion import ModelChoice
+        from dmlkit.evaluation.local import fusion_or_local_of
+
+        fusion = fusion_or_local_of(run, self.second, checkpoint=self.checkpoint, device=self.device, bar=bar)
+        return ModelChoice(checkpoint=self.checkpoint, fusion=fusion, device=self.device)
 
 
 def history(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> None:
@@ -63,9 +85,7 @@ def history(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> N
 
 def restore(
     gallery: GalleryPath,
-    version: Annotated[
-        int, typer.Argument(metavar="VERSION", help="Number of a version, as listed by gallery history.")
-    ],
+    version: Annotated[int, argument("VERSION", "Number of a version, as listed by gallery history.")],
     debug: Debug = False,
 ) -> None:
     """Restore an old version; it becomes the newest version."""
@@ -94,21 +114,17 @@ def migrate(
             callback=existing("the folder that has the images now"),
         ),
     ] = None,
-    checkpoint: Checkpoint = None,
-    second: WithFeatures = None,
-    device: ModelDevice = "auto",
+    *,
+    chosen: KeptModelOptions,
 ) -> None:
     """Embed all images again with a newer run, and replace the old embeddings when all are done."""
     from rich.console import Console
 
     from dmlkit.cli.progress import bars
-    from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.gallery.migrate import migrate_gallery
-    from dmlkit.evaluation.local import fusion_or_local_of
 
     console = Console()
-    fusion = fusion_or_local_of(run, second, checkpoint=checkpoint, device=device, bar=bars(console))
-    model = ModelChoice(checkpoint=checkpoint, fusion=fusion, device=device)
+    model = chosen.choose(run, bars(console))
     found = migrate_gallery(gallery, run, images, model=model, bar=bars(console))
     print_migrated(found, gallery, run, console)
 

@@ -7,6 +7,7 @@ import typer
 from dmlkit.cli.options import (
     RESEARCH,
     ArrayManifold,
+    RunDevice,
     SetDataset,
     SourcePath,
     SplitName,
@@ -28,14 +29,10 @@ def curvature(
         SplitName | None, option("SPLIT", "Split of a run: train, validation, test or all. Default: train.")
     ] = None,
     overrides: SetDataset = None,
-    sample: Annotated[
-        int, typer.Option(min=4, metavar="COUNT", help="Images per sample; run time grows with its cube.")
-    ] = 500,
-    draws: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of random samples.")] = 10,
-    seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the samples.")] = 0,
-    device: Annotated[
-        str | None, option("DEVICE", "Device for a run: auto, cpu, cuda, cuda:N or mps. Default: auto.")
-    ] = None,
+    sample: Annotated[int, option("COUNT", "Images per sample; run time grows with its cube.", min=4)] = 500,
+    draws: Annotated[int, option("COUNT", "Number of random samples.", min=1)] = 10,
+    seed: Annotated[int, option("SEED", "Seed of the samples.")] = 0,
+    device: RunDevice = None,
     manifold: ArrayManifold = None,
 ) -> None:
     """Measure how tree-like features are, and suggest a curvature for a hyperbolic space."""

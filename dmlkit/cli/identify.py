@@ -1,22 +1,18 @@
 """``dmlkit identify``."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dmlkit.cli.option_groups import ArrayOptions, BoxOptions, PlacedModelOptions
 from dmlkit.cli.options import (
     USE,
-    ArrayLabels,
-    ArrayManifold,
-    BoxOptions,
     Html,
-    ModelDevice,
     QueryPath,
-    QueryRun,
     RerankMethod,
     SearchedPath,
-    WithPlace,
     Writes,
     examples,
     option,
@@ -41,6 +37,35 @@ def check_answers(path: Path, **given: Any) -> None:
     check_answers_file(path, **given)
 
 
+@dataclass(frozen=True)
+class RuleOptions:
+    """Options on how labeled images decide on a label, see `LabelRule`."""
+
+    by: Annotated[
+        Literal["nearest", "vote", "mean"],
+        option(
+            "RULE", "Take the label by: nearest (image), vote (of the -k nearest images) or mean (nearest class mean)."
+        ),
+    ] = "nearest"
+    k: Annotated[int | None, option("COUNT", "Number of images that vote (--by vote). Default: 5.", "-k")] = None
+    threshold: Annotated[
+        float | None,
+        option(
+            "SIMILARITY",
+            "Similarity below which an image is unknown. Default: use the calibrated probability of the gallery.",
+        ),
+    ] = None
+    by_group: Annotated[
+        str | None,
+        option(
+            "RULE",
+            "Give one answer per group of images, e.g. of a track or burst: folder (the images of one folder), or "
+            "a column of the table of images.",
+        ),
+    ] = None
+    rerank: RerankMethod = None
+
+
 @app.command(
     rich_help_panel=USE,
     epilog=examples(
@@ -58,38 +83,12 @@ def identify(
         Writes(check_answers),
         option("FILE", "Write all answers to this .csv or .json file.", "--output", "-o"),
     ] = None,
-    by: Annotated[
-        Literal["nearest", "vote", "mean"],
-        typer.Option(
-            metavar="RULE",
-            help="Take the label by: nearest (image), vote (of the -k nearest images) or mean (nearest class mean).",
-        ),
-    ] = "nearest",
-    k: Annotated[int | None, option("COUNT", "Number of images that vote (--by vote). Default: 5.", "-k")] = None,
-    threshold: Annotated[
-        float | None,
-        option(
-            "SIMILARITY",
-            "Similarity below which an image is unknown. Default: use the calibrated probability of the gallery.",
-        ),
-    ] = None,
-    by_group: Annotated[
-        str | None,
-        option(
-            "RULE",
-            "Give one answer per group of images, e.g. of a track or burst: folder (the images of one folder), or "
-            "a column of the table of images.",
-        ),
-    ] = None,
-    rerank: RerankMethod = None,
-    html: Html = None,
     *,
+    rule: RuleOptions,
+    html: Html = None,
     boxes: BoxOptions,
-    run: QueryRun = None,
-    second: WithPlace = None,
-    labels: ArrayLabels = None,
-    manifold: ArrayManifold = None,
-    device: ModelDevice = "auto",
+    chosen: PlacedModelOptions,
+    array: ArrayOptions,
 ) -> None:
     """Label images by the most similar labeled images, e.g. of a gallery, or report them as unknown.
 
@@ -106,37 +105,36 @@ def identify(
         from dmlkit.embedding.progress_bar import image_progress  # bars would import torch
         from dmlkit.embedding.questions.exported import identify_exported
 
-        others = {"--by": None if by == "nearest" else by, "-k": k, "--by-group": by_group, "--labels": labels}
-        others |= others_of(boxes, run, second, rerank, manifold, device)
+        others = {"--by": None if rule.by == "nearest" else rule.by, "-k": rule.k, "--by-group": rule.by_group}
+        others |= {"--labels": array.labels, **others_of(boxes, chosen, rule.rerank, array.manifold)}
         bar = partial(image_progress, console)
-        found = identify_exported(source, images, threshold=threshold, others=others, bar=bar)
+        found = identify_exported(source, images, threshold=rule.threshold, others=others, bar=bar)
     else:
-        if second != Path(PLACE):
-            check_device(device, source, images)
+        if chosen.second != Path(PLACE):
+            check_device(chosen.device, source, images)
 
         from dmlkit.cli.progress import bars
         from dmlkit.embedding.questions.identify import LabelRule
         from dmlkit.embedding.questions.identify import identify as identify_images
-        from dmlkit.evaluation.place import model_with
 
-        model, place = model_with(source, second, run=run, device=device, bar=bars(console))
+        model, place = chosen.choose(source, bars(console))
         added = model.fusion or place
         found = identify_images(
             source,
             images,
-            rule=LabelRule(by, k, threshold, by_group, rerank_of(rerank), place),
+            rule=LabelRule(rule.by, rule.k, rule.threshold, rule.by_group, rerank_of(rule.rerank), place),
             boxes=boxes.read(),
             model=model,
-            labels=labels,
-            manifold=manifold,
+            labels=array.labels,
+            manifold=array.manifold,
             bar=bars(console),
         )
     print_answers(found, images, console, is_kept=output is not None or html is not None)
     if added is not None:
         say(console, fusion_line(added.model_dump()))
     size = len(found.neighbors.searched)
-    if k is not None and k > size:
-        say(console, f"note: -k {k} is reduced to {size}, the number of images in {source}")
+    if rule.k is not None and rule.k > size:
+        say(console, f"note: -k {rule.k} is reduced to {size}, the number of images in {source}")
     if output is not None:
         found.write(output)
         say(console, f"wrote {output}")

@@ -5,19 +5,8 @@ from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import (
-    LOOK,
-    ArrayLabels,
-    ArrayManifold,
-    RunDevice,
-    RunSplit,
-    SetDataset,
-    SourcePath,
-    Writes,
-    examples,
-    option,
-    with_common_options,
-)
+from dmlkit.cli.option_groups import SourceOptions
+from dmlkit.cli.options import LOOK, SourcePath, Writes, examples, option, with_common_options
 from dmlkit.cli.search import why_missing
 from dmlkit.files.outputs import check_output, check_page, is_our_page
 from dmlkit.files.source import kind_of
@@ -42,11 +31,8 @@ def inspect(
             "-o",
         ),
     ] = None,
-    split: RunSplit = None,
-    overrides: SetDataset = None,
-    device: RunDevice = None,
-    labels: ArrayLabels = None,
-    manifold: ArrayManifold = None,
+    *,
+    points: SourceOptions,
 ) -> None:
     """Write one HTML page of what the model gets wrong: worst queries, confused classes, suspected wrong labels."""
     from dmlkit.run_folder.folder import RunFolder
@@ -65,7 +51,13 @@ def inspect(
     console = Console()
     bar = bars(console)
     found = look_at(
-        source, split=split, overrides=overrides or [], device=device, labels=labels, manifold=manifold, bar=bar
+        source,
+        split=points.split,
+        overrides=points.overrides or [],
+        device=points.device,
+        labels=points.labels,
+        manifold=points.manifold,
+        bar=bar,
     )
     output.parent.mkdir(exist_ok=True)
     gone = write_inspection(found, output, f"Inspection of {source}", bar=bar)

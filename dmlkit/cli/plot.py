@@ -84,13 +84,8 @@ PlottedRun = Annotated[Path, argument("RUN", "Run folder, written by train.", ch
 RunsOrStudy = Annotated[
     list[Path], argument("RUN|STUDY", "One or more run folders, or one study folder.", check=require_runs_or_study)
 ]
-Split = Annotated[
-    SplitName,
-    typer.Option(metavar="SPLIT", help="Split to draw: train, validation, test or all."),
-]
-Classes = Annotated[
-    int, typer.Option(min=1, metavar="COUNT", help="Number of classes to show, at equal steps in the list of classes.")
-]
+Split = Annotated[SplitName, option("SPLIT", "Split to draw: train, validation, test or all.")]
+Classes = Annotated[int, option("COUNT", "Number of classes to show, at equal steps in the list of classes.", min=1)]
 Metric = Annotated[str | None, option("NAME", "Metric to draw. Default: the one that chose the checkpoint.")]
 Output = Annotated[
     Path | None,
@@ -163,15 +158,12 @@ def retrieval(
     run: PlottedRun,
     split: Split = "test",
     queries: Annotated[
-        int,
-        typer.Option(
-            min=1, max=50, metavar="COUNT", help="Number of queries; half are the worst-scoring, half are random."
-        ),
+        int, option("COUNT", "Number of queries; half are the worst-scoring, half are random.", min=1, max=50)
     ] = 8,
     neighbors: Annotated[
-        int, typer.Option("--neighbors", "-k", min=1, max=12, metavar="COUNT", help="Number of neighbors per query.")
+        int, option("COUNT", "Number of neighbors per query.", "--neighbors", "-k", min=1, max=12)
     ] = 6,
-    seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the random queries.")] = 0,
+    seed: Annotated[int, option("SEED", "Seed of the random queries.")] = 0,
     *,
     options: PictureOptions,
 ) -> None:
@@ -190,13 +182,7 @@ def retrieval(
 
 @app.command(epilog=examples("dmlkit plot heatmap runs/demo --split train"))
 @with_common_options
-def heatmap(
-    run: PlottedRun,
-    split: Split = "test",
-    classes: Classes = 20,
-    *,
-    options: PictureOptions,
-) -> None:
+def heatmap(run: PlottedRun, split: Split = "test", classes: Classes = 20, *, options: PictureOptions) -> None:
     """Draw the similarities between images and proxies, and between classes."""
     from dmlkit.cli.console import counted, say
     from dmlkit.evaluation.plots.similarities import plot_heatmap
@@ -213,12 +199,7 @@ def heatmap(
 
 @app.command(epilog=examples("dmlkit plot histogram runs/demo"))
 @with_common_options
-def histogram(
-    run: PlottedRun,
-    split: Split = "test",
-    *,
-    options: PictureOptions,
-) -> None:
+def histogram(run: PlottedRun, split: Split = "test", *, options: PictureOptions) -> None:
     """Draw the similarities of same-class and different-class pairs, before and after training."""
     from dmlkit.cli.progress import bars
     from dmlkit.evaluation.plots.similarities import plot_histogram
@@ -233,11 +214,7 @@ def histogram(
     epilog=examples("dmlkit plot epochs runs/demo", "dmlkit plot epochs runs/one runs/two --metric map@r -o epochs.pdf")
 )
 @with_common_options
-def epochs(
-    sources: RunsOrStudy,
-    metric: Metric = None,
-    output: Output = None,
-) -> None:
+def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -> None:
     """Draw the loss and a validation metric over the epochs of runs, or of the variants of a study."""
     from rich.console import Console
 

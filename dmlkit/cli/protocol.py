@@ -20,7 +20,7 @@ app = typer.Typer(
 Output = Annotated[
     Path, Writes(check_folder), option("FOLDER", "Folder to write; finished runs in it are kept.", "--output", "-o")
 ]
-Repeats = Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of repeats, each with its own seed.")]
+Repeats = Annotated[int, option("COUNT", "Number of repeats, each with its own seed.", min=1)]
 
 
 @app.command(name="official", epilog=examples("dmlkit protocol official RECIPE -o runs/five --repeats 5"))

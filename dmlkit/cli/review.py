@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, ModelOptions, QueryPath, SourcePath, Writes, examples, option, with_common_options
+from dmlkit.cli.option_groups import FusedModelOptions
+from dmlkit.cli.options import USE, QueryPath, SourcePath, Writes, examples, option, with_common_options
 from dmlkit.cli.search import check_device
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
@@ -36,31 +37,31 @@ def review(
         Writes(check_folder, REVIEW_MARK, "a review"),
         option("FOLDER", "Folder of the review; created if it does not exist.", "--output", "-o"),
     ],
-    ask: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of questions to ask next.")] = 20,
+    ask: Annotated[int, option("COUNT", "Number of questions to ask next.", min=1)] = 20,
     wrong: Annotated[
         float,
-        typer.Option(
+        option(
+            "SHARE",
+            "Share of labels that may be wrong in the end; the review estimates how many answers reach it.",
             min=0,
             max=1,
-            metavar="SHARE",
-            help="Share of labels that may be wrong in the end; the review estimates how many answers reach it.",
         ),
     ] = 0.01,
     audit: Annotated[
         float,
-        typer.Option(
+        option(
+            "SHARE",
+            "Share of the questions that are drawn at random, on which the bound is based; the others are the most "
+            "doubtful.",
             min=0.01,
             max=1,
-            metavar="SHARE",
-            help="Share of the questions that are drawn at random, on which the bound is "
-            "based; the others are the most doubtful.",
         ),
     ] = 0.25,
     add: Annotated[
         bool, typer.Option("--add", help="Add the images with their labels to the gallery, as a new version.")
     ] = False,
     *,
-    chosen: ModelOptions,
+    chosen: FusedModelOptions,
 ) -> None:
     """Check the labels that identify gives to images, and print how many of them may be wrong.
 

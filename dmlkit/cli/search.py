@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dmlkit.cli.option_groups import BoxOptions, PlacedModelOptions
 from dmlkit.cli.options import (
     USE,
     ArrayManifold,
-    BoxOptions,
     Html,
     Json,
-    ModelDevice,
     QueryPath,
-    QueryRun,
     RerankMethod,
     SearchedPath,
-    WithPlace,
     Writes,
     examples,
     option,
@@ -55,22 +52,20 @@ EXPORTED_DEVICES = ("auto", "cpu", "cpu+onnxruntime")  # that compute exported g
 def search(
     source: SearchedPath,
     queries: QueryPath,
-    k: Annotated[int, typer.Option("-k", metavar="COUNT", help="Number of neighbors per query.")] = 10,
+    k: Annotated[int, option("COUNT", "Number of neighbors per query.", "-k")] = 10,
     exact: Annotated[
         bool, typer.Option("--exact", help="Compare with every image, even if the gallery has an index.")
     ] = False,
     rerank: RerankMethod = None,
     *,
     boxes: BoxOptions,
-    run: QueryRun = None,
-    second: WithPlace = None,
+    chosen: PlacedModelOptions,
     csv: Annotated[
         Path | None, Writes(check_table, NEIGHBOR_COLUMNS), option("FILE", "Write all neighbors to this CSV file.")
     ] = None,
     html: Html = None,
     manifold: ArrayManifold = None,
     json: Json = False,
-    device: ModelDevice = "auto",
 ) -> None:
     """Find the nearest neighbors of images in a gallery, a run or other embeddings.
 
@@ -89,17 +84,16 @@ def search(
         from dmlkit.embedding.progress_bar import image_progress  # bars would import torch
         from dmlkit.embedding.questions.exported import search_exported
 
-        others = others_of(boxes, run, second, rerank, manifold, device)
+        others = others_of(boxes, chosen, rerank, manifold)
         answers = search_exported(source, queries, k=k, others=others, bar=partial(image_progress, console))
     else:
-        if second != Path(PLACE):
-            check_device(device, source, queries)
+        if chosen.second != Path(PLACE):
+            check_device(chosen.device, source, queries)
 
         from dmlkit.cli.progress import bars
         from dmlkit.embedding.questions.search import search as search_images
-        from dmlkit.evaluation.place import model_with
 
-        model, place = model_with(source, second, run=run, device=device, bar=bars(console))
+        model, place = chosen.choose(source, bars(console))
         added = model.fusion or place
         answers = search_images(
             source,
@@ -126,16 +120,12 @@ def search(
 
 
 def others_of(
-    boxes: BoxOptions,
-    run: Path | None,
-    second: Path | None,
-    rerank: str | None,
-    manifold: str | None,
-    device: str,
+    boxes: BoxOptions, chosen: PlacedModelOptions, rerank: str | None, manifold: str | None
 ) -> dict[str, object]:
     """Return the values of options of search and identify that do not apply to an exported gallery, by their names."""
-    model = {"--run": run, "--with": second, "--rerank": rerank, "--manifold": manifold}
-    return {**boxes.given(), **model, "--device": None if device in EXPORTED_DEVICES else device}
+    device = None if chosen.device in EXPORTED_DEVICES else chosen.device
+    model = {"--run": chosen.run, "--with": chosen.second, "--rerank": rerank, "--manifold": manifold}
+    return {**boxes.given(), **model, "--device": device}
 
 
 def check_device(device: str, *paths: Path) -> None:
@@ -194,10 +184,7 @@ def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path]
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 
     shelves = (
-        Shelf(
-            Picture(picture, box=box),
-            pictures_of(neighbors),
-        )
+        Shelf(Picture(picture, box=box), pictures_of(neighbors))
         for picture, box, (_, neighbors) in zip(answers.pictures, answers.boxes, answers.neighbors(), strict=True)
     )
     notes = [

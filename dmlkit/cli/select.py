@@ -5,21 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dmlkit.cli.options import (
-    USE,
-    ArrayLabels,
-    ArrayManifold,
-    Json,
-    ModelDevice,
-    QueryRun,
-    SourcePath,
-    SplitName,
-    Writes,
-    argument,
-    examples,
-    option,
-    with_common_options,
-)
+from dmlkit.cli.option_groups import ArrayOptions, ModelOptions
+from dmlkit.cli.options import USE, Json, SourcePath, SplitName, Writes, argument, examples, option, with_common_options
 from dmlkit.cli.search import check_device
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_selection
@@ -55,17 +42,15 @@ def select(
             check=require_queries,
         ),
     ] = None,
-    count: Annotated[
-        int, typer.Option("-n", metavar="COUNT", help="Number of images to choose; with --measure per round.")
-    ] = 200,
+    count: Annotated[int, option("COUNT", "Number of images to choose; with --measure per round.", "-n")] = 200,
     output: Annotated[
         Path | None, Writes(check_selection), option("FILE", "Write them to this CSV table.", "--output", "-o")
     ] = None,
     rule: Annotated[
         Literal["coverage", "k_center"],
-        typer.Option(
-            metavar="RULE",
-            help="Choose by coverage (reduce the mean distance of all images to a labeled one) or k_center (take the "
+        option(
+            "RULE",
+            "Choose by coverage (reduce the mean distance of all images to a labeled one) or k_center (take the "
             "image farthest from all labeled ones).",
         ),
     ] = "coverage",
@@ -78,30 +63,28 @@ def select(
         ),
     ] = None,
     measure: Annotated[
-        bool,
-        typer.Option("--measure", help="Compare with random choice on the labeled images of SOURCE instead."),
+        bool, typer.Option("--measure", help="Compare with random choice on the labeled images of SOURCE instead.")
     ] = False,
     split: Annotated[
         SplitName | None,
         option("SPLIT", "Split of a run: train, validation, test or all. Default: all; with --measure test."),
     ] = None,
-    run: QueryRun = None,
-    labels: ArrayLabels = None,
-    manifold: ArrayManifold = None,
+    *,
+    chosen: ModelOptions,
+    array: ArrayOptions,
     json: Json = False,
-    device: ModelDevice = "auto",
 ) -> None:
     """Choose which images to label next: similar to many unlabeled images and to no labeled one.
 
     The table has a column label to fill in; train, review and gallery add read it.
     """
     if measure:
-        refuse_with_measure(images, output, run)
-    elif run is not None and images is None:
-        raise UserError(f"--run {run}: embeds IMAGES, which are missing; name them, or remove this option")
+        refuse_with_measure(images, output, chosen.run)
+    elif chosen.run is not None and images is None:
+        raise UserError(f"--run {chosen.run}: embeds IMAGES, which are missing; name them, or remove this option")
     kind = kind_of(source)
     check_options(source, kind, {"--split": split})
-    check_device(device, source, *([] if images is None else [images]))
+    check_device(chosen.device, source, *([] if images is None else [images]))
 
     from rich.console import Console
 
@@ -117,10 +100,11 @@ def select(
 
     if kind == "run":
         RunFolder(source).recipe().dataset.require_one_label(str(source))  # before it is embedded
-    console, model = Console(stderr=json), ModelChoice(run, device=device)
+    console, model = Console(stderr=json), ModelChoice(chosen.run, device=chosen.device)
     if kind == "run" and split is None and not measure:
         split = "all"
-    labeled = in_memory(open_searched(source, model, bars(console), split=split, labels=labels, manifold=manifold))
+    of_array = {"labels": array.labels, "manifold": array.manifold}
+    labeled = in_memory(open_searched(source, model, bars(console), split=split, **of_array))
     if measure:
         curve = measure_selection(labeled, count, rule=rule, threshold=threshold, bar=bars(console))
         say_json(curve.plain()) if json else print_curve(curve, console)

@@ -1,13 +1,38 @@
 """``dmlkit serve``."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dmlkit.cli.options import USE, ModelOptions, SourcePath, examples, option, with_common_options
+from dmlkit.cli.option_groups import FusedModelOptions
+from dmlkit.cli.options import USE, SourcePath, examples, option, with_common_options
 
 app = typer.Typer()
+
+
+@dataclass(frozen=True)
+class AccessOptions:
+    """Options on who reaches the server, and what requests may do."""
+
+    host: Annotated[str, option("ADDRESS", "Address to listen on; other than localhost needs --token.")] = "127.0.0.1"
+    token: Annotated[
+        str | None,
+        option(
+            "TOKEN",
+            "Token that requests must have. Better set DMLKIT_TOKEN: other users see options of programs.",
+            envvar="DMLKIT_TOKEN",
+            show_envvar=False,
+        ),
+    ] = None
+    allow_writes: Annotated[
+        bool, typer.Option("--allow-writes", help="Let requests add and remove images of a gallery.")
+    ] = False
+    images: Annotated[
+        Path | None,
+        option("FOLDER", "Let requests name images in this folder by their paths.", exists=True, file_okay=False),
+    ] = None
 
 
 @app.command(
@@ -23,26 +48,9 @@ app = typer.Typer()
 @with_common_options
 def serve(
     source: SourcePath,
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="Port; 0 takes a free one.")] = 8765,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Address to listen on; other than localhost needs --token.")
-    ] = "127.0.0.1",
-    token: Annotated[
-        str | None,
-        option(
-            "TOKEN",
-            "Token that requests must have. Better set DMLKIT_TOKEN: other users see options of programs.",
-            envvar="DMLKIT_TOKEN",
-            show_envvar=False,
-        ),
-    ] = None,
-    allow_writes: Annotated[
-        bool, typer.Option("--allow-writes", help="Let requests add and remove images of a gallery.")
-    ] = False,
-    images: Annotated[
-        Path | None,
-        option("FOLDER", "Let requests name images in this folder by their paths.", exists=True, file_okay=False),
-    ] = None,
+    port: Annotated[int, option("PORT", "Port; 0 takes a free one.", min=0, max=65535)] = 8765,
+    *,
+    access: AccessOptions,
     review: Annotated[
         Path | None,
         option(
@@ -53,13 +61,9 @@ def serve(
         ),
     ] = None,
     workers: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="COUNT", help="Number of processes that answer; each has the model and the points in memory."
-        ),
+        int, option("COUNT", "Number of processes that answer; each has the model and the points in memory.", min=1)
     ] = 1,
-    *,
-    chosen: ModelOptions,
+    chosen: FusedModelOptions,
 ) -> None:
     """Answer embed, search, identify and verify over HTTP, with a page for people.
 
@@ -88,5 +92,5 @@ def serve(
         by = f" by {workers} processes" if workers > 1 else ""
         say(console, f"{source}: {what}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
 
-    access = Access(host, token, allow_writes, images)
-    run_server(Serving(source, access, review, model), port=port, workers=workers, started=started)
+    allowed = Access(access.host, access.token, access.allow_writes, access.images)
+    run_server(Serving(source, allowed, review, model), port=port, workers=workers, started=started)

@@ -1,6 +1,7 @@
 """``dmlkit study``, ``dmlkit report`` and ``dmlkit status``."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -17,9 +18,10 @@ from dmlkit.cli.options import (
     Plugins,
     Set,
     Writes,
-    checked,
+    argument,
     each,
     examples,
+    option,
     with_common_options,
 )
 from dmlkit.errors import UserError
@@ -27,6 +29,7 @@ from dmlkit.files.outputs import check_folder, check_output
 from dmlkit.files.source import require_study, require_study_file
 
 if TYPE_CHECKING:
+    from lightning_fabric import Fabric
     from rich.console import Console
 
     from dmlkit.study.definition.config import Study
@@ -38,55 +41,60 @@ BUDGET_USED = 75  # EX_TEMPFAIL of sysexits.h: try again
 app = typer.Typer()
 
 
-@app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit study recipes/study/mpa.yaml -o runs/study/mpa"))
-def study(
-    study: Annotated[
-        Path,
-        typer.Argument(
-            metavar="STUDY",
-            help="YAML file of a study.",
-            callback=checked(require_study_file),
-            show_default=False,
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FOLDER",
-            help="Study folder to write. Default: runs/study/ and the name of the file.",
-            show_default=False,
-        ),
-    ] = None,
-    overrides: Set = None,
-    device: Device = "auto",
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Options on where the runs of a study are trained."""
+
     jobs: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="COUNT",
-            help="Number of runs at a time, each on its own GPU or an equal share of the CPU cores.",
-        ),
-    ] = 1,
+        int, option("COUNT", "Number of runs at a time, each on its own GPU or an equal share of the CPU cores.", min=1)
+    ] = 1
     engine: Annotated[
         Literal["local", "ray"],
-        typer.Option(
-            metavar="ENGINE",
-            help="Where to train: local (this machine), or ray (a Ray cluster that can reach the study folder).",
+        option(
+            "ENGINE", "Where to train: local (this machine), or ray (a Ray cluster that can reach the study folder)."
         ),
-    ] = "local",
+    ] = "local"
+    device: Device = "auto"
+
+    def start(self, precision: str) -> "Fabric":
+        """Return the device of a study's runs; with ray the CPU, since the device is left to Ray's tasks.
+
+        Raises:
+            UserError: several runs at a time cannot be started here.
+        """
+        from dmlkit.distributed.launch import start_fabric
+
+        fabric = start_fabric("cpu") if self.engine == "ray" else start_fabric(self.device, precision)
+        if (self.jobs > 1 or self.engine == "ray") and fabric.world_size > 1:
+            asked = "--engine ray" if self.engine == "ray" else f"--jobs {self.jobs}"
+            raise UserError(
+                f"{asked} does not work under torchrun, whose ranks train one run together; start dmlkit without "
+                "torchrun"
+            )
+        if self.jobs > 1 and self.engine == "ray":
+            raise UserError(
+                f"--jobs {self.jobs} does not apply to --engine ray, which starts as many runs as fit the cluster; "
+                "remove --jobs"
+            )
+        return fabric
+
+
+@app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit study recipes/study/mpa.yaml -o runs/study/mpa"))
+@with_common_options
+def study(
+    study: Annotated[Path, argument("STUDY", "YAML file of a study.", check=require_study_file)],
+    output: Annotated[
+        Path | None,
+        option("FOLDER", "Study folder to write. Default: runs/study/ and the name of the file.", "--output", "-o"),
+    ] = None,
+    overrides: Set = None,
+    *,
+    place: PlaceOptions,
     budget: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Stop after this time, e.g. 90m or 1h30m, with the results of the finished runs.",
-            show_default=False,
-        ),
+        str | None, option("TIME", "Stop after this time, e.g. 90m or 1h30m, with the results of the finished runs.")
     ] = None,
     dry_run: DryRun = False,
     plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """Test a claim: train variants of a recipe with several seeds and compare them.
 
@@ -102,7 +110,6 @@ def study(
 
     from dmlkit.cli.console import counted, say
     from dmlkit.cli.study_progress import RunsProgress
-    from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.study.definition.file import read_study
     from dmlkit.study.runs.run_study import BudgetUsedError, run_study
@@ -114,19 +121,7 @@ def study(
     if dry_run:
         describe(read, output, console)
         return
-    precision = read.variants[0].candidates[0].recipe.training.precision
-    fabric = (
-        start_fabric("cpu") if engine == "ray" else start_fabric(device, precision)
-    )  # the device is left to Ray's tasks
-    if (jobs > 1 or engine == "ray") and fabric.world_size > 1:
-        asked = "--engine ray" if engine == "ray" else f"--jobs {jobs}"
-        raise UserError(
-            f"{asked} does not work under torchrun, whose ranks train one run together; start dmlkit without torchrun"
-        )
-    if jobs > 1 and engine == "ray":
-        raise UserError(
-            f"--jobs {jobs} does not apply to --engine ray, which starts as many runs as fit the cluster; remove --jobs"
-        )
+    fabric = place.start(read.variants[0].candidates[0].recipe.training.precision)
     console.quiet = not fabric.is_global_zero
     sets = [word for override in overrides or [] for word in ("--set", override)]
     files = [word for file in plugins or [] for word in ("--plugin", str(file))]
@@ -135,8 +130,8 @@ def study(
     is_cut_off = False
     try:
         with progress:
-            ray = device if engine == "ray" else None
-            results = run_study(read, output, fabric, progress, command, jobs=jobs, ray=ray, budget=seconds)
+            ray = place.device if place.engine == "ray" else None
+            results = run_study(read, output, fabric, progress, command, jobs=place.jobs, ray=ray, budget=seconds)
     except BudgetUsedError as stopped:
         results, is_cut_off = stopped.results, True
     except TrainingStoppedError as stopped:
@@ -231,32 +226,20 @@ def check_report(path: Path, *, sources: Iterable[Path] = (), option: str) -> No
 @with_common_options
 def report(
     folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="STUDY",
-            help="One or more study folders, written by study.",
-            callback=checked(each(require_study)),
-            show_default=False,
-        ),
+        list[Path], argument("STUDY", "One or more study folders, written by study.", check=each(require_study))
     ],
     output: Annotated[
         Path,
         Writes(check_report),
-        typer.Option(
+        option(
+            "FILE",
+            "File to write: .md (page with plots; your own text in it is kept) or .tex (LaTeX tables).",
             "--output",
             "-o",
-            metavar="FILE",
-            help="File to write: .md (page with plots; your own text in it is kept) or .tex (LaTeX tables).",
-            show_default=False,
         ),
     ],
     paper: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Report only the statements of this paper (key paper in the study file).",
-            show_default=False,
-        ),
+        str | None, option("NAME", "Report only the statements of this paper (key paper in the study file).")
     ] = None,
 ) -> None:
     """Write the results of studies as one document: claims, metrics, verdicts and commands."""
@@ -274,15 +257,7 @@ def report(
 
 @app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit status runs/study/mpa"))
 def status(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="STUDY",
-            help="Study folder, written by study.",
-            callback=checked(require_study),
-            show_default=False,
-        ),
-    ],
+    folder: Annotated[Path, argument("STUDY", "Study folder, written by study.", check=require_study)],
     json: Json = False,
     debug: Debug = False,
 ) -> None:

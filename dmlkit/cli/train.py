@@ -145,13 +145,7 @@ def print_comparison(review: Path, run: Path, device: str) -> None:
 
 
 def train_and_print(
-    recipe: "Recipe",
-    output: Path,
-    device: str,
-    *,
-    resume: bool,
-    overwrite: bool,
-    basis: "Basis | None" = None,
+    recipe: "Recipe", output: Path, device: str, *, resume: bool, overwrite: bool, basis: "Basis | None" = None
 ) -> None:
     """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`."""
     from rich.console import Console

@@ -1,5 +1,6 @@
 """``dmlkit verify``: whether two images show the same class."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,11 +28,58 @@ from dmlkit.files.source import LOCAL, SIFT, require_image, require_path
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dmlkit.evaluation.verification import Verification
+    from dmlkit.evaluation.verification import ImagePair, Verification
 
 app = typer.Typer()
 SHOWN = 20  # pairs in the terminal
 UNFITTED = "note: no probability, because an older version of dmlkit calibrated this run; run dmlkit calibrate again"
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """Pairs to compare: two images, or those of a file."""
+
+    images: Annotated[list[Path] | None, argument("IMAGE", "Two images to compare.")] = None
+    pairs: Annotated[
+        Path | None,
+        option("FILE", "Table of pairs to compare: columns a, b and optionally same (1 or 0); or LFW's pairs.txt."),
+    ] = None
+    root: Annotated[
+        Path | None,
+        option(
+            "FOLDER",
+            "Folder of the paths in --pairs. Default: the folder of that file.",
+            callback=existing("the folder of the images"),
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Check that there are either two images or a file of pairs.
+
+        Raises:
+            UserError: neither or both are given, or a file is missing.
+        """
+        names = self.images or []
+        if (self.pairs is None) == (not names) or len(names) not in (0, 2):
+            raise UserError(
+                f"verify: expected either two images or --pairs FILE, got {len(names)} "
+                f"{'image' if len(names) == 1 else 'images'} and {'--pairs' if self.pairs else 'no --pairs'}"
+            )
+        if self.root is not None and self.pairs is None:
+            raise UserError("verify: --root applies only to --pairs FILE; remove --root")
+        for name in names:
+            require_image(name)
+        if self.pairs is not None:
+            require_path(self.pairs, "a .csv or .txt file of pairs")
+
+    def read(self) -> "list[ImagePair]":
+        """Return the pairs, see `read_pairs`."""
+        from dmlkit.evaluation.verification import ImagePair, read_pairs
+
+        if self.pairs is not None:
+            return read_pairs(self.pairs, self.root)
+        a, b = self.images or []
+        return [ImagePair(str(a), str(b))]
 
 
 @app.command(
@@ -41,29 +89,18 @@ UNFITTED = "note: no probability, because an older version of dmlkit calibrated 
 @with_common_options
 def verify(
     run: RunPath,
-    images: Annotated[list[Path] | None, argument("IMAGE", "Two images to compare.")] = None,
-    pairs: Annotated[
-        Path | None,
-        option("FILE", "Table of pairs to compare: columns a, b and optionally same (1 or 0); or LFW's pairs.txt."),
-    ] = None,
-    root: Annotated[
-        Path | None,
-        option(
-            "FOLDER",
-            "Folder of the paths in --pairs. Default: the folder of that file.",
-            callback=existing("the folder of the images"),
-        ),
-    ] = None,
+    *,
+    compared: PairOptions,
     prior: Annotated[
         float,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of the pairs that you expect to show the same class; the probabilities hold for it. The "
+        option(
+            "SHARE",
+            "Share of the pairs that you expect to show the same class; the probabilities hold for it. The "
             "verdicts do not depend on it.",
         ),
     ] = 0.5,
     csv: Annotated[
-        Path | None, Writes(check_table, PAIR_COLUMNS), option("FILE", "Write all pairs to this CSV file.", "--csv")
+        Path | None, Writes(check_table, PAIR_COLUMNS), option("FILE", "Write all pairs to this CSV file.")
     ] = None,
     checkpoint: Checkpoint = None,
     second: Annotated[
@@ -81,8 +118,7 @@ def verify(
     device: ModelDevice = "auto",
 ) -> None:
     """Print whether two images show the same class, using the threshold found by calibrate."""
-    names = images or []
-    check_given(names, pairs, root)
+    compared.check()
 
     from dmlkit.run_folder.folder import RunFolder
 
@@ -96,10 +132,9 @@ def verify(
     from dmlkit.cli.console import say, say_json
     from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
-    from dmlkit.evaluation.verification import ImagePair, read_pairs
     from dmlkit.evaluation.verification import verify as verify_pairs
 
-    wanted = read_pairs(pairs, root) if pairs else [ImagePair(str(names[0]), str(names[1]))]
+    wanted = compared.read()
     fabric = start_ranks(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
     found = verify_pairs(
@@ -112,28 +147,9 @@ def verify(
     if json:
         say_json(found.stamped())
         return
-    print_found(found, console, is_single=pairs is None)
+    print_found(found, console, is_single=compared.pairs is None)
     if csv is not None:
         say(console, f"written to {csv}")
-
-
-def check_given(names: list[Path], pairs: Path | None, root: Path | None) -> None:
-    """Check that there are either two images or a file of pairs.
-
-    Raises:
-        UserError: neither or both are given, or a file is missing.
-    """
-    if (pairs is None) == (not names) or len(names) not in (0, 2):
-        raise UserError(
-            f"verify: expected either two images or --pairs FILE, got {len(names)} "
-            f"{'image' if len(names) == 1 else 'images'} and {'--pairs' if pairs else 'no --pairs'}"
-        )
-    if root is not None and pairs is None:
-        raise UserError("verify: --root applies only to --pairs FILE; remove --root")
-    for name in names:
-        require_image(name)
-    if pairs is not None:
-        require_path(pairs, "a .csv or .txt file of pairs")
 
 
 def print_found(found: "Verification", console: "Console", *, is_single: bool) -> None:

@@ -37,9 +37,7 @@ def why(
     output: Annotated[
         Path | None, Writes(check_picture), option("FILE", "Picture to draw: .png, .svg or .pdf.", "--output", "-o")
     ] = None,
-    top: Annotated[
-        int, typer.Option(min=1, metavar="COUNT", help="Number of pairs of patches to print and to join by lines.")
-    ] = 8,
+    top: Annotated[int, option("COUNT", "Number of pairs of patches to print and to join by lines.", min=1)] = 8,
     checkpoint: Checkpoint = None,
     json: Json = False,
     device: Device = "auto",

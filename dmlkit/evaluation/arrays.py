@@ -15,9 +15,8 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import Evaluation, Rescoring, searching
 from dmlkit.evaluation.report import Report
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
-from dmlkit.metrics.base import MetricConfig
+from dmlkit.metrics.base import Labeled, MetricConfig
 from dmlkit.metrics.ranking.codec import Codec, Rescore
-from dmlkit.metrics.ranking.labels import Labels
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import DEFAULT_METRICS, Scores, metric_configs, score_retrieval
@@ -108,13 +107,15 @@ class LabeledRows(NamedTuple):
     names: Sequence[str] = ()
     levels: Sequence[str] = ()
 
-    @property
-    def at_levels(self) -> Labels:
-        """Labels at each level; as they are if one of them is not a path of these levels."""
+    def side(self, codec: Codec | None = None) -> Labeled:
+        """Return the rows, also as a codec stores them, with their labels at each level; as they are if one of them is
+        not a path of these levels."""
+        points = self.points if codec is None else codec.decode(self.points)
         if not self.levels or any(path_fault(label, self.levels) for label in set(self.labels.tolist())):
-            return self.labels
+            return Labeled(points, self.labels)
         parts = [label.split("/") for label in self.labels.tolist()]
-        return {level: ["/".join(path[: depth + 1]) for path in parts] for depth, level in enumerate(self.levels)}
+        levels = enumerate(self.levels)
+        return Labeled(points, {level: ["/".join(path[: depth + 1]) for path in parts] for depth, level in levels})
 
 
 def _configs(metrics: WantedMetrics) -> WantedMetrics:
@@ -137,20 +138,19 @@ def _score(
     items = gallery or queries
     try:
         with bar("ranking", len(queries.labels)) as advance:
-            rows = queries.points, queries.at_levels, gallery and gallery.points, gallery and gallery.at_levels
-            scores = score_retrieval(*rows, manifold, metrics, ties=ties, advance=advance)
+            sides = queries.side(), gallery and gallery.side()
+            scores = score_retrieval(*sides, manifold, metrics, ties=ties, advance=advance)
         alternative = None
         if rerank is not None:
-            alternative = score_retrieval(*rows, manifold, searching(metrics), ties=ties, rerank=rerank)
+            alternative = score_retrieval(*sides, manifold, searching(metrics), ties=ties, rerank=rerank)
     except ValueError as error:
         raise UserError(f"cannot evaluate {source}: {error}") from error
 
     def score_form(codec: Codec) -> Scores:
-        stored, rescore = (codec.decode(queries.points), queries.at_levels), None
-        others = (codec.decode(gallery.points), gallery.at_levels) if gallery else (None, None)
-        if codec.stored.precision == "rescored":
-            rescore = Rescore(codec.manifold, queries.points, items.points)
-        return score_retrieval(*stored, *others, codec.space, searching(metrics), ties=ties, rescore=rescore)
+        is_rescored = codec.stored.precision == "rescored"
+        rescore = Rescore(codec.manifold, queries.points, items.points) if is_rescored else None
+        sides = queries.side(codec), gallery and gallery.side(codec)
+        return score_retrieval(*sides, codec.space, searching(metrics), ties=ties, rerank=rescore)
 
     classes, index = np.unique(np.concatenate([queries.labels, items.labels]), return_inverse=True)
     labels, item_labels = (torch.from_numpy(part) for part in np.split(index, [len(queries.labels)]))

@@ -20,9 +20,8 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import head_of, write_table
 from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
-from dmlkit.metrics.base import MetricConfig, Points
+from dmlkit.metrics.base import Labeled, Labels, MetricConfig, Points
 from dmlkit.metrics.ranking.codec import Codec, Rescore
-from dmlkit.metrics.ranking.labels import Labels
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.ranking.scored import OtherScores
@@ -299,20 +298,19 @@ def score_dataset(
     labels, ids = embeddings.labels, embeddings.indices
     check_levels(metrics, dataset)
     query = found = torch.ones(len(labels), dtype=torch.bool)
-    options: dict[str, Any] = {}
     if dataset.query is not None and dataset.gallery is not None:
         query, found = dataset.query[ids], dataset.gallery[ids]
-    if query is not found or dataset.groups is not None:
-        options["gallery_labels"] = at_levels(dataset, labels[found])
-        own = ids if dataset.groups is None else dataset.groups[ids]
-        options |= {"ids": own[query], "gallery_ids": own[found]}  # an image that is both never finds itself
+    has_gallery = query is not found or dataset.groups is not None
+    own_ids = ids if dataset.groups is None else dataset.groups[ids]  # an image on both sides never finds itself
+
+    def side(points: Tensor, rows: Tensor) -> Labeled:
+        return Labeled(points[rows], at_levels(dataset, labels[rows]), own_ids[rows] if has_gallery else None)
 
     def score(given: Points, metrics: Sequence[MetricConfig], **more: Any) -> Scores:
         points = given.embeddings.to(device)
-        gallery = points[found] if options else None
-        more = {"group": group, **more, "manifold": given.manifold, "ties": ties}
-        own = at_levels(dataset, labels[query])
-        return score_retrieval(points[query], own, gallery, metrics=metrics, **options, **more)
+        gallery = side(points, found) if has_gallery else None
+        more = {"group": group, "ties": ties, **more}
+        return score_retrieval(side(points, query), gallery, given.manifold, metrics, **more)
 
     def score_form(codec: Codec) -> Scores:
         points, rescore = embeddings.points.cpu(), None
@@ -320,12 +318,12 @@ def score_dataset(
             rescore = Rescore(codec.manifold, points[query], points[found])
         # by this rank alone, since only the first one reports
         decoded = Points(codec.decode(points), labels, codec.space)
-        return score(decoded, searching(metrics), group=None, rescore=rescore)
+        return score(decoded, searching(metrics), group=None, rerank=rescore)
 
     plain = Points(embeddings.points, labels, manifold)
     scores, alternative = score(plain, metrics, advance=advance), None
     if second.local is not None:
-        alternative = score(plain, searching(metrics), rescore=second.local(query, found))
+        alternative = score(plain, searching(metrics), rerank=second.local(query, found))
     elif second.rerank is not None or second.points is not None:
         alternative = score(second.points or plain, searching(metrics), rerank=second.rerank)
     own, nearest = labels[query][scores.queries], labels[found][scores.nearest]

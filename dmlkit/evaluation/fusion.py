@@ -22,6 +22,7 @@ from dmlkit.files.source import check_options, kind_of, require_run
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.base import Labeled
 from dmlkit.metrics.ranking.scored import OtherScores
 from dmlkit.metrics.reliability import balanced
 from dmlkit.metrics.scoring import score_retrieval
@@ -186,18 +187,12 @@ class PairOfModels:
         return self.map_at_r_of(points, Sphere(points.shape[1]), asked)
 
     def map_at_r_of(
-        self, points: Tensor, manifold: Manifold, asked: Tensor, rescore: OtherScores | None = None
+        self, points: Tensor, manifold: Manifold, asked: Tensor, others: OtherScores | None = None
     ) -> Tensor:
         """Return the map@r of images asked among all, see `score_retrieval`."""
         rows = torch.arange(len(points))
-        found = score_retrieval(
-            *(points[asked], self.labels[asked], points, self.labels),
-            manifold=manifold,
-            metrics=["map@r"],
-            ids=rows[asked],
-            gallery_ids=rows,
-            rescore=rescore,
-        )
+        queries = Labeled(points[asked], self.labels[asked], rows[asked])
+        found = score_retrieval(queries, Labeled(points, self.labels, rows), manifold, ["map@r"], rerank=others)
         return found.per_query["map@r"]
 
 

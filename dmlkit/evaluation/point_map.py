@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.base import Labeled
 from dmlkit.metrics.scoring import Scores, score_retrieval
 from dmlkit.metrics.statistics import bootstrap_intervals, paired_differences
 from dmlkit.run_folder.documents import CrossFigures, PairedDifference
@@ -161,9 +162,11 @@ class SharedImages:
         if new.shape == old.shape:
             asked = {("new", "old"): (new, old, space), **asked}
         asked = {("old", "old"): (old, old, space), ("new", "new"): (new, new, self.spaces[0]), **asked}
-        others: Any = {"ids": rows, "gallery_ids": rows} if by_label else {}
+        ids = rows if by_label else None
         scores = {
-            models: score_retrieval(points, labels, among, labels, manifold, ["recall@1", "map@r"], **others)
+            models: score_retrieval(
+                Labeled(points, labels, ids), Labeled(among, labels, ids), manifold, ["recall@1", "map@r"]
+            )
             for models, (points, among, manifold) in asked.items()
             if by_label or models[0] != models[1]  # each image finds itself
         }

@@ -1,7 +1,7 @@
 """Metrics: named floats computed from rankings of neighbors, or from embeddings. Each module has one family."""
 
 from dmlkit.component import load_family
-from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
+from dmlkit.metrics.base import Labeled, MetricConfig, Points, Ranking, Targets
 from dmlkit.metrics.clustering import AmiConfig, AriConfig, F1Config, NmiConfig
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
 from dmlkit.metrics.open_set import AurocUnknownConfig, BaksConfig, BausConfig, OscrConfig
@@ -31,6 +31,7 @@ __all__ = [
     "F1Config",
     "GradedNdcgConfig",
     "HierarchicalApConfig",
+    "Labeled",
     "MapAtKConfig",
     "MapAtRConfig",
     "MetricConfig",

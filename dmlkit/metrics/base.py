@@ -1,9 +1,9 @@
 """The metric interface: rankings and points, from which metrics are computed, and the base class of metrics."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, get_args
 
 import torch
 from pydantic import Field, model_validator
@@ -12,6 +12,15 @@ from torch import Tensor
 from dmlkit.component import ComponentConfig
 from dmlkit.manifolds.base import Manifold
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Any]
+else:
+    Array: TypeAlias = Any
+Labels: TypeAlias = Array | Mapping[str, Array]
+"""One label per embedding, or those of each level of a hierarchy by its name, coarsest first; the last are the classes
+themselves. Or (N, L) bool: which of L labels each embedding has."""
 LEVEL_NAME = r"^[a-z][a-z0-9_]*$"
 
 
@@ -135,6 +144,22 @@ def log_binomial(n: Tensor, k: Tensor) -> Tensor:
     """Return the logarithm of n over k, elementwise in float64."""
     n, k = n.double(), k.double()
     return torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """Embeddings with their labels, as queries or as a gallery of `score_retrieval`.
+
+    Args:
+        embeddings: (N, D) points, array or tensor.
+        labels: (N,) integers or strings, a mapping from each level to them, or (N, L) bool, see `retrieval_metrics`.
+        ids: (N,) integers or strings that identify the embeddings, or None for both sides. An item is excluded for
+            the queries that have its id.
+    """
+
+    embeddings: Array
+    labels: Labels
+    ids: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.metrics.base import MetricConfig, Points, Ranking, Targets
-from dmlkit.metrics.ranking.labels import Array, Labeling, Labels, as_keys
+from dmlkit.metrics.base import Array, Labeled, Labels, MetricConfig, Points, Ranking, Targets
+from dmlkit.metrics.ranking.labels import Labeling, check_sides, identities
 from dmlkit.metrics.ranking.rankings import (
     Ties,
     as_embeddings,
@@ -64,10 +64,8 @@ def retrieval_metrics(
     manifold: Manifold | None = None,
     metrics: Sequence[MetricConfig | str] = DEFAULT_METRICS,
     *,
-    ids: Array | None = None,
-    gallery_ids: Array | None = None,
+    ids: tuple[Array, Array] | None = None,
     ties: Ties = "expected",
-    group: Any = None,
 ) -> dict[str, float]:
     """Score embeddings by searching each one among all the others, or among a gallery.
 
@@ -87,11 +85,9 @@ def retrieval_metrics(
         manifold: the geometry whose similarity ranks the neighbors; None normalizes the rows and uses the cosine.
         metrics: configs or names, e.g. ``["recall@1", "map@r", "ndcg@10", "nmi"]``; all share one search.
             Metrics that do not search describe ``embeddings`` (nmi, ami, f1, spread) or all pairs (eer, roc_auc).
-        ids: (N,) integers or strings that identify the queries; only with ``gallery_ids``. All items with the id of a
-            query are excluded for it, so ids may also identify groups such as cameras, bursts or videos.
-        gallery_ids: (M,) integers or strings.
+        ids: (N,) and (M,) integers or strings that identify the embeddings and those of the gallery. All items with
+            the id of a query are excluded for it, so ids may also identify groups such as cameras, bursts or videos.
         ties: ``"expected"`` or ``"pessimistic"``.
-        group: a torch.distributed process group whose ranks share the queries; all must pass the same arguments.
 
     Returns:
         Fractions by name, e.g. ``{"recall@1": 0.93, "map@r": 0.61}``.
@@ -106,18 +102,13 @@ def retrieval_metrics(
         >>> retrieval_metrics(points, [0, 0, 1, 1], metrics=["recall@1", "map@r"])
         {'recall@1': 1.0, 'map@r': 1.0}
     """
-    scores = score_retrieval(
-        embeddings,
-        labels,
-        gallery,
-        gallery_labels,
-        manifold,
-        metrics,
-        ids=ids,
-        gallery_ids=gallery_ids,
-        ties=ties,
-        group=group,
-    )
+    if (gallery is None) != (gallery_labels is None):
+        raise ValueError("gallery and gallery_labels: give both or neither")
+    if ids is not None and (gallery is None or len(ids) != 2):
+        raise ValueError("ids: expected a pair, the ids of the embeddings and those of the gallery, which it needs")
+    own, others = (None, None) if ids is None else ids
+    items = None if gallery is None or gallery_labels is None else Labeled(gallery, gallery_labels, others)
+    scores = score_retrieval(Labeled(embeddings, labels, own), items, manifold, metrics, ties=ties)
     for note in scores.notes:
         warnings.warn(note, stacklevel=2)
     return scores.values
@@ -125,45 +116,42 @@ def retrieval_metrics(
 
 @torch.no_grad()  # the curvature of a manifold may be learned
 def score_retrieval(
-    embeddings: Array,
-    labels: Labels,
-    gallery: Array | None = None,
-    gallery_labels: Labels | None = None,
+    queries: Labeled,
+    gallery: Labeled | None = None,
     manifold: Manifold | None = None,
     metrics: Sequence[MetricConfig | str] = DEFAULT_METRICS,
     *,
-    ids: Array | None = None,
-    gallery_ids: Array | None = None,
     ties: Ties = "expected",
+    rerank: Rerank | OtherScores | None = None,
     group: Any = None,
     advance: Callable[[int], None] = lambda _: None,
-    rerank: Rerank | None = None,
-    rescore: OtherScores | None = None,
 ) -> Scores:
     """Compute `retrieval_metrics` with the values and nearest neighbor of each query, and notes instead of warnings.
 
     Args:
-        advance: receives how many more queries are ranked; the other arguments are those of `retrieval_metrics`.
-        rerank: method of re-ranking, on the CPU; metrics that do not search are those of the points given.
-        rescore: full points or local scores, by which the candidates of each query are ordered again, or evidence of
-            place and time, on the CPU.
+        queries: the embeddings; each one is searched among all the others, or in the gallery.
+        gallery: embeddings to search instead.
+        manifold, metrics, ties: see `retrieval_metrics`.
+        rerank: another order of the items, on the CPU: a method of re-ranking; or full points or local scores, by
+            which the candidates of each query are ordered again, or evidence of place and time. Metrics that do not
+            search are those of the points given.
+        group: a torch.distributed process group whose ranks share the queries; all must pass the same arguments.
+        advance: receives how many more queries are ranked.
 
     Raises:
+        TypeError: the queries or the gallery are no `Labeled`.
         ValueError: see `retrieval_metrics`.
     """
+    check_sides(queries, gallery)
     configs = metric_configs(metrics)
-    points = as_embeddings(embeddings, "embeddings")
-    items = None if gallery is None else as_embeddings(gallery, "gallery")
-    if (gallery is None) != (gallery_labels is None):
-        raise ValueError("gallery and gallery_labels: give both or neither")
-    if (ids is None) != (gallery_ids is None) or (ids is not None and gallery is None):
-        raise ValueError("ids and gallery_ids: give both, with a gallery, or neither")
+    points = as_embeddings(queries.embeddings, "embeddings")
+    items = gallery and as_embeddings(gallery.embeddings, "gallery")
     lengths = len(points), None if items is None else len(items)
-    labeling = Labeling.of(labels, gallery_labels, lengths).needed(configs)
+    names = identities(queries, gallery, lengths)
+    labeling = Labeling.of(queries.labels, gallery and gallery.labels, lengths).needed(configs)
     keys = labeling.classes
     if int(max(side.max() if len(side) else 0 for side in keys)) == 0:
         raise ValueError(f"labels: all {len(points)} embeddings are of one class; retrieval needs at least two")
-    names = _identities(ids, gallery_ids, lengths)
     if manifold is None:
         manifold = Sphere(points.shape[1])
         points = as_points(points, manifold, "embeddings")
@@ -173,7 +161,7 @@ def score_retrieval(
         require_points(manifold, items, "gallery")
     targets = None if items is None else Targets(items, keys[1], names[1], keys[0], names[0])
     described = Points(points, keys[0].unique(return_inverse=True)[1].to(points.device), manifold, targets)
-    if rerank is not None or rescore is not None:
+    if rerank is not None:
         manifold, points, items = deepcopy(manifold).cpu(), points.cpu(), None if items is None else items.cpu()
     among = None if items is None or torch.equal(points, items) else items  # each image is in the pool once
     if isinstance(rerank, Expansion):
@@ -184,16 +172,9 @@ def score_retrieval(
     search, positives = build_search(vectors, sides, names, labeling.members)
     if isinstance(rerank, KReciprocal):
         search = replace(search, rows=k_reciprocal(manifold, points, among, rerank))
-    if rescore is not None:
-        search = replace(search, rows=rescore.rows(manifold, points, points if items is None else items))
+    elif rerank is not None and not isinstance(rerank, Expansion):
+        search = replace(search, rows=rerank.rows(manifold, points, points if items is None else items))
     return _score(labeling.in_search(search), positives, described, labeling, configs, ties, group, advance)
-
-
-def _identities(ids: Array | None, gallery_ids: Array | None, lengths: tuple[int, int | None]) -> tuple[Tensor, Tensor]:
-    if ids is not None:
-        return as_keys(ids, gallery_ids, "ids", lengths)
-    queries = torch.arange(lengths[0])
-    return queries, queries if lengths[1] is None else torch.arange(lengths[1]) + lengths[0]
 
 
 def _score(

@@ -5,7 +5,7 @@ from math import isclose
 import torch
 from torch import Tensor
 
-from dmlkit.metrics import metrics_from_hits, retrieval_metrics, score_retrieval
+from dmlkit.metrics import Labeled, metrics_from_hits, retrieval_metrics, score_retrieval
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.testing.promise import Promise, expect, hold
 
@@ -95,7 +95,7 @@ def shuffled_labels_score_less(config: MetricConfig) -> None:
 def values_of_queries_are_fractions(config: MetricConfig) -> None:
     """Check that each query has a value between 0 and 1, in float64, and that their mean is the metric."""
     points, labels = embeddings(1.5)
-    scores = score_retrieval(points, labels, metrics=[config])
+    scores = score_retrieval(Labeled(points, labels), metrics=[config])
     for name in config.names():
         values = scores.per_query[name]
         expect(values.shape == (120,) and values.dtype == torch.float64, f"{name}: {values.dtype} {values.shape}")
@@ -117,8 +117,8 @@ def pessimistic_is_never_above_expected(config: MetricConfig) -> None:
     """Check that positives placed last among ties give no query more than the mean over all orders."""
     points, labels = embeddings(1.5)
     points = points[torch.arange(120) // 4]  # four labels share each point
-    expected = score_retrieval(points, labels, metrics=[config]).per_query
-    pessimistic = score_retrieval(points, labels, metrics=[config], ties="pessimistic").per_query
+    expected = score_retrieval(Labeled(points, labels), metrics=[config]).per_query
+    pessimistic = score_retrieval(Labeled(points, labels), metrics=[config], ties="pessimistic").per_query
     for name in config.names():
         expect((pessimistic[name] <= expected[name] + 1e-12).all(), f"{name} is larger with pessimistic ties")
 

@@ -391,6 +391,14 @@ def test_each_option_of_a_path_is_checked_early():
     assert unchecked <= later, unchecked - later
 
 
+def test_every_screen_ends_with_the_same_options():
+    last = ["json", "device", "plugins", "debug"]
+    for name, command in leaves(get_command(app), ()):
+        names = [one.name for one in command.params]
+        shared = [one for one in last if one in names]
+        assert names[len(names) - len(shared) :] == shared, name
+
+
 def leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     """Yield each command with its words."""
     if not hasattr(command, "commands"):

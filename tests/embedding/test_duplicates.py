@@ -77,6 +77,19 @@ def test_pairs_of_two_folders(dmlkit: Cli, tmp_path: Path):
     ]
 
 
+def test_labels_of_an_array(dmlkit: Cli, tmp_path: Path):
+    np.save(tmp_path / "x.npy", turned(0, 1, 90))
+    np.save(tmp_path / "y.npy", np.array(["a", "b", "c"]))
+    own = ("duplicates", tmp_path / "x.npy", "--threshold", 0.9, "--labels", tmp_path / "y.npy")
+    result = dmlkit(*own, "--csv", tmp_path / "groups.csv")
+    assert result.code == 0 and "note: 1 group has several labels" in result.out
+    assert [row["label"] for row in read(tmp_path / "groups.csv")] == ["a", "b"]
+    np.save(tmp_path / "other.npy", turned(89))
+    result = dmlkit(*own[:2], tmp_path / "other.npy", *own[2:], "--csv", tmp_path / "pairs.csv")
+    assert result.code == 0, result.err
+    assert [(row["label"], row["other_label"]) for row in read(tmp_path / "pairs.csv")] == [("c", "")]
+
+
 @pytest.mark.parametrize("space", [None, EUCLIDEAN])
 def test_without_a_threshold_the_most_similar_pairs_and_a_proposal(
     dmlkit: Cli, tmp_path: Path, space: Any, monkeypatch: pytest.MonkeyPatch

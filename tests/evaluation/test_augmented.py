@@ -15,8 +15,8 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import Copies, embed_with_copies, scaled_transform
 from dmlkit.evaluation.evaluate import SecondScoring, score_split
 from dmlkit.loading.cache import images_of_split
+from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
 from tests.conftest import TINY_RECIPE, Result
@@ -49,7 +49,7 @@ def test_the_mean_of_an_image_and_its_copies(copies: Copies, manifold: str):
         features = [model.manifold.to_features(model(images)) for images in (pixels, *others)]
         points = model.manifold.from_features(torch.stack(features).mean(0))
     assert (means.points - points).abs().max() < (1e-4 if copies == "flip" else 0.02)  # resized in whole numbers
-    expected = score_retrieval(means.points, dataset.labels, manifold=model.manifold, metrics=recipe.metrics)
+    expected = score_retrieval(Labeled(means.points, dataset.labels), manifold=model.manifold, metrics=recipe.metrics)
     assert found.alternative is not None
     assert found.alternative.values == pytest.approx(expected.values)
     assert found.alternative.values != found.scores.values

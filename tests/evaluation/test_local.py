@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.embedding.local_features import verify_affine
 from dmlkit.manifolds import Euclidean, Sphere
+from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.ranking import scored
 from dmlkit.metrics.ranking.scored import match_patches, patch_matches, score_candidates
-from dmlkit.metrics.scoring import score_retrieval
 from tests.conftest import Result
 
 
@@ -72,12 +72,12 @@ def test_candidates_are_ordered_by_both_and_the_rest_stays(monkeypatch: pytest.M
 def test_without_weight_the_metrics_stay():
     points = nn.functional.normalize(torch.randn(30, 4, generator=torch.Generator().manual_seed(4)), dim=1)
     labels, patches = torch.arange(30) % 5, patches_of(30, 5)
-    plain = score_retrieval(points, labels, metrics=["recall@1", "map@r"])
+    plain = score_retrieval(Labeled(points, labels), metrics=["recall@1", "map@r"])
     found = score_candidates(Sphere(4), (points, points), patch_matches(patches, patches))
-    assert score_retrieval(points, labels, metrics=["recall@1", "map@r"], rescore=found).values == plain.values
+    assert score_retrieval(Labeled(points, labels), metrics=["recall@1", "map@r"], rerank=found).values == plain.values
     patches[torch.arange(30)] = patches[labels]  # patches that tell the classes apart
     found = score_candidates(Sphere(4), (points, points), patch_matches(patches, patches))._replace(share=1.0)
-    assert score_retrieval(points, labels, metrics=["map@r"], rescore=found).values["map@r"] == 1
+    assert score_retrieval(Labeled(points, labels), metrics=["map@r"], rerank=found).values["map@r"] == 1
 
 
 def test_an_affine_map_is_recovered():

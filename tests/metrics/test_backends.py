@@ -10,7 +10,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 from dmlkit.manifolds import Euclidean
 from dmlkit.manifolds.base import ManifoldConfig
-from dmlkit.metrics import retrieval_metrics, score_retrieval
+from dmlkit.metrics import Labeled, retrieval_metrics, score_retrieval
 from dmlkit.metrics.ranking import cpu_search, gpu_search, rankings
 from dmlkit.metrics.ranking.rankings import build_search
 from dmlkit.metrics.ranking.search import Depth
@@ -101,7 +101,7 @@ def test_pytorch_metric_learning_agrees_where_it_is_right():
 def _score_on_a_rank(rank: int, world: int, port: int, queue: "mp.SimpleQueue") -> None:
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     points, labels = embeddings(101, 10)
-    scores = score_retrieval(points, labels, metrics=NAMES, group=dist.group.WORLD)
+    scores = score_retrieval(Labeled(points, labels), metrics=NAMES, group=dist.group.WORLD)
     queue.put((rank, scores.values, scores.nearest.tolist()))
     dist.destroy_process_group()
 
@@ -115,7 +115,7 @@ def test_two_processes_equal_one():
     queue = mp.get_context("spawn").SimpleQueue()
     mp.spawn(_score_on_a_rank, (2, port, queue), nprocs=2)
     points, labels = embeddings(101, 10)
-    alone = score_retrieval(points, labels, metrics=NAMES)
+    alone = score_retrieval(Labeled(points, labels), metrics=NAMES)
     for _ in range(2):
         _, values, nearest = queue.get()
         assert values == alone.values

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dmlkit.manifolds import Euclidean, Lorentz, Sphere
-from dmlkit.metrics import retrieval_metrics
+from dmlkit.metrics import Labeled, retrieval_metrics
 from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Rescore, Stored, parse_stored
 from dmlkit.metrics.scoring import score_retrieval
 from tests.conftest import Result
@@ -60,7 +60,7 @@ def test_rescoring_all_candidates_equals_the_full_search():
     whole, metrics = points(), ["recall@1", "map@r"]
     codec = Codec(Sphere(16), Stored(None, "rescored"), whole)
     rescore = Rescore(Sphere(16), whole, whole)
-    found = score_retrieval(codec.decode(whole), LABELS, None, None, codec.space, metrics, rescore=rescore)
+    found = score_retrieval(Labeled(codec.decode(whole), LABELS), None, codec.space, metrics, rerank=rescore)
     assert found.values == pytest.approx(retrieval_metrics(whole, LABELS, metrics=metrics))
 
 

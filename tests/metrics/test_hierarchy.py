@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmlkit.manifolds import Euclidean
-from dmlkit.metrics import HierarchicalApConfig, MetricConfig, retrieval_metrics, score_retrieval
+from dmlkit.metrics import HierarchicalApConfig, Labeled, MetricConfig, retrieval_metrics, score_retrieval
 from dmlkit.metrics.ranking import cpu_search, rankings
 from tests.metrics.naive import at_rank
 
@@ -96,8 +96,9 @@ def test_metrics_of_a_hierarchy_are_their_definitions(drawn, ties):
     expected = naive(points, paths, ties)
     if len(set(paths)) == 1 or not expected:
         return
-    arguments = [[x] for x in points], by_level(paths)
-    found = score_retrieval(*arguments, manifold=Euclidean(1), metrics=list(METRICS), ties=ties)
+    found = score_retrieval(
+        Labeled([[x] for x in points], by_level(paths)), manifold=Euclidean(1), metrics=list(METRICS), ties=ties
+    )
     assert found.values == pytest.approx(expected, abs=1e-12)
     assert any("of one family" in note for note in found.notes) == (len({path[0] for path in paths}) == 1)
 
@@ -111,8 +112,8 @@ def test_large_random_hierarchies(with_gallery: bool, monkeypatch: pytest.Monkey
     points += np.arange(90, dtype=np.float32) * 1e-3
     paths = [f"{a}/{b}/{c}" for a, b, c in rng.integers(0, 3, (90, 3)).tolist()]
     sides = [(points[:40], paths[:40]), (points[40:], paths[40:])] if with_gallery else [(points, paths)]
-    arguments = [argument for x, names in sides for argument in (x[:, None], by_level(names))]
-    found = score_retrieval(*arguments, manifold=Euclidean(1), metrics=list(METRICS)).values
+    labeled = [Labeled(x[:, None], by_level(names)) for x, names in sides]
+    found = score_retrieval(*labeled, manifold=Euclidean(1), metrics=list(METRICS)).values
     expected = naive(*sides[0], "expected", *(sides[1] if with_gallery else (None, None)))
     assert found == pytest.approx(expected, abs=1e-12)
 
@@ -123,7 +124,7 @@ def test_alpha_is_the_exponent_of_the_relevance():
     paths = [f"{a}/{b}/{c}" for a, b, c in rng.integers(0, 2, (40, 3)).tolist()]
     grades = [[shared(paths[0], paths[g]) for g in np.argsort(abs(points - points[0]))[1:]]]
     metric = HierarchicalApConfig(alpha=2.5)
-    scores = score_retrieval(points[:, None], by_level(paths), manifold=Euclidean(1), metrics=[metric])
+    scores = score_retrieval(Labeled(points[:, None], by_level(paths)), manifold=Euclidean(1), metrics=[metric])
     assert scores.per_query["h_ap"][0].item() == pytest.approx(h_ap(grades[0], 2.5), abs=1e-12)
 
 
@@ -141,7 +142,7 @@ def test_an_error_within_the_genus_costs_less_than_one_outside():
     near = [[0.0], [2.0], [1.0], [9.0], [9.5], [20.0]]
     far = [[0.0], [2.0], [20.0], [9.0], [9.5], [1.0]]
     found = [
-        score_retrieval(points, labels, manifold=Euclidean(1), metrics=["h_ap", "mrr"]).per_query
+        score_retrieval(Labeled(points, labels), manifold=Euclidean(1), metrics=["h_ap", "mrr"]).per_query
         for points in (near, far)
     ]
     assert found[0]["mrr"][0] == found[1]["mrr"][0]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dmlkit.manifolds import Euclidean, Sphere
-from dmlkit.metrics import retrieval_metrics
+from dmlkit.metrics import Labeled, retrieval_metrics, score_retrieval
 
 POINTS = torch.eye(4).repeat(2, 1)
 LABELS = torch.arange(4).repeat(2)
@@ -34,7 +34,8 @@ ZERO[3] = ZERO[6] = 0
         ((POINTS, LABELS, POINTS), {}, "gallery and gallery_labels: give both or neither"),
         ((POINTS, LABELS, torch.ones(8, 3), LABELS), {}, "gallery: expected 4 coordinates, got 3"),
         ((POINTS, LABELS), {"manifold": Sphere(3)}, "embeddings: expected 3 coordinates, got 4"),
-        ((POINTS, LABELS), {"ids": np.arange(8)}, "ids and gallery_ids: give both, with a gallery, or neither"),
+        ((POINTS, LABELS), {"ids": (LABELS, LABELS)}, "ids: expected a pair, the ids of the embeddings and those of"),
+        ((POINTS, LABELS, POINTS, LABELS), {"ids": np.arange(8)}, "ids: expected a pair, the ids of the embeddings"),
         ((ZERO, LABELS), {}, "embeddings: 2 of 8 rows are zero and have no direction for the cosine, the first"),
         ((POINTS, LABELS, ZERO, LABELS), {}, "gallery: 2 of 8 rows are zero"),
         ((POINTS * 1j, LABELS), {}, "embeddings: expected real numbers, got torch.complex64"),
@@ -58,6 +59,15 @@ def test_bad_input(arguments, options, message):
         retrieval_metrics(*arguments, **options)
     assert str(raised.value).startswith(message)
     assert "\n" not in str(raised.value)
+
+
+def test_score_retrieval_takes_labeled_sides():
+    with pytest.raises(TypeError, match=r"^expected queries and gallery as Labeled\(embeddings, labels\), got Tensor$"):
+        score_retrieval(POINTS, LABELS)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="ids: give those of the queries and of the gallery, or neither"):
+        score_retrieval(Labeled(POINTS, LABELS, LABELS), Labeled(POINTS, LABELS))
+    with pytest.raises(ValueError, match="ids: give those of the queries and of the gallery, or neither"):
+        score_retrieval(Labeled(POINTS, LABELS, LABELS))
 
 
 def test_read_only_and_half_precision_arrays():

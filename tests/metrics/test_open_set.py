@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from dmlkit.manifolds import Euclidean, Poincare, Sphere
-from dmlkit.metrics import metric_configs, retrieval_metrics, score_retrieval
+from dmlkit.metrics import Labeled, metric_configs, retrieval_metrics, score_retrieval
 
 NAMES = ["auroc_unknown", "oscr", "baks@threshold=-1.5", "baus@threshold=-1.5"]
 
@@ -65,7 +65,7 @@ def test_among_themselves_against_loops(data):
         with pytest.raises(ValueError, match="open-set metrics need"):
             retrieval_metrics(points, labels, manifold=Euclidean(1), metrics=NAMES)
         return
-    ours = score_retrieval(points, labels, manifold=Euclidean(1), metrics=NAMES)
+    ours = score_retrieval(Labeled(points, labels), manifold=Euclidean(1), metrics=NAMES)
     assert ours.values == pytest.approx(naive(answers(queries, gallery), unknown), abs=1e-12)
 
 
@@ -90,9 +90,9 @@ def test_queries_and_a_gallery_against_loops(queries, gallery):
     ]
     if not kept or len(asked) < 2:
         with pytest.raises(ValueError, match="open-set metrics need"):
-            retrieval_metrics(*arrays, Euclidean(1), configs, ids=ids, gallery_ids=gallery_ids)
+            retrieval_metrics(*arrays, Euclidean(1), configs, ids=(ids, gallery_ids))
         return
-    ours = score_retrieval(*arrays, Euclidean(1), configs, ids=ids, gallery_ids=gallery_ids)
+    ours = score_retrieval(Labeled(*arrays[:2], ids), Labeled(*arrays[2:], gallery_ids), Euclidean(1), configs)
     found = answers(queries, [item for item, _ in kept], [i for _, i in kept], ids)
     assert ours.values == pytest.approx(naive(found, unknown), abs=1e-12)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
-from dmlkit.metrics import TarAtFarConfig, metric_configs, pairing, retrieval_metrics, score_retrieval
+from dmlkit.metrics import Labeled, TarAtFarConfig, metric_configs, pairing, retrieval_metrics, score_retrieval
 from dmlkit.metrics import verification as curve
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.verification import PairCurve
@@ -53,7 +53,7 @@ def test_ties_and_duplicates_against_naive_loops(items):
         return
     pairs = list(combinations(items, 2))
     scores, same = [-abs(a[0] - b[0]) for a, b in pairs], [a[1] == b[1] for a, b in pairs]
-    ours = score_retrieval([[float(x)] for x, _ in items], labels, manifold=Euclidean(1), metrics=NAMES)
+    ours = score_retrieval(Labeled([[float(x)] for x, _ in items], labels), manifold=Euclidean(1), metrics=NAMES)
     assert ours.values == pytest.approx(naive(scores, same), abs=1e-12)
 
 
@@ -78,9 +78,9 @@ def test_queries_and_a_gallery_against_naive_loops(queries, gallery, shared):
         return
     if all(same):
         with pytest.raises(ValueError, match="metrics over pairs need both"):
-            retrieval_metrics(*arrays, Euclidean(1), NAMES, ids=ids, gallery_ids=item_ids)
+            retrieval_metrics(*arrays, Euclidean(1), NAMES, ids=(ids, item_ids))
         return
-    ours = score_retrieval(*arrays, Euclidean(1), NAMES, ids=ids, gallery_ids=item_ids)
+    ours = score_retrieval(Labeled(*arrays[:2], ids), Labeled(*arrays[2:], item_ids), Euclidean(1), NAMES)
     assert ours.values == pytest.approx(naive([-abs(a[0] - b[0]) for a, b in pairs], same), abs=1e-12)
 
 
@@ -164,7 +164,7 @@ def test_repeated_points_tie_wherever_they_stand():
 
 def test_a_share_that_no_pair_can_have_is_told():
     features, labels = clusters(count=30)
-    scores = score_retrieval(torch.nn.functional.normalize(features, dim=1), labels, metrics=["tar@far=1e-6"])
+    scores = score_retrieval(Labeled(torch.nn.functional.normalize(features, dim=1), labels), metrics=["tar@far=1e-6"])
     assert any("pairs of different classes may be accepted" in note for note in scores.notes)
 
 

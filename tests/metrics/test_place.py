@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dmlkit.manifolds import Sphere
+from dmlkit.metrics import Labeled, metrics_from_hits, score_retrieval
 from dmlkit.metrics.ranking.scored import PlaceScores, Range, Sightings, kilometers
-from dmlkit.metrics.scoring import metrics_from_hits, score_retrieval
 
 
 def haversine(one: tuple[float, float], other: tuple[float, float]) -> float:
@@ -57,7 +57,7 @@ def test_scores_and_metrics_are_those_of_a_loop(span: Range):
     expected = 0.6 * (points @ points.T).double().numpy() + 0.4 * expected
     assert np.abs(scores.numpy() - expected).max() < 1e-6
     labels = torch.arange(30) % 5
-    found = score_retrieval(points, labels, metrics=["map@r"], rescore=PlaceScores(where, where, span, 0.4))
+    found = score_retrieval(Labeled(points, labels), metrics=["map@r"], rerank=PlaceScores(where, where, span, 0.4))
     np.fill_diagonal(expected, -inf)
     order = np.argsort(-expected, axis=1)[:, :29]
     hits = labels[torch.from_numpy(order)] == labels[:, None]

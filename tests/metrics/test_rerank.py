@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dmlkit.manifolds import Euclidean, Poincare, Sphere
+from dmlkit.metrics import Labeled, metrics_from_hits, score_retrieval
 from dmlkit.metrics.ranking import rerank
 from dmlkit.metrics.ranking.rerank import (
     ExpandedGallery,
@@ -20,7 +21,6 @@ from dmlkit.metrics.ranking.rerank import (
     k_reciprocal,
     parse_rerank,
 )
-from dmlkit.metrics.scoring import metrics_from_hits, score_retrieval
 from tests.conftest import Result
 
 
@@ -154,7 +154,7 @@ def test_metrics_after_re_ranking(method: rerank.Rerank):
     """Metrics of the re-ranked similarities, with each query among all others, a gallery, and itself as gallery."""
     manifold, points = points_on("sphere", 40, 4)
     labels = torch.arange(40) % 5
-    scores = score_retrieval(points, labels, manifold=manifold, metrics=["map@r"], rerank=method)
+    scores = score_retrieval(Labeled(points, labels), manifold=manifold, metrics=["map@r"], rerank=method)
     if isinstance(method, KReciprocal):
         similarity = -naive_k_reciprocal(manifold.similarity(points, points).numpy(), *method)
     else:
@@ -164,10 +164,10 @@ def test_metrics_after_re_ranking(method: rerank.Rerank):
     hits = (labels[:, None] == labels)[torch.arange(40)[:, None], torch.from_numpy(-similarity).argsort(1)][:, :39]
     expected = metrics_from_hits(hits, torch.full((40,), 7), ["map@r"])
     assert scores.values == pytest.approx(expected)
-    assert scores.values != score_retrieval(points, labels, manifold=manifold, metrics=["map@r"]).values
+    assert scores.values != score_retrieval(Labeled(points, labels), manifold=manifold, metrics=["map@r"]).values
     rows = torch.arange(40)
-    gallery = {"gallery": points, "gallery_labels": labels, "ids": rows, "gallery_ids": rows}
-    again = score_retrieval(points, labels, manifold=manifold, metrics=["map@r"], rerank=method, **gallery)
+    same = Labeled(points, labels, rows)
+    again = score_retrieval(same, same, manifold, ["map@r"], rerank=method)
     assert again.values == pytest.approx(expected)
 
 

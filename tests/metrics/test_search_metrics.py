@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmlkit.manifolds import Euclidean, Sphere
-from dmlkit.metrics import MapAtKConfig, PrecisionConfig, retrieval_metrics, score_retrieval
+from dmlkit.metrics import Labeled, MapAtKConfig, PrecisionConfig, retrieval_metrics, score_retrieval
 from dmlkit.metrics.ranking import cpu_search, rankings
 from tests.metrics.naive import expected, pessimistic
 
@@ -57,7 +57,9 @@ def test_among_themselves_with_ties_duplicates_and_singletons(items, ties):
         with pytest.raises(ValueError, match="labels"):
             retrieval_metrics([[float(x)] for x in points], labels, manifold=Euclidean(1))
         return
-    ours = score_retrieval([[float(x)] for x in points], labels, manifold=Euclidean(1), metrics=NAMES, ties=ties)
+    ours = score_retrieval(
+        Labeled([[float(x)] for x in points], labels), manifold=Euclidean(1), metrics=NAMES, ties=ties
+    )
     assert ours.values == pytest.approx(naive, abs=1e-12)
     assert ours.left_out == sum(labels.count(label) == 1 for label in labels)
 
@@ -70,13 +72,17 @@ def test_query_and_gallery(queries, gallery, with_ids, ties):
     ids, gallery_ids = np.arange(len(x)), np.arange(len(gx)) + len(x) // 2  # they overlap in part
     by = expected if ties == "expected" else pessimistic
     naive = naive_scores(x, y, gx, gy, lambda q, g: with_ids and ids[q] == gallery_ids[g], by)
-    named = {"ids": ids, "gallery_ids": gallery_ids} if with_ids else {}
+    both = (ids, gallery_ids) if with_ids else None
     arguments = [np.array(x)[:, None], y, np.array(gx)[:, None], gy]
     if len({*y, *gy}) == 1 or not naive:
         with pytest.raises(ValueError, match="labels"):
-            retrieval_metrics(*arguments, Euclidean(1), NAMES, ties=ties, **named)
+            retrieval_metrics(*arguments, Euclidean(1), NAMES, ties=ties, ids=both)
         return
-    ours = score_retrieval(*arguments, Euclidean(1), NAMES, ties=ties, **named).values
+    sides = [
+        Labeled(*arguments[:2], ids if with_ids else None),
+        Labeled(*arguments[2:], gallery_ids if with_ids else None),
+    ]
+    ours = score_retrieval(*sides, Euclidean(1), NAMES, ties=ties).values
     assert ours == pytest.approx(naive, abs=1e-12)
 
 
@@ -90,12 +96,12 @@ def test_random_embeddings(classes, ties, monkeypatch):
     labels = rng.integers(0, classes, 60).tolist()
     naive = naive_scores(points[:, 0], labels, points[:, 0], labels, lambda q, g: q == g, pessimistic)
     if ties == "pessimistic":
-        ours = score_retrieval(points, labels, manifold=Euclidean(1), metrics=NAMES, ties=ties).values
+        ours = score_retrieval(Labeled(points, labels), manifold=Euclidean(1), metrics=NAMES, ties=ties).values
         assert ours == pytest.approx(naive, abs=1e-12)
         return
     exact = points + np.arange(60, dtype=np.float32)[:, None] ** 2 * 1e-6  # no ties left
     naive = naive_scores(exact[:, 0], labels, exact[:, 0], labels, lambda q, g: q == g, pessimistic)
-    ours = score_retrieval(exact, labels, manifold=Euclidean(1), metrics=NAMES).values
+    ours = score_retrieval(Labeled(exact, labels), manifold=Euclidean(1), metrics=NAMES).values
     assert ours == pytest.approx(naive, abs=1e-12)
 
 
@@ -114,7 +120,7 @@ def test_equal_vectors_tie_wherever_they_lie():
     half = rng.standard_normal((500, 512)).astype(np.float32)
     points = np.concatenate([half, half, half])  # each vector with label i twice, and once with another label
     labels = np.concatenate([np.arange(500), np.arange(500), np.roll(np.arange(500), 1)])
-    values = score_retrieval(points, labels, metrics=["recall@1"])
+    values = score_retrieval(Labeled(points, labels), metrics=["recall@1"])
     first_two = values.per_query["recall@1"][:1000]
     assert first_two.tolist() == [0.5] * 1000
 
@@ -131,10 +137,9 @@ def test_queries_inside_the_gallery_by_id():
     points, labels = rng.standard_normal((60, 8)), rng.integers(0, 6, 60)
     names = [f"image-{i}" for i in range(60)]
     chosen = rng.permutation(60)[:20]
-    inside = score_retrieval(
-        points[chosen], labels[chosen], points, labels, metrics=NAMES, ids=[names[i] for i in chosen], gallery_ids=names
-    )
-    among = score_retrieval(points, labels, metrics=NAMES)
+    queries = Labeled(points[chosen], labels[chosen], [names[i] for i in chosen])
+    inside = score_retrieval(queries, Labeled(points, labels, names), metrics=NAMES)
+    among = score_retrieval(Labeled(points, labels), metrics=NAMES)
     for name in NAMES:
         assert inside.per_query[name].numpy() == pytest.approx(among.per_query[name].numpy()[chosen], abs=1e-12)
 
@@ -142,7 +147,7 @@ def test_queries_inside_the_gallery_by_id():
 def test_labels_beyond_float32():
     labels = [2**24, 2**24 + 1, 2**24, 2**24 + 1, 2**53, 2**53 + 1]
     points = [[1.0, 0.0], [1.0, 0.01], [0.0, 1.0], [0.01, 1.0], [-1.0, 0.0], [-1.0, 0.01]]
-    scores = score_retrieval(points, labels, metrics=["recall@1"])
+    scores = score_retrieval(Labeled(points, labels), metrics=["recall@1"])
     assert scores.values == {"recall@1": 0.0}
     assert scores.left_out == 2
 
@@ -154,7 +159,7 @@ def test_labels_may_be_names():
 
 def test_k_beyond_the_gallery_is_clipped_and_said():
     points, labels = torch.randn(10, 4), torch.arange(10) // 5
-    scores = score_retrieval(points, labels, metrics=["precision@9", "precision@100", "recall@100"])
+    scores = score_retrieval(Labeled(points, labels), metrics=["precision@9", "precision@100", "recall@100"])
     assert scores.values["precision@100"] == scores.values["precision@9"] == pytest.approx(4 / 9)
     assert scores.notes == (
         "precision@100: only 9 items are ranked; k is clipped to that",
@@ -166,7 +171,7 @@ def test_k_beyond_the_gallery_is_clipped_and_said():
 
 def test_queries_without_positives_are_left_out_and_counted():
     points = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
-    scores = score_retrieval(points, [0, 0, 1], metrics=["recall@1"])
+    scores = score_retrieval(Labeled(points, [0, 0, 1]), metrics=["recall@1"])
     assert scores.values == {"recall@1": 1.0}
     assert (scores.left_out, scores.queries.tolist()) == (1, [0, 1])
     assert scores.notes == ("1 of 3 queries are left out, because there is no other item of their class",)
@@ -175,7 +180,7 @@ def test_queries_without_positives_are_left_out_and_counted():
 def test_nearest_neighbours():
     points, labels = torch.randn(50, 4), torch.arange(50) % 5
     products = Sphere(4).from_features(points) @ Sphere(4).from_features(points).T
-    nearest = score_retrieval(points, labels).nearest
+    nearest = score_retrieval(Labeled(points, labels)).nearest
     assert nearest.tolist() == products.fill_diagonal_(-2).argmax(1).tolist()
 
 
@@ -183,10 +188,8 @@ def test_compat_follows_the_others_divisors():
     hits_first = [[1.0, 0.0], [1.0, 0.01], [1.0, 0.1], [0.0, 1.0], [1.0, 0.3], [0.1, 1.0]]
     labels = [0, 0, 1, 1, 0, 0]
     values = score_retrieval(
-        hits_first[:1],
-        labels[:1],
-        hits_first[1:],
-        labels[1:],
+        Labeled(hits_first[:1], labels[:1]),
+        Labeled(hits_first[1:], labels[1:]),
         metrics=[
             MapAtKConfig(k=(3,)),
             "map@3:pml",

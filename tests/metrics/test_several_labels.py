@@ -44,9 +44,7 @@ def test_equals_loops_over_sets_of_labels(backend: str, monkeypatch: pytest.Monk
     assert found == pytest.approx(naive(points, matrix, points, matrix, lambda q, j: q == j), abs=1e-9)
     items, labels = random_items(1, 9)
     groups, others = np.arange(12) % 4, np.arange(9) % 5
-    found = retrieval_metrics(
-        points, matrix, items, labels.numpy(), Euclidean(2), list(NAMES), ids=groups, gallery_ids=others
-    )
+    found = retrieval_metrics(points, matrix, items, labels.numpy(), Euclidean(2), list(NAMES), ids=(groups, others))
     hidden = lambda q, j: groups[q] == others[j]  # noqa: E731
     assert found == pytest.approx(naive(points, matrix, items, labels, hidden), abs=1e-9)
 

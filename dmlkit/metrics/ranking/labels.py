@@ -2,23 +2,28 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dmlkit.metrics.base import MetricConfig, Points, Ranking
+from dmlkit.metrics.base import Array, Labeled, Labels, MetricConfig, Points, Ranking
 from dmlkit.metrics.ranking.search import Lookup, Search
 
-if TYPE_CHECKING:
-    import numpy as np
 
-    Array: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Any]
-else:
-    Array: TypeAlias = Any
-Labels: TypeAlias = Array | Mapping[str, Array]
-"""One label per embedding, or those of each level of a hierarchy by its name, coarsest first; the last are the classes
-themselves. Or (N, L) bool: which of L labels each embedding has."""
+def check_sides(queries: Labeled, gallery: Labeled | None) -> None:
+    """Check the types of queries and gallery, and that both have ids or neither.
+
+    Raises:
+        TypeError: a side is no `Labeled`.
+        ValueError: one side has ids.
+    """
+    sides: list[object] = [queries, gallery]  # of a caller without a type checker
+    for side in sides:
+        if not isinstance(side, Labeled | None):
+            raise TypeError(f"expected queries and gallery as Labeled(embeddings, labels), got {type(side).__name__}")
+    if (queries.ids is None) != (gallery is None or gallery.ids is None):
+        raise ValueError("ids: give those of the queries and of the gallery, or neither")
 
 
 @dataclass(frozen=True)
@@ -177,3 +182,11 @@ def as_keys(values: Array, others: Array | None, name: str, lengths: tuple[int, 
         )
     _, numbers = np.unique(np.concatenate(sides), return_inverse=True)
     return torch.from_numpy(numbers[: len(sides[0])]), torch.from_numpy(numbers[len(sides[0]) :])
+
+
+def identities(queries: Labeled, gallery: Labeled | None, lengths: tuple[int, int | None]) -> tuple[Tensor, Tensor]:
+    """Return what identifies queries and gallery, (N,) and (M,) int64: their ids, or the positions of all of them."""
+    if queries.ids is not None and gallery is not None:
+        return as_keys(queries.ids, gallery.ids, "ids", lengths)
+    positions = torch.arange(lengths[0])
+    return positions, positions if lengths[1] is None else torch.arange(lengths[1]) + lengths[0]

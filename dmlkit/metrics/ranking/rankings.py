@@ -9,9 +9,8 @@ from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold, find_invalid_point
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.metrics.base import MetricConfig, Ranking
+from dmlkit.metrics.base import Array, MetricConfig, Ranking
 from dmlkit.metrics.ranking import cpu_search, gpu_search
-from dmlkit.metrics.ranking.labels import Array
 from dmlkit.metrics.ranking.search import Depth, Lookup, Search, SharedLabels, Standing
 
 Ties = Literal["expected", "pessimistic"]

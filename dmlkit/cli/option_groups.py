@@ -1,0 +1,181 @@
+"""Groups of options that several commands share; a group is one parameter of a command, see `with_common_options`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from dmlkit.cli.options import (
+    ArrayLabels,
+    ArrayManifold,
+    ModelDevice,
+    RunDevice,
+    RunSplit,
+    SetDataset,
+    existing,
+    option,
+    second_option,
+)
+from dmlkit.errors import UserError
+from dmlkit.files.source import PLACE, require_run, require_table
+
+if TYPE_CHECKING:
+    from dmlkit.datasets.files.boxes import Boxes
+    from dmlkit.embedding.fusion import ModelChoice
+    from dmlkit.embedding.points import PointSet
+    from dmlkit.embedding.progress_bar import Bar
+    from dmlkit.embedding.scored import PlaceFusion
+
+
+@dataclass(frozen=True)
+class BoxOptions:
+    """Options on boxes of images."""
+
+    box_source: Annotated[
+        Path | None,
+        option(
+            "PATH",
+            "Use boxes of the images: a folder of YOLO's .txt files, or a .json file of COCO or MegaDetector.",
+            "--boxes",
+            callback=existing("a folder of .txt files or a .json file"),
+        ),
+    ] = None
+    box_margin: Annotated[
+        float | None, option("SHARE", "Margin on each side of a box, as a share of its width or height. Default: 0.")
+    ] = None
+    box_confidence: Annotated[
+        float | None,
+        option("NUMBER", "Minimum confidence of a detected box, 0 to 1; others are left out. Default: 0.2."),
+    ] = None
+
+    def given(self) -> dict[str, object]:
+        """Return the values by the names of the options."""
+        return {"--boxes": self.box_source, "--box-margin": self.box_margin, "--box-confidence": self.box_confidence}
+
+    def read(self) -> "Boxes | None":
+        """Return the options; None without any, for which nothing is imported.
+
+        Raises:
+            UserError: there is a confidence, but no file of boxes.
+        """
+        if not any(value is not None for value in self.given().values()):
+            return None
+        from dmlkit.datasets.files.boxes import boxes_of
+
+        return boxes_of(self.box_source, self.box_margin, self.box_confidence)
+
+
+@dataclass(frozen=True)
+class ColumnOptions:
+    """Column of a table, for whose values figures are printed."""
+
+    by: Annotated[
+        str | None,
+        option(
+            "COLUMN", "Print the last metric per value of this column of the run's table, e.g. camera, worst first."
+        ),
+    ] = None
+    table: Annotated[
+        Path | None,
+        option(
+            "FILE",
+            "Table with the columns path and --by. Default: the table that the run was trained on.",
+            check=require_table,
+        ),
+    ] = None
+
+    def column(self) -> tuple[str, Path | None] | None:
+        """Return the column and its table; None without a column.
+
+        Raises:
+            UserError: there is a table, but no column.
+        """
+        if self.table is not None and self.by is None:
+            raise UserError(f"--table {self.table}: needs --by COLUMN, the column to read")
+        return None if self.by is None else (self.by, self.table)
+
+
+@dataclass(frozen=True)
+class ArrayOptions:
+    """Options of a command that reads an array of vectors with their labels."""
+
+    labels: ArrayLabels = None
+    manifold: ArrayManifold = None
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Options of a command that reads any points."""
+
+    split: RunSplit = None
+    overrides: SetDataset = None
+    labels: ArrayLabels = None
+    manifold: ArrayManifold = None
+    device: RunDevice = None
+
+    def open(self, source: Path, bar: "Bar") -> "PointSet":
+        """Open points, see `open_points`."""
+        from dmlkit.embedding.fusion import ModelChoice
+        from dmlkit.embedding.sources import open_points
+
+        return open_points(
+            source,
+            split=self.split,
+            overrides=self.overrides or [],
+            labels=self.labels,
+            manifold=self.manifold,
+            model=ModelChoice(device=self.device),
+            bar=bar,
+        )
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Options on the model that embeds new images."""
+
+    run: Annotated[
+        Path | None, option("RUN", "Run that embeds new images. Default: the run that SOURCE names.", check=require_run)
+    ] = None
+    device: ModelDevice = "auto"
+
+
+@dataclass(frozen=True)
+class FusedModelOptions(ModelOptions):
+    """Options on the model that embeds new images, and on a second one."""
+
+    second: Annotated[
+        Path | None,
+        second_option("RUN", "Add the similarity of a second run of the same dataset, weighted by validation classes."),
+    ] = None
+
+    def choose(self, source: Path, **others: Any) -> "ModelChoice":
+        """Return the model for images that are compared with a source, see `fusion_of`."""
+        from dmlkit.embedding.fusion import ModelChoice
+        from dmlkit.evaluation.fusion import fusion_of
+
+        fusion = fusion_of(source, self.second, device=self.device, **others)
+        return ModelChoice(self.run, fusion=fusion, device=self.device)
+
+
+@dataclass(frozen=True)
+class PlacedModelOptions(ModelOptions):
+    """Options on the model that embeds new images, and on a second one, or place and time."""
+
+    second: Annotated[
+        Path | None,
+        second_option(
+            "RUN|place",
+            "Add the similarity of a second run of the same dataset, or, with place, that of the columns latitude, "
+            "longitude and time of a gallery and a table of images; weighted by validation classes. For a run in a "
+            "folder named place, write ./place.",
+            PLACE,
+        ),
+    ] = None
+
+    def choose(self, source: Path, bar: "Bar") -> "tuple[ModelChoice, PlaceFusion | None]":
+        """Return the model for images that are compared with a source, and the weight of place and time.
+
+        See `dmlkit.evaluation.place.model_with`.
+        """
+        from dmlkit.evaluation.place import model_with
+
+        return model_with(source, self.second, run=self.run, device=self.device, bar=bar)
