@@ -65,6 +65,7 @@ def pytest_collection() -> Generator[None, object, object]:
         lighten()
         gc.freeze()
         gc.enable()
+        KEPT["bytes"] = memory()
 
 
 LONGEST = (
@@ -101,11 +102,12 @@ PICTURES = {
 }
 
 
-def draw_pictures(patch: pytest.MonkeyPatch) -> None:
-    """Draw the curves of runs and the plots of studies, which `lighten` leaves empty."""
+def draw_pictures(patch: pytest.MonkeyPatch, *functions: str) -> None:
+    """Draw the curves of runs or the plots of studies, which `lighten` leaves empty."""
     for name, (function, _) in PICTURES.items():
-        module = import_module(name)
-        patch.setattr(module, function, inspect.unwrap(getattr(module, function)))
+        if function in functions:
+            module = import_module(name)
+            patch.setattr(module, function, inspect.unwrap(getattr(module, function)))
 
 
 def lighten() -> None:
@@ -145,21 +147,27 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     return [collector for collector in found if not isinstance(collector, DoctestModule)]
 
 
-MUCH_MEMORY = 1.5e9  # bytes; most modules take less, and a collection after each was a quarter of the time of theirs
+MUCH_MEMORY = 5e8  # bytes; to give them back takes 0.4 s, and after each module it was a sixth of the time of all tests
+KEPT = {"bytes": 0}  # by this process when it last gave memory back, or had imported all tests
+
+
+def memory() -> int:
+    """The bytes that this process holds; 0 where that is not known."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
 @pytest.fixture(scope="module", autouse=True)
 def freed_memory() -> Iterator[None]:
-    """What a module's tests took goes back to the system, which dmlkit's own processes keep for the next batch.
+    """What modules' tests took goes back to the system, which dmlkit's own processes keep for the next batch.
 
     A process that has tested all the backbones holds 4 GB otherwise; two of them and Ray's workers fill 8 GB.
     """
     yield
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        if pages * os.sysconf("SC_PAGE_SIZE") > MUCH_MEMORY:
-            gc.collect()
-            library.malloc_trim(0)
+    if memory() > KEPT["bytes"] + MUCH_MEMORY and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        gc.collect()
+        library.malloc_trim(0)
+        KEPT["bytes"] = memory()
 
 
 @dataclass
@@ -225,7 +233,7 @@ def dmlkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 @pytest.fixture
 def pictures_are_drawn(dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the curves of runs and the plots of studies, for tests that look at them."""
-    draw_pictures(monkeypatch)
+    draw_pictures(monkeypatch, "plot_curves", "plot_study")
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     arguments = ["study", str(write_study(folder)), "-o", str(folder / "out"), "--device", "cpu"]
     with pytest.MonkeyPatch.context() as patch:
-        draw_pictures(patch)
+        draw_pictures(patch, "plot_study")
         get_command(app).main(arguments, standalone_mode=False)
     return folder / "out"
 
@@ -457,11 +457,9 @@ def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(
     path, out = write_study(tmp_path), tmp_path / "out"
     words = ["study", path, "-o", out, "--device", "cpu", "--jobs", 2]
     now = count()  # a second passes at each look
-    monkeypatch.setattr(workers, "get_context", lambda _: WARM)
-    with monkeypatch.context() as clock:
-        for module in (stopping, study_run):
-            clock.setattr(module, "monotonic", lambda: next(now))
-        result = dmlkit(*words, "--budget", "4s")
+    for module in (stopping, study_run):
+        monkeypatch.setattr(module, "monotonic", lambda: next(now))
+    result = dmlkit(*words, "--budget", "4s")
     assert result.code == 75, result.err
     assert (
         result.out.splitlines()[-1]
@@ -469,6 +467,7 @@ def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(
     )
     begun = list(out.rglob("last.pt"))
     assert 2 <= len(begun) < 4 and not finished(out) and not (out / "results.json").exists()
+    monkeypatch.undo()
     assert dmlkit(*words, "--budget", "1h").code == 0
     assert results_of(out)["variants"] == results_of(whole)["variants"]
     assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
