@@ -37,7 +37,7 @@ demo: $(FOR_DEMO)  ## Install what the demo needs, then train, evaluate, embed a
 	@echo '  .venv/bin/dmlkit train recipes/glyphs/proxy_anchor.yaml -o runs/mine --set "dataset={name: folder, root: PATH}"'
 
 # Stealing tests leaves no long file for the end; the heaviest files are kept whole, since their tests share wheels and runs.
-# Without compiled files, which some environments turn off, each of their many processes would compile dmlkit: 9 s for the tests.
+# Some environments turn compiled files off; each of their many processes would compile dmlkit, those that collect tests 9 s.
 RUN_TESTS := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --durations 20
 
 test: setup  ## Run all tests except the heaviest: 6 minutes on 2 cores
