@@ -37,13 +37,14 @@ demo: $(FOR_DEMO)  ## Install what the demo needs, then train, evaluate, embed a
 	@echo '  .venv/bin/dmlkit train recipes/glyphs/proxy_anchor.yaml -o runs/mine --set "dataset={name: folder, root: PATH}"'
 
 # Stealing tests leaves no long file for the end; the heaviest files are kept whole, since their tests share wheels and runs.
-RUN_TESTS := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --durations 20
+# Some environments turn compiled files off; each of their many processes would compile dmlkit, those that collect tests 9 s.
+RUN_TESTS := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --durations 20
 
 test: setup  ## Run all tests except the heaviest: 6 minutes on 2 cores
 	$(RUN_TESTS) --dist worksteal -m 'not heavy'
 
 test-heavy: setup  ## Run the heaviest tests (clusters, ranks, installed wheels and plug-ins, kills, compilers, fuzzing, whole pages): 7 minutes on 2 cores
-	$(RUN_TESTS) --dist loadfile -m heavy
+	$(RUN_TESTS) --dist loadfile --no-loadscope-reorder -m heavy
 
 test-gpu: setup  ## Compare a CUDA GPU with the CPU
 	$(BIN)/python -m pytest -m cuda -rs

@@ -7,13 +7,16 @@ os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 import ctypes
 import gc
+import importlib.metadata
 import inspect
+import logging
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,10 @@ settings.load_profile("any machine")
 
 # Typer builds all commands again at each call of the command line, 25 ms; they keep nothing from one call to the next.
 typer.main.get_command = cache(typer.main.get_command)
+# Each training looks through all installed packages, 30 ms, and waits 15 times for the disk, lest power fails.
+importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
+importlib.metadata.version = cache(importlib.metadata.version)
+os.fsync = lambda file: None
 
 ROOT = Path(__file__).parent.parent
 END = 300.0  # seconds after which a test gives up waiting; on a quiet machine it takes a few
@@ -55,8 +62,77 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        lighten()
         gc.freeze()
         gc.enable()
+        KEPT["bytes"] = memory()
+
+
+LONGEST = (
+    *("training/test_train.py", "docs/test_commands.py", "distributed/test_ranks.py", "study/test_study.py"),
+    *("study/test_ray.py", "embedding/serve/test_workers.py", "fuzz/test_galleries.py", "packaging/test_installed.py"),
+    *("embedding/test_parts.py", "docs/test_photos.py", "docs/test_site.py", "fuzz/test_study_storm.py"),
+)  # of `make test-heavy`, the longest first: 30 s to 3 minutes each
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files: those that are kept whole leave one process without work if they come last."""
+    place = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
+
+
+def no_curves(_: Any, path: Path, **__: Any) -> None:
+    path.touch()
+
+
+def no_plot(_: Any, path: Path, suffix: str = ".png", **__: Any) -> None:
+    """An empty picture that dmlkit knows for its own."""
+    from matplotlib.figure import Figure
+
+    from dmlkit.files.outputs import picture_metadata
+
+    metadata = picture_metadata(Path(f"results{suffix}"))
+    Figure(figsize=(1, 1)).savefig(path, format=suffix.removeprefix("."), metadata=metadata)
+
+
+PICTURES = {
+    "dmlkit.training.summary": ("plot_curves", no_curves),
+    "dmlkit.study.reports.report": ("plot_study", no_plot),
+    "dmlkit.study.reports.overview": ("plot_study", no_plot),
+}
+
+
+def draw_pictures(patch: pytest.MonkeyPatch, *functions: str) -> None:
+    """Draw the curves of runs or the plots of studies, which `lighten` leaves empty."""
+    for name, (function, _) in PICTURES.items():
+        if function in functions:
+            module = import_module(name)
+            patch.setattr(module, function, inspect.unwrap(getattr(module, function)))
+
+
+def lighten() -> None:
+    """Spare tests what takes long and says nothing about them, in the modules imported so far.
+
+    - For each kind of device that is not there, ``torch.manual_seed`` keeps the seed and the text of its stack, which
+      is long below pytest: 0.7 ms.
+    - Pytest adds its handlers to each of torch's 60 loggers before each of the three parts of a test, 1.3 ms, unless
+      these loggers pass their messages on.
+    - The curves of a run take 0.2 s, and the plot of a study 0.3 s; they are empty, unless a test asks for
+      `pictures_are_drawn`.
+    - A glyph takes 0.3 ms, a third of a study's dry run; it is drawn once for all runs that show it.
+    """
+    if torch := sys.modules.get("torch"):
+        for device in (torch.cuda, torch.mtia, torch.xpu):
+            if not device.is_available():
+                device.manual_seed_all = lambda seed: None
+        for name, logger in logging.root.manager.loggerDict.items():
+            if name.startswith("torch") and isinstance(logger, logging.Logger):
+                logger.propagate = True
+    for name, (function, instead) in PICTURES.items():
+        if (module := sys.modules.get(name)) and not hasattr(drawn := getattr(module, function), "__wrapped__"):
+            setattr(module, function, wraps(drawn)(instead))
+    if (glyphs := sys.modules.get("dmlkit.datasets.glyphs")) and not hasattr(glyphs.render, "__wrapped__"):
+        glyphs.render = lru_cache(maxsize=20_000)(glyphs.render)
 
 
 def pytest_unconfigure() -> None:
@@ -71,21 +147,27 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     return [collector for collector in found if not isinstance(collector, DoctestModule)]
 
 
-MUCH_MEMORY = 1.5e9  # bytes; most modules take less, and a collection after each was a quarter of the time of theirs
+MUCH_MEMORY = 5e8  # bytes; to give them back takes 0.4 s, and after each module it was a sixth of the time of all tests
+KEPT = {"bytes": 0}  # by this process when it last gave memory back, or had imported all tests
+
+
+def memory() -> int:
+    """The bytes that this process holds; 0 where that is not known."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
 @pytest.fixture(scope="module", autouse=True)
 def freed_memory() -> Iterator[None]:
-    """What a module's tests took goes back to the system, which dmlkit's own processes keep for the next batch.
+    """What modules' tests took goes back to the system, which dmlkit's own processes keep for the next batch.
 
     A process that has tested all the backbones holds 4 GB otherwise; two of them and Ray's workers fill 8 GB.
     """
     yield
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        if pages * os.sysconf("SC_PAGE_SIZE") > MUCH_MEMORY:
-            gc.collect()
-            library.malloc_trim(0)
+    if memory() > KEPT["bytes"] + MUCH_MEMORY and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        gc.collect()
+        library.malloc_trim(0)
+        KEPT["bytes"] = memory()
 
 
 @dataclass
@@ -93,14 +175,6 @@ class Result:
     code: int
     out: str
     err: str
-
-
-@pytest.fixture(scope="session")
-def drawn_once() -> Callable[..., Any]:
-    """A glyph is drawn once for all runs that show it: 0.3 ms each were a third of a study's dry run."""
-    from dmlkit.datasets import glyphs
-
-    return lru_cache(maxsize=20_000)(glyphs.render)
 
 
 @pytest.fixture(scope="session")
@@ -120,6 +194,8 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
     """Write ``recipe.yaml`` and ``run`` into a folder; a recipe is trained once for all tests, which get copies."""
     from dmlkit.training.train import train
 
+    lighten()
+
     @cache
     def trained(text: str) -> Path:
         folder = tmp_path_factory.mktemp("trained")
@@ -134,19 +210,11 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
 
 @pytest.fixture
-def dmlkit(
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    drawn_once: Callable[..., Any],
-) -> Callable[..., Result]:
-    """Run the command line in this process, as the console script would.
-
-    An empty file stands for the curves of a run, 0.2 s each, unless the test asks for `curves_are_drawn`.
-    """
-    monkeypatch.setattr("dmlkit.datasets.glyphs.render", drawn_once)
-    if "curves_are_drawn" not in request.fixturenames:
-        monkeypatch.setattr("dmlkit.training.summary.plot_curves", lambda _, path, **__: path.touch())
+def dmlkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Run the command line in this process, as the console script would."""
+    for name in ("dmlkit.datasets.glyphs", "dmlkit.training.summary"):
+        import_module(name)
+    lighten()
 
     def run(*arguments: object) -> Result:
         from dmlkit.cli.app import main
@@ -163,8 +231,9 @@ def dmlkit(
 
 
 @pytest.fixture
-def curves_are_drawn() -> None:
-    """Asked for by tests that look at the curves of a run."""
+def pictures_are_drawn(dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the curves of runs and the plots of studies, for tests that look at them."""
+    draw_pictures(monkeypatch, "plot_curves", "plot_study")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from torch import Tensor
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.products import inner_products_into
 from dmlkit.metrics.base import Points
+from dmlkit.metrics.ranking.cpu_search import thread_pools
 from dmlkit.metrics.ranking.scored import ScoredSpace
 from dmlkit.metrics.ranking.search import Lookup, repeated_rows
 
@@ -110,11 +111,9 @@ class Pairing:
 
     def same_scores(self) -> Iterator[Tensor]:
         """Yield the scores of all pairs of the same class in blocks (n,)."""
-        from threadpoolctl import threadpool_limits
-
         sizes = self.row_labels.unique_consecutive(return_counts=True)[1]
         lasts = sizes.cumsum(0)
-        with threadpool_limits(1):  # the products are small: with 2 threads they take 20 times as long
+        with thread_pools().limit(limits=1):  # the products are small: with 2 threads they take 20 times as long
             for first, last in zip((lasts - sizes).tolist(), lasts.tolist(), strict=True):
                 start, end = int(self.start[first]), int(self.end[first])
                 step = max(1, DISTANCE_ENTRIES // max(1, end - start))
@@ -138,8 +137,6 @@ class Pairing:
             for rows, columns in self._blocks(DISTANCE_ENTRIES if self.manifold is not None else BLOCK_ENTRIES):
                 use(self._different(rows, columns, None), rows, columns)
             return
-        from threadpoolctl import threadpool_limits
-
         threads, memory = torch.get_num_threads(), local()
         entries = min(BLOCK_ENTRIES, ALL_ENTRIES // threads) // (2 if self.exact else 1)
 
@@ -152,7 +149,7 @@ class Pairing:
             use(self._different(*block, memory.scores[: shape[0] * shape[1]].view(shape)), *block)
 
         # every thread computes its own products: a threaded BLAS would spin on the cores that the sorting needs
-        with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
+        with thread_pools().limit(limits=1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(work, self._blocks(entries)):
                 pass
 

@@ -9,6 +9,7 @@ from typer.main import get_command
 from dmlkit.cli.app import app
 from tests.conftest import TINY_RECIPE
 
+pytestmark = pytest.mark.usefixtures("pictures_are_drawn")
 STUDY = "claim: A claim\nrecipe: r.yaml\nseeds: [0, 1]\ngrid: {loss.margin: [0.1, 0.2, 0.3]}\n"
 STUDY += "overrides: {training.epochs: 2, training.workers: 0, optimizer.lr: 0.003}\n"
 

@@ -37,13 +37,14 @@ def pairs(*, fitting: bool) -> list[Any]:
     ]
 
 
-# What a loss does with similarities depends on their range alone: the first four are one of each kind of geometry,
-# bounded or without a least value; the last two are without a largest one, and the steepest.
+# One of each kind of geometry, bounded or without a least value.
 FORMS = ("sphere-cosine", "euclidean-negative_distance", "lorentz-negative_squared_distance", "poincare-origin_cosine")
-RANGES = (*FORMS, "euclidean-dot", "euclidean-negative_squared_distance")
+# What a loss does with similarities depends on their range alone: bounded, without a least value, without a largest
+# one, and the steepest.
+RANGES = (*FORMS[:2], "euclidean-dot", "euclidean-negative_squared_distance")
 # What a geometry gives to the losses is tested by one loss of pairs, proxies, classes and ranks on each of all 13, or
-# on these four where values do not matter. There the others need the cosine, which has its own products with proxies
-# in `losses/proxies/similarity.py`, and one other.
+# on the four forms where values do not matter. There the others need the cosine, which has its own products with
+# proxies in `losses/proxies/similarity.py`, and one other.
 OF_EACH_KIND = ("contrastive", "norm_softmax", "proxy_anchor", "recall_surrogate")
 ON_FORMS = (
     order_of_the_batch_does_not_matter,
@@ -59,7 +60,9 @@ def is_needed(promise: Promise, name: str, manifold: str) -> bool:
         return False
     if promise in ON_FORMS:
         return manifold in (FORMS if name in OF_EACH_KIND else FORMS[:2])
-    return manifold in RANGES or (promise is degenerate_batches_stay_finite and name in OF_EACH_KIND)
+    if name in OF_EACH_KIND:
+        return promise is degenerate_batches_stay_finite or manifold in {*FORMS, *RANGES}
+    return manifold in RANGES
 
 
 def values() -> Iterator[Any]:

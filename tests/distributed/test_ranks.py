@@ -14,7 +14,7 @@ from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.losses.base import LossConfig
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import END, ROOT
-from tests.distributed.tiny_runs import RECIPE, TUNED, train_all
+from tests.distributed.tiny_runs import RECIPE, SHARED_OUT, TUNED, train_all
 from tests.processes import command_line, start_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]
@@ -62,9 +62,7 @@ def test_two_ranks_find_the_hard_classes_of_one(runs: Path):
     assert_same_weights(runs / "two" / "hard classes", runs / "one" / "hard classes")
 
 
-@pytest.mark.parametrize(
-    "loss", sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
-)
+@pytest.mark.parametrize("loss", SHARED_OUT)
 def test_two_ranks_that_share_the_proxies_out_equal_one_that_holds_them_all(runs: Path, loss: str):
     assert_same_weights(runs / "two" / f"{loss} sharded", runs / "one" / loss)
 

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,9 @@ def prose_of(page: str) -> str:
     return re.sub(r"\]\([^)]+\)", "]", page)
 
 
-def docstrings_of(path: Path) -> Iterator[str]:
+def docstrings_of(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the docstrings of a module, those below fields and constants too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value
 
@@ -62,9 +62,9 @@ def help_texts(command: Any, words: str = "dmlkit") -> Iterator[tuple[str, str]]
         yield from help_texts(below, f"{words} {name}")
 
 
-def messages_of(path: Path) -> Iterator[str]:
+def messages_of(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the texts of the errors that a module raises."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes:
         if isinstance(node, ast.Raise):
             texts = (
                 one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)
@@ -80,7 +80,8 @@ def test_pages_are_in_plain_english(page: Path):
 @pytest.mark.parametrize("entry", sorted(path.stem for path in (ROOT / "dmlkit").iterdir()))
 def test_docstrings_and_errors_are_in_plain_english(entry: str):
     for path in sorted([*(ROOT / "dmlkit").glob(f"{entry}.py"), *(ROOT / "dmlkit" / entry).rglob("*.py")]):
-        assert [words for text in (*docstrings_of(path), *messages_of(path)) for words in avoided(text)] == [], (
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        assert [words for text in (*docstrings_of(nodes), *messages_of(nodes)) for words in avoided(text)] == [], (
             f"{path.relative_to(ROOT)}; write instead: {INSTEAD}"
         )
 

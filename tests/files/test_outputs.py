@@ -212,7 +212,7 @@ def no_space() -> Iterator[None]:
     ],
     ids=" ".join,
 )
-def test_no_space_is_one_line_and_leaves_nothing_t4_d11(dmlkit, here: Path, words: list[str]):
+def test_no_space_is_one_line_and_leaves_nothing_t4_d11(dmlkit, pictures_are_drawn: None, here: Path, words: list[str]):
     assert dmlkit(*[word.replace("out/", "other/") for word in words]).code == 0  # all is imported and cached
     with no_space():
         result = dmlkit(*words)

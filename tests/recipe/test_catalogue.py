@@ -13,13 +13,7 @@ from dmlkit.recipe import reference
 from dmlkit.recipe.reference import Reference
 from tests.cli.test_early import without_torch
 from tests.conftest import Result
-
-
-def in_new_process(code: str) -> str:
-    """What code prints last where nothing else has been imported, nor defined members of its own."""
-    command = [sys.executable, "-c", code]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    return found.stdout.strip().splitlines()[-1]
+from tests.processes import Forked, start
 
 
 @pytest.fixture
@@ -51,7 +45,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> list[Reference]:
 @pytest.mark.usefixtures("warm")
 def test_the_catalogue_is_what_the_classes_say():
     code = "from dmlkit.recipe.reference import describe, stored_reference\nprint(stored_reference() == describe())"
-    assert in_new_process(code) == "True"
+    assert Forked(exec, code).communicate()[0] == "True\n"  # other tests have defined members in this process
 
 
 HEAVY = ("torch", "numpy", "geoopt")
@@ -75,7 +69,8 @@ def test_completion_imports_no_torch(monkeypatch: pytest.MonkeyPatch):
         "with redirect_stdout(out):\n    try: main()\n    except SystemExit: pass\n"
         f"print(out.getvalue().split(), [name for name in {HEAVY} if name in sys.modules])"
     )
-    assert in_new_process(code) == "['schema'] []"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "['schema'] []\n"
 
 
 def test_it_is_made_once_and_again_after_a_change(
@@ -175,14 +170,6 @@ def test_plugins_are_described_from_their_classes(dmlkit, tmp_path: Path):
         'class Mine(ScheduleConfig, frozen=True):\n    """Mine alone."""\n\n    name: Literal["mine"] = "mine"\n'
         "    def after_warmup(self, epoch, epochs): return 1.0\n"
     )
-    described = json.loads(
-        in_new_process(
-            f"import sys; sys.argv = ['dmlkit', 'schema', '--plugin', {str(tmp_path / 'mine.py')!r}]\n"
-            "import io, json; from contextlib import redirect_stdout; out = io.StringIO()\n"
-            "from dmlkit.cli.app import main\n"
-            "with redirect_stdout(out):\n    try: main()\n    except SystemExit: pass\n"
-            "print(json.dumps(json.loads(out.getvalue())))"
-        )
-    )
+    described = json.loads(start("schema", "--plugin", tmp_path / "mine.py").communicate()[0])
     assert "Mine" in described["$defs"]
     assert "Mine" not in json.loads(dmlkit("schema").out)["$defs"]

@@ -36,7 +36,7 @@ from dmlkit.study.reports.report import plot_study
 from dmlkit.study.runs import run_study as study_run
 from dmlkit.study.runs import workers
 from dmlkit.study.runs.workers import _begin as begin_worker
-from tests.conftest import ROOT, TINY_RECIPE
+from tests.conftest import ROOT, TINY_RECIPE, draw_pictures
 from tests.processes import WARM, Forked, command_line, held_command_line, hold_at_step, wait_until
 
 STUDY = """\
@@ -68,7 +68,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the study, run without a break. Tests read it, or copy it."""
     folder = tmp_path_factory.mktemp("whole")
     arguments = ["study", str(write_study(folder)), "-o", str(folder / "out"), "--device", "cpu"]
-    get_command(app).main(arguments, standalone_mode=False)
+    with pytest.MonkeyPatch.context() as patch:
+        draw_pictures(patch, "plot_study")
+        get_command(app).main(arguments, standalone_mode=False)
     return folder / "out"
 
 
@@ -367,7 +369,7 @@ def test_a_figure_that_is_no_number_is_one_line_t13(dmlkit, whole: Path, tmp_pat
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
-def test_a_report_draws_its_plots_itself_t13(dmlkit, whole: Path, tmp_path: Path, damage):
+def test_a_report_draws_its_plots_itself_t13(dmlkit, pictures_are_drawn: None, whole: Path, tmp_path: Path, damage):
     out = tmp_path / "out"
     shutil.copytree(whole, out)
     damage(out / "results.png")
@@ -550,7 +552,10 @@ def test_stopped_while_runs_wait_for_a_process_none_of_them_begins(tmp_path: Pat
 
 @pytest.mark.heavy
 @pytest.mark.slow
-def test_runs_that_fail_beside_others_are_told_and_the_others_go_on(dmlkit, tmp_path: Path):
+def test_runs_that_fail_beside_others_are_told_and_the_others_go_on(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(workers, "get_context", lambda _: WARM)
     path = write_study(tmp_path, STUDY.replace("{loss.margin: 0.3}", "{optimizer.lr: 1e30}"))
     out = tmp_path / "out"
     result = dmlkit("study", path, "-o", out, "--device", "cpu", "--jobs", "2")
@@ -825,7 +830,9 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(dmlkit, whole: Path, t
     assert f"4 models in {whole} are finished" in dmlkit("study", tmp_path / "study.yaml", "-o", whole, "--dry-run").out
 
 
-def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(dmlkit, whole: Path, tmp_path: Path):
+def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(
+    dmlkit, pictures_are_drawn: None, whole: Path, tmp_path: Path
+):
     other = tmp_path / "other"
     shutil.copytree(whole, other)
     document = tmp_path / "docs" / "results.md"

@@ -21,6 +21,7 @@ from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
 from tests.conftest import TINY_RECIPE
+from tests.processes import Forked
 
 NONE = "backbone.tuning={name: none}"
 AUGMENTED = "transform={name: imagenet, size: 16, resize: 16}"
@@ -48,14 +49,6 @@ def recipe(tmp_path: Path) -> Path:
     return tmp_path / "tiny.yaml"
 
 
-TRAIN = """
-import sys
-from pathlib import Path
-from dmlkit.training.train import train
-train(Path(sys.argv[1]), Path(sys.argv[2]), overrides=sys.argv[3:], device="cpu")
-"""
-
-
 def test_a_full_disk_is_told_and_the_parts_stay(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write = PartFolder.write
 
@@ -78,10 +71,9 @@ def test_a_full_disk_is_told_and_the_parts_stay(recipe: Path, tmp_path: Path, mo
 def test_runs_at_the_same_time_share_a_cache(recipe: Path, tmp_path: Path):
     shared = f"backbone.tuning.cache={tmp_path / 'shared'}"
     runs = [tmp_path / "one", tmp_path / "other"]
-    commands = [[sys.executable, "-c", TRAIN, recipe, run, NONE, MANY, shared] for run in runs]
-    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    started = [Forked(run_of, recipe, run, MANY, shared) for run in runs]
     for process in started:
-        told = process.communicate(timeout=120)[1]
+        told, _ = process.communicate()
         assert process.returncode == 0, told
     assert_same_weights(*runs)
     assert {path.name for path in (tmp_path / "shared").iterdir()} == {"train", "validation", "test"}

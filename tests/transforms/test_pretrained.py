@@ -1,8 +1,6 @@
 """The published preprocessing: against timm's and torchvision's own pipelines, and kept in what a run keeps."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from dmlkit.recipe.reference import schema
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.presets import PretrainedConfig
 from tests.datasets import trees
+from tests.processes import Forked
 
 RECIPE = "dataset: {name: glyphs}\nloss: {name: proxy_anchor}\n"
 
@@ -99,8 +98,10 @@ def test_a_run_keeps_the_values_and_needs_timm_no_more():
     assert (recipe.transform.size, recipe.transform.resizing.side) == (224, 224)
     kept = dump_recipe(recipe)
     assert "resize: 224" in kept and "interpolation: bicubic" in kept and parse_recipe(kept, "again.yaml") == recipe
-    code = "import sys; sys.modules['timm'] = None\nfrom dmlkit.recipe.file import *\nparse_recipe(sys.argv[1], 'r')"
-    subprocess.run([sys.executable, "-c", code, kept], check=True)
+    without = "import sys\nassert 'timm' not in sys.modules\nsys.modules['timm'] = None\n"
+    process = Forked(exec, f"{without}from dmlkit.recipe.file import parse_recipe\nparse_recipe({kept!r}, 'r')")
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
 
 
 def test_given_keys_stay_and_resize_follows_size():

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from threading import local
 from typing import Any
 
@@ -26,18 +26,24 @@ def standings(search: Search, blocks: Iterable[Tensor], depth: Depth) -> Iterato
 
     Every thread computes its own products: a threaded BLAS would spin on the cores that the counting needs.
     """
-    from threadpoolctl import threadpool_limits
-
     threads = torch.get_num_threads()
     rows = rows_of(len(search.gallery), threads)
     worker = _Worker(search, rows, depth)
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
+    with thread_pools().limit(limits=1, user_api="blas"), ThreadPoolExecutor(threads) as pool:
         for block in blocks:
             width = int(search.positives.count[block].max())
             columns = [
                 torch.cat(parts) for parts in zip(*pool.map(partial(worker, width), block.split(rows)), strict=True)
             ]
             yield Standing(*columns)
+
+
+@cache
+def thread_pools() -> Any:
+    """Find the libraries with threads of their own, once: looking through all that are loaded takes 10 ms and more."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def rows_of(gallery: int, threads: int) -> int:
