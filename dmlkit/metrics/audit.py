@@ -37,7 +37,7 @@ class LabelAudit:
         >>> for row in range(300):
         ...     audit.add(row, is_wrong=False, is_draw=True)
         >>> audit.most_wrong(), int(audit.left.sum())
-        (9, 700)
+        (8, 700)
     """
 
     def __init__(self, probabilities: "NDArray[np.float64] | list[float]", error: float = 0.05) -> None:
@@ -133,7 +133,7 @@ def most_wrong_together(audits: Sequence[LabelAudit]) -> int:
         >>> for row in range(60):
         ...     audits[1].add(row, is_wrong=False, is_draw=True)
         >>> [audit.most_wrong() for audit in audits], most_wrong_together(audits)
-        ([9, 11], 12)
+        ([8, 12], 13)
     """
     first, others = _evidence(audits)
     counts = np.searchsorted(first, -np.log(audits[0].error) - others) - 1

@@ -23,7 +23,7 @@ from dmlkit.embedding import stored as stored_module
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.images import ImageList
 from dmlkit.embedding.in_memory import Embeddings, embed_images
-from dmlkit.embedding.run import embed
+from dmlkit.embedding.run import EmbedOptions, embed
 from dmlkit.embedding.stored import hash_images, split_embeddings
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
@@ -406,16 +406,16 @@ def test_boxes_of_a_folder_are_not_taken_for_whole_images(home: Path, monkeypatc
     for path in images.iterdir():
         Path("labels", f"{path.stem}.txt").write_text("0 0.3 0.3 0.5 0.5\n")
     for name, chosen in (("box", boxes), ("whole", None)):  # with nothing stored
-        embed(Path("run"), images, output=Path(name), boxes=chosen, device="cpu")
+        embed(Path("run"), images, output=Path(name), device="cpu", options=EmbedOptions(boxes=chosen))
     ask()
-    embed(Path("run"), images, output=Path("read"), boxes=boxes, device="cpu")
+    embed(Path("run"), images, output=Path("read"), device="cpu", options=EmbedOptions(boxes=boxes))
     box, whole = np.load("box/embeddings.npy"), np.load("whole/embeddings.npy")
     np.testing.assert_allclose(np.load("read/embeddings.npy"), box, atol=1e-6)
     assert np.abs(box - whole).max() > 1e-3
     shutil.rmtree("run/embeddings")
     with monkeypatch.context() as patch:  # as earlier versions recorded a box
         patch.setattr(ImageList, "file", lambda self, index: self.paths[index])
-        embed(Path("run"), images, boxes=boxes, device="cpu")
+        embed(Path("run"), images, device="cpu", options=EmbedOptions(boxes=boxes))
     embed(Path("run"), images, output=Path("again"), device="cpu")
     np.testing.assert_allclose(np.load("again/embeddings.npy"), whole, atol=1e-6)
 

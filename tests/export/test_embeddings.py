@@ -21,7 +21,7 @@ from tests.embedding.stored import EUCLIDEAN, INDEX, MANIFEST, POINTS, embedding
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("kind", get_args(EmbeddingFormat))
 def test_embeddings_that_are_not_finite_are_refused(kind, value, block, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("dmlkit.embedding.folder.BLOCK", block)
+    monkeypatch.setattr(EmbeddingFolder.blocks, "__defaults__", (block,))
     points = POINTS.copy()
     points[3, 1] = points[4, 0] = value
     folder = EmbeddingFolder(embeddings_at(tmp_path / "out", points))

@@ -158,7 +158,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run --threshold 0.9", "split=test,all device csv html overrides=dataset.seed=3"),
         ("run/embeddings/test --threshold 0.5", "csv html other"),
         ("run/embeddings/test", "threshold other"),
-        ("x.npy z.npy --threshold -0.5", "manifold csv html"),
+        ("x.npy z.npy --threshold -0.5", "labels=y.npy manifold csv html"),
     ),
     "embed": (
         ("run photos", "output checkpoint skip_bad_images device labels=folder dims=3,99"),
