@@ -40,10 +40,10 @@ demo: $(FOR_DEMO)  ## Install what the demo needs, then train, evaluate, embed a
 # Some environments turn compiled files off; each of their many processes would compile dmlkit, those that collect tests 9 s.
 RUN_TESTS := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --durations 20
 
-test: setup  ## Run all tests except the heaviest: 6 minutes on 2 cores
+test: setup  ## Run all tests except the heaviest: 7 minutes on 2 cores
 	$(RUN_TESTS) --dist worksteal -m 'not heavy'
 
-test-heavy: setup  ## Run the heaviest tests (clusters, ranks, installed wheels and plug-ins, kills, compilers, fuzzing, whole pages): 7 minutes on 2 cores
+test-heavy: setup  ## Run the heaviest tests (clusters, ranks, installed wheels and plug-ins, kills, compilers, fuzzing, whole pages): 9 minutes on 2 cores
 	$(RUN_TESTS) --dist loadfile --no-loadscope-reorder -m heavy
 
 test-gpu: setup  ## Compare a CUDA GPU with the CPU
