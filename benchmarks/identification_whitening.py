@@ -19,7 +19,9 @@ Points are whitened by the covariance of images within classes, shrunk toward a 
 - `calibrated`: FNIR and FPIR at the threshold chosen for FPIR 0.05 on the images of the fit, with the same difference.
 
 Run: python benchmarks/identification_whitening.py RUN... `frozen` was trained by dmlkit train start/frozen_lite0
---set dataset.root=PHOTOS --set transform.size=160 --set transform.resize=182: a head on EfficientNet-Lite0.
+--set dataset.root=PHOTOS --set transform.size=160: a head on EfficientNet-Lite0. `full` was trained by dmlkit train
+recipes/start/full_lite0.yaml --set dataset.root=PHOTOS --set training.epochs=1 --set transform.size=160 --set
+transform.resize=182: the whole network. The variant `gallery` was chosen on the test classes of `frozen`.
 """
 
 import sys
