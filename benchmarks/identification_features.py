@@ -100,6 +100,33 @@ def describe(
     return Asked(np.stack([found[name] for name in COLUMNS], axis=1), guesses)
 
 
+class Draw(NamedTuple):
+    """Images of one draw: rows of the test images, with codes of their labels."""
+
+    gallery: np.ndarray  # (N,)
+    codes: np.ndarray  # (N,)
+    asked: np.ndarray  # (Q,)
+    answers: np.ndarray  # (Q,)
+    strangers: np.ndarray  # (S,)
+
+    @classmethod
+    def of(cls, labels: np.ndarray, seed: int) -> "Draw":
+        """Enroll two thirds of the classes of images with these labels (N,)."""
+        generator, names = np.random.default_rng(seed), np.unique(labels)
+        order = generator.permutation(names)
+        count = round(len(names) * 28 / 41)
+        rows = [generator.permutation(np.flatnonzero(labels == name)) for name in order[:count]]
+        kept = [min(ENROLLED, len(one) // 2) for one in rows]
+        later = [one[size : size + ASKED] for one, size in zip(rows, kept, strict=True)]
+        return cls(
+            np.concatenate([one[:size] for one, size in zip(rows, kept, strict=True)]),
+            np.repeat(np.arange(count), kept),
+            np.concatenate(later),
+            np.repeat(np.arange(count), [len(one) for one in later]),
+            np.flatnonzero(np.isin(labels, order[count:])),
+        )
+
+
 class Logistic:
     """Logistic regression with Platt's targets, slopes of at least 0, and both kinds of images with the same weight."""
 
@@ -142,34 +169,13 @@ class Measured:
         self.right: dict[str, list[np.ndarray]] = {}
         self.calibrated: dict[str, list[tuple[float, float]]] = {}
         for division in range(DIVISIONS):
-            self._divide(np.random.default_rng(division))
+            draw = Draw.of(labels["test"], division)
+            self.classes.append(labels["test"][draw.asked])
+            for by_mean in (False, True):
+                self._measure(draw, by_mean=by_mean)
 
-    def _divide(self, generator: np.random.Generator) -> None:
-        """Enroll two thirds of the test classes, and measure."""
-        own, names = self.labels["test"], np.unique(self.labels["test"])
-        order = generator.permutation(names)
-        count = round(len(names) * 28 / 41)
-        rows = [generator.permutation(np.flatnonzero(own == name)) for name in order[:count]]
-        kept = [min(ENROLLED, len(one) // 2) for one in rows]
-        gallery = np.concatenate([one[:size] for one, size in zip(rows, kept, strict=True)])
-        codes = np.repeat(np.arange(count), kept)
-        later = [one[size : size + ASKED] for one, size in zip(rows, kept, strict=True)]
-        asked, answers = np.concatenate(later), np.repeat(np.arange(count), [len(one) for one in later])
-        absent = np.flatnonzero(np.isin(own, order[count:]))
-        self.classes.append(own[asked])
-        for by_mean in (False, True):
-            self._measure(gallery, codes, asked, answers, absent, by_mean=by_mean)
-
-    def _measure(
-        self,
-        gallery: np.ndarray,
-        codes: np.ndarray,
-        asked: np.ndarray,
-        answers: np.ndarray,
-        absent: np.ndarray,
-        *,
-        by_mean: bool,
-    ) -> None:
+    def _measure(self, draw: Draw, *, by_mean: bool) -> None:
+        gallery, codes, asked, answers, absent = draw
         test, nothing = self.points["test"], np.zeros((1, len(gallery)), bool)
 
         def of(points: np.ndarray, left: np.ndarray) -> Asked:

@@ -27,11 +27,10 @@ transform.resize=182: the whole network. The variant `gallery` was chosen on the
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from identification_features import ASKED, DIVISIONS, ENROLLED, FPIR, SPLITS, Logistic
+from identification_features import ASKED, DIVISIONS, ENROLLED, FPIR, SPLITS, Draw, Logistic
 from local_identification import drawn
 from report import write_report
 from sklearn.covariance import ledoit_wolf_shrinkage
@@ -47,33 +46,6 @@ from dmlkit.run_folder.folder import RunFolder
 FOLDS = 5
 Map = Callable[[np.ndarray], np.ndarray]
 """Function of points (N, D), which returns unit vectors (N, D)."""
-
-
-class Draw(NamedTuple):
-    """Images of one draw: rows of the test images, with codes of their labels."""
-
-    gallery: np.ndarray  # (N,)
-    codes: np.ndarray  # (N,)
-    asked: np.ndarray  # (Q,)
-    answers: np.ndarray  # (Q,)
-    strangers: np.ndarray  # (S,)
-
-    @classmethod
-    def of(cls, labels: np.ndarray, seed: int) -> "Draw":
-        """Enroll two thirds of the classes of images with these labels (N,)."""
-        generator, names = np.random.default_rng(seed), np.unique(labels)
-        order = generator.permutation(names)
-        count = round(len(names) * 28 / 41)
-        rows = [generator.permutation(np.flatnonzero(labels == name)) for name in order[:count]]
-        kept = [min(ENROLLED, len(one) // 2) for one in rows]
-        later = [one[size : size + ASKED] for one, size in zip(rows, kept, strict=True)]
-        return cls(
-            np.concatenate([one[:size] for one, size in zip(rows, kept, strict=True)]),
-            np.repeat(np.arange(count), kept),
-            np.concatenate(later),
-            np.repeat(np.arange(count), [len(one) for one in later]),
-            np.flatnonzero(np.isin(labels, order[count:])),
-        )
 
 
 def whitening(points: np.ndarray, codes: np.ndarray) -> Map:

@@ -98,7 +98,7 @@ def main() -> None:
         share = np.mean([(~right).mean() for _, right in divided])
         rows.append([name, f"{SESSIONS}", f"{labels:.0f}", f"{share:.3f}", f"{np.mean(violations):.3f}", *answers])
     header = ["embeddings", "sessions", "labels", "wrong", "violated"]
-    header += [f"{wrong:.0%}"[:-1] + f" %{kind}" for wrong in SHARES for kind in ("", " random", " floor")]
+    header += [f"{100 * wrong:.0f} %{kind}" for wrong in SHARES for kind in ("", " random", " floor")]
     write_report("review", __doc__, header, rows)
 
 

@@ -1,5 +1,6 @@
 """``dmlkit eval``: evaluate a run, an embeddings folder, or arrays."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -87,19 +88,21 @@ class EvaluatedOptions:
         labels = {"--embeddings": self.embeddings, "--labels": self.labels}
         return {**labels, "--gallery": self.gallery, "--gallery-labels": self.gallery_labels}
 
-    def kind(self, others: dict[str, Any]) -> str:
+    def kind(self, run: "RunOptions", others: dict[str, object]) -> str:
         """Return the kind of source that is evaluated: that of `kind_of`, or untrained.
 
         Args:
-            others: values of options that do not apply to every kind.
+            run: options that apply only to runs.
+            others: values of other options that do not apply to every kind, by their names.
 
         Raises:
             UserError: there is no source or more than one, or an option does not apply to it.
         """
         if self.untrained:
-            self.check_untrained(others)
+            self.check_untrained(run)
             return "untrained"
         self.check_arrays()
+        others = {**run.given(), **others}
         if self.source is None:
             refuse("arrays", others)
             return "array"
@@ -114,7 +117,7 @@ class EvaluatedOptions:
             raise UserError(f"eval: {self.source}: expected {EXPECTED}, or --dataset-root {self.source} with a run")
         return require_source(self.source)
 
-    def check_untrained(self, others: dict[str, Any]) -> None:
+    def check_untrained(self, run: "RunOptions") -> None:
         """Check a source for ``--untrained``.
 
         Raises:
@@ -122,7 +125,7 @@ class EvaluatedOptions:
         """
         refuse(
             "--untrained, which has no head and no checkpoint",
-            {"--checkpoint": others["--checkpoint"], "--manifold": self.manifold},
+            {"--checkpoint": run.checkpoint, "--manifold": self.manifold},
         )
         refuse("--untrained, which needs a recipe or a run", self.arrays)
         if self.source is None:
@@ -130,7 +133,7 @@ class EvaluatedOptions:
         if not self.source.is_dir():
             from dmlkit.recipe.early import check_recipe
 
-            check_recipe(self.source, others["--set"] or [])
+            check_recipe(self.source, run.overrides or [])
         elif (kind := kind_of(self.source)) in ("embeddings", "gallery"):
             raise UserError(f"eval: {self.source} is {NAMES[kind]}; --untrained needs a recipe or a run")
 
@@ -221,7 +224,7 @@ class ChangeOptions:
     ] = None
 
     @property
-    def of_runs(self) -> dict[str, Any]:
+    def of_runs(self) -> dict[str, object]:
         """Values of options that apply only to runs, by their names."""
         return {"--tta": self.tta, "--with": self.second, "--evidence": self.evidence}
 
@@ -295,7 +298,7 @@ class RunOptions:
         option("DEVICE", "Where to evaluate a run: auto, cpu, cuda, cuda:N or mps. Default: auto.", check=plain_device),
     ] = None
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> dict[str, object]:
         """Return the values by the names of the options."""
         images = {"--split": self.split, "--checkpoint": self.checkpoint, "--dataset-root": self.dataset_root}
         return {**images, "--set": self.overrides, "--device": self.device}
@@ -326,7 +329,7 @@ def evaluate(
 ) -> None:
     """Measure retrieval with confidence intervals, for a run on its test classes or for any embeddings."""
     evaluated, asked = evaluated.with_arrays(), column.column()
-    kind = evaluated.kind({**run.given(), **changes.of_runs, "--by": column.by})
+    kind = evaluated.kind(run, {**changes.of_runs, "--by": column.by})
     changes.check(kind, run)
 
     from dmlkit.cli.progress import bars
@@ -364,7 +367,7 @@ def evaluate(
             tell_run(source, fabric, replace(shown, evidence=changes.evidence), scope, run.checkpoint, changes.second)
 
 
-def refuse(what: str, options: dict[str, Any]) -> None:
+def refuse(what: str, options: Mapping[str, object]) -> None:
     """Refuse options that do not apply to the source.
 
     Raises:

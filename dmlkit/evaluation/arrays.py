@@ -108,8 +108,10 @@ class LabeledRows(NamedTuple):
     levels: Sequence[str] = ()
 
     def side(self, codec: Codec | None = None) -> Labeled:
-        """Return the rows, also as a codec stores them, with their labels at each level; as they are if one of them is
-        not a path of these levels."""
+        """Return the points, as a codec stores them if there is one, with their labels at each level.
+
+        The labels stay as they are if one of them is not a path of these levels.
+        """
         points = self.points if codec is None else codec.decode(self.points)
         if not self.levels or any(path_fault(label, self.levels) for label in set(self.labels.tolist())):
             return Labeled(points, self.labels)

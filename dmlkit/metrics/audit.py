@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Logs = NDArray[np.float64]
-RATES = (0.5, 1.0)  # times the expected share; four fixed rates from 0.1 to 3 took 4 % more answers to 5 %, 1 % to 1 %
-PRIOR = 4  # wrong labels among as many expected ones, counted before the first answer; 1 and 8 take as many answers
+RATES = (0.5, 1.0)  # times the expected share
+PRIOR = 4  # wrong labels, and as many expected ones, that count as checked before the first answer
 
 
 class LabelAudit:
@@ -22,8 +22,8 @@ class LabelAudit:
     without replacement of Waudby-Smith & Ramdas (NeurIPS 2020, arXiv:2006.04347; JRSS-B 2024, arXiv:2010.09686, section
     6) with the bets of a likelihood ratio. The rates q are half and all of the share of wrong labels that is
     `expected` among those that are left; a total whose m is not above q is not bet against. Wrong probabilities make
-    the bound wider, not invalid. Labels that are checked because they look doubtful are no draws:
-    they change S and R, whatever the rule that chooses them, if it does not look at answers to come.
+    the bound wider, not invalid. Labels that are checked because they look doubtful are no draws: they change S and R,
+    whatever the rule that chooses them, if it does not look at answers to come.
 
     Args:
         probabilities: (N,), of each label that it is right, in [0, 1].
@@ -54,12 +54,14 @@ class LabelAudit:
 
     @property
     def expected(self) -> float:
-        """Share of wrong labels among those that are left, by their probabilities and `optimism`."""
+        """Share of wrong labels among those that are left, by their probabilities times `optimism`, in [0, 1]."""
         return min(self.optimism * float(1 - self.probabilities[self.left].mean()), 1.0) if self.left.any() else 0.0
 
     @property
     def optimism(self) -> float:
-        """Number of wrong labels that were found, relative to the number that their probabilities expected."""
+        """Number of wrong labels that were found, relative to the number that the probabilities of the checked ones
+        expected, above 0; `PRIOR` keeps it near 1 while few are checked. Above 1 the probabilities are too high.
+        """
         return (self.found + PRIOR) / (float((1 - self.probabilities[~self.left]).sum()) + PRIOR)
 
     def add(self, row: int, *, is_wrong: bool, is_draw: bool) -> None:

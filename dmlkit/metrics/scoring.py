@@ -141,6 +141,11 @@ def score_retrieval(
     Raises:
         TypeError: the queries or the gallery are no `Labeled`.
         ValueError: see `retrieval_metrics`.
+
+    Example:
+        >>> found = score_retrieval(Labeled([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]], [0, 1, 1]), metrics=["recall@1"])
+        >>> found.values, found.nearest.tolist()
+        ({'recall@1': 1.0}, [2, 1])
     """
     check_sides(queries, gallery)
     configs = metric_configs(metrics)

@@ -81,12 +81,12 @@ class Trained:
             self.before(len(self.folders))
             progress(str(folder), recipe)
             self.folders.append(folder)
-            told = self.tell(recipe)
-            if isinstance(told, str):
-                raise UserError(told)
-            if isinstance(told, OSError):
-                raise told
-            write_run(recipe, folder, told)
+            ending = self.tell(recipe)
+            if isinstance(ending, str):
+                raise UserError(ending)
+            if isinstance(ending, OSError):
+                raise ending
+            write_run(recipe, folder, ending)
         return {"test": Summary.read(run.summary_path).chosen.test}
 
     def names(self, out: Path) -> list[str]:

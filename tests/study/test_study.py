@@ -576,33 +576,37 @@ def break_or_talk(run: workers.Run, protocol: str) -> None:
         worker.events.put((run.name, "step", {"loss": 0.0, "images": 60}))
 
 
-@pytest.mark.heavy
-@pytest.mark.timeout(120)
-def test_an_error_of_the_system_ends_one_of_the_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run two runs at once, by their names in `break_or_talk`; a function gets what happens to them."""
     monkeypatch.setattr(workers, "get_context", lambda _: WARM)
     monkeypatch.setattr(workers, "_train", break_or_talk)
-    recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
-    runs = [workers.Run(name, recipe, tmp_path) for name in ("lost", "talks")]
+
+    def train(names: tuple[str, str], notify: Callable[[str, str, object], None]) -> None:
+        runs = [workers.Run(name, parse_recipe(TINY_RECIPE, "tiny.yaml"), tmp_path) for name in names]
+        workers.train_at_once(runs, "official", 2, start_fabric("cpu"), lambda _: False, notify)
+
+    return train
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(120)
+def test_an_error_of_the_system_ends_one_of_the_runs_at_once(at_once: Callable[..., None]):
     ends: dict[str, tuple[str, object]] = {}
 
     def notify(name: str, happening: str, values: object) -> None:
         ends[name] = happening, values
 
-    workers.train_at_once(runs, "official", 2, start_fabric("cpu"), lambda _: False, notify)
+    at_once(("lost", "talks"), notify)
     reason = {"reason": "photos/a.jpg: Input/output error"}
     assert ends == {"lost": ("fail", reason), "talks": ("finish", {})}
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(120)
-def test_a_defect_in_a_run_beside_one_that_tells_much_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(workers, "get_context", lambda _: WARM)
-    monkeypatch.setattr(workers, "_train", break_or_talk)
-    recipe = parse_recipe(TINY_RECIPE, "tiny.yaml")
-    runs = [workers.Run(name, recipe, tmp_path) for name in ("broken", "talks")]
-    fabric = start_fabric("cpu")
+def test_a_defect_in_a_run_beside_one_that_tells_much_is_raised(at_once: Callable[..., None]):
     with pytest.raises(IndexError, match="a defect"):
-        workers.train_at_once(runs, "official", 2, fabric, lambda _: False, lambda *_: None)
+        at_once(("broken", "talks"), lambda *_: None)
 
 
 def test_a_signal_that_comes_in_a_run_is_known_to_its_study():

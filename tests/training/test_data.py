@@ -73,8 +73,8 @@ def test_runs_at_the_same_time_share_a_cache(recipe: Path, tmp_path: Path):
     runs = [tmp_path / "one", tmp_path / "other"]
     started = [Forked(run_of, recipe, run, MANY, shared) for run in runs]
     for process in started:
-        told, _ = process.communicate()
-        assert process.returncode == 0, told
+        output, _ = process.communicate()
+        assert process.returncode == 0, output
     assert_same_weights(*runs)
     assert {path.name for path in (tmp_path / "shared").iterdir()} == {"train", "validation", "test"}
 

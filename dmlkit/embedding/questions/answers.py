@@ -51,7 +51,8 @@ class Neighbor(NamedTuple):
 
     def plain(self) -> dict[str, Any]:
         """Return plain data."""
-        named = {name: getattr(self.item, name) for name in ("id", "label", "path")}
+        item = self.item
+        named = {"id": item.id, "label": item.label, "path": item.path, "box": item.box and list(item.box[:4])}
         return {"rank": self.rank, "similarity": self.similarity, **named}
 
 
@@ -106,10 +107,7 @@ class Answers:
                 {
                     "path": path,
                     "box": None if box is None else list(box[:4]),
-                    "neighbors": [
-                        {**one.plain(), "box": None if one.item.box is None else list(one.item.box[:4])}
-                        for one in neighbors
-                    ],
+                    "neighbors": [neighbor.plain() for neighbor in neighbors],
                 }
                 for box, (path, neighbors) in zip(self.boxes, self.neighbors(), strict=True)
             ],

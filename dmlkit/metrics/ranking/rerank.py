@@ -402,7 +402,7 @@ class _Targets:
             np.clip(values, -1, weight - 1, out=values)
             own = slice(sets.indptr[row], sets.indptr[row + 1])
             both = self._shared(sets.indices[own], sets.data[own]).astype(values.dtype)
-            either = sums - both  # of all images: those that share nothing take a quarter of the time to find them
+            either = sums - both  # of all images, also those that share nothing: to find the others takes longer
             either += total
             both *= 1 - weight
             both /= either
