@@ -1,10 +1,11 @@
 """Identification with matches of patches: how many images of enrolled labels a gallery misses, without and with them.
 
-The model is EfficientNet-Lite0 with ImageNet weights at 160 pixels, without training, on photos whose classes are
-divided in half; at most 25 images of each test class are drawn. 60 times, 28 of 41 test classes are enrolled with 10
-images each (in general two thirds; half of the images of a class with fewer than 20), their other images are asked, and
-the images of the remaining classes are strangers. Matches are those with the 100 nearest images of the gallery; images
-beyond them have none. The weight of the matches is that of `dmlkit eval --with local`, chosen on validation classes.
+The model is EfficientNet-Lite0 with ImageNet weights at 160 pixels, `untrained` or that of a run, on photos whose
+classes are divided in half; at most 25 images of each test class are drawn. 60 times, 28 of 41 test classes are
+enrolled with 10 images each (in general two thirds; half of the images of a class with fewer than 20), their other
+images are asked, and the images of the remaining classes are strangers. Matches are those with the 100 nearest images
+of the gallery; images beyond them have none. The weight of the matches is that of `dmlkit eval --with local`, chosen on
+validation classes.
 
 - `at FPIR 0.05`: FNIR at the threshold that 5 % of the strangers of the test reach.
 - `calibrated FNIR`, `calibrated FPIR`: both rates at the threshold that `dmlkit calibrate --fpir 0.05` chooses, on the
@@ -14,25 +15,32 @@ beyond them have none. The weight of the matches is that of `dmlkit eval --with 
 All of them use the calibrated probability. Differences are paired, with 95 % intervals over test classes; these are not
 of calibrated FPIR, which is of other images.
 
-Run: python benchmarks/local_identification.py PHOTOS. PHOTOS is a folder with one subfolder per product.
+Run: python benchmarks/local_identification.py PHOTOS RUN. PHOTOS is a folder with one subfolder per product. RUN `full`
+was trained by dmlkit train recipes/start/full_lite0.yaml --set dataset.root=PHOTOS --set training.epochs=1 --set
+transform.size=160 --set transform.resize=182.
 """
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
 from local import untrained
 from report import write_report
 
-from dmlkit.distributed.launch import start_ranks
+from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.local_features import centered, maps_of, mean_of
 from dmlkit.embedding.questions.probability import Trials
 from dmlkit.embedding.questions.rates import best_fit, threshold_for
+from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.evaluation.local import PairOfScores
 from dmlkit.loading.cache import images_of_split
+from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.ranking.scored import CANDIDATES, match_patches, patch_matches, score_candidates
 from dmlkit.metrics.statistics import paired_comparison
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.folder import RunFolder
 
 DIVISIONS, ENROLLED, ASKED, FPIR = 60, 10, 15, 0.05
 
@@ -78,9 +86,8 @@ def compared(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def main(photos: str) -> None:
-    """Choose the weight on validation classes, and measure on test classes."""
-    fabric, (recipe, space, trained) = start_ranks("cpu"), untrained(photos)
+def measured(name: str, recipe: Recipe, space: Manifold, trained: TrainedModel, fabric: Ranks) -> list[list[str]]:
+    """Choose the weight on validation classes, and measure on test classes; return the rows of a model."""
     parts: list[Embeddings] = []
     patches: list[torch.Tensor] = []
     share = 0.0
@@ -128,21 +135,29 @@ def main(photos: str) -> None:
             fit = best_fit(Trials.all([*known, one.trials(new, gallery, absent=True)]), FPIR)
             tried = one.trials(asked, gallery, absent=False), one.trials(absent, gallery, absent=True)
             said, theirs = (fit.sigmoid.of(trials.margins, trials.scores) for trials in tried)
-            for name, floor in (("at FPIR 0.05", threshold_for(theirs, FPIR)), ("calibrated FNIR", fit.threshold)):
-                figures.setdefault(f"{name}/{both}", []).append(torch.from_numpy(~(tried[0].right & (said >= floor))))
+            for figure, floor in (("at FPIR 0.05", threshold_for(theirs, FPIR)), ("calibrated FNIR", fit.threshold)):
+                figures.setdefault(f"{figure}/{both}", []).append(torch.from_numpy(~(tried[0].right & (said >= floor))))
             figures.setdefault(f"rank 1/{both}", []).append(torch.from_numpy(tried[0].right))
             rates[both].append(float((theirs >= fit.threshold).mean()))
     rows_of: list[list[str]] = []
-    for name in ("at FPIR 0.05", "calibrated FNIR", "rank 1"):
-        sides = [torch.cat(figures[f"{name}/{both}"]).double() for both in (False, True)]
+    for figure in ("at FPIR 0.05", "calibrated FNIR", "rank 1"):
+        sides = [torch.cat(figures[f"{figure}/{both}"]).double() for both in (False, True)]
         change = paired_comparison(sides[0], sides[1], torch.from_numpy(np.concatenate(classes)))
         ends = f"{change.low:+.3f} .. {change.high:+.3f}"
-        rows_of.append([name, *(f"{side.mean():.3f}" for side in sides), f"{change.difference:+.3f}", ends])
+        rows_of.append([name, figure, *(f"{side.mean():.3f}" for side in sides), f"{change.difference:+.3f}", ends])
     means = [float(np.mean(rates[both])) for both in (False, True)]
-    rows_of.append(["calibrated FPIR", *(f"{mean:.3f}" for mean in means), f"{means[1] - means[0]:+.3f}", ""])
-    rows_of.append(["share of the matches", "", f"{share:.3f}", "", ""])
-    header = ["test classes", "cosine", "with matches", "difference", "95 % interval"]
-    write_report("local_identification", __doc__, header, rows_of)
+    rows_of.append([name, "calibrated FPIR", *(f"{mean:.3f}" for mean in means), f"{means[1] - means[0]:+.3f}", ""])
+    rows_of.append([name, "share of the matches", "", f"{share:.3f}", "", ""])
+    return rows_of
+
+
+def main(photos: str, run: str) -> None:
+    fabric = start_ranks("cpu")
+    rows = measured("untrained", *untrained(photos), fabric)
+    trained = load_model(RunFolder(Path(run)), fabric)
+    rows += measured(Path(run).name, trained.recipe, trained.manifold, trained, fabric)
+    header = ["model", "test classes", "cosine", "with matches", "difference", "95 % interval"]
+    write_report("local_identification", __doc__, header, rows)
 
 
 def shuffled(groups: list[np.ndarray], seed: int) -> list[np.ndarray]:
@@ -152,4 +167,4 @@ def shuffled(groups: list[np.ndarray], seed: int) -> list[np.ndarray]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
