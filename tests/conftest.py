@@ -5,6 +5,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray would end workers where others have filled the machine's memory, whatever these take themselves.
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
+import atexit
 import ctypes
 import gc
 import importlib.metadata
@@ -75,8 +76,21 @@ LONGEST = (
 )  # of `make test-heavy`, the longest first: 30 s to 3 minutes each
 
 
+def has_heavy_tests(path: Path) -> bool:
+    return "pytest.mark.heavy" in path.read_text(encoding="utf-8")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import for `make test-heavy` only the 45 files that have heavy tests: all files take each process 20 s."""
+    is_unwanted = config.option.markexpr == "heavy" and collection_path.suffix == ".py"
+    return True if is_unwanted and not has_heavy_tests(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files: those that are kept whole leave one process without work if they come last."""
+    heavy = {item.path for item in items if item.get_closest_marker("heavy")}
+    if stray := sorted(str(path) for path in heavy if not has_heavy_tests(path)):
+        raise pytest.UsageError(f"{stray}: expected pytest.mark.heavy in the file of a heavy test; write it there")
     place = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 
@@ -135,9 +149,9 @@ def lighten() -> None:
         glyphs.render = lru_cache(maxsize=20_000)(glyphs.render)
 
 
-def pytest_unconfigure() -> None:
-    """Let Python free what was left out, as extensions written in C++ expect when it ends."""
-    gc.unfreeze()
+# Let Python free what was left out, as extensions written in C++ expect when it ends; not before, since pytest collects
+# garbage twice at its own end, 1 s each.
+atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(wrapper=True)
