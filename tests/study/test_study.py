@@ -457,7 +457,6 @@ def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(
     path, out = write_study(tmp_path), tmp_path / "out"
     words = ["study", path, "-o", out, "--device", "cpu", "--jobs", 2]
     now = count()  # a second passes at each look
-    monkeypatch.setattr(workers, "get_context", lambda _: WARM)  # 10 s faster than interpreters of their own
     for module in (stopping, study_run):
         monkeypatch.setattr(module, "monotonic", lambda: next(now))
     result = dmlkit(*words, "--budget", "4s")
@@ -469,7 +468,7 @@ def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(
     begun = list(out.rglob("last.pt"))
     assert 2 <= len(begun) < 4 and not finished(out) and not (out / "results.json").exists()
     monkeypatch.undo()
-    monkeypatch.setattr(workers, "get_context", lambda _: WARM)
+    monkeypatch.setattr(workers, "get_context", lambda _: WARM)  # 10 s faster than interpreters of their own
     assert dmlkit(*words, "--budget", "1h").code == 0
     assert results_of(out)["variants"] == results_of(whole)["variants"]
     assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]
