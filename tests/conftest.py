@@ -5,6 +5,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray would end workers where others have filled the machine's memory, whatever these take themselves.
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
+import atexit
 import ctypes
 import gc
 import importlib.metadata
@@ -64,6 +65,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         lighten()
         gc.freeze()
+        gc.set_threshold(10_000)  # looking after each 700 new objects was 6 % of the time of two files
         gc.enable()
         KEPT["bytes"] = memory()
 
@@ -75,8 +77,21 @@ LONGEST = (
 )  # of `make test-heavy`, the longest first: 30 s to 3 minutes each
 
 
+def has_heavy_tests(path: Path) -> bool:
+    return "pytest.mark.heavy" in path.read_text(encoding="utf-8")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import for `make test-heavy` only the 45 files that have heavy tests: the others take each process 8 s."""
+    is_unwanted = config.option.markexpr == "heavy" and collection_path.suffix == ".py"
+    return True if is_unwanted and not has_heavy_tests(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files: those that are kept whole leave one process without work if they come last."""
+    heavy = {item.path for item in items if item.get_closest_marker("heavy")}
+    if stray := sorted(str(path) for path in heavy if not has_heavy_tests(path)):
+        raise pytest.UsageError(f"{stray}: expected pytest.mark.heavy in the file of a heavy test; write it there")
     place = {f"tests/{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(place)))
 
@@ -114,20 +129,28 @@ def lighten() -> None:
     """Spare tests what takes long and says nothing about them, in the modules imported so far.
 
     - For each kind of device that is not there, ``torch.manual_seed`` keeps the seed and the text of its stack, which
-      is long below pytest: 0.7 ms.
+      is long below pytest: 0.7 ms. Each training searches the library of NVIDIA's driver three times; that it is not
+      there is found once.
     - Pytest adds its handlers to each of torch's 60 loggers before each of the three parts of a test, 1.3 ms, unless
       these loggers pass their messages on.
     - The curves of a run take 0.2 s, and the plot of a study 0.3 s; they are empty, unless a test asks for
       `pictures_are_drawn`.
+    - Each export to ONNX reads the source of all operators, 0.7 s of its 2 s; they are read once.
     - A glyph takes 0.3 ms, a third of a study's dry run; it is drawn once for all runs that show it.
     """
     if torch := sys.modules.get("torch"):
         for device in (torch.cuda, torch.mtia, torch.xpu):
             if not device.is_available():
                 device.manual_seed_all = lambda seed: None
+        if not hasattr(torch.cuda._raw_device_count_nvml, "__wrapped__"):
+            torch.cuda._raw_device_count_nvml = cache(torch.cuda._raw_device_count_nvml)
         for name, logger in logging.root.manager.loggerDict.items():
             if name.startswith("torch") and isinstance(logger, logging.Logger):
                 logger.propagate = True
+    if onnx := sys.modules.get("torch.onnx._internal.exporter._registration"):
+        registry = onnx.ONNXRegistry
+        if not hasattr(registry.from_torchlib, "__wrapped__"):
+            registry.from_torchlib = staticmethod(cache(registry.from_torchlib))
     for name, (function, instead) in PICTURES.items():
         if (module := sys.modules.get(name)) and not hasattr(drawn := getattr(module, function), "__wrapped__"):
             setattr(module, function, wraps(drawn)(instead))
@@ -135,9 +158,9 @@ def lighten() -> None:
         glyphs.render = lru_cache(maxsize=20_000)(glyphs.render)
 
 
-def pytest_unconfigure() -> None:
-    """Let Python free what was left out, as extensions written in C++ expect when it ends."""
-    gc.unfreeze()
+# Let Python free what was left out, as extensions written in C++ expect when it ends; not before, since pytest collects
+# garbage twice at its own end, 1 s each.
+atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(wrapper=True)

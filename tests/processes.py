@@ -29,6 +29,7 @@ WARM.set_forkserver_preload(
         *("dmlkit.cli.app", "dmlkit.cli.progress", "dmlkit.study.runs.run_study", "dmlkit.training.train"),
         *("lance_namespace", "pandas", "pyarrow.dataset"),  # not lancedb, whose threads end in a forked process
         *("matplotlib.backends.backend_agg", "matplotlib.figure", "torchvision.models", "torchvision.transforms.v2"),
+        "tests.processes",  # with pytest and Hypothesis, 0.2 s for each process otherwise
     ]
 )
 
@@ -101,6 +102,13 @@ def command_line(*words: str) -> None:
 
     sys.argv = ["dmlkit", *words]
     main()
+
+
+def run_code(folder: str, text: str) -> None:
+    """Run Python code in a folder, as ``python -c`` does there."""
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    exec(compile(text, "code", "exec"), {"__name__": "__main__"})
 
 
 def command_lines(folder: str, *lines: str) -> None:

@@ -3,8 +3,6 @@
 import ast
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from itertools import product
@@ -20,6 +18,7 @@ from dmlkit.metrics import retrieval_metrics
 from tests.conftest import ROOT
 from tests.datasets import trees
 from tests.docs.blocks import blocks_of, page, run_blocks
+from tests.processes import Forked, run_code
 
 IN_A_PROCESS = """
 import sys
@@ -67,13 +66,11 @@ def test_one_hierarchy_from_a_folder_tree_to_h_ap(
 def test_what_the_guide_adds_trains_is_exported_and_keeps_its_contracts(tmp_path: Path):
     """In processes of their own: what a plug-in adds stays in the families."""
     told = ""
-    for words in (["-c", IN_A_PROCESS], ["check_mine.py"]):
-        environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "1"}
-        result = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert result.returncode == 0, result.stderr
-        told += result.stdout
+    for text in (IN_A_PROCESS, "import runpy; runpy.run_path('check_mine.py', run_name='__main__')"):
+        process = Forked(run_code, str(tmp_path), text)
+        output = process.communicate()[0]
+        assert process.returncode == 0, output
+        told += output
     assert "(896, 32)" in told  # rows, and bytes of 8 numbers
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from dmlkit.datasets.files.boxes import boxes_of
@@ -136,8 +137,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_second_call_embeds_no_image_of_the_split(
-    name: str, home: Path, dmlkit: Cli, embedded: Count, warned: list[str]
+    name: str, home: Path, dmlkit: Cli, embedded: Count, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ):
+    save = Figure.savefig  # of an empty picture: to draw the others takes half of the time
+    monkeypatch.setattr(Figure, "savefig", lambda self, *place, **options: save(Figure((1, 1)), *place, **options))
     words, queries = COMMANDS[name]
     device = () if name == "calibrate" else ("--device", "cpu")
     first = dmlkit(*words, *device)

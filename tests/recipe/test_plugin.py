@@ -14,7 +14,7 @@ from typer.main import get_command
 from dmlkit.cli.app import app
 from tests.conftest import ROOT
 from tests.docs.test_readme import leaves
-from tests.processes import Forked, command_lines
+from tests.processes import Forked, command_lines, run_code
 
 TOY = ROOT / "tests" / "toy_plugin"
 RECIPE = """\
@@ -65,14 +65,6 @@ def commands(folder: Path, *lines: str, installed: Path | None = None) -> Told:
     return [tuple(json.loads(line)) for line in output.splitlines() if line.startswith("[")]
 
 
-def install(target: Path, *sources: Path) -> Path:
-    """Install packages as their users would, from copies, since pip builds beside them; it takes 3 s to start."""
-    copies = [shutil.copytree(source, target.with_suffix(".sources") / source.name) for source in sources]
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, *copies], capture_output=True, check=True)
-    return target
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the recipe of toy members, a study of it, and the toy package as one file."""
@@ -86,7 +78,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(folder: Path) -> Path:
-    return install(folder / "site", TOY)
+    """Where the package is installed as its users would, from a copy, since pip builds beside it."""
+    target, copy = folder / "site", shutil.copytree(TOY, folder / "sources" / TOY.name)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, copy], capture_output=True, check=True)
+    return target
 
 
 @pytest.fixture(scope="module")
@@ -221,20 +217,6 @@ def test_a_bad_file_is_told_in_one_line(folder: Path, tmp_path: Path):
     assert "toy_pairs" not in told[-1][1]
 
 
-PROJECT = """\
-[build-system]
-requires = ["setuptools>=77"]
-build-backend = "setuptools.build_meta"
-[project]
-name = "{name}"
-version = "2.0"
-[project.entry-points.dmlkit]
-members = "{module}"
-[tool.setuptools]
-py-modules = ["{module}"]
-"""
-
-
 def test_packages_that_fail_are_left_out_and_told(folder: Path, site: Path, tmp_path: Path):
     """In the order of their names: aa needs what is not there, half defines a loss before it fails, zz is toy again."""
     losses = (TOY / "toy_dml" / "losses.py").read_text()
@@ -244,13 +226,13 @@ def test_packages_that_fail_are_left_out_and_told(folder: Path, site: Path, tmp_
         "unlisted": "x = 1\n",
         "zz": losses,
     }
-    for name, text in texts.items():
-        source = tmp_path / name
-        source.mkdir()
-        (source / f"{name}_dml.py").write_text(text)
-        (source / "pyproject.toml").write_text(PROJECT.format(name=f"{name}-dml", module=f"{name}_dml"))
     both = shutil.copytree(site, tmp_path / "both")
-    shutil.copytree(install(tmp_path / "site", *map(tmp_path.joinpath, texts)), both, dirs_exist_ok=True)
+    for name, text in texts.items():  # as pip writes them, which takes 3 s to start and 1 s to build each
+        (both / f"{name}_dml.py").write_text(text)
+        about = both / f"{name}_dml-2.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.4\nName: {name}-dml\nVersion: 2.0\n")
+        (about / "entry_points.txt").write_text(f"[dmlkit]\nmembers = {name}_dml\n")
     (checked, listed) = commands(folder, "check toy.yaml", "list losses", installed=both)
     assert checked[0] == listed[0] == 0
     assert checked[2].splitlines() == [
@@ -265,15 +247,13 @@ def test_packages_that_fail_are_left_out_and_told(folder: Path, site: Path, tmp_
 
 
 def test_the_toys_keep_the_contracts_of_their_families(folder: Path):
-    code = (
+    text = (
         "from toy import ToyPairsConfig, ToyStripesConfig; from dmlkit.testing import check_dataset, check_loss; "
         "check_loss(ToyPairsConfig(scale=2.0)); check_dataset(ToyStripesConfig(validation_fraction=0.34))"
     )
-    subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": f"{ROOT}:{folder}", "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
+    process = Forked(run_code, str(folder), text)
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
 
 
 def test_the_page_does_what_it_says(tmp_path: Path):
@@ -288,16 +268,11 @@ def test_the_page_does_what_it_says(tmp_path: Path):
     told = commands(tmp_path, *lines)
     assert [code for code, _, _ in told] == [0] * 3, told
     assert "Factor on the similarity; larger is steeper." in told[0][1]
-    result = subprocess.run(
-        [sys.executable, "-c", "from test_my_losses import test_my_pairs; test_my_pairs()"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    failed = Forked(run_code, str(tmp_path), "from test_my_losses import test_my_pairs; test_my_pairs()").communicate()[
+        0
+    ]
     (message,) = re.findall(r"^    (my_pairs on .*\n    .*)$", page, re.MULTILINE)
-    assert " ".join(message.split()) in result.stderr
+    assert " ".join(message.split()) in failed
 
 
 @pytest.mark.parametrize("command", sorted(commands_with("device") - {"start"}))

@@ -32,7 +32,7 @@ variants:
 expect:
 - {better: large, than: small, metric: recall@1}
 """
-EPOCHS = 40
+EPOCHS = 20
 LINUX = Path("/proc/self/cwd").exists()
 METHODS = ("start_model", "step", "epoch", "finish", "fail")
 RUNS = [f"{name}/seed-{seed}" for seed in (0, 1) for name in ("small", "large")]

@@ -468,6 +468,7 @@ def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(
     begun = list(out.rglob("last.pt"))
     assert 2 <= len(begun) < 4 and not finished(out) and not (out / "results.json").exists()
     monkeypatch.undo()
+    monkeypatch.setattr(workers, "get_context", lambda _: WARM)  # 10 s faster than interpreters of their own
     assert dmlkit(*words, "--budget", "1h").code == 0
     assert results_of(out)["variants"] == results_of(whole)["variants"]
     assert results_of(out)["verdicts"] == results_of(whole)["verdicts"]

@@ -11,17 +11,18 @@ from torch.nn.utils import parametrize
 from dmlkit.backbones.base import Backbone
 from dmlkit.backbones.tuning import LoRAConfig, LowRankUpdate
 from dmlkit.errors import UserError
+from tests.contracts.conftest import shallow  # noqa: F401  # pyright: ignore[reportUnusedImport] - a fixture
 from tests.contracts.test_backbones import config
 
-VIT_S = {"model": "vit_small_patch16_224"}
+VIT_S, VIT_TINY = ({"model": f"vit_{size}_patch16_224"} for size in ("small", "tiny"))
 ADAPTED: dict[str, tuple[str, dict[str, Any], LoRAConfig, int]] = {
-    "timm ViT, all": ("timm", VIT_S, LoRAConfig(targets="all"), 1 + 12 * 4),  # patches, qkv, projection, MLP
-    "ViT, all": ("vit", {}, LoRAConfig(targets="all"), 1 + 12 * 4),
+    "timm ViT, all": ("timm", VIT_TINY, LoRAConfig(targets="all"), 1 + 12 * 4),  # patches, qkv, projection, MLP
+    "ViT, all": ("vit", {}, LoRAConfig(targets="all"), 1 + 3 * 4),
     "ResNet-18": ("resnet18", {}, LoRAConfig(targets="all"), 20),
-    "ConvNeXt-T": ("convnext", {}, LoRAConfig(targets="all"), 1 + 3 + 18 * 3),  # stem, halvings, three a block
+    "ConvNeXt-T": ("convnext", {}, LoRAConfig(targets="all"), 1 + 3 + 4 * 3),  # stem, halvings, three a block
     "Swin-T": ("timm", {"model": "swin_tiny_patch4_window7_224"}, LoRAConfig(), 12 * 2),
 }
-"""Backbone, its options, the tuning, and how many weights it adapts."""
+"""Backbone, its options, the tuning, and how many weights it adapts; torchvision's have few blocks."""
 
 
 def adapted(case: str) -> Backbone:
@@ -39,6 +40,7 @@ def updates(backbone: nn.Module) -> list[LowRankUpdate]:
 
 
 @pytest.mark.parametrize("case", ADAPTED)
+@pytest.mark.usefixtures("shallow")
 @torch.no_grad()
 def test_merged_weights_give_the_same_features(case: str):
     backbone = adapted(case)
@@ -126,5 +128,5 @@ def test_a_few_steps_lower_the_loss_and_move_updates_alone():
     ],
 )
 def test_what_cannot_be_adapted_is_refused_with_the_reason(name: str, tuning: LoRAConfig, told: str):
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=told), torch.device("meta"):
         config(name, tuning=tuning).build()
