@@ -22,7 +22,7 @@ import torch
 from report import write_report
 from torch import Tensor, nn
 
-from dmlkit.backbones import ResNet, SmallCNN, Timm, ViT
+from dmlkit.backbones import ResNet50, SmallCNN, Timm, ViT
 from dmlkit.backbones.base import Backbone
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.training.gradient_checkpointing import recompute_blocks, recompute_chunks
@@ -34,9 +34,9 @@ BATCH, SIDE = (256, 32) if OF_CACHE else (256 if DEVICE.type == "cuda" else 32, 
 TURNS = 3 if OF_CACHE else 5
 MEGABYTE = 2**20
 BACKBONES: dict[str, Callable[[], Backbone]] = {
-    "ViT-S/16": lambda: Timm("vit_small_patch16_224"),
+    "ViT-S/16": lambda: Timm(model="vit_small_patch16_224"),
     "ViT-B/16": ViT,
-    "ResNet-50": lambda: ResNet(50),
+    "ResNet-50": ResNet50,
     "small_cnn": lambda: SmallCNN(width=32),
 }
 MODELS = ["small_cnn"] if OF_CACHE else ["ViT-S/16", "ViT-B/16", "ResNet-50"]

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from dmlkit.backbones.base import BackboneConfig
 from dmlkit.component import Component, ComponentConfig, MemberError, OptionsConfig, Requirement, one_of, option
 from dmlkit.losses import Contrastive, CrossBatchMemory, Loss, Margin, MultiSimilarity, ProxyAnchor, Triplet
 from dmlkit.losses.base import LossConfig
@@ -27,8 +28,8 @@ DERIVED = [
     for variant in root.variants.values()
     if variant.component is not None and variant.__module__.startswith("dmlkit.")
 ]
-ONLY_IN_RECIPES = {"name", "weight", "run", "teacher"}
-"""Keys that no constructor takes: the trainer reads them."""
+ONLY_IN_RECIPES = {"name", "weight", "run", "teacher", *BackboneConfig.model_fields}
+"""Keys that no constructor takes: the trainer reads them, or `BackboneConfig.build`."""
 
 
 class WheelConfig(ComponentConfig, frozen=True):
@@ -63,7 +64,8 @@ class Spoked(Wheel, name="spoked"):
 def test_constructor_and_configuration_have_the_same_options_and_defaults(config: Any):
     parameters = inspect.signature(config.component).parameters.values()
     options = {one.name: one.default for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
-    fields = {key: field.default for key, field in config.model_fields.items()}
+    required = inspect.Parameter.empty
+    fields = {key: required if one.is_required() else one.default for key, one in config.model_fields.items()}
     assert options == {key: default for key, default in fields.items() if key not in ONLY_IN_RECIPES}
     assert config.component.__name__ + "Config" == config.__name__
 

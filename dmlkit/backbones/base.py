@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from dmlkit.backbones.tuning import FullTuningConfig, TuningConfig, merge
 from dmlkit.backbones.weights import PublishedInput
-from dmlkit.component import ComponentConfig, one_of
+from dmlkit.component import Component, ComponentConfig, one_of, option
 from dmlkit.errors import OptionError
 
 
 class BackboneConfig(ComponentConfig, frozen=True):
     """Root of the backbone family."""
 
+    builder: ClassVar[str] = "create"
     sample: ClassVar[str] = "image"
     """Name of the kind of samples that the backbone takes as input."""
     has_class_token: ClassVar[bool] = False
@@ -82,20 +83,19 @@ class BackboneConfig(ComponentConfig, frozen=True):
         )
 
 
-class Backbone(nn.Module, ABC):
+class Backbone(Component, nn.Module, ABC, family=BackboneConfig):
     """Network from normalized images (B, 3, H, W) to features (B, F).
 
-    Attributes:
-        num_features: F.
-        frozen_names: names of the state dict's tensors that the recipe's tuning does not change.
+    The methods of `BackboneConfig` that a backbone defines too, e.g. ``requirements``, may only read options.
     """
 
-    num_features: int
+    num_features: int = option(init=False)
+    """F."""
+    frozen_names: frozenset[str] = option(default=frozenset(), init=False)
+    """Names of the state dict's tensors that the recipe's tuning does not change."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __post_init__(self) -> None:
         self._frozen: frozenset[nn.Module] = frozenset()
-        self.frozen_names: frozenset[str] = frozenset()
         self._keep_statistics = False
         self._frozen_epochs = 0
         self._waiting: list[nn.Parameter] = []  # trainable, but frozen in the current epoch
@@ -103,6 +103,12 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
         """Compute features (B, F) of images (B, 3, H, W)."""
+
+    def take_pooling(self) -> Any:
+        """Return the pooling and remove it: it comes after the network, also in the order of the parameters."""
+        pooling = self.pooling
+        del self.pooling
+        return pooling
 
     def blocks(self) -> list[nn.Module]:
         """Return the blocks from input to output; the last one includes what follows it, e.g. a final norm.

@@ -8,42 +8,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dmlkit.backbones.base import Backbone, BackboneConfig
+from dmlkit.backbones.base import Backbone
 from dmlkit.backbones.weights import CAFFE, input_requirements, is_file, load_weights
-from dmlkit.component import Requirement, one_of
+from dmlkit.component import Requirement
 from dmlkit.errors import OptionError
-from dmlkit.pooling import Avg, Pooling, PoolingConfig
+from dmlkit.pooling import Avg, Pooling
 
 URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
-
-
-class BNInceptionConfig(BackboneConfig, frozen=True):
-    """BN-Inception (Ioffe & Szegedy 2015), 1 024 features; use it with the transform ``bn_inception``.
-
-    Download its published weights, ``bn_inception-52deb4733.pth``, from data.lip6.fr/cadene.
-    """
-
-    name: Literal["bn_inception"] = "bn_inception"
-    weights: str | None = None
-    """Path of a weights file; null trains from scratch."""
-    pooling: Annotated[PoolingConfig, one_of] = Avg.Config()
-    """Pooling of the last feature map to one vector."""
-    batchnorm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Weight of a new batch in the running statistics; Proxy-Anchor's code has 0.9, ProxyGML's and SoftTriple's 0.1."""
-
-    def create(self) -> "BNInception":
-        return BNInception(
-            weights=self.weights, pooling=self.pooling.build(), batchnorm_momentum=self.batchnorm_momentum
-        )
-
-    def check_weights(self) -> None:
-        if self.weights is not None and not is_file(self.weights):
-            raise OptionError("backbone.weights", f"{self.weights!r}: expected a file, e.g. the download of {URL}")
-
-    def requirements(self) -> Iterable[Requirement]:
-        if self.weights is None:
-            return []
-        return input_requirements(CAFFE, "these weights take BGR pixels in 0..255 (transform: bn_inception)")
 
 
 class InceptionBlock(NamedTuple):
@@ -112,16 +83,13 @@ def branches(block: InceptionBlock, channels: int) -> list[list[Layer]]:
     return [branch for branch in found if branch[-1].after]
 
 
-class BNInception(Backbone):
-    """Network of Ioffe & Szegedy, ICML 2015 (arXiv:1502.03167), figure 5, up to its pooling.
+class BNInception(Backbone, name="bn_inception"):
+    """BN-Inception (Ioffe & Szegedy 2015), 1 024 features; use it with the transform ``bn_inception``.
 
-    Layers have the names of the published Caffe and PyTorch weights: ``inception_3a_3x3_reduce`` is a convolution
-    with a bias, ``inception_3a_3x3_reduce_bn`` the batch norm that follows, and a ReLU follows both.
-
-    Args:
-        weights: path of a file with all 69 convolutions and batch norms; None initializes at random.
-        pooling: pooling of the last feature map; None averages.
-        batchnorm_momentum: weight of a new batch in the running statistics.
+    The network of figure 5 (ICML, arXiv:1502.03167) up to its pooling. Download its published weights,
+    ``bn_inception-52deb4733.pth``, from data.lip6.fr/cadene. Layers have the names of the published Caffe and PyTorch
+    weights: ``inception_3a_3x3_reduce`` is a convolution with a bias, ``inception_3a_3x3_reduce_bn`` the batch norm
+    that follows, and a ReLU follows both.
 
     Raises:
         UserError: the file is missing or belongs to another network.
@@ -129,29 +97,42 @@ class BNInception(Backbone):
     """
 
     num_features = 1024
+    weights: str | None = None
+    """Path of a weights file; null trains from scratch."""
+    pooling: Pooling = Avg.Config()
+    """Pooling of the last feature map to one vector."""
+    batchnorm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Weight of a new batch in the running statistics; Proxy-Anchor's code has 0.9, ProxyGML's and SoftTriple's 0.1."""
 
-    def __init__(
-        self, *, weights: str | None = None, pooling: Pooling | None = None, batchnorm_momentum: float = 0.1
-    ) -> None:
-        super().__init__()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pooling = self.take_pooling()
         self.layers = nn.ModuleDict()
         stem = Layer("conv1_7x7_s2", 3, 64, 7, 2), Layer("conv2_3x3_reduce", 64, 64), Layer("conv2_3x3", 64, 192, 3)
-        self._add(stem, batchnorm_momentum)
+        self._add(stem)
         channels = 192
         for block in BLOCKS:
             for branch in branches(block, channels):
-                self._add(branch, batchnorm_momentum)
+                self._add(branch)
             channels = block.channels if block.one else block.channels + channels
-        if weights is not None:
-            if not is_file(weights):
-                raise OptionError("backbone.weights", f"{weights!r}: expected a file, e.g. the download of {URL}")
-            load_weights(self.layers, Path(weights))
-        self.pooling = pooling or Avg()
+        self.check_weights()
+        if self.weights is not None:
+            load_weights(self.layers, Path(self.weights))
+        self.pooling = pooling
 
-    def _add(self, layers: Iterable[Layer], momentum: float) -> None:
+    def check_weights(self) -> None:
+        if self.weights is not None and not is_file(self.weights):
+            raise OptionError("backbone.weights", f"{self.weights!r}: expected a file, e.g. the download of {URL}")
+
+    def requirements(self) -> Iterable[Requirement]:
+        if self.weights is None:
+            return []
+        return input_requirements(CAFFE, "these weights take BGR pixels in 0..255 (transform: bn_inception)")
+
+    def _add(self, layers: Iterable[Layer]) -> None:
         for name, before, after, side, stride in layers:
             self.layers[name] = nn.Conv2d(before, after, side, stride=stride, padding=side // 2)
-            self.layers[f"{name}_bn"] = nn.BatchNorm2d(after, momentum=momentum)
+            self.layers[f"{name}_bn"] = nn.BatchNorm2d(after, momentum=self.batchnorm_momentum)
 
     def _through(self, maps: Tensor, *names: str) -> Tensor:
         for name in names:

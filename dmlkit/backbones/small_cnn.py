@@ -1,26 +1,15 @@
 """Small convolutional network for small images, which trains on a laptop."""
 
-from typing import Literal
-
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from dmlkit.backbones.base import Backbone, BackboneConfig
+from dmlkit.backbones.base import Backbone
 
 
-class SmallCNNConfig(BackboneConfig, frozen=True):
-    """Six 3x3 convolutions with batch norm for images of about 32 pixels, trained from scratch."""
+class SmallCNN(Backbone, name="small_cnn"):
+    """Six 3x3 convolutions with batch norm for images of about 32 pixels, trained from scratch.
 
-    name: Literal["small_cnn"] = "small_cnn"
-    width: PositiveInt = 32
-    """Channels of the first pair of layers; the second and third pairs have two and four times as many."""
-
-    def create(self) -> "SmallCNN":
-        return SmallCNN(width=self.width)
-
-
-class SmallCNN(Backbone):
-    """Three pairs of 3x3 convolutions, the first two each followed by halving, then average pooling.
+    The first two pairs of convolutions are each followed by halving, the third by average pooling.
 
     Example:
         >>> import torch
@@ -28,12 +17,15 @@ class SmallCNN(Backbone):
         torch.Size([2, 128])
     """
 
-    def __init__(self, *, width: int = 32) -> None:
-        super().__init__()
-        self.num_features = 4 * width
+    width: PositiveInt = 32
+    """Channels of the first pair of layers; the second and third pairs have two and four times as many."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.num_features = 4 * self.width
         layers: list[nn.Module] = []
         channels = 3
-        for wide, pool in ((width, True), (2 * width, True), (4 * width, False)):
+        for wide, pool in ((self.width, True), (2 * self.width, True), (4 * self.width, False)):
             for _ in range(2):
                 convolution = nn.Conv2d(channels, wide, kernel_size=3, padding=1, bias=False)
                 layers += [convolution, nn.BatchNorm2d(wide), nn.ReLU(inplace=True)]

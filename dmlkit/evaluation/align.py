@@ -61,7 +61,6 @@ def align(
         output: folder of the run to write. Default: that of ``run`` with ``-aligned`` at its end.
         checkpoint: checkpoint of the run. Default: best, otherwise last.
         device: device, see `start_ranks`.
-        bar: shows the images.
 
     Returns:
         What was found, and the folder.
@@ -131,7 +130,6 @@ def check_can_be_mapped(trained: TrainedModel, run: Path, older: Description, wh
 
     Args:
         trained: the newer model.
-        run: its folder.
         older: description of the older embeddings.
         where: their path.
 

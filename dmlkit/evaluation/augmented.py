@@ -65,12 +65,9 @@ def embed_with_copies(
     `Manifold.to_features`; on the sphere it has the direction of the sum.
 
     Args:
-        fabric: the device, and the ranks.
         trained: the model, with the recipe of the evaluation.
-        dataset: the images.
         own: embeddings of those that could be read.
         copies: which ones.
-        bar: shows the progress.
 
     Raises:
         UserError: see `check_copies`, or an image can no longer be read.

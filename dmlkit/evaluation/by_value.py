@@ -78,7 +78,6 @@ def figures_by_value(
         per_query: (Q,) values by metric.
         classes: (Q,) int64, classes of the queries.
         values: (Q,) values of the column; None leaves a query out.
-        column: name of the column.
         are_errors: whether the largest values are the worst.
 
     Raises:
@@ -135,7 +134,6 @@ def read_column(images: Sequence[str], file: Path, root: Path, column: str) -> l
         images: paths, or keys of a dataset, see `dmlkit.datasets.files.dataset.Dataset.key`.
         file: table with the columns ``path``, the named one and, if it has boxes, ``x1 y1 x2 y2``.
         root: folder that the paths in the table are relative to.
-        column: name of the column.
 
     Raises:
         UserError: the table cannot be read or lacks a column, none of the images is in it, or boxes of one image have
@@ -202,7 +200,6 @@ def column_table(column: str, table: Path | None, dataset: Mapping[str, object] 
     """Return the table that has a column, and the folder that its paths are relative to.
 
     Args:
-        column: name of the column.
         table: the table. Default: that of the dataset.
         dataset: see `table_of`.
 
@@ -230,12 +227,8 @@ def pair_rates_by_value(
     of both of its images. Images that are alone in their class are left out.
 
     Args:
-        path: the run.
         threshold: its threshold.
-        column: name of the column.
         table: table that has it. Default: that of the run's dataset.
-        fabric: device.
-        bar: shows each step.
 
     Raises:
         UserError: see `run_table`, `read_column` and `figures_by_value`.
@@ -289,9 +282,6 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
     model was trained on are left out as in `trials_on`.
 
     Args:
-        path: the gallery.
-        found: its calibration.
-        column: name of the column.
         table: table that has it. Default: that of the dataset of the gallery's run.
 
     Raises:

@@ -58,13 +58,10 @@ def calibrate_run(
     `fit_pair_probability`. The rates of the threshold are also measured on the test images.
 
     Args:
-        path: folder of the run.
         far: the share of the pairs of different classes that may be accepted as the same class. Default: 0.001, or the
             lowest share that the pairs allow.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         overrides: ``key=value`` each, of the run's dataset, which may have moved.
-        fabric: the device.
-        bar: shows the progress of each step.
 
     Raises:
         UserError: there is no such run, it has no validation classes, or they have too few pairs for ``far``.
@@ -75,21 +72,12 @@ def calibrate_run(
     run.check_unseen("validation")
     check_writable(run.path)
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
-    threshold = choose_threshold(run, trained, far, fabric, bar)
+    threshold = threshold_on(points_of_split(run, trained, "validation", fabric, bar), run, trained, far)
     test = Pairing.of(points_of_split(run, trained, "test", fabric, bar))
     threshold = threshold.model_copy(update={"test": rates_at(test, threshold.threshold)})
     if fabric.is_global_zero:
         threshold.write(run.threshold_path)
     return threshold
-
-
-def choose_threshold(run: RunFolder, trained: TrainedModel, far: float | None, fabric: Ranks, bar: Bar) -> Threshold:
-    """Choose the threshold and the probability on validation images, see `calibrate_run`, without rates on test images.
-
-    Raises:
-        UserError: there are too few pairs for ``far``, or for any rate.
-    """
-    return threshold_on(points_of_split(run, trained, "validation", fabric, bar), run, trained, far)
 
 
 def threshold_on(validation: Points, run: RunFolder, trained: TrainedModel, far: float | None) -> Threshold:
@@ -281,22 +269,11 @@ def far_interval(best: BestPairs, sizes: Tensor, far: float, *, seed: int) -> tu
             accepted.append(step * (weights[first] * weights[second]).cumsum(0) / pairs)
         chosen = int((accepted[0] <= far).sum())
         rates[place] = accepted[1][chosen - 1] if chosen else 0.0
-    tail = tail_of(effective_classes(best, far, sizes))
+    different = float(sizes.sum().square() - sizes.square().sum()) / 2
+    accepted_classes = best.classes[:, : max(1, round(far * different))].flatten().bincount()
+    tail = tail_of(effective_number(accepted_classes.double()))
     low, high = rates.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).clamp(0, 1).tolist()
     return low, high
-
-
-def effective_classes(best: BestPairs, far: float, sizes: Tensor) -> float:
-    """Compute the effective number of classes in the accepted pairs (Kish 1965), at least 2.
-
-    Args:
-        best: the best pairs of C classes, enough to exceed the share ``far``.
-        far: the share of the pairs of different classes that is accepted.
-        sizes: (C,) float64, number of images of each class.
-    """
-    different = float(sizes.sum().square() - sizes.square().sum()) / 2
-    counts = best.classes[:, : max(1, round(far * different))].flatten().bincount().double()
-    return effective_number(counts)
 
 
 def _draw(sizes: Tensor, generator: torch.Generator) -> Tensor:

@@ -114,7 +114,6 @@ class Rescoring:
 
     Args:
         points: (N, D) embeddings of queries and gallery.
-        manifold: their geometry.
         score: scores decoded points in the place of ``points``.
         ranges: returns the points that give the ranges of int8.
         ranges_of: these points, in words.

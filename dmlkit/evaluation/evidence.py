@@ -41,11 +41,8 @@ def run_evidence(path: Path, run: EvaluatedRun, regions: str, *, fabric: Ranks, 
     """Measure the evidence of an evaluated run for its last metric with a value per query, see `evidence_of`.
 
     Args:
-        path: the run.
         run: its evaluation, on its own dataset and transform.
         regions: see `evidence_of`.
-        fabric: device; one process.
-        bar: shows the images.
 
     Raises:
         UserError: no metric has a value per query, there are several processes, or see `evidence_of`.
@@ -82,13 +79,10 @@ def evidence_of(
 
     Args:
         trained: a model of images whose features are pooled from a map.
-        dataset: the images.
-        found: their embeddings.
         metric: name of a metric with a value per query.
         regions: ``center``, or the path of a table with the columns ``path`` and ``x1 y1 x2 y2``, ``x y width height``
             (several rows of an image are united) or ``mask``, an image whose pixels that are not black are the inside.
             Paths are relative to the table.
-        bar: shows the images.
 
     Raises:
         UserError: the model takes no images or its features have no parts, an image has no region, its mask has another
@@ -173,7 +167,6 @@ class RegionMasks(PickedSamples):
     """Masks of images, of the same sizes: 255 inside of a region and 0 outside.
 
     Args:
-        dataset: the images.
         rows: (n,) int64, the images.
         regions: returns the mask (H, W) bool of an image by its position and the size of the image.
     """
@@ -195,7 +188,6 @@ def read_regions(table: Path, dataset: Dataset, rows: Tensor) -> Callable[[int, 
 
     Args:
         table: the table, see `evidence_of`.
-        dataset: the images.
         rows: (n,) int64, the images.
 
     Returns:

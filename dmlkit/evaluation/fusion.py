@@ -84,8 +84,6 @@ def choose_fusion(
     Args:
         run, other: the runs; their classes of each split must be the same.
         checkpoint: checkpoint of the first run. Default: best, otherwise last; of the second run always this.
-        fabric: device.
-        bar: shows each step.
 
     Raises:
         UserError: a run has no validation classes, their images differ, or see `check_fusible`.
@@ -137,11 +135,19 @@ class PairOfModels:
         points: (N, D_1) and (N, D_2).
         labels: (N,) int64.
         manifolds: their geometry.
+        pairs: rows (P,) of the first and second images of the pairs that fit the weights. Default: `sampled_pairs`.
     """
 
-    def __init__(self, points: list[Tensor], labels: Tensor, manifolds: list[Manifold]) -> None:
+    def __init__(
+        self,
+        points: list[Tensor],
+        labels: Tensor,
+        manifolds: list[Manifold],
+        pairs: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         self.points, self.labels, self.manifolds = points, labels, manifolds
-        first, second = (torch.from_numpy(rows) for rows in sampled_pairs(labels.numpy()))
+        first, second = pairs or (torch.from_numpy(rows) for rows in sampled_pairs(labels.numpy()))
+        self.first, self.second = first, second
         self.classes = labels.numpy()[np.stack([first, second], axis=1)]
         self.scores = [similarities_of(space, own, first, second) for space, own in zip(manifolds, points, strict=True)]
 

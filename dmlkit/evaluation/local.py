@@ -33,7 +33,7 @@ from dmlkit.embedding.stored import hash_images, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.calibration import threshold_on
-from dmlkit.evaluation.fusion import PairOfModels, fusion_of, similarities_of
+from dmlkit.evaluation.fusion import PairOfModels, fusion_of
 from dmlkit.files.document import Document
 from dmlkit.files.source import LOCAL, PARTNERS, SIFT
 from dmlkit.loading.cache import images_of_split
@@ -71,11 +71,8 @@ def choose_local(
     The pairs are those of each validation image and its nearest candidates.
 
     Args:
-        run: the run.
         kind: `LOCAL` for patches of its network, `SIFT` for keypoints, which need no training.
         checkpoint: its checkpoint. Default: best, otherwise last.
-        fabric: device.
-        bar: shows each step.
 
     Raises:
         UserError: the run has no validation classes, or see `maps_of` and `keypoints_of`.
@@ -124,7 +121,6 @@ def fusion_or_local_of(
     """Return the fusion that ``--with`` asks for when a gallery is embedded: a second run, or local features.
 
     Args:
-        run: the run.
         other: a second run, ``local`` or ``sift``. Default: no fusion.
         checkpoint, device, bar: see `choose_fusion`.
 
@@ -140,19 +136,15 @@ class PairOfScores(PairOfModels):
     """Similarities and local scores of images and their candidates.
 
     Args:
-        found: the images.
-        manifold: their geometry.
         local: local scores among each other.
     """
 
     def __init__(self, found: Embeddings, manifold: Manifold, local: LocalScores) -> None:
-        self.points, self.labels, self.manifolds, self.local = [found.points], found.labels, [manifold], local
         rows = torch.arange(len(found.points))[:, None].expand_as(local.candidates)
         others = rows != local.candidates
-        first, second = rows[others], local.candidates[others]
-        self.classes = found.labels.numpy()[np.stack([first.numpy(), second.numpy()], axis=1)]
-        similarity = similarities_of(manifold, found.points, first, second)
-        self.scores = [similarity, local.scores[others].double().numpy()]
+        super().__init__([found.points], found.labels, [manifold], (rows[others], local.candidates[others]))
+        self.local = local
+        self.scores.append(local.scores[others].double().numpy())
 
     def map_at_r(self, share: float, asked: Tensor) -> Tensor:
         """Return the map@r of those of the images asked (N,) bool that have others of their class."""
@@ -243,11 +235,8 @@ def local_threshold(
     They are chosen again if the weights, the validation images, the software, the device or ``far`` are others.
 
     Args:
-        run: the run.
-        trained: its model.
         kind: `LOCAL` or `SIFT`.
         far: the false accept rate.
-        fabric, bar: device, and what shows each step.
 
     Raises:
         UserError: there are too few pairs for ``far``, or see `choose_local`.
@@ -290,11 +279,7 @@ def matched_images(
     """Return the points of image files with their local features, and their geometry.
 
     Args:
-        images: the files.
-        found: their embeddings.
-        trained: the model.
         local: weight of the matches.
-        fabric, bar: device, and what shows each step.
 
     Raises:
         UserError: see `features_of`.

@@ -22,8 +22,7 @@ from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import read_column, table_of
-from dmlkit.evaluation.fusion import PairOfModels, fusion_of, similarities_of
-from dmlkit.evaluation.pair_probability import sampled_pairs
+from dmlkit.evaluation.fusion import PairOfModels, fusion_of
 from dmlkit.files.source import NAMES, PLACE, kind_of
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
@@ -48,8 +47,6 @@ def choose_place(
     Args:
         run: the run, whose dataset is a table with the columns ``latitude``, ``longitude`` and, optionally, ``time``.
         checkpoint: its checkpoint. Default: best, otherwise last.
-        fabric: device.
-        bar: shows each step.
 
     Raises:
         UserError: the run has no validation classes, or see `sightings_of`.
@@ -101,7 +98,6 @@ def place_fusion_of(
     """Return the weight of place and time that ``--with place`` asks for in a gallery; None for anything else.
 
     Args:
-        source: the gallery.
         other: the value of ``--with``.
         run: run of the gallery. Default: the one that it was created with.
         device, bar: see `choose_place`.
@@ -129,19 +125,14 @@ class PairWithPlace(PairOfModels):
     """Similarities and evidence of place and time of pairs of images.
 
     Args:
-        found: the images.
-        manifold: their geometry.
         sightings: where and when they were taken.
     """
 
     def __init__(self, found: Embeddings, manifold: Manifold, sightings: Sightings) -> None:
-        self.points, self.labels, self.manifolds, self.sightings = [found.points], found.labels, [manifold], sightings
-        first, second = (torch.from_numpy(rows) for rows in sampled_pairs(found.labels.numpy()))
-        self.classes = found.labels.numpy()[np.stack([first.numpy(), second.numpy()], axis=1)]
-        scores = similarities_of(manifold, found.points, first, second)
-        sides = (sightings.chosen(first), sightings.chosen(second))
-        self.range = fit_range(scores, self.classes[:, 0] == self.classes[:, 1], sides)
-        self.scores = [scores, self.range.evidence(*sides).numpy()]
+        super().__init__([found.points], found.labels, [manifold])
+        self.sightings, sides = sightings, (sightings.chosen(self.first), sightings.chosen(self.second))
+        self.range = fit_range(self.scores[0], self.classes[:, 0] == self.classes[:, 1], sides)
+        self.scores.append(self.range.evidence(*sides).numpy())
 
     def map_at_r(self, share: float, asked: Tensor) -> Tensor:
         """Return the map@r of those of the images asked (N,) bool that have others of their class."""

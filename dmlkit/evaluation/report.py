@@ -244,7 +244,6 @@ class Report(Document, frozen=True):
         """Return the report with the hashes of the images' files.
 
         Args:
-            dataset: the images.
             known: hash of the sizes and times of files; if they have others, their contents are read too.
         """
         files = hash_files(dataset)
@@ -264,7 +263,6 @@ class Report(Document, frozen=True):
 
         Args:
             evaluation: the evaluation that is reported.
-            column: name of the column.
             table: table that has it. Default: that of the evaluated dataset.
             run: run of evaluated embeddings, whose dataset it is.
 

@@ -139,13 +139,10 @@ def evaluate_scope(
     results with different settings are never mixed up.
 
     Args:
-        path: the run.
-        fabric: the device and the ranks.
         scope: the images and the metrics.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         keep: read the report that is stored, if there is one with the same settings.
         scored_again: other ways to score the images.
-        bar: shows each step.
 
     Raises:
         UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.

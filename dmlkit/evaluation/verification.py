@@ -20,7 +20,7 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError, warn
-from dmlkit.evaluation.calibration import choose_threshold
+from dmlkit.evaluation.calibration import points_of_split, threshold_on
 from dmlkit.evaluation.fusion import choose_fusion
 from dmlkit.evaluation.local import local_threshold, matched_images
 from dmlkit.evaluation.pair_probability import check_prior, probability_at
@@ -240,7 +240,8 @@ def verify(
     elif second is not None:
         fusion = choose_fusion(path, second, checkpoint=checkpoint, fabric=fabric, bar=bar)
         trained = fuse(trained, fusion, fabric)
-        threshold = choose_threshold(run, trained, threshold.far, fabric, bar)
+        validation = points_of_split(run, trained, "validation", fabric, bar)
+        threshold = threshold_on(validation, run, trained, threshold.far)
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
     found, space = embed_files(trained, fabric, ImageList(images), "pairs", bar), trained.manifold.cpu()
     if local is not None:

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from dmlkit import __version__
-from dmlkit.backbones.base import Backbone, BackboneConfig
-from dmlkit.backbones.timm import TimmConfig
+from dmlkit.backbones.base import Backbone
+from dmlkit.backbones.timm import Timm
 from dmlkit.backbones.timm_models import FOLDER, HUB
-from dmlkit.backbones.torchvision import TorchvisionConfig
+from dmlkit.backbones.torchvision import Torchvision
 from dmlkit.backbones.tuning import LoRAConfig, LowRankUpdate
 from dmlkit.backbones.weights import is_file
 from dmlkit.distributed.launch import start_ranks
@@ -110,9 +110,8 @@ def export_hub(
     return parity, reason
 
 
-def adapter_section(name: str, backbone: BackboneConfig) -> str:
+def adapter_section(name: str, backbone: Any) -> str:
     """Return the section of a model card about its adapter, see `write_adapter`."""
-    assert isinstance(backbone, TimmConfig | TorchvisionConfig)
     weights = backbone.weights or ""
     of = Path(weights).name if is_file(weights) else weights
     return f"""
@@ -290,7 +289,7 @@ OUTSIDE = "base_model.model."  # before the names of a network in peft's files
 OUTPUT = ".out_proj"  # of torch's attention
 
 
-def write_adapter(config: BackboneConfig, backbone: Backbone, folder: Path) -> str:
+def write_adapter(config: Any, backbone: Backbone, folder: Path) -> str:
     """Write the low-rank updates of a backbone into a folder, and return why not if that is not possible.
 
     A layer whose output is not a sum of its own and that of the update, as peft computes it, is stored whole: a
@@ -304,7 +303,7 @@ def write_adapter(config: BackboneConfig, backbone: Backbone, folder: Path) -> s
     Returns:
         The reason why there is no adapter; empty if it is written.
     """
-    if not isinstance(config, TimmConfig | TorchvisionConfig):
+    if not isinstance(config, Timm.Config | Torchvision.Config):
         return f"peft adapts networks of timm and torchvision; this backbone is {config.name}"
     if config.weights is None:
         return "the backbone has no pretrained weights to which the updates could be added"
@@ -330,10 +329,10 @@ def write_adapter(config: BackboneConfig, backbone: Backbone, folder: Path) -> s
     return ""
 
 
-def _base_name(config: TimmConfig | TorchvisionConfig) -> str:
+def _base_name(config: Any) -> str:
     """Return the name of the network to which an adapter belongs, e.g. ``timm/resnet18.a1_in1k``."""
-    if isinstance(config, TorchvisionConfig):
-        return f"torchvision/{config.network}"
+    if isinstance(config, Torchvision.Config):
+        return f"torchvision/{config.with_options_only().architecture}"
     if config.model.startswith(FOLDER):
         return Path(config.model.removeprefix(FOLDER)).name
     return config.model.removeprefix(HUB) if config.model.startswith(HUB) else f"timm/{config.model}"

@@ -205,7 +205,7 @@ class MetricConfig(ComponentConfig, frozen=True):
 
     key: ClassVar[str]
     """Name by which the metric is requested and reported; ``@k`` stands for its cut-offs, e.g. ``recall@k``, and
-    ``@far=x`` for the values of another option."""
+    ``@far=x`` for the values of another option. Default: ``name``."""
     definition: ClassVar[str]
     """Definition in one line, printed next to the value; R = positives of the query without itself."""
     searches: ClassVar[bool] = True
@@ -229,6 +229,12 @@ class MetricConfig(ComponentConfig, frozen=True):
         if self.is_graded and self.level is not None:
             raise ValueError(f"{self.name} uses all levels; remove level {self.level}")
         return self
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(abstract, **kwargs)
+        if not hasattr(cls, "key") and not abstract:
+            cls.key = cls.model_fields["name"].default
 
     @property
     def uses_levels(self) -> bool:

@@ -43,7 +43,6 @@ class NmiConfig(ClusteringConfig, frozen=True):
     """
 
     name: Literal["nmi"] = "nmi"
-    key: ClassVar[str] = "nmi"
     definition: ClassVar[str] = "nmi: mutual information of classes and k-means clusters / mean of their entropies"
 
     def agreement(self, labels: Tensor, clusters: Tensor) -> float:
@@ -63,7 +62,6 @@ class AmiConfig(ClusteringConfig, frozen=True):
     """
 
     name: Literal["ami"] = "ami"
-    key: ClassVar[str] = "ami"
     definition: ClassVar[str] = "ami: nmi adjusted for chance; 0 for random clusters"
 
     def agreement(self, labels: Tensor, clusters: Tensor) -> float:
@@ -123,7 +121,6 @@ class AriConfig(ClusteringConfig, frozen=True):
     """
 
     name: Literal["ari"] = "ari"
-    key: ClassVar[str] = "ari"
     definition: ClassVar[str] = "ari: pairs that classes and k-means clusters agree on, adjusted for chance"
 
     def agreement(self, labels: Tensor, clusters: Tensor) -> float:
@@ -145,7 +142,6 @@ class F1Config(ClusteringConfig, frozen=True):
     """
 
     name: Literal["f1"] = "f1"
-    key: ClassVar[str] = "f1"
     definition: ClassVar[str] = "f1: F1 over pairs of points, same k-means cluster against same class"
 
     def agreement(self, labels: Tensor, clusters: Tensor) -> float:

@@ -17,7 +17,6 @@ class SpreadConfig(MetricConfig, frozen=True):
     """
 
     name: Literal["spread"] = "spread"
-    key: ClassVar[str] = "spread"
     definition: ClassVar[str] = (
         "intra_distance: mean distance of two points of a class, over classes; inter_distance: of two class centers; "
         "density: intra / inter"
@@ -61,7 +60,6 @@ class SpectrumConfig(MetricConfig, frozen=True):
     """
 
     name: Literal["spectrum"] = "spectrum"
-    key: ClassVar[str] = "spectrum"
     definition: ClassVar[str] = (
         "spectral_decay: KL(uniform || singular values), with shares of at least 1e-12; "
         "effective_rank: exp of their entropy"
@@ -102,7 +100,6 @@ class NormConfig(MetricConfig, frozen=True):
     """
 
     name: Literal["norm"] = "norm"
-    key: ClassVar[str] = "norm"
     definition: ClassVar[str] = "norm: mean length of the features of embeddings; squared_norm: mean of its square"
     searches: ClassVar[bool] = False
 

@@ -65,7 +65,6 @@ class RPrecisionConfig(MetricConfig, frozen=True):
     """R-Precision, the share of hits among the R nearest (Musgrave et al., ECCV 2020, arXiv:2003.08505)."""
 
     name: Literal["r_precision"] = "r_precision"
-    key: ClassVar[str] = "r_precision"
     definition: ClassVar[str] = "r_precision: hits in the R nearest / R"
     to_r: ClassVar[bool] = True
 
@@ -124,7 +123,6 @@ class MrrConfig(MetricConfig, frozen=True):
     """MRR, the mean of 1 / rank of the first hit, over the whole gallery."""
 
     name: Literal["mrr"] = "mrr"
-    key: ClassVar[str] = "mrr"
     definition: ClassVar[str] = "mrr: 1 / rank of the first hit; 0 if there is none"
     first_only: ClassVar[bool] = True
 
@@ -203,7 +201,6 @@ class HierarchicalApConfig(MetricConfig, frozen=True):
     name: Literal["h_ap"] = "h_ap"
     alpha: PositiveFloat = 1.0
     """Exponent of the relevance; a larger one counts coarse levels less."""
-    key: ClassVar[str] = "h_ap"
     definition: ClassVar[str] = (
         "h_ap: hierarchical average precision; relevance (l/L)^alpha / items that share l levels"
     )

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from dmlkit.backbones import BackboneConfig, SmallCNNConfig
+from dmlkit.backbones import BackboneConfig, SmallCNN
 from dmlkit.backbones.tuning import NoTuningConfig, TuningConfig
 from dmlkit.component import ComponentConfig, components_below, one_of
 from dmlkit.datasets import DatasetConfig
@@ -113,7 +113,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
     """Labeled images or vectors, and their split into training, validation and test classes."""
     transform: Annotated[TransformConfig, one_of] | None = PlainConfig()
     """Conversion of images to the backbone's input, in training and in evaluation; null for vectors."""
-    backbone: Annotated[BackboneConfig, one_of] = SmallCNNConfig()
+    backbone: Annotated[BackboneConfig, one_of] = SmallCNN.Config()
     """Network from pixels or vectors to features."""
     head: Annotated[HeadConfig, one_of] = Linear.Config()
     """Network from features to the embedding."""

@@ -31,7 +31,7 @@ class RegularizerConfig(ComponentConfig, frozen=True):
 
     def source_run(self) -> str | None:
         """Return the run whose embeddings of the training images `Regularizer.learn_from` takes; None for no run."""
-        return None if self.component is None else self.with_options_only().source_run()
+        return None
 
 
 class Regularizer(Component, nn.Module, ABC, family=RegularizerConfig):

@@ -29,6 +29,8 @@ from dmlkit.training.train import train
 
 Figures = dict[str, Metrics]
 """Metrics by kind, e.g. ``{"separated": {"map@r": 0.4}, ...}``."""
+StartModel = Callable[[str, Recipe], Progress]
+"""Called with the name and recipe of each model that trains."""
 EMBEDDING_DIM = 128  # of each Reality Check model; the four together have 512
 METRICS = (PrecisionConfig(), RPrecisionConfig(), MapAtRConfig())
 RUNS: dict[ProtocolName, str] = {"official": "repeat-*", "reality_check": "repeat-*/fold-*"}
@@ -77,7 +79,7 @@ def run_protocol(
     fabric: Fabric,
     *,
     repeats: int,
-    progress: Callable[[str, Recipe], Progress],
+    progress: StartModel,
 ) -> ProtocolResults:
     """Train a recipe under a protocol. Complete runs are kept, and interrupted runs are resumed.
 
@@ -97,7 +99,6 @@ def run_protocol(
             ``results.json``.
         fabric: device, precision and ranks, launched.
         repeats: number of trainings, or of rounds of 4 for the Reality Check.
-        progress: called with the name and recipe of each run that trains.
 
     Returns:
         The figures of each repeat, and the mean and its interval over repeats of each metric.
@@ -122,11 +123,12 @@ def run_once(
     recipe: Recipe,
     folder: Path,
     fabric: Fabric,
-    progress: Callable[[str, Recipe], Progress],
+    progress: StartModel,
 ) -> Figures:
     """Run one repeat of a protocol with the recipe's seed; see `run_protocol`."""
-    one_repeat = _official if name == "official" else _reality_check
-    return one_repeat(recipe, folder, fabric, progress)
+    if name == "official":
+        return {"test": _test_metrics(_trained(recipe, folder, fabric, progress))}
+    return _reality_check(recipe, folder, fabric, progress)
 
 
 def is_complete(name: ProtocolName, folder: Path) -> bool:
@@ -147,13 +149,7 @@ def summarize(figures: Sequence[Figures]) -> dict[str, dict[str, MeanInterval]]:
     }
 
 
-def _official(recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]) -> Figures:
-    return {"test": _test_metrics(_trained(recipe, folder, fabric, progress))}
-
-
-def _reality_check(
-    recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]
-) -> Figures:
+def _reality_check(recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel) -> Figures:
     folds = [folder / f"fold-{fold}" for fold in range(FOLDS)]
     models = [_trained(fold_recipe(recipe, fold), path, fabric, progress) for fold, path in enumerate(folds)]
     tests = [_test_metrics(summary) for summary in models]
@@ -185,7 +181,7 @@ def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
     )
 
 
-def _trained(recipe: Recipe, folder: Path, fabric: Fabric, progress: Callable[[str, Recipe], Progress]) -> Summary:
+def _trained(recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel) -> Summary:
     """Return the summary of a run, which is trained or resumed if it is not complete."""
     if "test" not in recipe.dataset.own_splits:
         text = "got all, which leaves no test classes; studies and protocols need official or reality_check"

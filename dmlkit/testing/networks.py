@@ -34,8 +34,8 @@ def check_backbone(config: BackboneConfig) -> None:
         AssertionError: the contract is broken; the message says how.
 
     Example:
-        >>> from dmlkit.backbones import SmallCNNConfig
-        >>> check_backbone(SmallCNNConfig(width=4))
+        >>> from dmlkit.backbones import SmallCNN
+        >>> check_backbone(SmallCNN.Config(width=4))
     """
     hold(BACKBONE, title(config), config)
 
@@ -152,9 +152,9 @@ def check_tuning(config: TuningConfig, backbone: BackboneConfig) -> None:
         AssertionError: the contract is broken; the message says how.
 
     Example:
-        >>> from dmlkit.backbones import SmallCNNConfig
+        >>> from dmlkit.backbones import SmallCNN
         >>> from dmlkit.backbones.tuning import LastBlocksConfig
-        >>> check_tuning(LastBlocksConfig(blocks=2), SmallCNNConfig(width=4))
+        >>> check_tuning(LastBlocksConfig(blocks=2), SmallCNN.Config(width=4))
     """
     hold(TUNING, f"{config.name} of {backbone.name}", config, backbone)
 

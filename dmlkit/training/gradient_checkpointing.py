@@ -22,8 +22,8 @@ def recompute_blocks(backbone: Backbone) -> None:
         ValueError: the backbone has no blocks that are modules.
 
     Example:
-        >>> from dmlkit.backbones import ResNet
-        >>> backbone = ResNet(18)
+        >>> from dmlkit.backbones import ResNet18
+        >>> backbone = ResNet18()
         >>> recompute_blocks(backbone)
         >>> backbone(torch.rand(2, 3, 32, 32)).sum().backward()
         >>> backbone.network.layer1[0].bn1.num_batches_tracked

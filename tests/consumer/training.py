@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 import dmlkit
-from dmlkit.backbones import SmallCNNConfig
+from dmlkit.backbones import SmallCNN
 from dmlkit.datasets import DatasetConfig, GlyphsConfig
 from dmlkit.heads import Linear
 from dmlkit.losses import Loss, LossConfig, ProxyAnchor, Triplet
@@ -42,7 +42,7 @@ assert_type(recipe.loss.build(Sphere(8), 10), Loss)
 assert_type(recipe.dataset, DatasetConfig)
 assert_type(retrieval_metrics(torch.randn(8, 4), torch.arange(8) % 2, metrics=["recall@1"]), dict[str, float])
 
-configs = (SmallCNNConfig(width=4), AdamWConfig(lr=0.1), CosineConfig(), ImageNetConfig())
+configs = (SmallCNN.Config(width=4), AdamWConfig(lr=0.1), CosineConfig(), ImageNetConfig())
 classes = (Linear, GeM, GraphConsistency, ClassBalanced, Sinkhorn)
 
 

@@ -78,6 +78,14 @@ def test_weights_load_from_files_in_their_usual_wrappings(name: str, tmp_path: P
         assert torch.equal(loaded(images), source(images))
 
 
+def test_the_weights_of_a_pooling_come_after_those_of_the_network():
+    """Their order is that of the optimizer's state in checkpoints."""
+    for name in sorted(OF_IMAGES - {"small_cnn", "resnet50", "resnet101"}):
+        backbone = config(name, pooling=PoolingConfig.variants["gem"](learn=True)).build()
+        *others, last = (key for key, _ in backbone.named_parameters())
+        assert "pool" in last and not any("pool.p" in key or "pooling" in key for key in others), name
+
+
 POOLINGS = sorted(set(PoolingConfig.variants) - {"cls"})
 WITH_POOLING = OF_IMAGES - {"small_cnn", "resnet50", "resnet101"}
 POOLED = {("gem", name) for name in WITH_POOLING} | {(name, "resnet18") for name in POOLINGS}

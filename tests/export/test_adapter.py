@@ -14,9 +14,9 @@ from torchvision.models import VisionTransformer
 
 import dmlkit as package
 from dmlkit.backbones.base import Backbone
-from dmlkit.backbones.small_cnn import SmallCNNConfig
-from dmlkit.backbones.timm import TimmConfig
-from dmlkit.backbones.torchvision import ViTConfig
+from dmlkit.backbones.small_cnn import SmallCNN
+from dmlkit.backbones.timm import Timm
+from dmlkit.backbones.torchvision import ViT
 from dmlkit.backbones.tuning import LoRAConfig, LowRankUpdate
 from dmlkit.export.hub import write_adapter
 from tests.conftest import ONE_EPOCH, Result
@@ -40,10 +40,10 @@ def vision_transformer() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "config", "targets"),
     [
-        (vision_transformer, ViTConfig, "attention"),  # torch's attention, which reads its weights directly
-        (vision_transformer, ViTConfig, "all"),
-        (lambda: timm.create_model("test_vit", num_classes=0), TimmConfig, "attention"),
-        (lambda: timm.create_model("test_efficientnet", num_classes=0), TimmConfig, "all"),  # groups, same padding
+        (vision_transformer, ViT.Config, "attention"),  # torch's attention, which reads its weights directly
+        (vision_transformer, ViT.Config, "all"),
+        (lambda: timm.create_model("test_vit", num_classes=0), Timm.Config, "attention"),
+        (lambda: timm.create_model("test_efficientnet", num_classes=0), Timm.Config, "all"),  # groups, same padding
     ],
 )
 def test_peft_computes_the_features(
@@ -55,14 +55,14 @@ def test_peft_computes_the_features(
         nn.init.normal_(parameter, std=0.1)
     adapted = Given(build())
     adapted.network.load_state_dict(plain.state_dict())
-    keys: Any = {"model": "test"} if config is TimmConfig else {}
+    keys: Any = {"model": "test"} if config is Timm.Config else {}
     tuning = LoRAConfig(rank=3, alpha=5.0, targets=targets)
     adapted.tune(tuning).eval()
     for module in adapted.modules():
         if isinstance(module, LowRankUpdate):
             nn.init.normal_(module.up, std=0.1)
     assert write_adapter(config(weights="file.pt", tuning=tuning, **keys), adapted, tmp_path) == ""
-    side = 8 if config is ViTConfig else 160
+    side = 8 if config is ViT.Config else 160
     images = torch.randn(2, 3, side, side)
     with torch.no_grad():
         before, expected = plain(images), adapted(images)
@@ -101,8 +101,8 @@ def test_a_folder_for_the_hub_has_it(
 
 def test_what_peft_cannot_adapt_is_named(tmp_path: Path):
     tuning = LoRAConfig(rank=2, targets="all")
-    own = SmallCNNConfig(width=4, tuning=tuning)
+    own = SmallCNN.Config(width=4, tuning=tuning)
     assert "this backbone is small_cnn" in write_adapter(own, own.build(), tmp_path)
-    scratch = TimmConfig(model="test_vit", tuning=LoRAConfig(rank=2))
+    scratch = Timm.Config(model="test_vit", tuning=LoRAConfig(rank=2))
     assert "no pretrained weights" in write_adapter(scratch, scratch.build(), tmp_path)
     assert list(tmp_path.iterdir()) == []

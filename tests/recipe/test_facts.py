@@ -30,6 +30,19 @@ class TokensConfig(ResNet18Config, frozen=True):
     has_class_token: ClassVar[bool] = True
     name: Literal["tokens"] = "tokens"
 '''
+METRIC = '''
+from typing import ClassVar, Literal
+from dmlkit.metrics import MetricConfig, Points
+
+class HalfConfig(MetricConfig, frozen=True):
+    """One half."""
+    searches: ClassVar[bool] = False
+    name: Literal["half"] = "half"
+    definition: ClassVar[str] = "half: 1/2"
+
+    def of_points(self, points: Points) -> dict[str, float]:
+        return {"half": 0.5}
+'''
 
 
 def test_points_need_an_optimizer_that_says_it_is_riemannian(plugin: Callable[[str], None]):
@@ -57,3 +70,9 @@ def test_the_pooling_cls_needs_a_backbone_that_says_it_has_a_class_token(plugin:
         "r.yaml:3: backbone.pooling: cls needs backbone.name timm or tokens or vit, got resnet18, "
         "because only vision transformers have a class token"
     )
+
+
+def test_a_metric_is_requested_by_its_name_unless_it_says_otherwise(plugin: Callable[[str], None]):
+    plugin(METRIC)
+    recipe = parse_recipe(RECIPE + "metrics: [map@r, half]\n", "r.yaml")
+    assert [name for metric in recipe.metrics for name in metric.names()] == ["map@r", "half"]

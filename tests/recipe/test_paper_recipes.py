@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dmlkit.backbones import SmallCNNConfig
+from dmlkit.backbones import SmallCNN
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.component import ComponentConfig
 from dmlkit.datasets import GlyphsConfig
@@ -61,7 +61,7 @@ def miniature(recipe: Recipe) -> Recipe:
             classes=12, images_per_class=4, size=16, validation_fraction=recipe.dataset.validation_fraction
         ),
         "transform": recipe.transform.model_copy(update={"size": 16, "resize": 18}),
-        "backbone": SmallCNNConfig(width=4, **freezing),
+        "backbone": SmallCNN.Config(width=4, **freezing),
         "embedding_dim": 8,
         "loss": recipe.loss.model_copy(update={"ratio": 0.5}) if recipe.loss.name == "proxy_gml" else recipe.loss,
         "sampler": shrunk_sampler(recipe.sampler),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dmlkit import testing
 from dmlkit.backbones.base import Backbone
-from dmlkit.backbones.small_cnn import SmallCNN, SmallCNNConfig
+from dmlkit.backbones.small_cnn import SmallCNN
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.glyphs import Glyphs, GlyphsConfig
 from dmlkit.heads import Linear
@@ -234,7 +234,7 @@ class Uniform(TransportConfig, frozen=True, abstract=True):
         return Uniformly()
 
 
-class BatchMean(SmallCNNConfig, frozen=True, abstract=True):
+class BatchMean(SmallCNN.Config, frozen=True, abstract=True):
     """Subtracts the mean of the batch."""
 
     def create(self) -> Backbone:
@@ -243,7 +243,7 @@ class BatchMean(SmallCNNConfig, frozen=True, abstract=True):
                 features = super().forward(images)
                 return features - features.mean(0)
 
-        return Centred(self.width)
+        return Centred(width=self.width)
 
 
 GLYPHS: dict[str, Any] = {"classes": 20, "images_per_class": 2, "size": 16}

@@ -292,7 +292,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
 
     monkeypatch.setattr("dmlkit.files.outputs.TemporaryFile", read_only)
     monkeypatch.setattr("dmlkit.embedding.questions.calibration.labeled_decider", work)
-    monkeypatch.setattr("dmlkit.evaluation.calibration.choose_threshold", work)
+    monkeypatch.setattr("dmlkit.evaluation.calibration.points_of_split", work)
     for folder in (tmp_path / "gallery", place / "run"):
         result = dmlkit("calibrate", folder, "--device", "cpu")
         assert result.code == 2
