@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from dmlkit.cli.option_groups import FusedModelOptions
-from dmlkit.cli.options import USE, SourcePath, examples, option, with_common_options
+from dmlkit.cli.options import USE, argument, examples, option, with_common_options
+from dmlkit.files.source import require_source
 
 app = typer.Typer()
 
@@ -27,7 +28,10 @@ class AccessOptions:
         ),
     ] = None
     allow_writes: Annotated[
-        bool, typer.Option("--allow-writes", help="Let requests add and remove images of a gallery.")
+        bool,
+        typer.Option(
+            "--allow-writes", help="Let requests add and remove images of a gallery, and answer questions of a review."
+        ),
     ] = False
     images: Annotated[
         Path | None,
@@ -47,7 +51,7 @@ class AccessOptions:
 )
 @with_common_options
 def serve(
-    source: SourcePath,
+    source: Annotated[Path, argument("SOURCE", "Gallery, run or embeddings folder.", check=require_source)],
     port: Annotated[int, option("PORT", "Port; 0 takes a free one.", min=0, max=65535)] = 8765,
     *,
     access: AccessOptions,

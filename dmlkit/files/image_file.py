@@ -187,6 +187,8 @@ def _reason(path: str | Path, error: Exception) -> str:
     """Return a short reason why an image could not be read."""
     if isinstance(error, FileNotFoundError):
         return "file not found"
+    if isinstance(error, Image.DecompressionBombError):  # already at its header, before `check_size`
+        return f"it has far more than the {MAX_PIXELS:,} pixels that are expected at most"
     if isinstance(error, UnidentifiedImageError):
         return (
             "the file is empty"

@@ -1,6 +1,7 @@
 """Wheel and sdist hold what they should."""
 
 import email
+import shutil
 import tarfile
 import tomllib
 import zipfile
@@ -60,3 +61,24 @@ def test_a_wheel_can_be_built_from_the_sdist(built: tuple[Path, Path]):
     kept = [path for folder in ("dmlkit", "recipes") for path in (ROOT / folder).rglob("*") if path.is_file()]
     expected = {str(path.relative_to(ROOT)) for path in kept if "__pycache__" not in path.parts}
     assert expected | {"pyproject.toml", "README.md", "LICENSE"} <= names
+
+
+def test_the_dockerfile_of_the_docs_copies_what_a_wheel_needs_and_no_environment(
+    wheel: zipfile.ZipFile, tmp_path: Path
+):
+    """A whole clone has a `.venv` of several GB, and folders of runs."""
+    text = (ROOT / "docs/commands/serve.md").read_text(encoding="utf-8")
+    copied = [line.split()[1:] for line in text.splitlines() if line.startswith("    COPY ")]
+    assert copied and all(words[-1].startswith("/src/") for words in copied)
+    for *sources, target in copied:
+        place = tmp_path / target.removeprefix("/src/")
+        for source in sources:
+            if (ROOT / source).is_dir():  # its contents, as COPY does
+                shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / source, place)
+    assert not (tmp_path / ".venv").exists() and (tmp_path / "constraints.txt").exists()
+    builder = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is not installed").WheelBuilder
+    (built,) = builder(str(tmp_path)).build(directory=str(tmp_path / "dist"), versions=["standard"])
+    with zipfile.ZipFile(built) as archive:
+        assert sorted(archive.namelist()) == sorted(wheel.namelist())

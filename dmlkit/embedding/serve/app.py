@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -39,13 +40,16 @@ from dmlkit.embedding.serve.requests import (
     read_pictures,
 )
 from dmlkit.embedding.serve.reviewing import ServedReview, review_api, review_of
-from dmlkit.embedding.serve.service import BusyError, Service
+from dmlkit.embedding.serve.service import BusyError, Pixels, Service
 from dmlkit.embedding.serve.workers import METRICS
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
+from dmlkit.loading.inputs import check_resized
 from dmlkit.run_folder.folder import RunFolder
 
 MOST_NEIGHBORS = 1000
+BEARER = HTTPBearer(auto_error=False, description="The token of --token.")
+"""Says in the OpenAPI document that addresses need a token, so that /docs asks for it; `Guard` checks it."""
 PAGE = files("dmlkit.embedding.serve") / "page"
 SWAGGER = files("fastapi_offline") / "static"
 
@@ -122,7 +126,15 @@ def writer(request: Request) -> Served:
 
 async def pictures_of(request: Request) -> list[SentImage]:
     """Return the images of a request."""
-    return await read_pictures(request, served(request).images)
+    found = served(request)
+    trained = found.service.embedder.trained
+
+    def check(name: str, pixels: Pixels) -> None:  # else one image could fail all requests that are embedded with it
+        for one in trained.members or (trained,):
+            assert one.recipe.transform is not None
+            check_resized(torch.from_numpy(pixels).permute(2, 0, 1), one.recipe.transform.resizing, name)
+
+    return await read_pictures(request, found.images, check)
 
 
 Server = Annotated[Served, Depends(served)]
@@ -140,7 +152,9 @@ api = APIRouter(prefix="/v1", responses=PROBLEMS)
 async def info(server: Server, request: Request) -> dict[str, Any]:
     """Return what is served."""
     found = await server.answered([], lambda _: server.service.info())
-    return {**found, "writes": server.allow_writes, "review": request.app.state.review is not None}
+    run = server.service.run
+    more = {"run": run and str(run), "writes": server.allow_writes, "review": request.app.state.review is not None}
+    return {**found, **more}
 
 
 @api.post("/embed", openapi_extra=BODY)
@@ -239,9 +253,8 @@ async def add(
     server: Writer, pictures: SentImages, label: Annotated[str, Query(min_length=1, max_length=200)]
 ) -> dict[str, Any]:
     """Add images to the gallery."""
-    contents = [one.content for one in pictures]
-    suffixes = [one.suffix for one in pictures]
-    return await server.answered([], lambda _: server.service.add(contents, suffixes, label))
+    files = [(one.name, one.suffix, one.content) for one in pictures]
+    return await server.answered([], lambda _: server.service.add(files, label))
 
 
 @api.post("/gallery/remove")
@@ -283,8 +296,9 @@ def make_app(service: Service, access: Access, *, review: Path | None = None) ->
     app = FastAPI(title="dmlkit", version=__version__, docs_url=None, redoc_url=None)
     app.state.served = Served(service, access)
     app.state.review = None if review is None else ServedReview(review, service.source, service.label_of)
-    app.include_router(api)
-    app.include_router(review_api, responses=PROBLEMS)
+    token = [] if access.token is None else [Depends(BEARER)]
+    app.include_router(api, dependencies=token)
+    app.include_router(review_api, responses=PROBLEMS, dependencies=token)
     _report_errors(app)
     _add_pages(app)
     app.add_middleware(Guard, access=access, most_bytes=MOST_BYTES)
@@ -310,8 +324,12 @@ def _report_errors(app: FastAPI) -> None:
         return answer(503, "too many images are waiting; send the request again later", **{"retry-after": "1"})
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return answer(422, first_message(error.errors()))
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        found = error.errors()
+        if found[0]["loc"] == ("body",):  # the whole: curl -d sends a form unless it is given another type
+            kind = request.headers.get("content-type", "")
+            return answer(422, f"Content-Type {kind!r}: expected application/json with an object")
+        return answer(422, first_message(found))
 
     @app.exception_handler(HTTPException)
     async def known(_: Request, error: HTTPException) -> JSONResponse:

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal
 from urllib.error import HTTPError, URLError
@@ -23,6 +24,9 @@ class Client:
         token: token of the server, if it has one.
         timeout: seconds to wait for an answer.
 
+    Raises:
+        UserError: the address is not one of HTTP.
+
     Example:
         >>> Client("http://127.0.0.1:1").info()
         Traceback (most recent call last):
@@ -30,6 +34,8 @@ class Client:
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8765", *, token: str | None = None, timeout: float = 60) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"{url}: expected an address that starts with http:// or https://")
         self.url, self.token, self.timeout = url.rstrip("/"), token, timeout
 
     def info(self) -> dict[str, Any]:
@@ -77,7 +83,7 @@ class Client:
         """Send a request, and return the answer.
 
         Raises:
-            UserError: no server answers, or it refuses the request.
+            UserError: no server of dmlkit answers, or it refuses the request.
         """
         headers = {"Content-Type": "application/json"}
         if self.token is not None:
@@ -88,14 +94,40 @@ class Client:
                 return json.load(response)
         except HTTPError as error:
             text = error.read().decode(errors="replace")
-            message = json.loads(text).get("error", text) if text.startswith("{") else text
-            raise UserError(f"{self.url}: {message}") from None
+            known = text.startswith("{") and json.loads(text).get("error")
+            raise UserError(
+                f"{self.url}: {known or f'status {error.code}; is this a server of dmlkit serve?'}"
+            ) from None
         except URLError as error:
+            if isinstance(error.reason, BrokenPipeError | ConnectionResetError):
+                raise UserError(
+                    f"{self.url}: the server ended the connection while {len(data or b'') / 1e6:.0f} MB were sent; it "
+                    "takes at most 64 MB: send fewer or smaller images"
+                ) from None
             raise UserError(f"{self.url}: no server answers: {error.reason}") from None
         except TimeoutError:  # the connection was accepted, and no answer came
             raise UserError(f"{self.url}: no answer within {self.timeout:g} s") from None
+        except (OSError, HTTPException):
+            raise UserError(
+                f"{self.url}: the connection ended before the answer; is the server still running?"
+            ) from None
+        except ValueError:
+            raise UserError(f"{self.url}: the answer is not JSON; is this a server of dmlkit serve?") from None
 
 
 def _body(images: Sequence[Image]) -> dict[str, Any]:
-    contents = [image if isinstance(image, bytes) else Path(image).read_bytes() for image in images]
-    return {"images": [base64.b64encode(content).decode() for content in contents]}
+    """Return images as a request has them.
+
+    Raises:
+        UserError: one image is given instead of a list, or a file cannot be read.
+    """
+    if isinstance(images, str | Path | bytes):
+        raise UserError(f"got one {type(images).__name__}, expected a list of images: [image]")
+    return {"images": [base64.b64encode(_content(image)).decode() for image in images]}
+
+
+def _content(image: Image) -> bytes:
+    try:
+        return image if isinstance(image, bytes) else Path(image).read_bytes()
+    except OSError as error:
+        raise UserError(f"{image}: cannot read this image: {error.strerror or error}") from None

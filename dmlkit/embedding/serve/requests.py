@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 from fastapi import Request
@@ -49,7 +49,8 @@ class Access:
     """Who reaches a server, and what requests may do.
 
     Args:
-        host: address on which the server listens; on a local one, requests for other hosts are refused.
+        host: address on which the server listens; on a local one without a token, requests for other hosts are
+            refused, since a page of another site may have a name that leads here.
         token: what ``Authorization: Bearer TOKEN`` must have; None for no token.
         allow_writes: let requests change the gallery.
         images: folder whose images requests may name by their paths; None for no paths.
@@ -73,7 +74,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, access: Access, most_bytes: int, patience: float = PATIENCE) -> None:
         self.app, self.token, self.most_bytes, self.patience = app, access.token, most_bytes, patience
-        self.is_local = is_loopback(access.host)
+        self.is_local = is_loopback(access.host) and access.token is None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -102,9 +103,9 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self.is_local and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if self.is_local and not is_loopback(_split(f"//{host}").hostname or ""):
             raise RefusedError(403, f"Host {host!r}: this server answers on localhost only")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _split(origin).netloc != host:
             raise RefusedError(403, f"Origin {origin!r}: requests from pages of other sites are refused")
         path = scope["path"]
         is_public = path in PUBLIC or path.startswith(("/page/", "/swagger/"))
@@ -142,6 +143,13 @@ class Guard:
             return message
 
         return next_message
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:  # e.g. "http://[": no host
+        return urlsplit("")
 
 
 def is_loopback(host: str) -> bool:
@@ -224,11 +232,15 @@ class Images(BaseModel):
     ] = []
 
 
-async def read_pictures(request: Request, root: Path | None) -> list[SentImage]:
+Check = Callable[[str, Pixels], None]
+"""Raises a `BadImageError` for an image, given by its name and its pixels, that the model cannot take."""
+
+
+async def read_pictures(request: Request, root: Path | None, check: Check) -> list[SentImage]:
     """Return the images of a request: files of a form, or JSON with base64 or paths below a root.
 
     Raises:
-        RefusedError: the body is neither, has no image or too many, or an image cannot be read.
+        RefusedError: the body is neither, has no image or too many, or an image cannot be read or taken by the model.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     match kind:
@@ -241,19 +253,21 @@ async def read_pictures(request: Request, root: Path | None) -> list[SentImage]:
     if not given:
         raise RefusedError(422, "got no image, expected at least one: form field images, or JSON {images: [BASE64]}")
     return await asyncio.to_thread(
-        lambda: [SentImage(name, content, _decoded(name, content)) for name, content in given]
+        lambda: [SentImage(name, content, _decoded(name, content, check)) for name, content in given]
     )
 
 
 async def _of_form(request: Request) -> list[tuple[str, bytes]]:
     try:
-        form = await request.form(max_files=MOST_IMAGES, max_fields=0)
+        form = await request.form(max_files=MOST_IMAGES, max_fields=1)
     except HTTPException as error:
         raise RefusedError(400, f"cannot read this form: {error.detail}") from None
     parts = form.multi_items()
     wrong = next((name for name, part in parts if name != "images" or not isinstance(part, UploadFile)), None)
     if wrong is not None:
-        raise RefusedError(422, f"form field {excerpt(wrong)!r}: expected files in the field images")
+        raise RefusedError(
+            422, f"form field {excerpt(wrong)!r}: expected files in the field images, as of curl -F images=@FILE"
+        )
     return [
         (part.filename or f"images[{row}]", await part.read())
         for row, (_, part) in enumerate(parts)
@@ -295,13 +309,15 @@ def _content(root: Path, name: str) -> bytes:
         raise RefusedError(404, f"paths: {excerpt(name)}: this file cannot be read") from None
 
 
-def _decoded(name: str, content: bytes) -> Pixels:
+def _decoded(name: str, content: bytes, check: Check) -> Pixels:
     name = printable(excerpt(name))
     try:
         with decoding(name):
-            return np.ascontiguousarray(decode_image(name, content, None).permute(1, 2, 0).numpy())
+            pixels = np.ascontiguousarray(decode_image(name, content, None).permute(1, 2, 0).numpy())
+            check(name, pixels)
     except BadImageError as error:
         raise RefusedError(422, str(error)) from None
+    return pixels
 
 
 def first_message(errors: Sequence[Any]) -> str:

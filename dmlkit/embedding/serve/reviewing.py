@@ -16,6 +16,7 @@ from dmlkit.datasets.files.image import thumbnail
 from dmlkit.embedding.review.folder import MOST_REVIEWER, ReviewFolder
 from dmlkit.embedding.serve.requests import RefusedError
 from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt
 from dmlkit.files.image_file import BadImageError
 
 HELD = 120  # seconds for which a question that one reviewer sees is not shown to another
@@ -117,7 +118,9 @@ class ServedReview:
         with self._lock:
             self._review.refresh()
             if self._review.review.proposals[self._checked(said.row)].id != said.id:
-                raise RefusedError(409, f"row {said.row}: is another image now; load the page again")
+                raise RefusedError(
+                    409, f"row {said.row}: {excerpt(said.id)} is not the id of this image; ask again for a question"
+                )
             label = None if said.label is None else said.label.strip()
             kept = self._review.reply({said.row: label}, said.reviewer.strip())
             self._held.pop(said.row, None)

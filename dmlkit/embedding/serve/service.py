@@ -259,8 +259,8 @@ class Service:
         rows = [row for row, name in enumerate(points.labels) if (name or "") == label][offset : offset + count]
         return [{"id": str(points.ids[row]), "path": points.paths[row]} for row in rows]
 
-    def add(self, files: Sequence[bytes], suffixes: Sequence[str], label: str) -> dict[str, Any]:
-        """Add images to the gallery; their files are kept in its folder ``uploads``.
+    def add(self, files: Sequence[tuple[str, str, bytes]], label: str) -> dict[str, Any]:
+        """Add images (name, suffix and content) to the gallery; their files are kept in its folder ``uploads``.
 
         Raises:
             UserError: the source is no gallery, the label is not valid, or the disk is full.
@@ -268,7 +268,7 @@ class Service:
         self._require_gallery()
         folder = self.source / UPLOADS
         added, messages = 0, list[str]()
-        for content, suffix in zip(files, suffixes, strict=True):
+        for name, suffix, content in files:
             place = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{suffix}"
             is_new = not place.exists()
             with writing(folder):
@@ -278,7 +278,7 @@ class Service:
             model = self.embedder.trained
             found = add_images(self.source, place, label=label, trained=model, model=self.chosen)
             added += found.added
-            messages += [*found.repeated, *found.skipped]
+            messages += [one.replace(os.path.abspath(place), name) for one in found.repeated + found.skipped]  # noqa: PTH100
             # another process may have added the same image meanwhile
             if is_new and not found.added and place.name not in map(os.path.basename, GalleryFolder(self.source).paths):
                 place.unlink(missing_ok=True)
@@ -312,7 +312,9 @@ class Service:
         """
         self._require_gallery()
         found = history(self.source)
-        return [{"version": one.number, "time": one.time.isoformat(), "images": one.images} for one in found]
+        return [
+            {"version": one.number, "time": one.time.astimezone().isoformat(), "images": one.images} for one in found
+        ]
 
     def restore(self, version: int) -> dict[str, Any]:
         """Make an old version of the gallery the newest one.

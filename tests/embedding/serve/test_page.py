@@ -101,7 +101,8 @@ def test_photos_are_searched_and_compared(page: Any, server: tuple[str, Path]):
     page.click("nav a[href='#compare']")
     page.set_input_files("input[data-use=compare]", [first, first])
     page.wait_for_selector(".pair")
-    assert "Similarity 1.000" in page.inner_text("section[data-view=compare]")
+    assert page.inner_text("section[data-view=compare] .verdict") == "Similarity 1.000"  # without a threshold
+    assert f"dmlkit calibrate {server[1] / 'run'}" in page.inner_text("section[data-view=compare]")
     page.click("section[data-view=compare] .results button")
     page.locator("#why[open] svg").wait_for()
     page.keyboard.press("Escape")

@@ -156,7 +156,7 @@ def test_what_a_review_refuses_has_a_status_and_a_message(
     kept = (folder / "review" / "answers.jsonl").read_bytes()
     for change, status, message in (
         ({"row": 99}, 404, "no such image in this review"),
-        ({"id": "0"}, 409, "is another image now"),
+        ({"id": "0"}, 409, "0 is not the id of this image"),
         ({"label": "unknown"}, 409, "not a valid label"),
         ({"label": " "}, 409, "not a valid label"),
         ({"label": "\ud800"}, 422, "label"),

@@ -5,13 +5,16 @@ import base64
 import json
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
 from http.client import HTTPConnection
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from PIL import Image
 
 pytest.importorskip("fastapi", reason="needs dmlkit[serve]")
 import uvicorn
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from dmlkit.embedding.embedder import load
@@ -37,6 +41,7 @@ from dmlkit.embedding.serve.server import PatientProtocol
 from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import calibrate_run
+from dmlkit.transforms.presets import ImageNetConfig
 from tests.conftest import END
 from tests.datasets import trees
 from tests.embedding.stored import ON_CPU
@@ -237,6 +242,17 @@ def test_more_images_than_can_wait_are_refused_and_what_waits_is_answered(galler
     service.close()
 
 
+def test_an_image_that_the_model_cannot_take_is_refused_before_it_waits_with_others(client: TestClient, place: Path):
+    """Resized to a shorter side of 256 pixels it would have 4 GB; embedding it would fail the others of its batch."""
+    service = cast(FastAPI, client.app).state.served.service
+    trained = service.embedder.trained
+    recipe = trained.recipe.model_copy(update={"transform": ImageNetConfig()})
+    service.embedder.trained = replace(trained, recipe=recipe)
+    files = [*sent(*asked(place)[:1]), ("images", ("thin.png", encoded(65_000, 1)))]
+    response = client.post("/v1/embed", files=files)
+    assert response.status_code == 422 and "thin.png: the image of 65000 x 1 pixels" in response.json()["error"]
+
+
 def test_a_request_that_is_given_up_leaves_the_others_their_answers(gallery: Path):
     service, started, release = Service(gallery, ON_CPU), threading.Event(), threading.Event()
     image = np.zeros((8, 8, 3), np.uint8)
@@ -251,14 +267,15 @@ def test_a_request_that_is_given_up_leaves_the_others_their_answers(gallery: Pat
 
 
 def test_changes_are_those_of_the_commands_and_can_be_undone(client: TestClient, gallery: Path, place: Path):
-    new, *_ = asked(place)
+    (new, *_), started = asked(place), datetime.now(UTC)
     before = client.get("/v1/info").json()
     assert (before["images"], before["labels"], before["writes"]) == (16, 4, True)
+    assert before["run"] == str(place / "run")
     added = client.post("/v1/gallery/add?label=heron", files=sent(new)).json()
     assert added["added"] == 1 and client.get("/v1/gallery/labels").json()["labels"]["heron"] == 1
     assert client.post("/v1/identify", files=sent(new)).json()["answers"][0]["guess"] == "heron"
     again = client.post("/v1/gallery/add?label=heron", files=sent(new)).json()
-    assert again["added"] == 0 and len(again["messages"]) == 1
+    assert again["added"] == 0 and again["messages"] == [f"{new.name}: is in the gallery already"]
     (image,) = client.get("/v1/gallery/images?label=heron").json()["images"]
     assert Path(image["path"]).read_bytes() == new.read_bytes()
     assert client.get(f"/v1/images/{image['id']}").content[:2] == b"\xff\xd8"
@@ -266,6 +283,7 @@ def test_changes_are_those_of_the_commands_and_can_be_undone(client: TestClient,
     assert "heron" not in client.get("/v1/gallery/labels").json()["labels"]
     versions = client.get("/v1/gallery/versions").json()["versions"]
     assert [one["images"] for one in versions] == [16, 17, 16]
+    assert started <= datetime.fromisoformat(versions[1]["time"]) <= datetime.now(UTC)  # also in another time zone
     assert client.post("/v1/gallery/restore", json={"version": versions[1]["version"]}).json()["images"] == 17
     assert client.get("/v1/info").json()["images"] == 17
 
@@ -312,6 +330,16 @@ def test_a_run_is_served_and_is_not_changed(place: Path):
 
 
 PHOTO = ("images", ("a.png", b"\x89PNG\r\n\x1a\n damaged"))
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+def encoded(width: int, height: int) -> bytes:
+    file = BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+BOMB = encoded(20_000, 20_000)
 
 
 @pytest.mark.parametrize(
@@ -337,6 +365,11 @@ PHOTO = ("images", ("a.png", b"\x89PNG\r\n\x1a\n damaged"))
         ({"url": "/v1/why?row=0"}, 404, "this server has no review"),
         ({"url": "/v1/review/add"}, 404, "this server has no review"),
         ({"url": "/v1/nothing"}, 404, "Not Found"),
+        ({"url": "/v1/embed", "files": [("images", (None, "a.png"))]}, 422, "curl -F images=@FILE"),
+        ({"url": "/v1/embed", "files": [("images", ("bomb.png", BOMB))]}, 422, "more than the 80,000,000 pixels"),
+        ({"url": "/v1/gallery/remove", "content": "{}", "headers": FORM}, 422, "expected application/json"),
+        ({"url": "/v1/embed", "headers": {"origin": "http://["}}, 403, "pages of other sites"),
+        ({"url": "/v1/embed", "headers": {"host": "["}}, 403, "localhost only"),
         ({"url": "/v1/embed", "headers": {"origin": "http://evil.example"}}, 403, "pages of other sites"),
         ({"url": "/v1/embed", "headers": {"host": "evil.example"}}, 403, "localhost only"),
         ({"url": "/v1/embed", "headers": {"content-length": "9" * 12}, "content": b""}, 413, "more than 64 MB"),
@@ -365,6 +398,17 @@ def test_a_token_is_needed_but_for_the_page_and_the_health(gallery: Path):
             response = client.get(path)
             assert response.status_code == 200 and "default-src 'self'" in response.headers["content-security-policy"]
         assert client.get("/page/../service.py").status_code in (401, 404)
+        proxy = {"host": "birds.example", "authorization": "Bearer secret"}  # without a token, localhost only
+        assert client.get("/v1/info", headers=proxy).status_code == 200
+        assert client.get("/v1/info", headers={**proxy, "origin": "http://evil.example"}).status_code == 403
+        document = client.get("/openapi.json").json()  # /docs asks for the token
+        assert document["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
+        assert all(one["security"] for path, one in _operations(document) if path.startswith("/v1/"))
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for path, methods in document["paths"].items():
+        yield from ((path, one) for one in methods.values())
 
 
 @pytest.mark.parametrize(("pieces", "status"), [([b"x" * 60, b"x" * 60], 413), ([b"x", None], 408), ([b"x"] * 50, 408)])
@@ -394,6 +438,51 @@ def test_the_client_reports_a_server_that_does_not_answer_in_time():
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(UserError, match=r"no answer within 0\.05 s"):
             Client(url, timeout=0.05).info()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\ncontent-length: 6\r\n\r\n<html>", "status 404; is this a server of dmlkit serve"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>", "is not JSON"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{", "connection ended before the answer"),
+        (b"", "connection ended before the answer"),
+    ],
+)
+def test_the_client_reports_answers_that_are_none(answer: bytes, message: str):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def reply() -> None:
+            with listening.accept()[0] as connection:
+                connection.recv(10_000)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        with pytest.raises(UserError, match=message):
+            Client(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=END).info()
+        thread.join(END)
+
+
+def test_the_client_reports_what_it_cannot_send(tmp_path: Path):
+    client = Client("http://127.0.0.1:1")
+    with pytest.raises(UserError, match="got one str, expected a list of images"):
+        client.identify("query.png")
+    with pytest.raises(UserError, match=r"none\.png: cannot read this image: No such file"):
+        client.identify([tmp_path / "none.png"])
+    with pytest.raises(UserError, match="expected an address that starts with http://"):
+        Client("localhost:8765")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def refuse() -> None:
+            with listening.accept()[0] as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(UserError, match="takes at most 64 MB"):
+            Client(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout=END).identify([bytes(60_000_000)])
+        thread.join(END)
 
 
 async def say_hello(scope: Any, receive: Any, send: Any) -> None:

@@ -65,12 +65,14 @@ const uses = {
       throw new Error(`Choose two photos to compare; got ${files.length}.`);
     }
     const found = await post("/v1/verify", form(files));
-    const words = found.same === null ? "No threshold: run dmlkit calibrate RUN to decide" :
-      found.same ? "The same" : "Not the same";
-    const against = found.threshold === null ? "" : `, threshold ${number(found.threshold)}`;
+    const similarity = `Similarity ${number(found.similarity)}`;
+    const words = found.same === null ? similarity : found.same ? "The same" : "Not the same";
+    const detail = found.same === null ?
+      `To learn which similarity means the same, run: dmlkit calibrate ${state.info.run ?? "RUN"}` :
+      `${similarity}, threshold ${number(found.threshold)}`;
     results.replaceChildren(
       node("p", { className: found.same ? "verdict same" : "verdict", textContent: words }),
-      node("p", { className: "detail", textContent: `Similarity ${number(found.similarity)}${against}` }),
+      node("p", { className: "detail", textContent: detail }),
       node("div", { className: "pair" }, own(files[0]), own(files[1])),
       whyButton("these photos", () => explain("/v1/why", form(files))));
     say(words);
@@ -86,6 +88,7 @@ function take(section, files) {
 
 for (const input of document.querySelectorAll("input[type=file]")) {
   const section = input.closest("section"), zone = input.closest(".drop");
+  input.onclick = () => { input.value = ""; };  // so that the same photo can be chosen again
   input.onchange = () => { if (input.files.length) take(section, input.files); };
   zone.ondragover = (event) => { event.preventDefault(); zone.classList.add("over"); };
   zone.ondragleave = () => zone.classList.remove("over");
