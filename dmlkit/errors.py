@@ -150,3 +150,13 @@ def first_line(error: BaseException) -> str:
         ('bad header', 'KeyboardInterrupt')
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """Return a number with the singular or the plural of its noun.
+
+    Example:
+        >>> counted(1, "class", "classes"), counted(2000, "class", "classes")
+        ('1 class', '2,000 classes')
+    """
+    return f"{number:,} {one if number == 1 else many}"

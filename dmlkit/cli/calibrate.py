@@ -21,6 +21,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import GALLERY_MARK
 from dmlkit.files.source import (
     CREATING_MARK,
@@ -184,6 +185,8 @@ def calibrate(
             say_lowest("FPIR", found.requested, images, USUAL_FPIR, LEAST_ACCEPTED, console)
         print_values(by_value, console, ["fpir", "fnir"])
         say(console, written)
+        if place is None:
+            say(console, f"next: dmlkit identify {command_word(source)} IMAGES")
 
 
 def print_identification(found: "Identification", gallery: Path, console: "Console") -> None:
@@ -196,7 +199,9 @@ def print_identification(found: "Identification", gallery: Path, console: "Conso
         rows.append([name, whose, f"{rate.labels:,}", f"{rate.images:,}", f"{rate.rate:.3f}", interval])
     print_table(rows, console, str(gallery))
     say_prose(
-        console, "FPIR: share with a label; FNIR: share without its own label; intervals: for as many other labels"
+        console,
+        "FPIR is the share of these images that get a label, FNIR the share that do not get their own; the intervals "
+        "are for other sets of as many labels",
     )
     say(console, f"threshold: a label is given if its probability is at least {found.threshold:.3f}")
     say(console, f"without the threshold {found.guessed:.3f} of the best guesses are correct")
@@ -211,6 +216,13 @@ def print_identification(found: "Identification", gallery: Path, console: "Conso
         say(console, "smaller galleries are random parts of this one; the last row continues the trend")
         if None in (found.sizes[-1].fpir, found.sizes[-1].fnir):
             say(console, "a rate is not extrapolated if a measured one is 0 or 1")
+    if found.near is None:
+        say_prose(
+            console,
+            "note: if the gallery has several pictures of one scene, new images are missed more often than the FNIR "
+            "says; --near SIMILARITY leaves near-duplicates out together, and dmlkit duplicates "
+            f"{command_word(gallery)} proposes the similarity",
+        )
     if found.is_optimistic:
         say_prose(
             console,

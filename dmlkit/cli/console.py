@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dmlkit.errors import counted
 from dmlkit.files.escape import near_path, printable, printable_json
 
 if TYPE_CHECKING:
@@ -138,16 +139,6 @@ def _word_and_line(column: Sequence[RenderableType], console: Console) -> tuple[
 def image_cell(path: str, box: "Box | None") -> str | list[str]:
     """Return the cell of an image: its path, and below it the box that is meant."""
     return near_path(path) if box is None else [near_path(path), box.sides]
-
-
-def counted(number: int, one: str, many: str) -> str:
-    """Return a number with the singular or the plural of its noun.
-
-    Example:
-        >>> counted(1, "class", "classes"), counted(2000, "class", "classes")
-        ('1 class', '2,000 classes')
-    """
-    return f"{number:,} {one if number == 1 else many}"
 
 
 def say_skipped(console: Console, messages: Sequence[str]) -> None:

@@ -352,7 +352,7 @@ def evaluate(
         from dmlkit.embedding.sources import open_points
 
         points = open_points(source)
-        shown.check_column(points.run)
+        shown = shown.with_table(points)
         shown.tell(*evaluate_points(points, **options), title=str(source), run=points.run)
     elif source:
         from dmlkit.distributed.launch import start_ranks

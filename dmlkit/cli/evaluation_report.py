@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from dmlkit.distributed.launch import Ranks
     from dmlkit.embedding.manifest import Fusion
+    from dmlkit.embedding.points import PointSet
     from dmlkit.evaluation.augmented import Copies
     from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.evaluation.report import Evidence, Report
@@ -45,12 +46,13 @@ class Shown:
 
         return Console(stderr=self.as_json)
 
-    def check_column(self, run: Path | None) -> None:
-        """Refuse a column that is not in the table of a run, before anything is computed."""
-        from dmlkit.evaluation.by_value import run_table
+    def with_table(self, points: "PointSet") -> "Shown":
+        """Return the same with the table of evaluated points, or refuse a column before anything is computed."""
+        from dmlkit.evaluation.by_value import points_table
 
-        if self.column is not None:
-            run_table(*self.column, run)
+        if self.column is None:
+            return self
+        return replace(self, column=(self.column[0], points_table(*self.column, points)))
 
     def tell(self, report: "Report", evaluation: Any, *, title: str, run: Path | None = None) -> None:
         """Print a report, and write the table of classes if requested.
@@ -60,7 +62,7 @@ class Shown:
             title: title of the table.
             run: run of evaluated embeddings, whose table has the column.
         """
-        from dmlkit.cli.console import print_table, say_json, say_prose, say_skipped
+        from dmlkit.cli.console import counted, print_table, say_json, say_prose, say_skipped
         from dmlkit.evaluation.report import with_stored_forms
 
         if self.column is not None:
@@ -73,11 +75,12 @@ class Shown:
             say_json(report.stamped())
             return
         console = self.console
-        title = f"{title}: {report.queries} queries, {report.classes} classes"
+        title = f"{title}: {counted(report.queries, 'query', 'queries')}, {counted(report.classes, 'class', 'classes')}"
         print_table(_metric_rows(report, evaluation.scores.definitions), console, title)
         for score in report.worst_classes[:3]:
             name, figure = list(score.metrics.items())[-1]
-            say_prose(console, f"worst class: {score.name}, {name} {figure:.4f} over {score.queries} queries")
+            number = counted(score.queries, "query", "queries")
+            say_prose(console, f"worst class: {score.name}, {name} {figure:.4f} over {number}")
         for pair in report.confusions[:3]:
             share = f"{pair.queries} of its queries ({pair.share:.0%})"
             say_prose(console, f"confused: {pair.name} taken for {pair.taken_for} in {share}")
@@ -164,7 +167,7 @@ def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequenc
         console: the terminal.
         metrics: names of the metrics. Default: the last one.
     """
-    from dmlkit.cli.console import print_table, say, say_prose
+    from dmlkit.cli.console import counted, print_table, say, say_prose
 
     if found is None:
         return
@@ -182,7 +185,8 @@ def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequenc
     if len(found.values) > VALUES_SHOWN:
         say(console, f"{len(found.values) - VALUES_SHOWN} more values: --json")
     if found.without:
-        say_prose(console, f"note: {found.without} queries have no {found.column} and count in none of these figures")
+        number = counted(found.without, "query has", "queries have")
+        say_prose(console, f"note: {number} no {found.column} and count in none of these figures")
     if any(figures.difference_interval is None for one in found.values for figures in one.metrics.values()):
         say(console, "note: where a value or all others have fewer than 5 classes, there is no interval and p is 1")
 

@@ -1,14 +1,17 @@
 """``dmlkit export``."""
 
+import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
 from dmlkit.cli.options import USE, Checkpoint, SetDataset, argument, examples, option, with_common_options
 from dmlkit.files.export_formats import (
     MODEL_FORMATS,
+    PROGRAMS,
     EmbeddingFormat,
     IndexPrecision,
     ModelFormat,
@@ -16,6 +19,10 @@ from dmlkit.files.export_formats import (
     StoreFormat,
     check_export,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 app = typer.Typer()
 
@@ -113,9 +120,11 @@ def export(
     wanted = WantedModel(
         model.checkpoint, model.overrides or [], model.takes, model.dims, model.license_name, model.precision
     )
-    exported = export_source(
-        source, format, output=output, table=table, overwrite=overwrite, model=wanted, bar=bars(console)
-    )
+    errors = Console(file=sys.stderr)  # PyTorch's exporters get another stream meanwhile
+    with _tracing(errors) if format in PROGRAMS else nullcontext():
+        exported = export_source(
+            source, format, output=output, table=table, overwrite=overwrite, model=wanted, bar=bars(console)
+        )
     if exported.agreement:
         say(console, f"{exported.written[0]}: {exported.agreement}")
     else:
@@ -123,3 +132,14 @@ def export(
             say(console, f"wrote {written}")
     for note in exported.notes:
         say(console, f"note: {note}")
+
+
+def _tracing(console: "Console") -> "Progress":
+    """Return what shows on a terminal that a network is traced, and for how long; nothing elsewhere."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    text = "tracing the model, which can take minutes"
+    columns = (SpinnerColumn(), TextColumn(text), TimeElapsedColumn())
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    progress.add_task(text)
+    return progress

@@ -11,7 +11,6 @@ from dmlkit.cli.gallery_versions import GalleryPath, KeptModelOptions, history, 
 from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions
 from dmlkit.cli.options import (
     USE,
-    Debug,
     Json,
     MovedRun,
     RunPath,
@@ -21,6 +20,7 @@ from dmlkit.cli.options import (
     option,
     second_option,
     with_common_options,
+    with_debug,
 )
 from dmlkit.cli.search import check_device
 from dmlkit.errors import UserError
@@ -156,6 +156,7 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: "Console") -> N
 
 
 @app.command(epilog=examples("dmlkit gallery remove galleries/birds --label robin"))
+@with_debug
 def remove(
     gallery: GalleryPath,
     label: Annotated[list[str] | None, option("LABEL", "Remove all images with this label. Repeatable.")] = None,
@@ -163,7 +164,6 @@ def remove(
         list[str] | None, option("ID", "Remove the image with this id. Repeatable.")
     ] = None,
     path: Annotated[list[str] | None, option("FILE", "Remove the images added from this file. Repeatable.")] = None,
-    debug: Debug = False,
 ) -> None:
     """Remove images; gallery restore can undo this."""
     from rich.console import Console
@@ -176,18 +176,18 @@ def remove(
 
 
 @app.command(epilog=examples("dmlkit gallery info galleries/birds"))
+@with_debug
 def info(
     gallery: GalleryPath,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read all rows and compare them with their checksums.")
     ] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Print the labels, images, version, model and index of a gallery."""
     from rich.console import Console
 
-    from dmlkit.cli.console import fusion_line, print_table, say, say_json, say_prose
+    from dmlkit.cli.console import counted, fusion_line, print_table, say, say_json, say_prose
     from dmlkit.embedding.gallery.files import MANIFEST, GallerySummary, is_calibrated, recorded_state
     from dmlkit.files.escape import near_path
 
@@ -216,7 +216,8 @@ def info(
         say(console, f"the first {MOST_LABELS} labels are shown; --json contains all")
     say(
         console,
-        f"{state.images:,} images with {len(labels):,} labels, {state.without_label:,} without a label; "
+        f"{counted(state.images, 'image', 'images')} with {counted(len(labels), 'label', 'labels')}, "
+        f"{state.without_label:,} without a label; "
         f"version {state.version}",
     )
     model = summary.model
@@ -230,8 +231,12 @@ def info(
     say(console, f"thumbnails: {'yes' if summary.thumbnails else 'no'}")
     say(console, f"similarity threshold of the run: {floor}; probabilities of identify: {probabilities}")
     index = summary.approximate if state.has_index else None
-    outside = f"{state.not_indexed} images are not in the index" if index else "all searches are exact"
-    say(console, f"index: {f'{index.value}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}")
+    left_out = counted(state.not_indexed, "image is", "images are")
+    outside = f"{left_out} not in the index" if index else "all searches are exact"
+    say(
+        console,
+        f"index: {f'{index.value}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}",
+    )
     if verify:
         without = "all rows can be read, but this gallery was created by a version of dmlkit without checksums"
         say(console, "verified: all rows match their checksums" if verified else f"not verified: {without}")
@@ -291,7 +296,8 @@ for command, example in (
 
 
 @app.command(epilog=examples("dmlkit gallery compact galleries/birds"))
-def compact(gallery: GalleryPath, debug: Debug = False) -> None:
+@with_debug
+def compact(gallery: GalleryPath) -> None:
     """Merge small files, add all images to the index, and delete versions older than 7 days."""
     from rich.console import Console
 
@@ -303,6 +309,7 @@ def compact(gallery: GalleryPath, debug: Debug = False) -> None:
 
 
 @app.command(epilog=examples("dmlkit gallery index galleries/birds --kind ivf_hnsw_sq --recall 0.95"))
+@with_debug
 def index(
     gallery: GalleryPath,
     kind: Annotated[
@@ -322,7 +329,6 @@ def index(
         ),
     ] = None,
     recall: Annotated[float, option("SHARE", "Share of the 10 nearest images that a search must find, 0 to 1.")] = 0.99,
-    debug: Debug = False,
 ) -> None:
     """Build an approximate index for faster search and identify, and measure its recall."""
     from rich.console import Console

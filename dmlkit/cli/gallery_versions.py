@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from dmlkit.cli.options import (
     Checkpoint,
-    Debug,
     Json,
     ModelDevice,
     RunPath,
@@ -14,6 +13,7 @@ from dmlkit.cli.options import (
     existing,
     second_option,
     with_common_options,
+    with_debug,
 )
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import LOCAL, SIFT, require_gallery
@@ -55,7 +55,8 @@ class KeptModelOptions:
         return ModelChoice(checkpoint=self.checkpoint, fusion=fusion, device=self.device)
 
 
-def history(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> None:
+@with_debug
+def history(gallery: GalleryPath, json: Json = False) -> None:
     """List the versions that gallery restore can restore."""
     from rich.console import Console
 
@@ -83,15 +84,15 @@ def history(gallery: GalleryPath, json: Json = False, debug: Debug = False) -> N
     print_table([header, *rows], Console())
 
 
+@with_debug
 def restore(
     gallery: GalleryPath,
     version: Annotated[int, argument("VERSION", "Number of a version, as listed by gallery history.")],
-    debug: Debug = False,
 ) -> None:
     """Restore an old version; it becomes the newest version."""
     from rich.console import Console
 
-    from dmlkit.cli.console import say
+    from dmlkit.cli.console import counted, say
     from dmlkit.embedding.gallery.change import restore_version
     from dmlkit.embedding.gallery.files import MANIFEST, GallerySummary
     from dmlkit.files.escape import near_path
@@ -99,7 +100,7 @@ def restore(
     count = restore_version(gallery, version)
     summary = GallerySummary.read(gallery / MANIFEST)
     model = f", embedded with {near_path(summary.run)}" if summary.others else ""
-    say(Console(), f"restored version {version} of {gallery}: {count} images{model}")
+    say(Console(), f"restored version {version} of {gallery}: {counted(count, 'image', 'images')}{model}")
 
 
 @with_common_options

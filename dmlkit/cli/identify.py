@@ -150,8 +150,8 @@ def print_answers(found: "Identified", images: Path, console: "Console", *, is_k
     from dmlkit.embedding.gallery.files import UNKNOWN
 
     doubtful = found.most_doubtful_first()
-    one, many = found.unit
-    rows: list[list[str | list[str]]] = [[one, "best guess", "nearest"]]
+    one, many = unit_of(found)
+    rows: list[list[str | list[str]]] = [[found.unit[0], "best guess", "nearest"]]
     shown = zip(doubtful.answers, doubtful.neighbors.boxes, doubtful.neighbors.neighbors(), strict=True)
     for answer, box, (path, neighbors) in islice(shown, MOST_SHOWN):
         guess = [answer.guess if answer.probability is None else f"{percent(answer.probability)} {answer.guess}"]
@@ -184,8 +184,16 @@ def print_answers(found: "Identified", images: Path, console: "Console", *, is_k
     if found.note:
         say_prose(console, f"note: {found.note}")
     if found.neighbors.rerank is None and any(answer.probability is None for answer in found.answers):
-        say_prose(console, "note: no probabilities; at least 2 labels and 10 images whose label others have are needed")
+        say_prose(
+            console, "note: no probabilities: they need 2 labels or more, and 10 images of labels with several images"
+        )
     say_skipped(console, found.neighbors.skipped)
+
+
+def unit_of(found: "Identified") -> tuple[str, str]:
+    """Return what each answer is on, singular and plural: boxes, if none is on a full image or a group."""
+    boxes = found.neighbors.boxes
+    return ("box", "boxes") if found.unit[0] == "image" and boxes and all(boxes) else found.unit
 
 
 def floor_of(found: "Identified") -> str:
@@ -221,7 +229,7 @@ def write_answers_page(found: "Identified", path: Path, read: tuple[Path, Path],
         )
     )
     unknown = sum(answer.label == UNKNOWN for answer in found.answers)
-    many = found.unit[1]
+    many = unit_of(found)[1]
     notes = [f"{len(found.answers)} {many}, {unknown} unknown{floor_of(found)}; the most doubtful first"]
     if right := found.accuracy:
         notes.append(f"accuracy {right.right / right.images:.3f} over {right.images} {many} with known labels")

@@ -70,15 +70,13 @@ class ColumnOptions:
 
     by: Annotated[
         str | None,
-        option(
-            "COLUMN", "Print the last metric per value of this column of the run's table, e.g. camera, worst first."
-        ),
+        option("COLUMN", "Print the last metric per value of this column of a table, e.g. camera, worst first."),
     ] = None
     table: Annotated[
         Path | None,
         option(
             "FILE",
-            "Table with the columns path and --by. Default: the table that the run was trained on.",
+            "Table with the columns path and --by. Default: the table that was embedded, or that of the run's dataset.",
             check=require_table,
         ),
     ] = None

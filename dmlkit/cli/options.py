@@ -172,7 +172,12 @@ Plugins = Annotated[
 ]
 
 
-def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_debug(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --debug, for which `main` looks, to a command that reads no recipe; others have `with_common_options`."""
+    return with_common_options(command, plugins=False)
+
+
+def with_common_options(command: Callable[..., None], *, plugins: bool = True) -> Callable[..., None]:
     """Add --plugin and --debug to a command that does not read them, and check what it writes by `check_written`.
 
     A parameter whose type is a dataclass stands for several options, its fields. `LAST` are the last ones. A callback
@@ -182,7 +187,8 @@ def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
     kinds = {name: one.annotation for name, one in own.items() if isinstance(one.annotation, type)}
     groups = {name: signature(kind).parameters for name, kind in kinds.items() if is_dataclass(kind)}
     fields = {field.name: field for name, one in own.items() for field in groups.get(name, {name: one}).values()}
-    for name, default, kind in (("plugins", None, Plugins), ("debug", False, Debug)):
+    added = (("plugins", None, Plugins), ("debug", False, Debug))
+    for name, default, kind in added if plugins else added[1:]:
         fields.setdefault(name, Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in fields.values()]
     parameters.sort(key=lambda one: LAST.index(one.name) if one.name in LAST else -1)

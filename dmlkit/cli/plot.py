@@ -277,7 +277,7 @@ def check_target(output: Path | None, runs: "Sequence[Path]") -> None:
         UserError: it is in a folder whose images a run reads as its dataset.
     """
     from dmlkit.files.outputs import check_outside_data
-    from dmlkit.files.source import EXTENSIONS
+    from dmlkit.files.regular import EXTENSIONS
     from dmlkit.run_folder.folder import RunFolder
 
     if output is None:

@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import MORE, Debug, Plugins, RecipePath, Set, argument, examples, option, with_common_options
+from dmlkit.cli.options import (
+    MORE,
+    Plugins,
+    RecipePath,
+    Set,
+    argument,
+    examples,
+    option,
+    with_common_options,
+    with_debug,
+)
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,6 +37,7 @@ LEAST_ROOM = 20  # characters of a description, also where the terminal is narro
     rich_help_panel=MORE,
     epilog=examples("dmlkit list losses", "dmlkit list losses proxy_anchor", "dmlkit list recipes start"),
 )
+@with_common_options
 def list_members(
     family: Annotated[str | None, argument("FAMILY", "Family of components, e.g. losses; or the word recipes.")] = None,
     name: Annotated[
@@ -37,7 +48,6 @@ def list_members(
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys of all families as Markdown.")] = False,
     plugins: Plugins = None,
-    debug: Debug = False,
 ) -> None:
     """List the families of components, the members of one family with their keys, or the recipes."""
     from rich.console import Console
@@ -192,12 +202,12 @@ def print_headers(group: str, headers: "Iterable[RecipeHeader]", console: "Conso
 
 
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit copy glyphs/proxy_anchor mine.yaml"))
+@with_debug
 def copy(
     name: Annotated[str, argument("NAME", "Name of a recipe, as listed by dmlkit list recipes.")],
     file: Annotated[
         Path | None, argument("FILE", "YAML file to write. Default: the last part of NAME, in the current folder.")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Copy a recipe that is installed with dmlkit, so that you can change it."""
     from rich.console import Console
@@ -223,7 +233,8 @@ def check(recipe: RecipePath, overrides: Set = None) -> None:
 
 
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit schema > recipe.schema.json"))
-def schema(plugins: Plugins = None, debug: Debug = False) -> None:
+@with_common_options
+def schema(plugins: Plugins = None) -> None:
     """Print the JSON schema of recipes, with which editors check and complete them."""
     import json
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.options import TRAIN, Debug, Device, argument, examples, option
+from dmlkit.cli.options import TRAIN, Device, argument, examples, option, with_debug
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_dataset, single_class
@@ -36,6 +36,7 @@ def require_classes(path: Path) -> None:
 
 
 @app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit start photos/"))
+@with_debug
 def start(
     photos: Annotated[
         Path,
@@ -50,7 +51,6 @@ def start(
         ),
     ] = None,
     device: Device = "auto",
-    debug: Debug = False,
 ) -> None:
     """Inspect your photos and write a first recipe for them, with a comment on each choice."""
     from dmlkit.files.outputs import check_file

@@ -11,7 +11,6 @@ import typer
 
 from dmlkit.cli.options import (
     RESEARCH,
-    Debug,
     Device,
     DryRun,
     Json,
@@ -23,6 +22,7 @@ from dmlkit.cli.options import (
     examples,
     option,
     with_common_options,
+    with_debug,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_folder, check_output
@@ -256,10 +256,10 @@ def report(
 
 
 @app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit status runs/study/mpa"))
+@with_debug
 def status(
     folder: Annotated[Path, argument("STUDY", "Study folder, written by study.", check=require_study)],
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Print the progress of a study: its runs, the best scores so far, the time spent and left."""
     from rich.console import Console

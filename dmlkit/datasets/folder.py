@@ -14,7 +14,8 @@ from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
 from dmlkit.errors import OptionError
 from dmlkit.files.image_file import image_files
-from dmlkit.files.source import EXTENSIONS, NO_CLASS_FOLDERS, NO_CLASSES, single_class
+from dmlkit.files.regular import EXTENSIONS
+from dmlkit.files.source import NO_CLASS_FOLDERS, NO_CLASSES, single_class
 
 
 class FolderConfig(DatasetConfig, frozen=True):

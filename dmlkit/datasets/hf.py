@@ -24,7 +24,8 @@ from dmlkit.datasets.files.paths import inside
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import OptionError, first_line
 from dmlkit.files.image_file import BadImageError, decoding
-from dmlkit.files.source import EXTENSIONS, MOVED
+from dmlkit.files.regular import EXTENSIONS
+from dmlkit.files.source import MOVED
 
 SAVED = ("dataset_dict.json", "state.json")  # files of save_to_disk
 

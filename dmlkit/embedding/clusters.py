@@ -15,7 +15,7 @@ from dmlkit.embedding.duplicates import check_reachable, picture_of
 from dmlkit.embedding.near_pairs import complete_groups, connected_graph, near_pairs, neighbors_of
 from dmlkit.embedding.points import PointsInMemory, separator_of
 from dmlkit.embedding.questions.page import Shelf
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 from dmlkit.files.outputs import CLUSTER_COLUMNS, write_boxed_table
 from dmlkit.manifolds.base import Manifold, frechet_mean
 from dmlkit.metrics.clustering import NmiConfig, kmeans_plus_plus, squarable
@@ -102,7 +102,8 @@ class Clusters:
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per cluster: its medoid, then the images most similar to all others."""
         for number, (rows, most) in enumerate(zip(self.members, self.majorities(), strict=True), start=1):
-            lines = [f"cluster {number}, {len(rows)} images", *([] if most is None else [f"{most[1]} are {most[0]}"])]
+            images = counted(len(rows), "image", "images")
+            lines = [f"cluster {number}, {images}", *([] if most is None else [f"{most[1]} are {most[0]}"])]
             shown = rows[:MOST_PICTURES].tolist()
             pictures = [picture_of(self.collection, row, lines if not place else []) for place, row in enumerate(shown)]
             yield Shelf(pictures[0], pictures[1:])

@@ -24,7 +24,7 @@ from dmlkit.embedding.computation import accelerate
 from dmlkit.embedding.job import EmbedJob, PartEmbedder, embed_job, hash_names
 from dmlkit.embedding.progress_bar import Bar
 from dmlkit.embedding.trained import TrainedModel
-from dmlkit.errors import UserError, warn
+from dmlkit.errors import UserError, counted, warn
 from dmlkit.files.arrays import read_array
 from dmlkit.files.document import Document, differences
 from dmlkit.loading.cache import sha256, stamp
@@ -218,7 +218,7 @@ def cached_features(
             if engine != "torch":
                 by_engine, computation = accelerate(trained.model, trained.recipe, engine, f"{ENGINE}: {engine}")
                 trained = replace(trained, build=lambda: by_engine, computation=computation)
-            times = f", {views} views each" if views else ""
+            times = f", {counted(views, 'view', 'views')} each" if views else ""
             with (
                 bar(f"features of {split} images{times}", len(job.dataset)) as advance,
                 torch.random.fork_rng(devices=[]),

@@ -21,10 +21,10 @@ from dmlkit.datasets.shards import ShardsConfig, holds_shards
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, warn
 from dmlkit.files.image_file import Box, image_files
+from dmlkit.files.regular import TABLES
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
 
-TABLES = (".csv", ".parquet")
 FOLDER, NONE = "folder", "none"
 """Values of ``--labels`` that are not a column of a table."""
 

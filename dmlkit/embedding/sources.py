@@ -21,7 +21,7 @@ from dmlkit.embedding.points import PointSet, PointsInMemory, load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, describe
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.source import check_options, require_queries, require_source
 from dmlkit.loading.cache import images_of_split
@@ -211,7 +211,8 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str) -> Poin
     if labels is not None:
         names = [str(label) for label in read_labels(labels).tolist()]
         if len(names) != len(points):
-            raise UserError(f"--labels {labels}: has {len(names)} labels, but {path} has {len(points)} rows")
+            rows = counted(len(points), "row", "rows")
+            raise UserError(f"--labels {labels}: has {counted(len(names), 'label', 'labels')}, but {path} has {rows}")
     return PointsInMemory(str(path), manifold, points, [f"row {row}" for row in range(len(points))], names)
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dmlkit.datasets.files.table_file import BOX, LABEL, column_names, read_images_table, text_column
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.points import PointsInMemory
+from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.points import PointSet, PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.calibration import Identification, labeled_decider
 from dmlkit.embedding.questions.probability import Trials, repeated_rows
@@ -20,7 +21,7 @@ from dmlkit.embedding.scored import matched_gallery
 from dmlkit.embedding.sources import open_points, split_points
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.files.regular import require_column
+from dmlkit.files.regular import TABLES, require_column
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, part_comparison
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import RunFolder
@@ -166,7 +167,8 @@ def read_column(images: Sequence[str], file: Path, root: Path, column: str) -> l
             )
         found.append(next(iter(options)))
     if not known:
-        raise UserError(f"{file}: has none of the {len(images)} evaluated images, e.g. {images[0]}")
+        some = f"{len(images)} evaluated images, e.g. {images[0]}"
+        raise UserError(f"{file}: has none of the {some}; expected a table that lists them")
     return found
 
 
@@ -215,6 +217,30 @@ def run_table(column: str, table: Path | None, run: Path | None) -> tuple[Path, 
     """Return the same as `column_table` for the dataset of a run; None if no run is known."""
     dataset = None if table is not None or run is None else plain(RunFolder(run).recipe())["dataset"]
     return column_table(column, table, dataset)
+
+
+def points_table(column: str, table: Path | None, points: PointSet) -> Path | None:
+    """Return the table of the images of points, which has a column; None for that of the dataset of their run.
+
+    Args:
+        column: name of the column.
+        table: the table. Default: the one that was embedded.
+        points: a folder of embeddings knows what was embedded; the images of a gallery may come from several places.
+
+    Raises:
+        UserError: images that are not of a table were embedded, the table has moved, or see `run_table`.
+    """
+    if table is None and isinstance(points, EmbeddingFolder):
+        source = Path(points.manifest.source)
+        advice = f"name a table with the columns path and {column} with --table FILE"
+        if source.suffix.lower() in TABLES:
+            if not source.exists():
+                raise UserError(f"--by {column}: {source}, which was embedded, is no longer there; {advice}")
+            table = source
+        elif source.exists():  # otherwise the name of a split
+            raise UserError(f"--by {column}: {points.source} has the images of {source}, which is no table; {advice}")
+    run_table(column, table, points.run)
+    return table
 
 
 @torch.no_grad()  # the curvature of a manifold may be learned

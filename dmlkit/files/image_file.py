@@ -11,8 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dmlkit.errors import UserError
-from dmlkit.files.regular import check_regular
-from dmlkit.files.source import EXTENSIONS
+from dmlkit.files.regular import EXTENSIONS, check_regular
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 """Formats that Pillow may open; it would otherwise pass a PostScript file named .png to Ghostscript."""
@@ -100,6 +99,21 @@ def decoding(path: str | Path) -> Generator[None]:
         raise
     except Exception as error:  # decoders raise many kinds for damaged files, TypeError and struct.error too
         raise BadImageError(f"{path}: cannot read this image: {_reason(path, error)}") from error
+
+
+def check_image_file(path: Path) -> None:
+    """Check that the header of a file that a user named is that of an image, before a model is loaded for it.
+
+    Raises:
+        BadImageError: it is not.
+    """
+    try:
+        with decoding(path), opened(path):
+            pass
+    except BadImageError as error:
+        if path.suffix.lower() in EXTENSIONS:
+            raise
+        raise BadImageError(f"{error}; expected an image, a folder of images, or a table (.csv or .parquet)") from error
 
 
 def check_size(path: str | Path, image: Image.Image) -> None:

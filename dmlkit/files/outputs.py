@@ -29,8 +29,8 @@ ANSWER_COLUMNS = (
     *("path", "label", "guess", "probability", "score", "margin", "known", "images", *BOX),
     *(f"{name}_{rank}" for rank in range(1, NEAREST + 1) for name in ("nearest", "label", "similarity")),
 )
-NEIGHBOR_COLUMNS = ("query", "rank", "similarity", "id", "label", "path", *BOX)
-"""The last ones are the box of the query, blank for a full image."""
+NEIGHBOR_COLUMNS = ("query", "rank", "similarity", "id", "label", "path")
+"""The box of the query follows as `BOX` and that of the neighbor as `OTHER_BOX`, blank for a full image."""
 OTHER_BOX = tuple(f"other_{side}" for side in BOX)
 GROUP_COLUMNS = ("group", "path", "label", "least_similarity")
 MATCH_COLUMNS = ("path", "label", "other_path", "other_label", "similarity")

@@ -1,4 +1,4 @@
-"""Reading of a file that a user names: only a regular one, and the columns of a CSV table.
+"""Reading of a file that a user names: only a regular one, what it is by its suffix, and the columns of a CSV table.
 
 Reading a FIFO or a device might never end. Nothing here imports torch.
 """
@@ -13,6 +13,9 @@ from zlib import crc32
 
 from dmlkit.errors import UserError
 
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
+TABLES = (".csv", ".parquet")
+VIDEOS = frozenset({".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm"})
 KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -108,10 +111,11 @@ def require_column(file: Path, columns: Sequence[str], name: str) -> None:
     Raises:
         UserError: it does not; the message has the most similar column.
     """
-    if columns.count(name) != 1:
+    if name not in columns:
         near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(name, columns, n=1))
-        fault = "twice" if name in columns else f"not at all{near}; its columns: {', '.join(columns)}"
-        raise UserError(f"{file}: expected the column {name!r} once, got it {fault}")
+        raise UserError(f"{file}: has no column {name!r}; it has {', '.join(columns)}{near}")
+    if columns.count(name) > 1:
+        raise UserError(f"{file}: has {columns.count(name)} columns {name!r}; expected one")
 
 
 def missing_columns(columns: Sequence[str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from dmlkit.errors import OptionError, UserError
 from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
-from dmlkit.files.regular import TABLE_COLUMNS, columns_of, missing_columns, require_column
+from dmlkit.files.regular import EXTENSIONS, TABLE_COLUMNS, TABLES, VIDEOS, columns_of, missing_columns, require_column
 
 CREATING_MARK, STUDY_MARK, REVIEW_MARK = "creating.json", "study.json", "review.json"
 Kind = Literal["run", "embeddings", "gallery", "array", "images"]
@@ -26,7 +26,6 @@ NAMES: dict[Kind, str] = {
 }
 MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
 LOCAL = "local"  # instead of a second run: the patches of the first one
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
 SHARD = ".tar"
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
 MOVED = "if it has moved, use --set dataset."
@@ -120,7 +119,7 @@ def require_queries(path: Path) -> Kind:
         UserError: nothing is there, or see `require_some_images`.
     """
     kind = kind_of(path, f"an image, a folder of images, {EXPECTED}")
-    if kind == "images":
+    if kind == "images" and path.suffix.lower() not in VIDEOS:
         require_some_images(path)
     return kind
 
@@ -202,12 +201,16 @@ def require_addable(path: Path) -> None:
 
 
 def require_some_images(path: Path) -> None:
-    """Check that a folder has images, or that a CSV table has a column of their paths.
+    """Check that a folder has images, that a CSV table has a column of their paths, or that a file is an image.
 
     Raises:
         UserError: there are none.
     """
-    if path.is_dir():
+    if path.is_file() and path.suffix.lower() not in TABLES:
+        from dmlkit.files.image_file import check_image_file
+
+        check_image_file(path)
+    elif path.is_dir():
         names = (Path(name) for _, _, names in os.walk(path, followlinks=True) for name in names)
         if not any(name.suffix.lower() in (*EXTENSIONS, SHARD) and not name.name.startswith(".") for name in names):
             raise UserError(f"{path}: no images found in this folder or below it")

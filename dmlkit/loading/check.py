@@ -26,7 +26,7 @@ from dmlkit.datasets.files.tar import content_in_shard
 from dmlkit.datasets.folder import FolderConfig, stray_files
 from dmlkit.datasets.shards import holds_shards
 from dmlkit.datasets.table import TableConfig
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 from dmlkit.files.image_file import BadImageError, Box, decoding, opened
 from dmlkit.files.source import EXPECTED_DATA, require_path
 from dmlkit.loading.batches import default_workers
@@ -120,7 +120,7 @@ def _check_classes(classes: dict[ListedSplit, int], where: str) -> None:
         parts = [f"{count} {needed[split]}" for split, count in found.items()]
         count = sum(found.values())
         raise UserError(
-            f"{where}: has {count} {'class' if count == 1 else 'classes'}, {', '.join(parts)}; expected at least "
+            f"{where}: has {counted(count, 'class', 'classes')}, {', '.join(parts)}; expected at least "
             f"{LEAST} of each: add images of more classes"
         )
 
@@ -144,7 +144,7 @@ def _measure(listing: Listing, bar: Bar) -> tuple[tuple[int, float, int], int, l
                 unreadable.append(path)
             advance(1)
     if not sides:
-        raise UserError(f"none of {len(sample)} images could be opened; the last error: {fault}")
+        raise UserError(f"none of {counted(len(sample), 'image', 'images')} could be opened; the last error: {fault}")
     return (min(sides), float(np.median(sides)), max(sides)), len(sample), unreadable
 
 
@@ -248,7 +248,7 @@ def stray_file_notes(config: DatasetConfig, listing: Listing) -> Iterator[str]:
         if names:
             names = sorted(names)
             more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-            files = "1 file is" if len(names) == 1 else f"{len(names)} files are"
+            files = counted(len(names), "file is", "files are")
             yield f"{listing.root}: {files} not used ({reason}): {', '.join(names[:MOST_NAMED])}{more}"
 
 

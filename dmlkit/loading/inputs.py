@@ -217,5 +217,6 @@ def refuse_nothing_read(images_read: int, faults: Sequence[str], source: str) ->
         UserError: no image could be read.
     """
     if faults and not images_read:
-        images = "1 image" if len(faults) == 1 else f"{len(faults)} images"
-        raise UserError(f"{source}: none of {images} could be read; the first: {faults[0]}")
+        if len(faults) == 1:
+            raise UserError(f"{source}: the only image could not be read: {faults[0]}")
+        raise UserError(f"{source}: none of {len(faults):,} images could be read; the first: {faults[0]}")

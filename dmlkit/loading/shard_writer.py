@@ -21,7 +21,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, is_partial
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.outputs import check_place, writing
-from dmlkit.files.source import EXTENSIONS
+from dmlkit.files.regular import EXTENSIONS
 from dmlkit.loading.cache import stamp
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, PositiveInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from dmlkit import __version__
+from dmlkit.errors import counted
 from dmlkit.files.document import Document
 from dmlkit.recipe.plugin import PluginRecord, plugins_of
 
@@ -286,5 +287,5 @@ class Environment(Document, frozen=True):
     @property
     def device(self) -> str:
         """Hardware and versions of the run in one phrase."""
-        where = self.gpu or f"{self.threads} CPU thread(s)"
+        where = self.gpu or counted(self.threads, "CPU thread", "CPU threads")
         return f"{where}, torch {self.packages['torch']}, dmlkit {self.packages.get('dmlkit', '0.1.0')}"

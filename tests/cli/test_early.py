@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from inspect import signature, unwrap
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 NOT_OURS = "this file exists already and was not written by this command; remove it, or choose another"
-NO_PATHS = "kept.csv: expected the column 'path' once, got it not at all; its columns: image, label"
+NO_PATHS = "kept.csv: has no column 'path'; it has image, label"
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
 INSIDE = "this is inside photos, where every file is read as data; choose a path outside that folder"
 FOREIGN = "exists and is not a dmlkit run; choose another --output"
@@ -397,6 +398,8 @@ def test_every_screen_ends_with_the_same_options():
         names = [one.name for one in command.params]
         shared = [one for one in last if one in names]
         assert names[len(names) - len(shared) :] == shared, name
+        own = signature(unwrap(command.callback)).parameters
+        assert "debug" in names and "debug" not in own, name  # main looks for it, so no command gets what it ignores
 
 
 def leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

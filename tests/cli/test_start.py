@@ -112,6 +112,18 @@ def test_fewer_than_four_classes_are_refused_before_a_recipe_is_written(
     assert f"photos: has {count} classes, 1 to train on, {count - 1} to test on; expected at least 2" in result.err
 
 
+def test_all_faulty_classes_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
+    monkeypatch.chdir(tmp_path)
+    for label in range(50):
+        for number in range(1 if label % 2 else 2):
+            trees.photo(Path("birds") / f"class_{label:02}" / f"{number}.png", 2 * label + number)
+    result = dmlkit("start", "birds", "--device", "cpu")
+    assert result.code == 2 and not Path("birds.yaml").exists()
+    *lines, rest = result.err.strip().splitlines()
+    assert [line.split(":")[1].strip() for line in lines] == [f"birds/class_{label:02}" for label in range(1, 41, 2)]
+    assert rest.startswith("error: and 5 more") and "dmlkit data check" in rest
+
+
 def test_the_classes_that_validate_are_not_counted_as_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
 ):

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from dmlkit.datasets.files import image
 from dmlkit.datasets.files.image import frames, read_image
 from dmlkit.files.image_file import BadImageError, Box
-from dmlkit.files.source import EXTENSIONS
+from dmlkit.files.regular import EXTENSIONS
 
 
 @pytest.fixture(params=["torchcodec", "Pillow"])

@@ -136,8 +136,31 @@ def test_a_run_and_its_embeddings_by_column(tmp_path: Path, dmlkit: Callable[...
     ):
         wrong = dmlkit("eval", folder, *words)
         assert wrong.code == 2 and message in wrong.err, wrong.err
+    other_images_by_side(run, tmp_path, dmlkit)
     pairs_by_side(run, folder, dmlkit)
     answers_by_side(run, table, tmp_path / "gallery", dmlkit)
+
+
+def other_images_by_side(run: Path, place: Path, dmlkit: Callable[..., Result]) -> None:
+    """Embeddings of other images have the sides of the table that was embedded, not of the run's, or none."""
+    others = place / "others" / "new.csv"
+    rows = [f"{row}.jpg,class{row % 6},{'up' if row < 18 else 'down'}" for row in range(36)]
+    for row in range(36):
+        trees.photo(others.parent / f"{row}.jpg", 100 + row, (16, 16))
+    others.write_text("\n".join(["path,label,side", *rows]))
+    for images, folder in ((others, "of_table"), (others.parent, "of_folder")):
+        assert dmlkit("embed", run, images, "-o", place / folder, "--device", "cpu").code == 0
+    found = json.loads(dmlkit("eval", place / "of_table", "--by", "side", "--json").out)["by"]
+    assert (sorted(one["value"] for one in found["values"]), found["without"]) == (["down", "up"], 0)
+    assert [one["queries"] for one in found["values"]] == [18, 18]
+    moved = others.rename(others.with_name("moved.csv"))
+    for folder, message in (
+        ("of_table", "is no longer there; name a table"),
+        ("of_folder", "is no table; name a table"),
+    ):
+        wrong = dmlkit("eval", place / folder, "--by", "side")
+        assert wrong.code == 2 and message in wrong.err, wrong.err
+        assert dmlkit("eval", place / "of_table", "--by", "side", "--table", moved).code == 0
 
 
 def pairs_by_side(run: Path, folder: Path, dmlkit: Callable[..., Result]) -> None:

@@ -100,6 +100,17 @@ def test_points_of_a_curved_space_are_on_it(
         lower(run, trained, "int8", fabric)
 
 
+@pytest.mark.slow
+def test_a_terminal_shows_that_a_network_is_traced(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
+):
+    words = ("export", run, "--format", "onnx", "-o", tmp_path / "model.onnx")
+    assert dmlkit(*words).err == ""
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    result = dmlkit(*words)
+    assert result.code == 0 and "tracing the model, which can take minutes" in result.err
+
+
 def test_what_cannot_be_converted_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
     def refused(*options: object) -> str:
         result = dmlkit("export", run, *options)

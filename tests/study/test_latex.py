@@ -69,7 +69,7 @@ def results_of(figures: dict[str, list[dict[str, float]]], claim: str = "A claim
         axis=None,
         verdicts=(),
         variants=variants,
-        cost=Cost(models=4, seconds=1.5, on=("1 CPU thread(s)",)),
+        cost=Cost(models=4, seconds=1.5, on=("1 CPU thread",)),
         command="dmlkit study",
     )
 

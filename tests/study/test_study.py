@@ -699,7 +699,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
     found = faults(dmlkit, tmp_path, text.replace("0.3}", "0.3, tune: {optimizer.lr: [1e-3, 2e-3]}}"))
     assert found[:-1] == [
         "study.yaml:2: claim: expected one line of text as the first key of the file",
-        "study.yaml:11: variants.large.tune: 2 trial(s) to tune large, but 1 for small; "
+        "study.yaml:11: variants.large.tune: 2 trials to tune large, but 1 for small; "
         "expected the same number for every variant",
         "study.yaml:1: seeds: got [2, 2], expected each seed once",
         "study.yaml:7: reference: unknown variant 'none'; expected one of small, large",
@@ -715,7 +715,7 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         (STUDY, "", "study.yaml: got None, expected a mapping"),
         ("recipe: tiny", "recipe: none", "none.yaml: no such file; expected a recipe"),
         ("variants:", "grid: {loss.scale: [8, 16]}\nvariants:", "study.yaml:1: expected either a grid or variants"),
-        ("  large: {loss.margin: 0.3}\n", "", "study.yaml:9: variants.small: got 1 variant(s), expected at least 2"),
+        ("  large: {loss.margin: 0.3}\n", "", "study.yaml:9: variants.small: got 1 variant, expected at least 2"),
         ("[0, 1]", f"[0, {2**64}]", "study.yaml:6: 18446744073709551616 does not fit into 64 bits"),
         ("small: {}", "../up: {}", "study.yaml:9: variants.../up: name '../up' is not valid; expected at most"),
         ("small: {}", "small:", "study.yaml:9: variants.small: got None, expected a mapping"),
@@ -881,7 +881,7 @@ def test_the_plot_of_a_sweep_and_of_single_runs_reads_no_mathematics_t10(
             axis=axis,
             verdicts=(),
             variants=dict(zip(names, (variant(0.5), variant(0.4, 0.6), variant(0.7)), strict=True)),
-            cost=Cost(models=4, seconds=1.5, on=("1 CPU thread(s)",)),
+            cost=Cost(models=4, seconds=1.5, on=("1 CPU thread",)),
             command="dmlkit study",
         )
         plot_study(results, tmp_path / "plot.png")

@@ -9,12 +9,11 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from dmlkit.datasets.files.image import upright_size
-from dmlkit.datasets.files.paths import inside, leaves_root, raise_faults
+from dmlkit.datasets.files.paths import inside, raise_faults
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.image_file import BadImageError, Box, decoding
-from dmlkit.files.regular import read_text
-from dmlkit.files.source import EXTENSIONS
+from dmlkit.files.regular import EXTENSIONS, read_text
 
 ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are written with few digits
 LEAST_CONFIDENCE = 0.2  # of a detected box
@@ -99,7 +98,7 @@ def read_boxes(images: Path, boxes: Path, confidence: float | None) -> list[Imag
     for row in rows:
         name = inside(root, row.name)
         if name is None:
-            faults.append(leaves_root(row.where, row.name, root))
+            faults.append(f"{row.where}: {row.name!r} is outside of {root}; expected a name relative to this folder")
             continue
         path = str(root / name)
         if images != root and path != str(images):
@@ -116,7 +115,7 @@ def read_boxes(images: Path, boxes: Path, confidence: float | None) -> list[Imag
             faults.append(f"{row.where}: {error}")
     raise_faults(faults)
     if not found:
-        reason = "; expected at least one; of MegaDetector's, those of animals are used"
+        reason = "; expected at least one (of MegaDetector's boxes those of animals are used)"
         if unsure:
             best = f"the surest of {len(unsure):,} has {max(unsure):g}"
             reason = f" of a confidence of at least {least:g}; {best}: lower --box-confidence"

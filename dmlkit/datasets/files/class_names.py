@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 
 Levels = Mapping[str, Tensor]
 """Levels of C classes by name, coarsest first: the class that each of them has at that level, (C,) int64. At the last
@@ -26,8 +26,8 @@ def path_fault(name: str, levels: Sequence[str]) -> str | None:
         return f"the class {name!r} has an empty level, expected {'/'.join(levels)}"
     if len(parts) == len(levels):
         return None
-    counted = f"{len(parts)} level{'s' if len(parts) > 1 else ''}"
-    return f"the class {name!r} has {counted}, expected {len(levels)}: {'/'.join(levels)}"
+    found = counted(len(parts), "level", "levels")
+    return f"the class {name!r} has {found}, expected {len(levels)}: {'/'.join(levels)}"
 
 
 def path_levels(names: Sequence[str], levels: Sequence[str]) -> Levels:

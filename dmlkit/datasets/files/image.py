@@ -16,6 +16,7 @@ from dmlkit.datasets.files.samples import SIDE, ImageSamples
 from dmlkit.datasets.files.tar import content_in_shard
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import BadImageError, Box, check_size, decoding, opened, shrink, to_rgb
+from dmlkit.files.regular import VIDEOS
 
 
 def read_image(path: str | Path, box: Box | None = None, least_side: int | None = None) -> Tensor:
@@ -121,7 +122,6 @@ def thumbnail(path: str | Path, box: Box | None = None, side: int = SIDE) -> byt
     return ImageSamples().picture(read_image(path, box), side)
 
 
-VIDEOS = frozenset({".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm"})
 FRAMES_PER_SECOND = 2.0
 MOST_FRAMES = 256  # of a video longer than 128 s, they are evenly spread
 

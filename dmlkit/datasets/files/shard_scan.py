@@ -14,8 +14,7 @@ from dmlkit.datasets.files.paths import readable_name
 from dmlkit.datasets.files.tar import BOX, TEXTS, arrow_table, plain_name
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
-from dmlkit.files.regular import check_regular
-from dmlkit.files.source import EXTENSIONS
+from dmlkit.files.regular import EXTENSIONS, check_regular
 
 LABELS = ("cls", "json")
 MAX_LABEL_BYTES = 1_000_000  # size of a .cls or .json; captions and boxes of an image take a few thousand bytes

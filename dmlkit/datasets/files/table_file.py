@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.errors import UserError, first_line
 from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import check_regular, missing_columns, require_column
@@ -269,8 +270,13 @@ def read_sightings(file: Path) -> list[SightingCells]:
         for column in SightingCells._fields
     ]
     found = [SightingCells(*row) for row in zip(*cells, strict=True)]
+    faults = list[str]()
     for name, one in zip(names, found, strict=True):
-        one.check(f"{file}: {name}")
+        try:
+            one.check(f"{file}: {name}")
+        except UserError as error:
+            faults.append(str(error))
+    raise_faults(faults)
     return found
 
 

@@ -21,7 +21,7 @@ from dmlkit.embedding.gallery.files import (
 )
 from dmlkit.embedding.gallery.table import model_name, reading
 from dmlkit.embedding.manifest import Description, LocalFusion
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 from dmlkit.files.arrays import Values
 from dmlkit.files.source import require_gallery
 
@@ -169,8 +169,8 @@ def check_rows(path: Path, batch: Any, columns: Sequence[str], numbers: Sequence
         differ = column_checksums(batch.column(name)) != stored[:, CHECKED.index(name)]
         if differ.any():
             raise UserError(
-                f"{path}: this gallery is damaged: the {name} of {differ.sum()} row(s) is not what was written, first "
-                f"of row {numbers[int(differ.argmax())]}; {way_back(path)}"
+                f"{path}: this gallery is damaged: the {name} of {counted(int(differ.sum()), 'row', 'rows')} is not "
+                f"what was written, first of row {numbers[int(differ.argmax())]}; {way_back(path)}"
             )
 
 

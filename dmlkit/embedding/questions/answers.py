@@ -18,7 +18,16 @@ from dmlkit.embedding.gallery.files import UNKNOWN, ApproximateIndex
 from dmlkit.embedding.items import PointItem
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
-from dmlkit.files.outputs import ANSWER_COLUMNS, BOX, NEIGHBOR_COLUMNS, check_file, check_table, write_table, writing
+from dmlkit.files.outputs import (
+    ANSWER_COLUMNS,
+    BOX,
+    NEIGHBOR_COLUMNS,
+    OTHER_BOX,
+    check_file,
+    check_table,
+    write_table,
+    writing,
+)
 
 if TYPE_CHECKING:
     from dmlkit.files.image_file import Box
@@ -118,11 +127,14 @@ class Answers:
 def write_neighbors(answers: Answers, path: Path) -> None:
     """Write a CSV table, one row per query and neighbor."""
     rows = (
-        (query, rank, f"{similarity:.9g}", item.id, item.label or "", item.path, *(box[:4] if box else [""] * 4))
+        (
+            *(query, rank, f"{similarity:.9g}", item.id, item.label or "", item.path),
+            *(side for one in (box, item.box) for side in (one[:4] if one else [""] * 4)),
+        )
         for box, (query, neighbors) in zip(answers.boxes, answers.neighbors(), strict=True)
         for rank, similarity, item in neighbors
     )
-    write_table(path, NEIGHBOR_COLUMNS, rows)
+    write_table(path, (*NEIGHBOR_COLUMNS, *BOX, *OTHER_BOX), rows)
 
 
 Rule = Literal["nearest", "vote", "mean"]

@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from dmlkit.datasets.base import FOLDS
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 from dmlkit.files.source import require_study_file
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
@@ -131,7 +131,8 @@ def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) ->
     if (config.grid is None) == (config.variants is None):
         yield (), "expected either a grid or variants"
     elif len(methods) < 2:
-        yield methods[0].place if methods else (), f"got {len(methods)} variant(s), expected at least 2"
+        found = counted(len(methods), "variant", "variants")
+        yield methods[0].place if methods else (), f"got {found}, expected at least 2"
     yield from _name_faults(methods)
     yield from _tuning_faults(config, methods)
     yield from _seed_faults(config)
@@ -160,7 +161,8 @@ def _tuning_faults(config: StudyConfig, methods: Sequence[Method]) -> Iterator[F
     for method in methods:
         tune: Key = (*method.place, "tune")
         if method.trials != methods[0].trials:
-            text = f"{method.trials} trial(s) to tune {method.name}, but {methods[0].trials} for {methods[0].name}"
+            trials = counted(method.trials, "trial", "trials")
+            text = f"{trials} to tune {method.name}, but {methods[0].trials} for {methods[0].name}"
             yield tune, f"{text}; expected the same number for every variant"
         if method.tune and method.trials == 1:
             yield tune, f"got one value to tune for {method.name}; give two, or set the key instead"

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import as_markdown, markdown, printable
 from dmlkit.files.outputs import check_output, is_our_picture, writing
@@ -130,7 +130,7 @@ def _check_complete(results: StudyResults, path: Path) -> None:
 
 def _counts(studies: Sequence[StudyResults]) -> str:
     models, seconds = sum(results.cost.models for results in studies), sum(results.cost.seconds for results in studies)
-    number = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
+    number = counted(len(studies), "study", "studies")
     cost = f"{number}, {models} models, {format_duration(seconds)} of training and validation."
     return f"{cost}\n{counted_verdicts(studies)}"
 

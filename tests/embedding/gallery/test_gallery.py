@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dmlkit.embedding.folder import EmbeddingFolder
+from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.change import (
     GallerySettings,
     add_images,
@@ -158,7 +159,7 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     info = json.loads(dmlkit("gallery", "info", gallery, "--json").out)
     assert (info["images"], info["labels"], info["threshold"]) == (3, {"crow": 3}, -0.5)
     shown = dmlkit("gallery", "info", gallery).out
-    assert "3 images with 1 labels, 0 without a label" in shown
+    assert "3 images with 1 label, 0 without a label" in shown
     assert "similarity threshold of the run: -0.5; probabilities of identify: not calibrated" in shown
 
 
@@ -235,15 +236,23 @@ def refused(result: Result, *told: str) -> None:
     assert line.startswith("error: ") and all(part in line for part in told), line
 
 
-def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
+def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
     gallery, photos = tmp_path / "birds", place / "photos"
     refused(
         dmlkit("gallery", "create", place / "run", "-o", gallery, "--label", "x"), "--label x: applies only to IMAGES"
     )
     refused(dmlkit("gallery", "create", place / "none", photos, "-o", gallery), "no run here")
     refused(dmlkit("gallery", "create", place / "run", tmp_path / "none", "-o", gallery), "no such file or folder")
-    (tmp_path / "bad.jpg").write_bytes(b"none")
-    refused(dmlkit("gallery", "create", place / "run", tmp_path / "bad.jpg", "-o", gallery), "none of 1 image could")
+    with monkeypatch.context() as patch:  # a file that is no image is refused before its model is loaded
+        patch.setattr(ModelChoice, "load", None)
+        for name, way in (
+            ("bad.jpg", ""),
+            ("x.yaml", "; expected an image, a folder"),
+            ("x.mp4", "; expected an image"),
+        ):
+            (tmp_path / name).write_bytes(b"none")
+            wrong = dmlkit("gallery", "create", place / "run", tmp_path / name, "-o", gallery)
+            refused(wrong, f"{name}: cannot read this image: the file has no known image format", way)
     (tmp_path / "nothing").mkdir()
     refused(dmlkit("gallery", "create", place / "run", tmp_path / "nothing", "-o", gallery), "no images found")
     for label in ("", " ", "unknown", "\udcff"):

@@ -192,6 +192,8 @@ def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: P
     found = Identification.read(gallery / "identification.json")
     assert found.fpir.rate <= 0.5 and found.images == 12 and found.requested == 0.5
     assert f"if its probability is at least {found.threshold:.3f}" in result.out and "FPIR" in result.out
+    shown, way = " ".join(result.out.split()), f"dmlkit duplicates {gallery} proposes the similarity"
+    assert way in shown and f"next: dmlkit identify {gallery} IMAGES" in shown
     after = dmlkit(*words)
     assert "(probability below" in after.out and "note:" not in after.out
     document = json.loads((tmp_path / "answers.json").read_text())

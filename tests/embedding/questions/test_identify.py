@@ -235,7 +235,7 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     table, page = tmp_path / "answers.csv", tmp_path / "page.html"
     result = dmlkit("identify", place / "gallery", asked, *boxes, "-o", table, "--html", page)
     assert result.code == 0, result.err
-    assert "2 images" in result.out and "box 40 0 80 30" in result.out
+    assert "2 boxes, " in result.out and "box 40 0 80 30" in result.out
     rows = list(csv.DictReader(table.open()))
     assert [[row[name] for name in ("guess", "x1", "y1", "x2", "y2")] for row in rows] == [
         ["gull", "40", "0", "80", "30"],
@@ -259,9 +259,14 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     create_gallery(place / "run", None, gallery, model=ON_CPU)
     assert "2 images added" in dmlkit("gallery", "add", gallery, asked, *boxes, "--label", "bird").out
     assert "2 images skipped" in dmlkit("gallery", "add", gallery, asked, *boxes).out
-    for query in json.loads(dmlkit("search", gallery, asked, *boxes, "-k", 1, "--json").out)["queries"]:
-        assert query["neighbors"][0]["box"] == query["box"] != None  # noqa: E711
-    assert "2 of these images are in the source" in dmlkit("identify", gallery, asked, *boxes).out
+    near_table = tmp_path / "near.csv"
+    near_table.write_text("query,rank,similarity,id,label,path,x1,y1,x2,y2\n")  # as earlier versions wrote it
+    found_here = dmlkit("search", gallery, asked, *boxes, "-k", 1, "--json", "--csv", near_table)
+    with near_table.open(newline="") as file:
+        sides = [[*map(float, list(row.values())[-8:])] for row in csv.DictReader(file)]
+    for query, row in zip(json.loads(found_here.out)["queries"], sides, strict=True):
+        assert query["neighbors"][0]["box"] == query["box"] == row[:4] == row[4:]
+    assert "2 of these boxes are in the source" in dmlkit("identify", gallery, asked, *boxes).out
     assert "in the source" not in dmlkit("identify", gallery, asked, "--device", "cpu").out
     chosen, two = tmp_path / "chosen.csv", tmp_path / "two.csv"
     two.write_text("path,x1,y1,x2,y2\nasked/both.png,10,0,50,30\nasked/both.png,30,0,70,30\n")
@@ -354,4 +359,4 @@ def test_a_table_of_queries_needs_no_labels(place: Path, tmp_path: Path, dmlkit:
     assert grouped.code == 0 and "1 group" in grouped.out, grouped
     table.write_text("file,camera\na.jpg,3\n")
     refused = dmlkit(*words)
-    assert refused.code == 2 and "expected the column 'path' once, got it not at all" in refused.err
+    assert refused.code == 2 and "has no column 'path'" in refused.err

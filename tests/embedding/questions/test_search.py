@@ -195,7 +195,7 @@ def test_what_cannot_be_searched_is_refused(tmp_path: Path, dmlkit: Cli, place: 
     refused(dmlkit("search", source, broken), "its embedding has nan or inf")
     photos = place / "run" / "embeddings" / "photos"
     (tmp_path / "bad.jpg").write_bytes(b"none")
-    refused(dmlkit("search", photos, tmp_path / "bad.jpg"), "none of 1 image could be read")
+    refused(dmlkit("search", photos, tmp_path / "bad.jpg"), "bad.jpg: cannot read this image")
     Image.new("RGB", (8, 8)).save(tmp_path / "mine.csv", "PNG")
     for option in ("--csv", "--html"):
         refused(
