@@ -13,7 +13,7 @@ from torch import Tensor
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.near_pairs import NearPairs, complete_groups, near_pairs, neighbors_of
-from dmlkit.embedding.points import PointsInMemory
+from dmlkit.embedding.points import PointSet, PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.page import Picture, Shelf
 from dmlkit.embedding.sources import check_same_model, embedded_points
@@ -171,13 +171,13 @@ def matches(one: PointsInMemory, other: PointsInMemory, threshold: float, *, bar
     return Matches(one, other, pairs)
 
 
-def check_reachable(collection: PointsInMemory, threshold: float) -> None:
+def check_reachable(collection: PointSet, threshold: float, option: str = "--threshold") -> None:
     """Raise a `UserError` for a threshold that is above the largest similarity, infinite or nan."""
     name = collection.manifold.similarity_name
     highest = 0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else torch.inf
     if not -torch.inf < threshold <= highest:
         most = "a number" if highest == torch.inf else f"at most {highest:g}"
-        raise UserError(f"--threshold {threshold:g}: expected {most}, since the similarity is {name.replace('_', ' ')}")
+        raise UserError(f"{option} {threshold:g}: expected {most}, since the similarity is {name.replace('_', ' ')}")
 
 
 def picture_of(collection: PointsInMemory, row: int, lines: Sequence[str]) -> Picture:

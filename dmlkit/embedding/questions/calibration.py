@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from pydantic import NonNegativeFloat, NonNegativeInt
 
+from dmlkit.embedding.duplicates import check_reachable
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.files import IDENTIFICATION, CalibrationSummary
 from dmlkit.embedding.gallery.folder import GalleryFolder
@@ -152,7 +153,8 @@ def calibrate_gallery(
         bar: shows each step.
 
     Raises:
-        UserError: the gallery has too few labels or images for ``fpir``; the message names the lowest possible one.
+        UserError: the gallery has too few labels or images for ``fpir``; the message names the lowest possible one; or
+            no similarity is ``near``.
     """
     if fpir is not None and not 0 < fpir < 1:
         raise UserError(f"--fpir {fpir:g}: expected a share between 0 and 1, e.g. 0.01")
@@ -160,6 +162,8 @@ def calibrate_gallery(
         check_writable(path)
     gallery = open_points(path)
     assert isinstance(gallery, GalleryFolder)
+    if near is not None:
+        check_reachable(gallery, near, "--near")
     matched = matched_gallery(gallery) if place is None else None
     names, decider = labeled_decider(place_gallery(gallery, place) if place else matched or gallery, near=near)
     home, asked = model.run or gallery.run, None

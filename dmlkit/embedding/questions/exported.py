@@ -30,14 +30,13 @@ from dmlkit.errors import UserError, first_line
 from dmlkit.files.document import Document
 from dmlkit.files.image_file import BadImageError, box_of_cell, image_files, read_pixels
 from dmlkit.files.outputs import NEAREST
-from dmlkit.files.regular import require_regular_file
+from dmlkit.files.regular import TABLES, require_regular_file
 from dmlkit.files.source import require_queries
 
 METADATA = "gallery"
 """Key of the record in the metadata of the ONNX file."""
 SIMILARITIES = "similarities"
 """Output of the graph: the similarity (B, N) of each image to each image of the gallery."""
-TABLES = (".csv", ".parquet")
 
 
 class GalleryRecord(Document, frozen=True, strict=True):
