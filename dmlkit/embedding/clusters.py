@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.duplicates import check_reachable, picture_of
-from dmlkit.embedding.near_pairs import complete_groups, connected_graph, near_pairs, neighbors_of
+from dmlkit.embedding.duplicates import picture_of
+from dmlkit.embedding.near_pairs import check_reachable, complete_groups, connected_graph, near_pairs, neighbors_of
 from dmlkit.embedding.points import PointsInMemory, separator_of
 from dmlkit.embedding.questions.page import Shelf
 from dmlkit.errors import UserError, counted
@@ -179,7 +179,7 @@ def _check_sizes(collection: PointsInMemory, clusters: int | None, threshold: fl
             f"cluster --method {method}: {collection.source} has {len(collection)} images; expected at least {least}"
         )
     if threshold is not None:
-        check_reachable(collection, threshold)
+        check_reachable(collection.manifold, threshold)
 
 
 def _ward(collection: PointsInMemory, graph: Any, clusters: int) -> Tensor:

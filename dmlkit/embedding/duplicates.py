@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.near_pairs import NearPairs, complete_groups, near_pairs, neighbors_of
-from dmlkit.embedding.points import PointSet, PointsInMemory
+from dmlkit.embedding.near_pairs import NearPairs, check_reachable, complete_groups, near_pairs, neighbors_of
+from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.page import Picture, Shelf
 from dmlkit.embedding.sources import check_same_model, embedded_points
@@ -151,7 +151,7 @@ def duplicate_groups(collection: PointsInMemory, threshold: float, *, bar: Bar =
     Raises:
         UserError: the threshold is not a similarity of the manifold, or see `near_pairs`.
     """
-    check_reachable(collection, threshold)
+    check_reachable(collection.manifold, threshold)
     with bar("comparing", len(collection)) as advance:
         pairs = near_pairs(collection.manifold, collection.points, None, threshold, advance=advance)
     groups = complete_groups(pairs, len(collection))
@@ -165,19 +165,10 @@ def matches(one: PointsInMemory, other: PointsInMemory, threshold: float, *, bar
         UserError: the sources have two models, or see `duplicate_groups`.
     """
     check_same_model(other, one)
-    check_reachable(one, threshold)
+    check_reachable(one.manifold, threshold)
     with bar("comparing", len(one)) as advance:
         pairs = near_pairs(one.manifold, one.points, other.points, threshold, advance=advance)
     return Matches(one, other, pairs)
-
-
-def check_reachable(collection: PointSet, threshold: float, option: str = "--threshold") -> None:
-    """Raise a `UserError` for a threshold that is above the largest similarity, infinite or nan."""
-    name = collection.manifold.similarity_name
-    highest = 0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else torch.inf
-    if not -torch.inf < threshold <= highest:
-        most = "a number" if highest == torch.inf else f"at most {highest:g}"
-        raise UserError(f"{option} {threshold:g}: expected {most}, since the similarity is {name.replace('_', ' ')}")
 
 
 def picture_of(collection: PointsInMemory, row: int, lines: Sequence[str]) -> Picture:
@@ -214,7 +205,7 @@ def check_leaks(
     fabric = start_ranks(device)
     trained = load_model(RunFolder(run), fabric)
     images = embedded_points(trained, fabric, listing.everything(), str(listing.source or listing.root), bar)
-    check_reachable(images, threshold)
+    check_reachable(images.manifold, threshold)
     assert images.rows is not None
     splits = listing.splits[images.rows.numpy()]
     for one, other in combinations(range(len(LISTED_SPLITS)), 2):

@@ -91,6 +91,15 @@ def near_pairs(
     return NearPairs(first[order], second[order], similarities[order])
 
 
+def check_reachable(manifold: Manifold, threshold: float, option: str = "--threshold") -> None:
+    """Raise a `UserError` for a threshold that is above the largest similarity, infinite or nan."""
+    name = manifold.similarity_name
+    highest = 0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else torch.inf
+    if not -torch.inf < threshold <= highest:
+        most = "a number" if highest == torch.inf else f"at most {highest:g}"
+        raise UserError(f"{option} {threshold:g}: expected {most}, since the similarity is {name.replace('_', ' ')}")
+
+
 def _near_products(
     manifold: Manifold, points: Tensor, others: Tensor | None, threshold: float
 ) -> Iterator[tuple[Tensor, Tensor, float]]:

@@ -13,11 +13,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from pydantic import NonNegativeFloat, NonNegativeInt
 
-from dmlkit.embedding.duplicates import check_reachable
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.files import IDENTIFICATION, CalibrationSummary
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.near_pairs import near_pairs
+from dmlkit.embedding.near_pairs import check_reachable, near_pairs
 from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, load_same_model, require_one_label
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Rule, Sigmoid
@@ -163,7 +162,7 @@ def calibrate_gallery(
     gallery = open_points(path)
     assert isinstance(gallery, GalleryFolder)
     if near is not None:
-        check_reachable(gallery, near, "--near")
+        check_reachable(gallery.manifold, near, "--near")
     matched = matched_gallery(gallery) if place is None else None
     names, decider = labeled_decider(place_gallery(gallery, place) if place else matched or gallery, near=near)
     home, asked = model.run or gallery.run, None

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.duplicates import check_reachable
+from dmlkit.embedding.near_pairs import check_reachable
 from dmlkit.embedding.points import PointsInMemory, require_one_label
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Decision
@@ -164,7 +164,7 @@ def select(
                 f"{source.source}: no image has a label; leave out {images.source} to choose among its own images"
             )
     if threshold is not None:
-        check_reachable(images, threshold)
+        check_reachable(images.manifold, threshold)
     return choose(source.part(known), images, count, rule, threshold, bar)
 
 
