@@ -180,12 +180,12 @@ def require_review(path: Path) -> None:
 
 
 def require_images(path: Path) -> None:
-    """Check that there are images to embed, or a path of a file of vectors.
+    """Check that there are images to embed. Whether a single file will do depends on the kind of samples of the model.
 
     Raises:
         UserError: nothing is there, or see `require_some_images`.
     """
-    if not path.suffix or path.exists():
+    if not path.suffix or path.is_dir() or path.suffix.lower() in TABLES:
         require_addable(path)
 
 
