@@ -475,9 +475,11 @@ def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(
 
 
 def begin_held(step: int, marks: str, *begin: Any) -> None:
-    """What a process of a study does first; it waits at a step of its runs."""
+    """What a process of a study does first; it waits at a step of its runs, and begins none before both are there."""
     hold_at_step(step, marks)
     begin_worker(*begin)
+    Path(f"{marks}.{os.getpid()}").touch()
+    wait_until(lambda: len([*Path(marks).parent.glob(f"{Path(marks).name}.*")]) == 2)
 
 
 def study_at_once(step: int, marks: str, *words: str) -> None:
