@@ -4,6 +4,8 @@ Ten images of three quarters of the labels form a gallery, which proposes labels
 probability of at least 0.6 are reviewed. A person who knows the labels answers until the bound says that at most 1 %
 (`1 %`) or 5 % (`5 %`) of all labels are wrong. Sessions differ by their random draws and by the division of the labels.
 
+- `person errs`: share of the labels, drawn once for each division, of which the person says the opposite. A wrong label
+  is then one that the person disagrees with, which is what a review says.
 - `labels`, `wrong`: mean number of proposals, and share of them that is wrong.
 - `violated`: share of the sessions in which the bound was ever below the number of wrong labels; at most 0.05 is said.
 - `1 %`, `5 %`: median number of answers; `random` if all questions are drawn uniformly.
@@ -34,6 +36,7 @@ from dmlkit.embedding.sources import open_points
 from dmlkit.metrics.audit import LabelAudit
 
 SESSIONS, DIVISIONS, ENROLLED, LEAST, SHARES = int(os.environ.get("SESSIONS", "1000")), 20, 10, 0.6, (0.01, 0.05)
+ERRORS = 0.0, 0.02
 
 
 def part(points: PointsInMemory, rows: np.ndarray) -> PointsInMemory:
@@ -54,6 +57,11 @@ def proposals(points: PointsInMemory, division: int) -> tuple[np.ndarray, np.nda
     chance = np.array([answer.probability or 0.0 for answer in found.answers])
     right = np.array([answer.guess == points.labels[row] for answer, row in zip(found.answers, asked, strict=True)])
     return chance[chance >= LEAST], right[chance >= LEAST]
+
+
+def erring(right: np.ndarray, division: int, share: float) -> np.ndarray:
+    """Return whether labels are right by a person who says the opposite of a share of them."""
+    return right ^ (np.random.default_rng(division).random(len(right)) < share)
 
 
 def session(chance: np.ndarray, right: np.ndarray, seed: int, wrong: float, audit: float) -> tuple[bool, int]:
@@ -82,22 +90,29 @@ def floor(chance: np.ndarray, right: np.ndarray, wrong: float) -> int:
     return best
 
 
+def measured(divided: list[tuple[np.ndarray, np.ndarray]]) -> list[str]:
+    """Return the cells of a row, for the proposals of each division."""
+    answers, violations = list[str](), list[bool]()
+    for wrong in SHARES:
+        for audit, count in ((0.25, SESSIONS), (1.0, SESSIONS // 4)):
+            sessions = [session(*divided[seed % DIVISIONS], seed, wrong, audit) for seed in range(count)]
+            answers.append(f"{median(one[1] for one in sessions):.0f}")
+            violations += [one[0] for one in sessions]
+        answers.append(f"{median(floor(*one, wrong) for one in divided):.0f}")
+    labels = np.mean([len(right) for _, right in divided])
+    share = np.mean([(~right).mean() for _, right in divided])
+    return [f"{SESSIONS}", f"{labels:.0f}", f"{share:.3f}", f"{np.mean(violations):.3f}", *answers]
+
+
 def main() -> None:
     rows: list[list[str]] = []
     for name in sys.argv[1:]:
         points = in_memory(open_points(Path(name)))
         divided = [proposals(points, division) for division in range(DIVISIONS)]
-        answers, violations = list[str](), list[bool]()
-        for wrong in SHARES:
-            for audit, count in ((0.25, SESSIONS), (1.0, SESSIONS // 4)):
-                sessions = [session(*divided[seed % DIVISIONS], seed, wrong, audit) for seed in range(count)]
-                answers.append(f"{median(one[1] for one in sessions):.0f}")
-                violations += [one[0] for one in sessions]
-            answers.append(f"{median(floor(*one, wrong) for one in divided):.0f}")
-        labels = np.mean([len(right) for _, right in divided])
-        share = np.mean([(~right).mean() for _, right in divided])
-        rows.append([name, f"{SESSIONS}", f"{labels:.0f}", f"{share:.3f}", f"{np.mean(violations):.3f}", *answers])
-    header = ["embeddings", "sessions", "labels", "wrong", "violated"]
+        for share in ERRORS:
+            said = [(chance, erring(right, place, share)) for place, (chance, right) in enumerate(divided)]
+            rows.append([name, f"{share:g}", *measured(said)])
+    header = ["embeddings", "person errs", "sessions", "labels", "wrong", "violated"]
     header += [f"{100 * wrong:.0f} %{kind}" for wrong in SHARES for kind in ("", " random", " floor")]
     write_report("review", __doc__, header, rows)
 
