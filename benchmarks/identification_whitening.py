@@ -25,7 +25,8 @@ is no lower, so that no command whitens.
 Run: python benchmarks/identification_whitening.py RUN... `frozen` was trained by dmlkit train start/frozen_lite0
 --set dataset.root=PHOTOS --set transform.size=160: a head on EfficientNet-Lite0. `full` was trained by dmlkit train
 recipes/start/full_lite0.yaml --set dataset.root=PHOTOS --set training.epochs=1 --set transform.size=160 --set
-transform.resize=182: the whole network. The variant `gallery` was chosen on the test classes of `frozen`.
+transform.resize=182: the whole network. `caltech` is as `frozen`, of Caltech 101 with transform.resize=182; `glyphs`
+was trained by dmlkit train glyphs/proxy_anchor.
 """
 
 import sys

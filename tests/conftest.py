@@ -82,7 +82,7 @@ def has_heavy_tests(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import for `make test-heavy` only the 45 files that have heavy tests: the others take each process 8 s."""
+    """Import for `make test-heavy` only the files that have heavy tests: the others take each process 8 s."""
     is_unwanted = config.option.markexpr == "heavy" and collection_path.suffix == ".py"
     return True if is_unwanted and not has_heavy_tests(collection_path) else None
 

@@ -10,6 +10,7 @@ from dmlkit.backbones.tuning import FullTuningConfig, TuningConfig, merge
 from dmlkit.backbones.weights import PublishedInput
 from dmlkit.component import Component, ComponentConfig, one_of, option
 from dmlkit.errors import OptionError
+from dmlkit.pooling import Pooling
 
 
 class BackboneConfig(ComponentConfig, frozen=True):
@@ -104,9 +105,9 @@ class Backbone(Component, nn.Module, ABC, family=BackboneConfig):
     def forward(self, images: Tensor) -> Tensor:
         """Compute features (B, F) of images (B, 3, H, W)."""
 
-    def take_pooling(self) -> Any:
+    def take_pooling(self) -> Pooling:
         """Return the pooling and remove it: it comes after the network, also in the order of the parameters."""
-        pooling = self.pooling
+        pooling: Any = self.pooling
         del self.pooling
         return pooling
 

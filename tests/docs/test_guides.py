@@ -65,13 +65,13 @@ def test_one_hierarchy_from_a_folder_tree_to_h_ap(
 @pytest.mark.slow
 def test_what_the_guide_adds_trains_is_exported_and_keeps_its_contracts(tmp_path: Path):
     """In processes of their own: what a plug-in adds stays in the families."""
-    told = ""
+    printed = ""
     for text in (IN_A_PROCESS, "import runpy; runpy.run_path('check_mine.py', run_name='__main__')"):
         process = Forked(run_code, str(tmp_path), text)
         output = process.communicate()[0]
         assert process.returncode == 0, output
-        told += output
-    assert "(896, 32)" in told  # rows, and bytes of 8 numbers
+        printed += output
+    assert "(896, 32)" in printed  # rows, and bytes of 8 numbers
 
 
 def test_both_sides_of_the_guide_from_pml_agree():

@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(folder: Path) -> Path:
-    """Where the package is installed as its users would, from a copy, since pip builds beside it."""
+    """Folder into which pip installs a copy of the package; a copy, because pip writes next to what it builds."""
     target, copy = folder / "site", shutil.copytree(TOY, folder / "sources" / TOY.name)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, copy], capture_output=True, check=True)

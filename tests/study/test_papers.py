@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 from typer.main import get_command
@@ -176,6 +177,32 @@ def test_the_studies_of_the_papers_are_judged_by_both_figures():
     glyphs = {(one.better, one.than, one.metric): one for one in read_results(studies / "glyphs_claims").verdicts}
     first, second = (glyphs["proxy_gml", "soft_triple", metric] for metric in ("recall@1", "map@r"))
     assert (first.corrected_verdict, second.corrected_verdict) == ("not separable at this size", "holds")
+
+
+def test_the_page_says_what_reused_runs_of_tuning_change():
+    text = " ".join((ROOT / "docs/papers.md").read_text("utf-8").split())
+    gaps: dict[str, dict[str, float]] = {}
+    others: dict[tuple[str, str], float] = {}
+    for folder in sorted((ROOT / "docs/studies").glob("*_claims")):
+        results, gaps[folder.name] = read_results(folder), {}
+        for name, variant in results.variants.items():
+            values = {seed: run["map@r"] for seed, run in variant.runs.items()}
+            reused = [value for seed, value in values.items() if seed in results.tune_seeds]
+            fresh = [value for seed, value in values.items() if seed not in results.tune_seeds]
+            gaps[folder.name][name] = float(np.mean(reused) - np.mean(fresh))
+        for one in results.verdicts:
+            runs = [results.variants[name].runs for name in (one.better, one.than)]
+            seeds = runs[0].keys() & runs[1].keys() - set(results.tune_seeds)
+            change = float(np.mean([runs[0][seed][one.metric] - runs[1][seed][one.metric] for seed in seeds]))
+            assert one.corrected_verdict not in ("holds", "does not hold") or change * one.difference > 0
+            if (folder.name, one.metric) == ("glyphs_claims", "map@r"):
+                others[one.better, one.than] = change
+    means = [float(np.mean([*gap.values()])) for gap in gaps.values()]
+    assert f"on average {min(means):.3f} to {max(means):.3f} above that of the other seeds" in text
+    assert f"on the glyphs by {gaps['glyphs_claims']['proxy_anchor']:.3f} for Proxy-Anchor" in text
+    assert f"is {-others['grouplet', 'proxy_anchor']:.3f} instead of 0.067 below" in text
+    assert f"ProxyGML {others['proxy_gml', 'soft_triple']:.3f} instead of 0.043 above" in text
+    assert [f"{others[name, 'proxy_anchor']:+.3f}" for name in ("mpa", "grouplet_batch")] == ["+0.002", "+0.002"]
 
 
 def test_a_study_without_the_paper_is_told_and_a_paper_that_none_has_is_one_line(dmlkit, grounds, tmp_path: Path):

@@ -120,13 +120,13 @@ def test_a_few_steps_lower_the_loss_and_move_updates_alone():
 
 
 @pytest.mark.parametrize(
-    ("name", "tuning", "told"),
+    ("name", "tuning", "reason"),
     [
         ("resnet18", LoRAConfig(), "backbone.tuning.targets: got attention, but this backbone has no"),
         ("convnext", LoRAConfig(), "backbone.tuning.targets: got attention, but this backbone has no"),
         ("vit", LoRAConfig(rank=700), "backbone.tuning.rank: got 700, but no update of this rank has fewer values"),
     ],
 )
-def test_what_cannot_be_adapted_is_refused_with_the_reason(name: str, tuning: LoRAConfig, told: str):
-    with pytest.raises(UserError, match=told), torch.device("meta"):
+def test_what_cannot_be_adapted_is_refused_with_the_reason(name: str, tuning: LoRAConfig, reason: str):
+    with pytest.raises(UserError, match=reason), torch.device("meta"):
         config(name, tuning=tuning).build()

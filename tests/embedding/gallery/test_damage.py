@@ -258,11 +258,11 @@ def test_each_column_has_a_checksum(whole: Path, tmp_path: Path, dmlkit: Cli):
         values[4] = values[5] if column in ("point", "vector") else texts.get(column, (values[4] or "")[:-1])
         changed = rows.set_column(rows.schema.names.index(column), column, pa.array(values, rows[column].type))
         lancedb.connect(gallery).create_table("images", changed.cast(rows.schema), mode="overwrite")
-        told = f"the {column} of 1 row is not what was written, first of row 4; restore the files"
-        refused(dmlkit("gallery", "info", gallery, "--verify"), f"{gallery}: this gallery is damaged: {told}")
+        message = f"the {column} of 1 row is not what was written, first of row 4; restore the files"
+        refused(dmlkit("gallery", "info", gallery, "--verify"), f"{gallery}: this gallery is damaged: {message}")
         if column in ("vector", "time"):
             continue  # an index alone is searched by the one, and --with place by the other
-        refused(dmlkit("search", gallery, whole / "asked_points", "-k", 12, "--html", tmp_path / "page.html"), told)
+        refused(dmlkit("search", gallery, whole / "asked_points", "-k", 12, "--html", tmp_path / "page.html"), message)
 
 
 def test_rows_that_come_or_go_are_noticed(whole: Path, tmp_path: Path, dmlkit: Cli):
