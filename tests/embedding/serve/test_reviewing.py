@@ -1,10 +1,10 @@
 """A review on the page of ``dmlkit serve``: its addresses, several reviewers, and what must be refused."""
 
 import json
+import os
 import random
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ from dmlkit.embedding.serve.requests import Access
 from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import ImageGallery
+from tests.conftest import END
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import place  # noqa: F401  # pyright: ignore[reportUnusedImport] - a fixture
 from tests.embedding.stored import ON_CPU
 from tests.fuzz.conftest import FULL
+from tests.processes import Forked, wait_until
 
 LOCAL = "http://127.0.0.1"
 
@@ -198,17 +200,12 @@ def test_what_a_review_refuses_has_a_status_and_a_message(
         make_app(Service(folder / "other", ON_CPU), Access(), review=folder / "review")
 
 
-ANSWERING = """
-import sys
-from pathlib import Path
-from dmlkit.embedding.review.folder import ReviewFolder
-
-state = ReviewFolder(Path(sys.argv[1]))
-while asked := state.ask(1):
-    row = asked[0].row
-    state.reply({row: f"label {row}"}, "ada")
-    print(row, flush=True)
-"""
+def _answer_all(folder: Path) -> None:
+    state = ReviewFolder(folder)
+    while asked := state.ask(1):
+        row = asked[0].row
+        state.reply({row: f"label {row}"}, "ada")
+        os.write(1, f"{row}\n".encode())
 
 
 @pytest.mark.heavy
@@ -222,15 +219,13 @@ def test_a_kill_loses_no_acknowledged_answer_and_doubles_none(tmp_path: Path):
     Review(gallery="g", images="i", wrong=0.01, audit=1, proposals=proposals).write(tmp_path / "review.json")
     acknowledged = list[int]()
     for _ in range(kills):
-        process = subprocess.Popen([sys.executable, "-c", ANSWERING, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        for _ in range(seed.randint(1, 8)):
-            acknowledged.append(int(process.stdout.readline()))
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(seed.uniform(0.001, 0.1))
-        process.send_signal(signal.SIGKILL)
-        acknowledged += [int(line) for line in process.stdout if line.endswith("\n")]
-        process.wait()
+        process = Forked(_answer_all, tmp_path)
+        least = seed.randint(1, 8)
+        wait_until(lambda process=process, least=least: process.printed().count("\n") >= least, process)
+        time.sleep(seed.uniform(0.001, 0.1))
+        process.kill()
+        assert process.wait(END) == -signal.SIGKILL
+        acknowledged += [int(line) for line in process.printed().splitlines(keepends=True) if line.endswith("\n")]
     state = ReviewFolder(tmp_path)
     assert len(set(acknowledged)) == len(acknowledged)
     assert all(state.answers(row) == {"ada": f"label {row}"} for row in acknowledged)
