@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
@@ -32,68 +33,72 @@ from dmlkit.recipe.schema import Recipe
 CLASS = "class"  # name of the array of classes among those of metrics: no metric has that name
 
 
-class ClassScore(NamedTuple):
+class ClassFigures(BaseModel, frozen=True, extra="forbid"):
     """Number of queries of one class, and the mean of each metric over them."""
 
-    label: int
+    name: str = Field(alias="class")
     queries: int
     metrics: dict[str, float]
 
 
-class Confusion(NamedTuple):
+class ConfusedClasses(BaseModel, frozen=True, extra="forbid"):
     """Queries of one class whose nearest neighbor is of another class."""
 
-    label: int
-    taken_for: int
+    name: str = Field(alias="class")
+    taken_for: str
     queries: int
     share: float
-    """Share of the queries of ``label``."""
+    """Share of the queries of the class."""
 
 
-def class_scores(per_query: Mapping[str, Tensor], labels: Tensor, *, by: str) -> list[ClassScore]:
-    """Compute the mean of each metric per class, worst first.
+def class_figures(per_query: Mapping[str, Tensor], labels: Tensor, names: Sequence[str]) -> list[ClassFigures]:
+    """Compute the mean of each metric per class that has queries, in the order of labels.
 
     Args:
         per_query: (Q,) values by name.
-        labels: (Q,) int64, labels of the queries.
-        by: the metric to sort by; equal values are sorted by label.
+        labels: (Q,) int64, labels of the queries, indices of ``names``.
+        names: names of the classes.
 
     Example:
         >>> values = {"recall@1": torch.tensor([1.0, 0.0, 1.0])}
-        >>> class_scores(values, torch.tensor([4, 2, 4]), by="recall@1")[0]
-        ClassScore(label=2, queries=1, metrics={'recall@1': 0.0})
+        >>> class_figures(values, torch.tensor([2, 1, 2]), ["auk", "coot", "duck"])[0]
+        ClassFigures(name='coot', queries=1, metrics={'recall@1': 0.0})
     """
     classes, index, counts = labels.unique(return_inverse=True, return_counts=True)
     columns: dict[str, list[float]] = {
         name: (torch.zeros(len(classes), dtype=torch.float64).index_add_(0, index, value.double()) / counts).tolist()
         for name, value in per_query.items()
     }
-    scores = [
-        ClassScore(label, count, {name: column[i] for name, column in columns.items()})
+    return [
+        ClassFigures.model_validate(
+            {"class": names[label], "queries": count, "metrics": {name: column[i] for name, column in columns.items()}}
+        )
         for i, (label, count) in enumerate(zip(classes.tolist(), counts.tolist(), strict=True))
     ]
-    return sorted(scores, key=lambda score: (score.metrics[by], score.label))
 
 
-def confusions(labels: Tensor, nearest_labels: Tensor) -> list[Confusion]:
+def confusions(labels: Tensor, nearest_labels: Tensor, names: Sequence[str]) -> list[ConfusedClasses]:
     """Count for each pair of classes how many queries of one have their nearest neighbor in the other, most first.
 
     Args:
-        labels: (Q,) int64, labels of the queries.
+        labels: (Q,) int64, labels of the queries, indices of ``names``.
         nearest_labels: (Q,) int64, labels of their nearest neighbors.
+        names: names of the classes.
 
     Example:
-        >>> confusions(torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1]))
-        [Confusion(label=0, taken_for=1, queries=1, share=0.5)]
+        >>> confusions(torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1]), ["auk", "coot"])
+        [ConfusedClasses(name='auk', taken_for='coot', queries=1, share=0.5)]
     """
     wrong = labels != nearest_labels
     pairs, counts = torch.stack([labels[wrong], nearest_labels[wrong]]).unique(dim=1, return_counts=True)
     sizes = dict(zip(*(column.tolist() for column in labels.unique(return_counts=True)), strict=True))
     found = [
-        Confusion(label, other, count, count / sizes[label])
+        ConfusedClasses.model_validate(
+            {"class": names[label], "taken_for": names[other], "queries": count, "share": count / sizes[label]}
+        )
         for (label, other), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)
     ]
-    return sorted(found, key=lambda pair: (-pair.queries, -pair.share, pair.label, pair.taken_for))
+    return sorted(found, key=lambda pair: (-pair.queries, -pair.share))  # equal ones stay in the order of labels
 
 
 def searching(metrics: Sequence[MetricConfig | str]) -> list[MetricConfig]:
@@ -140,9 +145,18 @@ class Evaluation:
     alternative: Scores | None = None  # of the same queries, re-ranked or with mirror images
     rescoring: Rescoring | None = None  # None where only the scores are known
 
-    def class_scores(self) -> list[ClassScore]:
-        """Compute the metrics of every class, sorted by the last metric, worst first."""
-        return class_scores(self.scores.per_query, self.labels, by=list(self.scores.per_query)[-1])
+    def class_figures(self) -> list[ClassFigures]:
+        """Compute the metrics of every class that has queries, in the order of labels."""
+        return class_figures(self.scores.per_query, self.labels, self.class_names)
+
+    def worst_classes(self) -> list[ClassFigures]:
+        """Compute the metrics of every class, the worst by the last metric first."""
+        last = list(self.scores.per_query)[-1]
+        return sorted(self.class_figures(), key=lambda one: one.metrics[last])
+
+    def confusions(self) -> list[ConfusedClasses]:
+        """Return the confused pairs of classes, most queries first; none without a metric that has values per query."""
+        return confusions(self.labels, self.nearest_labels, self.class_names) if self.scores.per_query else []
 
     def fingerprint(self) -> str:
         """Return a hash of the queries: two models can be compared per query if their hashes are equal."""
@@ -169,7 +183,7 @@ class Evaluation:
             )
         if not path.parent.is_dir():
             raise UserError(f"--per-class {path}: no such folder {path.parent}; create it first")
-        rows = ((self.class_names[one.label], one.queries, *one.metrics.values()) for one in self.class_scores())
+        rows = ((one.name, one.queries, *one.metrics.values()) for one in self.worst_classes())
         write_table(path, ["class", "queries", *self.scores.per_query], rows)
 
 

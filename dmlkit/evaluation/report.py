@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, SerializeAsAny
+from pydantic import BaseModel, SerializeAsAny
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
@@ -18,7 +18,7 @@ from dmlkit.embedding.manifest import Fusion
 from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import Copies
 from dmlkit.evaluation.by_value import ByColumn, column_table, figures_by_value, read_column, run_table
-from dmlkit.evaluation.evaluate import CLASS, Evaluation, Rescoring, confusions
+from dmlkit.evaluation.evaluate import CLASS, ClassFigures, ConfusedClasses, Evaluation, Rescoring
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
 from dmlkit.loading.image_changes import hash_files
@@ -65,24 +65,6 @@ class Question(BaseModel, frozen=True, extra="forbid"):
         """Return the file name of the report without its suffix; only the run's ``own`` question has no hash in it."""
         name = f"{self.split}-{self.checkpoint}"
         return name if self == own else f"{name}-{self.key()}"
-
-
-class ClassFigures(BaseModel, frozen=True, extra="forbid"):
-    """Metrics of the queries of one class."""
-
-    name: str = Field(alias="class")
-    queries: int
-    metrics: dict[str, float]
-
-
-class ConfusedClasses(BaseModel, frozen=True, extra="forbid"):
-    """Queries of one class whose nearest neighbor is of another class."""
-
-    name: str = Field(alias="class")
-    taken_for: str
-    queries: int
-    share: float
-    """Share of the queries of the class."""
 
 
 class Alternative(BaseModel, frozen=True, extra="forbid"):
@@ -206,9 +188,7 @@ class Report(Document, frozen=True):
         question: Question | None = None,
     ) -> "Report":
         """Build the report of an evaluation."""
-        scores, names = evaluation.scores, evaluation.class_names
-        per_query = scores.per_query
-        confused = confusions(evaluation.labels, evaluation.nearest_labels)[:LISTED] if per_query else []
+        scores, per_query = evaluation.scores, evaluation.scores.per_query
         intervals = bootstrap_intervals(per_query, evaluation.labels)
         few = few_classes_note(len(evaluation.labels.unique())) if per_query else None
         return cls(
@@ -219,19 +199,8 @@ class Report(Document, frozen=True):
             metrics=scores.values,
             intervals={name: interval.ends for name, interval in intervals.items()},
             intervals_by="classes",
-            worst_classes=tuple(
-                ClassFigures.model_validate(
-                    {"class": names[score.label], "queries": score.queries, "metrics": score.metrics}
-                )
-                for score in (evaluation.class_scores()[:LISTED] if per_query else [])
-            ),
-            confusions=tuple(
-                ConfusedClasses.model_validate(
-                    {"class": names[pair.label], "taken_for": names[pair.taken_for]}
-                    | {"queries": pair.queries, "share": pair.share}
-                )
-                for pair in confused
-            ),
+            worst_classes=tuple(evaluation.worst_classes()[:LISTED] if per_query else ()),
+            confusions=tuple(evaluation.confusions()[:LISTED]),
             notes=(*scores.notes, *([few] if few else [])),
             skipped=tuple(evaluation.faults),
             ties=ties,

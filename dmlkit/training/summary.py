@@ -95,11 +95,11 @@ def metrics_of(evaluation: Evaluation | None) -> Metrics | None:
 
 def class_metrics(evaluation: Evaluation) -> ClassMetrics:
     """Return the metrics of each class of an evaluation, in the order of labels."""
-    scores = sorted(evaluation.class_scores(), key=lambda score: score.label)
+    found = evaluation.class_figures()
     return ClassMetrics(
-        names=tuple(evaluation.class_names[score.label] for score in scores),
-        queries=tuple(score.queries for score in scores),
-        metrics={name: tuple(round(score.metrics[name], 9) for score in scores) for name in scores[0].metrics},
+        names=tuple(one.name for one in found),
+        queries=tuple(one.queries for one in found),
+        metrics={name: tuple(round(one.metrics[name], 9) for one in found) for name in found[0].metrics},
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dmlkit.evaluation.evaluate import class_scores, confusions
+from dmlkit.evaluation.evaluate import class_figures, confusions
 from dmlkit.metrics.statistics import holm, paired_runs, runs_to_separate, t_interval
 
 
@@ -20,17 +20,17 @@ def test_t_interval_against_scipy():
 def test_breakdown_against_loops():
     rng = np.random.default_rng(3)
     labels, nearest, values = rng.integers(0, 9, 200), rng.integers(0, 9, 200), rng.random(200)
-    scores = class_scores({"x": torch.from_numpy(values)}, torch.from_numpy(labels), by="x")
-    assert [score.metrics["x"] for score in scores] == pytest.approx(
-        sorted(values[labels == c].mean() for c in range(9))
-    )
-    assert {score.label: score.queries for score in scores} == {c: (labels == c).sum() for c in range(9)}
-    pairs = confusions(torch.from_numpy(labels), torch.from_numpy(nearest))
+    names = [f"class {c}" for c in range(9)]
+    found = class_figures({"x": torch.from_numpy(values)}, torch.from_numpy(labels), names)
+    assert [one.metrics["x"] for one in found] == pytest.approx([values[labels == c].mean() for c in range(9)])
+    assert [(one.name, one.queries) for one in found] == [(names[c], (labels == c).sum()) for c in range(9)]
+    pairs = confusions(torch.from_numpy(labels), torch.from_numpy(nearest), names)
     assert sum(pair.queries for pair in pairs) == (labels != nearest).sum()
     assert [pair.queries for pair in pairs] == sorted((pair.queries for pair in pairs), reverse=True)
     for pair in pairs:
-        assert pair.queries == ((labels == pair.label) & (nearest == pair.taken_for)).sum()
-        assert pair.share == pair.queries / (labels == pair.label).sum()
+        own, other = names.index(pair.name), names.index(pair.taken_for)
+        assert pair.queries == ((labels == own) & (nearest == other)).sum()
+        assert pair.share == pair.queries / (labels == own).sum()
 
 
 def test_paired_runs_against_scipy():

@@ -10,7 +10,7 @@ from torch import Tensor
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.page import Page, Picture, Shelf
-from dmlkit.evaluation.evaluate import Confusion, Evaluation, confusions
+from dmlkit.evaluation.evaluate import ConfusedClasses
 from dmlkit.evaluation.mistakes import (
     NEIGHBORS,
     PLANTED,
@@ -57,33 +57,27 @@ def write_worst(page: Page, found: ModelInspection) -> None:
 
 def write_confusions(page: Page, found: ModelInspection) -> None:
     """Write the most confused pairs of classes side by side: most queries have their nearest image in the other."""
-    evaluation = found.evaluation
-    assert evaluation is not None
-    pairs = confusions(evaluation.labels, evaluation.nearest_labels)[:CONFUSED] if evaluation.scores.per_query else []
+    assert found.evaluation is not None
+    pairs = found.evaluation.confusions()[:CONFUSED]
     if not pairs:
         page.text("No query has its nearest image in another class.")
-    numbers = {name: number for number, name in enumerate(found.names)}
     for pair in pairs:
-        names = [evaluation.class_names[label] for label in (pair.label, pair.taken_for)]
-        heading = f"{names[0]} taken for {names[1]} by {pair.queries} queries, {pair.share:.0%} of its queries"
+        heading = f"{pair.name} taken for {pair.taken_for} by {pair.queries} queries, {pair.share:.0%} of its queries"
         page.markup(f"<h3>{html(heading)}</h3>")
-        sides = _sides(found, pair._replace(label=numbers[names[0]], taken_for=numbers[names[1]]))
-        shown = [page.figures([picture(found.collection, row) for row in side.tolist()]) for side in sides]
+        sides = _sides(found, pair)
+        shown = [page.figures([picture(found.collection, row) for row in side]) for side in sides]
         page.markup(f'<div class="sides"><div class="found">{shown[0]}</div><div class="found">{shown[1]}</div></div>')
 
 
-def _sides(found: ModelInspection, pair: Confusion) -> tuple[Tensor, Tensor]:
-    """Return some confused images of one class, and the images that they were taken for."""
+def _sides(found: ModelInspection, pair: ConfusedClasses) -> tuple[list[int], list[int]]:
+    """Return the rows of some confused images of one class, and of the images that they were taken for."""
     assert found.neighbors is not None
-    nearest, labels = found.neighbors.indices[:, 0], found.labels
-    confused = ((labels == pair.label) & (labels[nearest] == pair.taken_for)).nonzero()[:, 0]
-    ours = torch.cat([confused, (labels == pair.label).nonzero()[:, 0]])
-    theirs = torch.cat([nearest[confused[:SIDE_BY_SIDE]], (labels == pair.taken_for).nonzero()[:, 0]])
-    return _first_distinct(ours), _first_distinct(theirs)
-
-
-def _first_distinct(rows: Tensor) -> Tensor:
-    return torch.tensor(list(dict.fromkeys(rows.tolist()))[:SIDE_BY_SIDE], dtype=torch.int64)
+    nearest = found.neighbors.indices[:, 0]
+    is_own, is_other = (found.labels == found.names.index(name) for name in (pair.name, pair.taken_for))
+    confused = (is_own & is_other[nearest]).nonzero()[:, 0]
+    ours = [*confused.tolist(), *is_own.nonzero()[:, 0].tolist()]
+    theirs = [*nearest[confused[:SIDE_BY_SIDE]].tolist(), *is_other.nonzero()[:, 0].tolist()]
+    return list(dict.fromkeys(ours))[:SIDE_BY_SIDE], list(dict.fromkeys(theirs))[:SIDE_BY_SIDE]
 
 
 def write_suspects(page: Page, found: ModelInspection) -> None:
@@ -178,12 +172,17 @@ def class_rows(found: ModelInspection) -> dict[str, Any]:
     evaluation = found.evaluation
     if evaluation is None or not evaluation.scores.per_query:
         return {"head": [], "rows": []}
-    taken = _taken_for(evaluation)
+    taken: dict[str, str] = {}  # by class, the other class that most of its queries are taken for
+    for pair in evaluation.confusions():
+        taken.setdefault(pair.name, f"{printable(pair.taken_for)} ({pair.queries})")
     rows = [
-        [printable(evaluation.class_names[score.label]), score.queries]
-        + [round(value, 4) for value in score.metrics.values()]
-        + [taken.get(score.label, "")]
-        for score in evaluation.class_scores()
+        [
+            printable(one.name),
+            one.queries,
+            *(round(value, 4) for value in one.metrics.values()),
+            taken.get(one.name, ""),
+        ]
+        for one in evaluation.worst_classes()
     ]
     return {"head": ["class", "queries", *evaluation.scores.per_query, "most taken for"], "rows": rows}
 
@@ -218,11 +217,3 @@ def as_json(data: dict[str, Any]) -> str:
         '{"name":"\\u003c/script>"}'
     """
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _taken_for(evaluation: Evaluation) -> dict[int, str]:
-    """Return for each class the other class that most of its queries are taken for, with their number."""
-    most: dict[int, str] = {}
-    for pair in confusions(evaluation.labels, evaluation.nearest_labels):
-        most.setdefault(pair.label, f"{printable(evaluation.class_names[pair.taken_for])} ({pair.queries})")
-    return most
