@@ -24,19 +24,19 @@ class RunStatus(BaseModel, frozen=True, extra="forbid"):
     choice: str | None
     """Label of the tuned values; empty if nothing is tuned, null if they are not chosen yet."""
     seed: int
-    folder: str | None
+    folder: str | None = None
     """Folder under ``runs/``; null if the values are not chosen yet."""
-    state: State
+    state: State = "waiting"
     """``stopped``: the run has started, and no process trains it now."""
-    epochs: int
+    epochs: int = 0
     """Finished epochs."""
     of_epochs: int
     """Epochs of all models of the run."""
-    score: float | None
+    score: float | None = None
     """Best score so far on validation classes; for the Reality Check the mean over models."""
-    seconds: float
+    seconds: float = 0.0
     """Seconds of training and validation so far."""
-    reason: str | None
+    reason: str | None = None
     """Reason of a failure."""
 
 
@@ -148,18 +148,8 @@ class _Reader:
         return self._waiting(variant, label, seed).model_copy(update=found)
 
     def _waiting(self, variant: str, label: str | None, seed: int) -> RunStatus:
-        return RunStatus(
-            variant=variant,
-            choice=label,
-            seed=seed,
-            folder=None,
-            state="waiting",
-            epochs=0,
-            of_epochs=trained_epochs(self._training(variant)) * self._models,
-            score=None,
-            seconds=0.0,
-            reason=None,
-        )
+        epochs = trained_epochs(self._training(variant)) * self._models
+        return RunStatus(variant=variant, choice=label, seed=seed, of_epochs=epochs)
 
     @property
     def _models(self) -> int:

@@ -14,6 +14,7 @@ from dmlkit.study.definition.config import Axis, Candidate, Study, Variant
 from dmlkit.study.findings.two_way import VariantClasses
 from dmlkit.study.findings.verdicts import (
     JudgedStatement,
+    Runs,
     Tuned,
     VariantResults,
     by_both_figures,
@@ -32,6 +33,11 @@ class Choice:
     scores: tuple[float, ...]  # of each candidate on validation classes, the mean over the tuning seeds
     figures: dict[int, Metrics]  # on test classes, by seed
     classes: VariantClasses | None = None  # figures on each test class, if all runs have them
+
+    @property
+    def measured(self) -> Runs:
+        """Figures by seed, and on each class."""
+        return self.figures, self.classes
 
 
 class Cost(BaseModel, frozen=True, extra="forbid"):
@@ -117,11 +123,7 @@ def summarize_study(
         for variant in (study.variants[index] for index in kept)
     }
     return StudyResults(
-        claim=config.claim,
-        paper=config.paper,
-        table=config.table,
-        protocol=config.protocol,
-        seeds=config.seeds,
+        **config.model_dump(include={*StudySettings.model_fields} - {"metrics", "reference"}),
         metrics=config.reported(),
         reference=study.reference,
         axis=axis and axis.model_copy(update={"values": tuple(axis.values[index] for index in kept)}),
@@ -131,10 +133,6 @@ def summarize_study(
         command=command,
         missing={name: seeds for name, seeds in lacks.items() if seeds},
         failed=dict(failed or {}),
-        tune_seeds=config.tune_seeds,
-        more_seeds=config.more_seeds,
-        negligible=config.negligible,
-        rotate_folds=config.rotate_folds,
     )
 
 
@@ -144,9 +142,8 @@ def _variant_results(
     choice, metrics = choices[variant.name], study.config.reported()
     labels = [candidate.label for candidate in variant.candidates]
     runs = {seed: _of(figures, metrics) for seed, figures in choice.figures.items()}
-    others = None if variant.name == study.reference or study.reference not in choices else choices[study.reference]
-    reference = (others.figures, others.classes) if others else None
-    summary, difference = over_seeds((runs, choice.classes), reference, metrics)
+    others = None if variant.name == study.reference else choices.get(study.reference)
+    summary, difference = over_seeds((runs, choice.classes), others.measured if others else None, metrics)
     tuned = None
     if len(labels) > 1:
         scores = dict(zip(labels, choice.scores, strict=True))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,23 +56,48 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
         floor = None if self.untrained is None else self.untrained.get(metric)
         return floor is not None and fmean(run[metric] for run in self.runs.values()) < floor
 
+    @property
+    def measured(self) -> "Runs":
+        """Figures by seed, and on each class."""
+        return self.runs, self.classes
+
 
 Runs = tuple[Mapping[int, Metrics], VariantClasses | None]  # figures of a variant by seed, and on each class
+
+
+class PairedFigures(NamedTuple):
+    """A figure of two variants for the seeds that both have, in the order of the first variant.
+
+    Example:
+        >>> first, second = {0: {"mrr": 0.1}, 1: {"mrr": 0.2}}, {1: {"mrr": 0.3}, 2: {"mrr": 0.4}}
+        >>> PairedFigures.of((first, None), (second, None), "mrr")
+        PairedFigures(base=[0.2], method=[0.3], by_class=None)
+    """
+
+    base: list[float]
+    method: list[float]
+    by_class: PairedClasses | None  # differences on each class, if they are known
+
+    @classmethod
+    def of(cls, base: Runs, method: Runs, metric: str) -> "PairedFigures":
+        """Pair the runs of two variants by their seeds."""
+        (first, first_classes), (second, second_classes) = base, method
+        seeds = [seed for seed in first if seed in second]
+        by_class = PairedClasses.of(first_classes, second_classes, metric, seeds)
+        return cls([first[seed][metric] for seed in seeds], [second[seed][metric] for seed in seeds], by_class)
 
 
 def over_seeds(
     variant: Runs, reference: Runs | None, metrics: Sequence[str]
 ) -> tuple[dict[str, MeanInterval], dict[str, PairedDifference] | None]:
     """Return by metric a variant's mean over seeds, and its difference from the reference, if that is another one."""
-    runs, classes = variant
-    summary = {name: MeanInterval.of([run[name] for run in runs.values()]) for name in metrics}
+    summary = {name: MeanInterval.of([run[name] for run in variant[0].values()]) for name in metrics}
     if reference is None:
         return summary, None
     changes: dict[str, PairedDifference] = {}
     for name in metrics:
-        base, method = paired_figures(reference[0], runs, name)
+        base, method, by_class = PairedFigures.of(reference, variant, name)
         if base:
-            by_class = PairedClasses.of(reference[1], classes, name, common_seeds(reference[0], runs))
             change = paired_runs(base, method) if by_class is None else by_class.compare()
             changes[name] = PairedDifference.model_validate(change.as_dict())
     return summary, changes or None
@@ -180,15 +205,14 @@ def judge(
         more_seeds: number of seeds that may be added, each after a test of the difference; see `compare_at_looks`.
         negligible: largest difference that does not matter; see `is_within`.
     """
-    found: list[tuple[Expectation, Comparison, Verdict]] = []
+    found: list[tuple[Expectation, PairedFigures, Comparison, Verdict]] = []
     for one in statements:
         if one.better in variants and one.than in variants:
-            base, method = paired_figures(variants[one.than].runs, variants[one.better].runs, one.metric)
-            if base:
-                by_class = _by_class(one, variants)
-                change = compare_at_looks(base, method, seeds, seeds + more_seeds, by_class)
-                found.append((one, change, _aside(one, variants) or verdict(change, negligible)))
-    corrected = holm([1.0 if word == "equal by construction" else change.p_value for _, change, word in found])
+            pairs = PairedFigures.of(variants[one.than].measured, variants[one.better].measured, one.metric)
+            if pairs.base:
+                change = compare_at_looks(pairs.base, pairs.method, seeds, seeds + more_seeds, pairs.by_class)
+                found.append((one, pairs, change, _aside(one, variants) or verdict(change, negligible)))
+    corrected = holm([1.0 if word == "equal by construction" else change.p_value for _, _, change, word in found])
     return tuple(_judged(*row, p_value, variants) for row, p_value in zip(found, corrected, strict=True))
 
 
@@ -236,16 +260,16 @@ def _aside(one: Expectation, variants: Mapping[str, VariantResults]) -> Verdict 
 
 def _judged(
     one: Expectation,
+    pairs: PairedFigures,
     change: Comparison,
     word: Verdict,
     corrected: float,
     variants: Mapping[str, VariantResults],
 ) -> JudgedStatement:
     pair = {name: variants[name] for name in (one.better, one.than)}
-    runs = paired_figures(variants[one.than].runs, variants[one.better].runs, one.metric)
     decided = word in ("holds", "does not hold")
-    by_class = _by_class(one, variants)
-    needed = runs_to_separate(*runs) if by_class is None else by_class.runs_to_separate()
+    base, method, by_class = pairs
+    needed = runs_to_separate(base, method) if by_class is None else by_class.runs_to_separate()
     details = {
         "classes": None if by_class is None else len(by_class.queries),
         "verdict": word,
@@ -258,30 +282,7 @@ def _judged(
     return JudgedStatement.model_validate({**one.model_dump(), **change.as_dict(), **details})
 
 
-def _by_class(one: Expectation, variants: Mapping[str, VariantResults]) -> PairedClasses | None:
-    base, method = variants[one.than], variants[one.better]
-    return PairedClasses.of(base.classes, method.classes, one.metric, common_seeds(base.runs, method.runs))
-
-
 REPETITIONS = 100_000  # of the simulation: its bound is accurate to 1.5 %
-
-
-def paired_figures(
-    first: Mapping[int, Metrics], second: Mapping[int, Metrics], metric: str
-) -> tuple[list[float], list[float]]:
-    """Return a figure of two variants for the seeds that both have.
-
-    Example:
-        >>> paired_figures({0: {"mrr": 0.1}, 1: {"mrr": 0.2}}, {1: {"mrr": 0.3}, 2: {"mrr": 0.4}}, "mrr")
-        ([0.2], [0.3])
-    """
-    both = common_seeds(first, second)
-    return [first[seed][metric] for seed in both], [second[seed][metric] for seed in both]
-
-
-def common_seeds(first: Mapping[int, Metrics], second: Mapping[int, Metrics]) -> list[int]:
-    """Return the seeds that two variants have, in the order of the first."""
-    return [seed for seed in first if seed in second]
 
 
 def compare_at_looks(

@@ -207,8 +207,8 @@ def check_derived(results: StudyResults, path: Path) -> None:
     """
     reference = results.variants.get(results.reference)
     for name, variant in results.variants.items():
-        others = None if name == results.reference or reference is None else (reference.runs, reference.classes)
-        summary, difference = over_seeds((variant.runs, variant.classes), others, results.metrics)
+        others = None if name == results.reference or reference is None else reference.measured
+        summary, difference = over_seeds(variant.measured, others, results.metrics)
         if not _is_close(_plain(variant.summary), _plain(summary)):
             raise _edited(path, f"variants.{name}.summary", results)
         if not _have_same_means(variant):

@@ -104,9 +104,8 @@ def trained_rows(studies: Mapping[str, StudyResults]) -> Rows:
             stated = [judged.metric for judged in results.verdicts if variant in (judged.better, judged.than)]
             for metric in dict.fromkeys(stated or (judged.metric for judged in results.verdicts)):
                 one = results.variants[variant]
-                chosen = "; ".join(filter(None, (one.tuned.chosen, _ends(one)))) if one.tuned else ""
                 figures = (_mean(one.summary[metric]), _last(one, metric), _untrained(one, metric))
-                rows.append([variant, study, metric, *figures, chosen])
+                rows.append([variant, study, metric, *figures, _chosen(one)])
     return rows
 
 
@@ -192,7 +191,7 @@ def tuning_rows(results: StudyResults) -> Rows:
     for name, variant in results.variants.items():
         if variant.tuned:
             tried = ", ".join(f"{label}: {score:.4f}" for label, score in variant.tuned.validation.items())
-            rows.append([name, tried, "; ".join(filter(None, (variant.tuned.chosen, _ends(variant))))])
+            rows.append([name, tried, _chosen(variant)])
     return rows
 
 
@@ -242,6 +241,10 @@ def _untrained(variant: VariantResults, metric: str) -> str:
 def _ends(variant: VariantResults) -> str:
     edge = variant.tuned.edge if variant.tuned else {}
     return ", ".join(f"{key} {END_TEXTS[end]}" for key, end in edge.items())
+
+
+def _chosen(variant: VariantResults) -> str:
+    return "; ".join(filter(None, (variant.tuned.chosen, _ends(variant)))) if variant.tuned else ""
 
 
 def _interval(change: PairedDifference) -> str:

@@ -15,8 +15,8 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Candidate, Study, Variant
 from dmlkit.study.definition.methods import beyond_edge, with_values
 from dmlkit.study.findings.results import Choice
-from dmlkit.study.findings.two_way import PairedClasses, VariantClasses
-from dmlkit.study.findings.verdicts import common_seeds, is_decided, paired_figures
+from dmlkit.study.findings.two_way import VariantClasses
+from dmlkit.study.findings.verdicts import PairedFigures, is_decided
 from dmlkit.study.protocol import fold_recipe
 from dmlkit.study.record import ProtocolName
 from dmlkit.study.runs.workers import Run
@@ -182,11 +182,8 @@ class Plan:
         names: set[str] = set()
         for one in config.expect:
             if one.better in choices and one.than in choices:
-                base, method = choices[one.than], choices[one.better]
-                seeds = common_seeds(base.figures, method.figures)
-                by_class = PairedClasses.of(base.classes, method.classes, one.metric, seeds)
-                pairs = paired_figures(base.figures, method.figures, one.metric)
-                if not is_decided(*pairs, *looks, config.negligible, by_class):
+                pairs = PairedFigures.of(choices[one.than].measured, choices[one.better].measured, one.metric)
+                if not is_decided(pairs.base, pairs.method, *looks, config.negligible, pairs.by_class):
                     names |= {one.better, one.than}
         return names
 
