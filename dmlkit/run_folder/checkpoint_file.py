@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dmlkit import __version__
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.files.atomic import atomic_write
 
 FORMAT = 1  # increase it if older versions of dmlkit cannot read the new format
@@ -33,8 +33,7 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
         with atomic_write(path) as partial:
             torch.save({"format": FORMAT, "dmlkit": __version__, **state}, partial)
     except RuntimeError as error:  # torch's error for a full disk: "unexpected pos 461312 vs 461208"
-        reason = (str(error).splitlines() or [""])[0]
-        raise UserError(f"{path}: cannot write this checkpoint; is the disk full? ({reason})") from error
+        raise UserError(f"{path}: cannot write this checkpoint; is the disk full? ({first_line(error)})") from error
 
 
 def read_checkpoint(path: Path, keys: Keys) -> dict[str, Any]:

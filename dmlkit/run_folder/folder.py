@@ -380,17 +380,13 @@ def final_place(path: Path, output: Path | None) -> Path:
     """Return the folder of the final run of a run: by default its own with ``-final`` at the end.
 
     Raises:
-        UserError: it is the folder of the run itself, or the run is a final one.
+        UserError: it is the folder of the run itself.
 
     Example:
         >>> final_place(Path("runs/mine"), None).as_posix()
         'runs/mine-final'
     """
     place = output or path.parent / f"{path.name or path.resolve().name}-final"
-    if (basis := RunFolder(path).basis()) is not None:
-        raise UserError(
-            f"{path}: was trained on every class already, expected a run with test classes; use {basis.run}"
-        )
     if place.resolve() == path.resolve():
         raise UserError(f"--output {place}: is the run to train again on every class; expected another folder")
     return place

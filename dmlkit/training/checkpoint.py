@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dmlkit.distributed.exchange import gather_lists
 from dmlkit.embedding.trained import ALIGNED, FROZEN, take_weights
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.training.experiment import Experiment
@@ -169,9 +169,8 @@ def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
     try:
         return _load_into(experiment, saved, path, fabric)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:  # each part of torch raises another kind
-        message = (str(error).splitlines() or [""])[0]
         raise UserError(
-            f"{path}: does not fit this run ({message}); restore the file, or retrain with --overwrite"
+            f"{path}: does not fit this run ({first_line(error)}); restore the file, or retrain with --overwrite"
         ) from error
 
 

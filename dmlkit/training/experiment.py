@@ -1,7 +1,7 @@
 """Assembly of an experiment: all components of a recipe, built and checked together."""
 
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -66,18 +66,14 @@ class WeightAverage:
         """Return the averages by their names in the model's state dict."""
         return dict(zip(self.model_weights, self.averages, strict=True))
 
-    @torch.no_grad()
     def restore(self, averages: Mapping[str, Tensor], latest: Mapping[str, Tensor]) -> None:
         """Restore the averages, and load the latest weights into the model."""
         self.averages = [averages[name].to(weight.device) for name, weight in self.model_weights.items()]
-        for name, weight in self.model_weights.items():
-            weight.copy_(latest[name])
+        self._load(latest[name] for name in self.model_weights)
 
-    @torch.no_grad()
     def put_in_place(self) -> None:
         """Copy the averages into the model."""
-        for weight, average in zip(self.model_weights.values(), self.averages, strict=True):
-            weight.copy_(average)
+        self._load(self.averages)
 
     @contextmanager
     def in_place(self) -> Generator[None]:
@@ -87,9 +83,12 @@ class WeightAverage:
         try:
             yield
         finally:
-            with torch.no_grad():
-                for weight, own in zip(self.model_weights.values(), latest, strict=True):
-                    weight.copy_(own)
+            self._load(latest)
+
+    @torch.no_grad()
+    def _load(self, values: Iterable[Tensor]) -> None:
+        for weight, value in zip(self.model_weights.values(), values, strict=True):
+            weight.copy_(value)
 
 
 class Objective(nn.Module):
@@ -212,9 +211,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
             recompute_blocks(backbone)
     with recipe.errors_at("embedding_dim"):
         model = build_model(recipe, train.num_features, backbone=backbone)
-    with recipe.errors_at(*(("transform", "size") if recipe.transform else ("backbone",))):
-        blank = blank_input(recipe, train)  # a side that is too large needs more memory than there is
-        try_model(model, blank)
+    blank = try_model(recipe, model, train)
     _try_single_images(recipe, model, blank, sampler.batch_size // ranks)
     if recipe.training.gradient_cache:
         if rank == 0:
@@ -321,24 +318,26 @@ def refuse_zero_vectors(dataset: Dataset) -> None:
         )
 
 
-def blank_input(recipe: Recipe, dataset: Dataset) -> Tensor:
-    """Return one sample of zeros as input of the model, such as a black image (1, 3, S, S) uint8."""
-    return dataset.kind.blank(recipe.transform.size if recipe.transform else 0)
-
-
 @torch.no_grad()
-def try_model(model: EmbeddingModel, blank: Tensor) -> None:
+def try_model(recipe: Recipe, model: EmbeddingModel, dataset: Dataset) -> Tensor:
     """Run the model on a blank input, so that a model which cannot process it fails before anything is written.
 
+    Returns:
+        The input: one sample of zeros, such as a black image (1, 3, S, S) uint8.
+
     Raises:
-        ValueError: the model cannot process the input.
+        UserError: the model cannot process the input.
     """
     was_training = model.training
-    try:
-        model.eval()(blank)
-    except AssertionError as error:  # raised by networks of timm
-        raise ValueError(f"{list(blank.shape)}: {error}") from error
+    with recipe.errors_at(*(("transform", "size") if recipe.transform else ("backbone",))):
+        # a side that is too large needs more memory than there is
+        blank = dataset.kind.blank(recipe.transform.size if recipe.transform else 0)
+        try:
+            model.eval()(blank)
+        except AssertionError as error:  # raised by networks of timm
+            raise ValueError(f"{list(blank.shape)}: {error}") from error
     model.train(was_training)
+    return blank
 
 
 @torch.no_grad()

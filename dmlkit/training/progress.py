@@ -27,7 +27,7 @@ from dmlkit.errors import first_line
 from dmlkit.files.document import Document
 from dmlkit.recipe.file import plain
 from dmlkit.recipe.schema import LoggerName, Recipe
-from dmlkit.run_folder.documents import EpochRow, Summary
+from dmlkit.run_folder.documents import EpochRow, Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder
 
 
@@ -50,9 +50,6 @@ class Silent(Progress):
 
     def images(self, what: str, total: int) -> AbstractContextManager[Advance]:
         return nullcontext(lambda _: None)
-
-
-Figures = dict[str, float]
 
 
 def check_loggers(names: Sequence[LoggerName]) -> None:
@@ -105,7 +102,7 @@ class Logger(ABC):
     def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None: ...
 
     @abstractmethod
-    def log(self, figures: Figures, epoch: int) -> None:
+    def log(self, figures: Metrics, epoch: int) -> None:
         """Log figures such as ``loss`` and ``validation/map@r`` after an epoch, counted from 1."""
 
     @abstractmethod
@@ -123,7 +120,7 @@ class TensorBoardLogger(Logger):
         # an epoch that was logged before a kill, but not recorded, is logged again: TensorBoard drops the earlier one
         self._files = EventFiles(folder, name=self.known_as, version="", purge_step=epochs + 1)
 
-    def log(self, figures: Figures, epoch: int) -> None:
+    def log(self, figures: Metrics, epoch: int) -> None:
         self._files.log_metrics(figures, epoch)
         self._files.save()
 
@@ -156,7 +153,7 @@ class MlflowLogger(Logger):
         for start in range(0, len(params), AT_ONCE):
             self._client.log_batch(self.known_as, params=params[start : start + AT_ONCE])
 
-    def log(self, figures: Figures, epoch: int) -> None:
+    def log(self, figures: Metrics, epoch: int) -> None:
         now = int(1000 * time.time())
         metrics = [self._entities.Metric(allowed(name), value, now, epoch) for name, value in figures.items()]
         self._client.log_batch(self.known_as, metrics=metrics)
@@ -210,7 +207,7 @@ class WandbLogger(Logger):
         self._run.define_metric("epoch")
         self._run.define_metric("*", step_metric="epoch")
 
-    def log(self, figures: Figures, epoch: int) -> None:
+    def log(self, figures: Metrics, epoch: int) -> None:
         self._run.log({"epoch": epoch, **figures})
 
     def close(self, *, finished: bool) -> None:
@@ -297,15 +294,14 @@ class MirroredProgress:
         except (Exception, SystemExit) as error:  # a library's own sys.exit would end the training without a word
             self._names.remove(name)
             self._open.pop(name, None)
-            first = first_line(error)
-            message = re.sub(r"//[^/@\s]+@", "//", first)  # without a password that an address may contain
+            message = re.sub(r"//[^/@\s]+@", "//", first_line(error))  # without a password that an address may contain
             warnings.warn(
                 f"training.loggers: {name} fails ({message}); the run continues without it and keeps all its metrics",
                 stacklevel=2,
             )
 
 
-def figures_of(row: EpochRow) -> Figures:
+def figures_of(row: EpochRow) -> Metrics:
     """Return the figures of an epoch that are logged."""
     validation = {f"validation/{metric}": value for metric, value in (row.validation or {}).items()}
     return {"loss": row.loss, "lr": row.lr, "images_per_second": row.images_per_second, **validation}

@@ -46,7 +46,7 @@ def summarize(
     if experiment.average:
         experiment.average.put_in_place()
     tuned = evaluate_test(experiment, data, fabric, state)
-    last = ScoredCheckpoint(epoch=state.epoch, validation=rows[-1].validation, test=metrics_of(tuned))
+    last = ScoredCheckpoint(epoch=state.epoch, validation=rows[-1].validation, test=tuned and tuned.scores.values)
     best = None
     if state.best is not None and state.best["epoch"] == state.epoch:
         best = last
@@ -54,7 +54,8 @@ def summarize(
         final = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
         take_weights(experiment.model, run.load_checkpoint("best"), run.checkpoint_path("best"))
         tuned = evaluate_test(experiment, data, fabric, state)
-        best = ScoredCheckpoint(epoch=state.best["epoch"], validation=state.best["metrics"], test=metrics_of(tuned))
+        tested = tuned and tuned.scores.values
+        best = ScoredCheckpoint(epoch=state.best["epoch"], validation=state.best["metrics"], test=tested)
         experiment.model.load_state_dict(final)
     summary = Summary(
         last=last,
@@ -86,11 +87,6 @@ def evaluate_test(experiment: Experiment, data: TrainingData, fabric: Ranks, sta
     evaluation = evaluate(fabric, data.model, data.test, experiment.recipe, split="test")
     state.note_skipped(evaluation.faults)
     return evaluation
-
-
-def metrics_of(evaluation: Evaluation | None) -> Metrics | None:
-    """Return the metrics of an evaluation, if there is one."""
-    return evaluation.scores.values if evaluation else None
 
 
 def class_metrics(evaluation: Evaluation) -> ClassMetrics:

@@ -27,7 +27,7 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import PairedDifference, UntouchedFigures
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.data import TrainingData
-from dmlkit.training.experiment import Experiment, blank_input, try_model
+from dmlkit.training.experiment import Experiment, try_model
 from dmlkit.training.progress import Progress
 
 _answered: dict[str, Path] = {}  # reports of this process's runs by the key of their question: a study asks it again
@@ -175,6 +175,5 @@ def untrained_model(recipe: Recipe, dataset: Dataset) -> EmbeddingModel:
     torch.manual_seed(recipe.seed)
     with recipe.errors_at("backbone"):
         model = build_model(recipe, dataset.num_features)
-    with recipe.errors_at(*(("transform", "size") if recipe.transform else ("backbone",))):
-        try_model(model, blank_input(recipe, dataset))
+    try_model(recipe, model, dataset)
     return model

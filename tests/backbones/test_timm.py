@@ -15,6 +15,7 @@ from timm.models import save_for_hf
 
 from dmlkit.backbones import Timm, timm_models
 from dmlkit.errors import UserError
+from dmlkit.loading.cache import images_of_split
 from dmlkit.model import build_model
 from dmlkit.pooling import Avg, Cls
 from dmlkit.recipe.file import dump_recipe, parse_recipe
@@ -270,8 +271,11 @@ def test_a_model_without_a_class_token_says_so(model: str):
 def test_a_size_that_patches_do_not_fill_is_told_in_one_line():
     text = f"{RECIPE}transform: {{name: plain, size: 100}}\nbackbone: {{name: timm, model: test_vit2, image_size: 100"
     recipe = parse_recipe(text + ", arguments: {dynamic_img_size: true}}", "r.yaml")
-    with pytest.raises(ValueError, match=r"100\]: Input height \(100\) should be divisible by patch size"):
-        try_model(build_model(recipe), torch.zeros(1, 3, 100, 100, dtype=torch.uint8))
+    images = images_of_split(recipe.dataset, "train")
+    with pytest.raises(
+        UserError, match=r"^r.yaml:.*transform.size: .*100\]: Input height \(100\) should be divisible by"
+    ):
+        try_model(recipe, build_model(recipe), images)
 
 
 def lite_names(repeats: list[int]) -> list[str]:

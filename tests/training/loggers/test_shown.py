@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from dmlkit.recipe.schema import LoggerName
+from dmlkit.run_folder.documents import Metrics
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training import progress as loggers
-from dmlkit.training.progress import Figures, Logger
+from dmlkit.training.progress import Logger
 from tests.conftest import TINY_RECIPE
 
 RECIPE = TINY_RECIPE.replace("epochs: 3", "epochs: 3, workers: 0, loggers: [tensorboard]")
@@ -21,7 +22,7 @@ Dmlkit = Callable[..., Any]
 class Kept(Logger):
     """Keeps what it is shown; fails as often as it is asked to."""
 
-    shown: list[tuple[int, Figures]] = []  # noqa: RUF012 - of all sessions
+    shown: list[tuple[int, Metrics]] = []  # noqa: RUF012 - of all sessions
     faults: list[BaseException] = []  # noqa: RUF012
     ended: list[bool] = []  # noqa: RUF012
 
@@ -30,7 +31,7 @@ class Kept(Logger):
             raise self.faults.pop()
         self.known_as = known_as or f"run {len(self.shown)}"
 
-    def log(self, figures: Figures, epoch: int) -> None:
+    def log(self, figures: Metrics, epoch: int) -> None:
         self.shown.append((epoch, figures))
         if self.faults:
             raise self.faults.pop()
