@@ -142,10 +142,9 @@ def _need_pgvector(cursor: Any, to: Destination) -> None:
     try:
         cursor.execute("CREATE EXTENSION vector")
     except psycopg.Error as error:
-        message = first_line(error)
         raise UserError(
-            f"{without_password(to.target)}: this database has no pgvector ({message}); install it on the server, and "
-            "let its administrator run CREATE EXTENSION vector"
+            f"{without_password(to.target)}: this database has no pgvector ({first_line(error)}); install it on the "
+            "server, and let its administrator run CREATE EXTENSION vector"
         ) from error
 
 
@@ -284,10 +283,10 @@ def _is_qdrants(folder: Path) -> bool:
     names = {entry.name for entry in folder.iterdir()}
     if not names <= FILES:
         return False
+    if "meta.json" not in names:
+        return True
     try:
-        return "meta.json" not in names or "collections" in json.loads(
-            (folder / "meta.json").read_text(encoding="utf-8")
-        )
+        return "collections" in json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     except ValueError:
         return False
 

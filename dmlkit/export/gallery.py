@@ -77,7 +77,8 @@ def export_gallery(path: Path, output: Path | None) -> tuple[Path, Parity]:
             session: Any = onnxruntime.InferenceSession(partial, providers=["CPUExecutionProvider"])
             differences = list(_differences(session, module, samples, prepared))
         except Exception as error:  # of many kinds, defined in compiled code
-            raise UserError(_refusal(path, "onnxruntime cannot compute its similarity", error)) from error
+            text = f"{path}: onnxruntime cannot compute its similarity ({first_line(error)}); use the gallery itself"
+            raise UserError(text) from error
         if not max(differences) <= TOLERANCE:
             raise UserError(
                 f"{output}: the exported gallery differs from torch by {max(differences):.1e}; nothing was written; "
@@ -150,11 +151,6 @@ def _differences(
         for one, other in zip(module(ready[None]), found, strict=True):
             off = (one - torch.from_numpy(other)).abs() / (1 + one.abs())
             yield off.nan_to_num(nan=torch.inf).max().item()
-
-
-def _refusal(path: Path, what: str, error: Exception) -> str:
-    reason = first_line(error)
-    return f"{path}: {what} ({reason}); use the gallery itself"
 
 
 def is_exported_gallery(path: Path) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from dmlkit import __version__
-from dmlkit.backbones.base import Backbone
+from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.timm import Timm
 from dmlkit.backbones.timm_models import FOLDER, HUB
 from dmlkit.backbones.torchvision import Torchvision
@@ -36,7 +36,7 @@ from dmlkit.export.model import TOLERANCE, Parity, parity_samples
 from dmlkit.files.atomic import atomic_folder, json_text, write_text
 from dmlkit.files.escape import printable
 from dmlkit.files.outputs import writing
-from dmlkit.recipe.file import dump_recipe, parse_recipe
+from dmlkit.recipe.file import dump_recipe, parse_recipe, plain
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
@@ -110,14 +110,15 @@ def export_hub(
     return parity, reason
 
 
-def adapter_section(name: str, backbone: Any) -> str:
+def adapter_section(name: str, config: BackboneConfig) -> str:
     """Return the section of a model card about its adapter, see `write_adapter`."""
-    weights = backbone.weights or ""
+    keys: Any = config  # as in `_base_name`
+    weights: str = keys.weights
     of = Path(weights).name if is_file(weights) else weights
     return f"""
 ## Adapter
 
-`{ADAPTER_WEIGHTS}` has only the low-rank updates, for the network {_cell(_base_name(backbone))} with the weights
+`{ADAPTER_WEIGHTS}` has only the low-rank updates, for the network {_cell(_base_name(config))} with the weights
 {_cell(of)}. `peft.PeftModel.from_pretrained(network, {json.dumps(printable(name))})` adds them to it, without the head.
 """
 
@@ -162,8 +163,7 @@ def public_recipe(recipe: Recipe) -> Recipe:
         path = Path(value.removeprefix(source))
         return f"{source}{path.name}" if path.is_absolute() else value
 
-    text = yaml.safe_dump(shown(yaml.safe_load(dump_recipe(clean))), sort_keys=False)
-    return parse_recipe(text, RECIPE, is_trained=True)
+    return parse_recipe(yaml.safe_dump(shown(plain(clean)), sort_keys=False), RECIPE, is_trained=True)
 
 
 @torch.inference_mode()
@@ -208,12 +208,8 @@ def model_card(name: str, config: HubConfig, recipe: Recipe, figures: CardFigure
     }
     if figures:
         metrics = [{"type": one, "name": one, "value": round(value, 4)} for one, value in figures.metrics.items()]
-        result = {
-            "task": {"type": "image-retrieval"},
-            "dataset": {"type": dataset, "name": dataset},
-            "metrics": metrics,
-        }
-        header["model-index"] = [{"name": name, "results": [result]}]
+        tested: dict[str, Any] = {"task": {"type": "image-retrieval"}, "dataset": {"type": dataset, "name": dataset}}
+        header["model-index"] = [{"name": name, "results": [{**tested, "metrics": metrics}]}]
     front = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
     backbone = " ".join(
         [recipe.backbone.name, *[str(v) for k, v in recipe.backbone if k in ("model", "variant", "size")]]
@@ -289,7 +285,7 @@ OUTSIDE = "base_model.model."  # before the names of a network in peft's files
 OUTPUT = ".out_proj"  # of torch's attention
 
 
-def write_adapter(config: Any, backbone: Backbone, folder: Path) -> str:
+def write_adapter(config: BackboneConfig, backbone: Backbone, folder: Path) -> str:
     """Write the low-rank updates of a backbone into a folder, and return why not if that is not possible.
 
     A layer whose output is not a sum of its own and that of the update, as peft computes it, is stored whole: a
@@ -305,7 +301,7 @@ def write_adapter(config: Any, backbone: Backbone, folder: Path) -> str:
     """
     if not isinstance(config, Timm.Config | Torchvision.Config):
         return f"peft adapts networks of timm and torchvision; this backbone is {config.name}"
-    if config.weights is None:
+    if not config.is_pretrained:
         return "the backbone has no pretrained weights to which the updates could be added"
     assert isinstance(config.tuning, LoRAConfig)
     network = backbone.get_submodule("network")
@@ -329,13 +325,15 @@ def write_adapter(config: Any, backbone: Backbone, folder: Path) -> str:
     return ""
 
 
-def _base_name(config: Any) -> str:
+def _base_name(config: BackboneConfig) -> str:
     """Return the name of the network to which an adapter belongs, e.g. ``timm/resnet18.a1_in1k``."""
+    keys: Any = config  # follow from a constructor, so that type checkers do not know them
     if isinstance(config, Torchvision.Config):
-        return f"torchvision/{config.with_options_only().architecture}"
-    if config.model.startswith(FOLDER):
-        return Path(config.model.removeprefix(FOLDER)).name
-    return config.model.removeprefix(HUB) if config.model.startswith(HUB) else f"timm/{config.model}"
+        return f"torchvision/{keys.with_options_only().architecture}"
+    model: str = keys.model
+    if model.startswith(FOLDER):
+        return Path(model.removeprefix(FOLDER)).name
+    return model.removeprefix(HUB) if model.startswith(HUB) else f"timm/{model}"
 
 
 @torch.no_grad()

@@ -97,7 +97,8 @@ def export_model(
     Raises:
         UserError: a package for the format is missing, or the exported model differs from the run's model.
     """
-    model = lowered.trained.model if lowered else trained.model
+    exported = lowered.trained if lowered else trained
+    model = exported.model
     samples, prepared = parity_samples(trained)
     inputs = torch.stack(prepared)
     with torch.inference_mode():
@@ -129,7 +130,7 @@ def export_model(
                 f"{output}: the exported model differs from the run by {difference:.1e}; nothing was written{advice}"
             )
         manifest = ModelManifest(
-            **dict(describe(lowered.trained if lowered else trained)),
+            **dict(describe(exported)),
             file_format=format,
             input=input_text(inputs, model.samples, takes),
             output=f"embeddings: float32 (batch, {model.manifold.point_dim})",
@@ -152,13 +153,13 @@ def check_model_output(format: ModelFormat, output: Path, sources: Sequence[Path
     Raises:
         UserError: a file exists that such an export did not write; see `check_output`.
     """
-    check_output(output, lambda _: _is_model(format, output), sources=sources)
-    check_output(manifest_path(output), lambda _: _is_model(format, output), sources=sources)
-
-
-def _is_model(format: ModelFormat, output: Path) -> bool:  # noqa: A002
     manifest = manifest_path(output)
-    return ModelManifest.is_at(manifest) and ModelManifest.read(manifest).file_format == format
+
+    def is_model(_: Path) -> bool:
+        return ModelManifest.is_at(manifest) and ModelManifest.read(manifest).file_format == format
+
+    for path in (output, manifest):
+        check_output(path, is_model, sources=sources)
 
 
 def input_text(inputs: Tensor, samples: Samples, takes: ModelInput = "squares") -> str:
@@ -278,11 +279,8 @@ def write_safetensors(written: Written, path: Path) -> Callable[[Tensor], Tensor
     """Write the weights, with everything needed to rebuild the model in the file's metadata."""
     from safetensors.torch import load_file, save_file
 
-    trained = written.trained
-    description = describe(trained)
-    document = description.stamped()
-    recipe = merged_recipe(trained.recipe)
-    metadata = {"dmlkit": json.dumps(document), "recipe": recipe.model_dump_json()}
+    trained, recipe = written.trained, merged_recipe(written.trained.recipe)
+    metadata = {"dmlkit": json.dumps(describe(trained).stamped()), "recipe": recipe.model_dump_json()}
     tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
     save_file(tensors, path, metadata)
     rebuilt: EmbeddingModel = build_model(without_pretrained_weights(recipe), trained.samples.num_features)

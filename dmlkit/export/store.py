@@ -87,8 +87,7 @@ class Destination:
         try:
             yield
         except errors as error:
-            message = first_line(error)
-            raise UserError(f"{self} cannot be written: {message}") from error
+            raise UserError(f"{self} cannot be written: {first_line(error)}") from error
 
 
 class StoreRows(NamedTuple):
