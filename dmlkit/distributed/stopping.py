@@ -56,9 +56,16 @@ def stop_signals(deadline: float = inf) -> Generator[Callable[[Fabric], bool]]:
         yield outer.is_known
         return
     request = StopRequest(deadline)
-    previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled_by(request, signal.SIGINT, signal.SIGTERM):
         yield request.is_known
+
+
+@contextmanager
+def handled_by(handler: Callable[..., Any] | signal.Handlers, *numbers: signal.Signals) -> Generator[None]:
+    """Handle signals by another handler during the block."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, before in previous.items():
+            signal.signal(number, before)

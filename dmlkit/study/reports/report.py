@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, write_text
 from dmlkit.files.escape import as_markdown, markdown, printable
@@ -64,9 +66,7 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
         plot: path of the picture, relative to the document.
         heading: ``#`` for a page of its own, which starts with the statements on which the metrics disagree, or ``##``.
     """
-    claim, source = (
-        markdown(text) for text in (results.claim, ", ".join(filter(None, (results.paper, results.table))))
-    )
+    claim, source = markdown(results.claim), markdown(", ".join(filter(None, (results.paper, results.table))))
     paragraphs = [f"{heading} {claim}", *([f"From: {source}."] if source else [])]
     paragraphs += [markdown(line) for line in missing_lines(results)]
     if heading == "#":
@@ -147,12 +147,12 @@ def missing_lines(results: StudyResults) -> list[str]:
         f"{name} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})" if name in results.variants else name
         for name, seeds in results.missing.items()
     ]
-    lines = (
-        [f"Incomplete; missing: {'; '.join(lacks)}. Differences are over the seeds that both variants have."]
-        if lacks
-        else []
-    )
-    return lines + [f"Failed: {line}" for line in StudyFailures(failed=results.failed).lines()]
+    lines = [f"Failed: {line}" for line in StudyFailures(failed=results.failed).lines()]
+    if lacks:
+        lines.insert(
+            0, f"Incomplete; missing: {'; '.join(lacks)}. Differences are over the seeds that both variants have."
+        )
+    return lines
 
 
 def _setting(results: StudyResults) -> str:
@@ -315,10 +315,7 @@ def _draw_curve(axes: Any, metric: str, variants: list[VariantResults], axis: Ax
         runs = [run[metric] for run in variant.runs.values()]
         axes.plot([value] * len(runs), runs, "o", color=FAINT, markersize=2.5)
     axes.plot(values, means, "o-", color=COLOR, markersize=3.5)
-    low, high = (
-        [mean + sign * size for mean, size in zip(means, sizes, strict=True)]
-        for sign, sizes in ((-1, below), (1, above))
-    )
+    low, high = np.subtract(means, below), np.add(means, above)
     axes.fill_between(values, low, high, color=COLOR, alpha=0.2, linewidth=0)
     if values[0] > 0 and values[-1] / values[0] >= LOG_RATIO:
         axes.set_xscale("log")

@@ -4,8 +4,8 @@ import json
 import platform
 import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import chdir, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import chdir
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import torch
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
-from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
+from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError, handled_by
 from dmlkit.errors import UserError, reason_of
 from dmlkit.loading.batches import limit_workers
 from dmlkit.recipe.plugin import refuse_plugin_files
@@ -163,7 +163,8 @@ def train_run(run: Run, setting: Setting, board: Any) -> Outcome:
     """Train a run; Ray calls this on one of the cluster's machines."""
     import ray
 
-    with _stoppable():
+    # Ray cancels a task by SIGINT and ends a worker by SIGTERM
+    with handled_by(_RepeatableStop(), signal.SIGINT, signal.SIGTERM):
         try:
             sys.argv = setting.command
             torch.set_num_threads(setting.processors)
@@ -190,18 +191,6 @@ class _RepeatableStop(StopRequest):
 
     def __call__(self, *_: Any) -> None:
         self.came = True
-
-
-@contextmanager
-def _stoppable() -> Generator[None]:
-    """Treat SIGINT, by which Ray cancels a task, and SIGTERM, by which it ends a worker, as stop requests."""
-    request = _RepeatableStop()
-    previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def start_board() -> Any:

@@ -277,10 +277,9 @@ def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fab
     protocol, found = study.config.protocol, dict[str, ExtraFigures]()
     for name, choice in choices.items():
         runs = folder / "runs" / name / choice.candidate.label
-        files = {seed: sorted((runs / f"seed-{seed}").rglob("summary.json")) for seed in choice.figures}
-        summaries = {seed: [Summary.read(file) for file in models] for seed, models in files.items()}
-        last = {seed: _last(protocol, models) for seed, models in summaries.items()}
-        recipe, untouched = choice.candidate.recipe, next(iter(summaries.values()))[0].untouched
+        models = {seed: [Summary.read(path) for path in summaries(runs / f"seed-{seed}")] for seed in choice.figures}
+        last = {seed: _last(protocol, some) for seed, some in models.items()}
+        recipe, untouched = choice.candidate.recipe, next(iter(models.values()))[0].untouched
         untrained = untouched.test if untouched else None
         if not recipe.backbone.is_pretrained:
             recipe = fold_recipe(recipe, 0) if protocol == "reality_check" else recipe

@@ -3,10 +3,9 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children, connection, get_context, parent_process
 from multiprocessing.queues import SimpleQueue
@@ -19,7 +18,7 @@ from lightning_fabric import Fabric
 
 from dmlkit.distributed.device_name import count_cores
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError
+from dmlkit.distributed.stopping import StopRequest, TrainingStoppedError, handled_by
 from dmlkit.errors import UserError, reason_of
 from dmlkit.loading.batches import limit_workers
 from dmlkit.recipe.plugin import load_file, plugin_files
@@ -112,7 +111,8 @@ def train_at_once(
     pending: set[Future[None]] = set()
     with ProcessPoolExecutor(jobs, context, _begin, (events, devices, listen, cores, threads, plugin_files())) as pool:
         try:
-            with _ignored(signal.SIGINT):  # Ctrl-C goes to every process, but only this one shall stop the others
+            # Ctrl-C goes to every process, but only this one shall stop the others: they start with it ignored
+            with handled_by(signal.SIG_IGN, signal.SIGINT):
                 names = {pool.submit(_train, run, protocol): run.name for run in runs}
             pending.update(names)
             while pending:
@@ -178,16 +178,6 @@ def _device(fabric: Fabric, job: int) -> str:
     """Return the device of a process: GPUs in turn, starting with that of the first process."""
     kind, index = fabric.device.type, fabric.device.index
     return f"cuda:{(index + job) % torch.cuda.device_count()}" if kind == "cuda" else kind
-
-
-@contextmanager
-def _ignored(number: signal.Signals) -> Generator[None]:
-    """Ignore a signal during the block; processes that start in it ignore the signal permanently."""
-    previous = signal.signal(number, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(number, previous)
 
 
 def _begin(
