@@ -131,7 +131,8 @@ class ModelOptions:
     """Options on the model that embeds new images."""
 
     run: Annotated[
-        Path | None, option("RUN", "Run that embeds new images. Default: the run that SOURCE names.", check=require_run)
+        Path | None,
+        option("RUN", "Run that embeds new images. Default: the one that embedded the others.", check=require_run),
     ] = None
     device: ModelDevice = "auto"
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmlkit.cli.option_groups import FusedModelOptions
-from dmlkit.cli.options import USE, QueryPath, SourcePath, Writes, examples, option, with_common_options
+from dmlkit.cli.options import USE, Writes, argument, examples, option, with_common_options
 from dmlkit.cli.search import check_device
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_folder
-from dmlkit.files.source import REVIEW_MARK, kind_of
+from dmlkit.files.source import REVIEW_MARK, kind_of, require_queries, require_source
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,8 +30,18 @@ app = typer.Typer()
 )
 @with_common_options
 def review(
-    gallery: SourcePath,
-    images: QueryPath,
+    gallery: Annotated[
+        Path,
+        argument("GALLERY", "Gallery, run, embeddings folder, or .npy file (N, D) of vectors.", check=require_source),
+    ],
+    images: Annotated[
+        Path,
+        argument(
+            "INBOX",
+            "Image, video, folder or table of images, or embeddings (as GALLERY) of the same model.",
+            check=require_queries,
+        ),
+    ],
     output: Annotated[
         Path,
         Writes(check_folder, REVIEW_MARK, "a review"),

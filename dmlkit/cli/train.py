@@ -84,7 +84,7 @@ def train(
         resolve_device(device)
         print_experiment(resolved, Console())
         return
-    train_and_print(resolved, folder, device, resume=resume, overwrite=overwrite)
+    train_and_print(resolved, folder, device, resume=resume, overwrite=overwrite, has_next=from_review is None)
     if from_review is not None:
         print_comparison(from_review, folder, device)
 
@@ -145,9 +145,20 @@ def print_comparison(review: Path, run: Path, device: str) -> None:
 
 
 def train_and_print(
-    recipe: "Recipe", output: Path, device: str, *, resume: bool, overwrite: bool, basis: "Basis | None" = None
+    recipe: "Recipe",
+    output: Path,
+    device: str,
+    *,
+    resume: bool,
+    overwrite: bool,
+    basis: "Basis | None" = None,
+    has_next: bool = True,
 ) -> None:
-    """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`."""
+    """Train a recipe and print the epochs, the figures of the checkpoints and the costs; see `dmlkit.train`.
+
+    Args:
+        has_next: print the next command.
+    """
     from rich.console import Console
 
     from dmlkit.cli.console import counted, say, say_metrics, say_prose
@@ -186,6 +197,8 @@ def train_and_print(
         images = counted(len(summary.skipped_images), "image", "images")
         say(console, f"{images} could not be read; summary.json lists them")
     say(console, f"run folder: {output}")
+    if not has_next:
+        return
     place = command_word(output)
     use = f"eval {place}" if summary.last.test else f"gallery create {place} IMAGES -o GALLERY"
     say(console, f"next: dmlkit {use}")

@@ -279,7 +279,8 @@ async def restore(server: Writer, wanted: WantedVersion) -> dict[str, Any]:
 async def add_reviewed(server: Writer, request: Request) -> dict[str, Any]:
     """Add the images of the review with their labels to the gallery, as a new version."""
     images = await asyncio.to_thread(review_of(request).to_add)
-    return await server.answered([], lambda _: server.service.add_listed(images))
+    found = await asyncio.to_thread(server.service.add_listed, images)
+    return {**found, "version": await server.answered([], lambda _: server.service.snapshot.version)}
 
 
 def make_app(service: Service, access: Access, *, review: Path | None = None) -> FastAPI:

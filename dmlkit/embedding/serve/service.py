@@ -123,12 +123,12 @@ class Task(NamedTuple):
 
 
 class Service:
-    """Model and points of a server. All work runs on one thread, in the order in which it came.
+    """Model and points of a server. All work but `add_listed` runs on one thread, in the order in which it came.
 
     Other processes may change a gallery meanwhile: each request sees its newest version. The model is opened on that
-    thread too, because torch keeps idle threads for each thread that has computed: with those of a second one there are
-    more than processors, and then they sleep between two operations, which takes 1.5 times as long (Lite0, 2 cores).
-    Only torch's work on a batch with images for all cores is divided among further threads, see `_embed`.
+    thread too, because torch keeps idle threads for each thread that has computed on several cores: with those of a
+    second one there are more than processors, and then they sleep between two operations, which takes 1.5 times as long
+    (Lite0, 2 cores). Torch's work on a batch with images for all cores is divided among further threads, see `_embed`.
 
     Args:
         source: run, folder of embeddings or gallery.
@@ -275,8 +275,7 @@ class Service:
                 folder.mkdir(exist_ok=True)
                 with atomic_write(place) as partial:
                     partial.write_bytes(content)
-            model = self.embedder.trained
-            found = add_images(self.source, place, label=label, trained=model, model=self.chosen)
+            found = add_images(self.source, place, label=label, trained=self.embedder.trained, model=self.chosen)
             added += found.added
             messages += [one.replace(os.path.abspath(place), name) for one in found.repeated + found.skipped]  # noqa: PTH100
             # another process may have added the same image meanwhile
@@ -285,14 +284,15 @@ class Service:
         return {"added": added, "messages": messages, "version": self._reopen()}
 
     def add_listed(self, images: Sequence[LabelledImage]) -> dict[str, Any]:
-        """Add image files to the gallery, in one version.
+        """Add image files to the gallery, in one version, on the calling thread, with a model of its own.
 
         Raises:
-            UserError: the source is no gallery, or the disk is full.
+            UserError: the source is no gallery, its run is missing, or the disk is full.
         """
         self._require_gallery()
-        found = add_images(self.source, images, trained=self.embedder.trained, model=self.chosen)
-        return {"added": found.added, "messages": [*found.repeated, *found.skipped], "version": self._reopen()}
+        torch.set_num_threads(1)  # of this thread: requests need the other cores
+        found = add_images(self.source, images, model=self.chosen)
+        return {"added": found.added, "messages": [*found.repeated, *found.skipped]}
 
     def remove(self, labels: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
         """Remove images from the gallery.

@@ -52,6 +52,9 @@ def test_a_model_is_trained_on_a_review_and_compared_on_what_it_has_not_seen(dml
     settings = ("--set", "sampler={name: random, batch_size: 8}", "--device", "cpu")
     result = dmlkit(*words, *settings)
     assert result.code == 0, result.err
+    assert [line.split()[:4] for line in result.out.splitlines() if line.startswith("next: ")] == [
+        ["next:", "dmlkit", "gallery", "create"]
+    ]
     dataset = RunFolder(reviewed / "new").recipe().dataset
     known = labels_of(reviewed / "review" / "train_new.csv", Path(dataset.model_dump()["root"]))
     found = ReviewFolder(reviewed / "review")

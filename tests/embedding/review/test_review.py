@@ -40,6 +40,11 @@ def inbox(place: Path, tmp_path: Path) -> tuple[Path, Path]:  # noqa: F811
     return tmp_path / "gallery", tmp_path / "inbox"
 
 
+def test_help_names_the_gallery_and_the_inbox(dmlkit):
+    shown = dmlkit("review", "--help").out
+    assert "{GALLERY} {INBOX}" in shown and "SOURCE" not in shown and "QUERIES" not in shown
+
+
 def test_answers_are_read_up_to_the_first_empty_one(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
     gallery, images = inbox
     words, folder = ("review", gallery, images, "-o", tmp_path / "review", "--device", "cpu"), tmp_path / "review"

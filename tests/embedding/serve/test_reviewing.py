@@ -4,8 +4,10 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,12 @@ import pytest
 pytest.importorskip("fastapi", reason="needs dmlkit[serve]")
 from fastapi.testclient import TestClient
 
-from dmlkit.embedding.gallery.change import create_gallery
+from dmlkit.embedding.gallery.change import add_images, create_gallery
 from dmlkit.embedding.questions.why import explain
 from dmlkit.embedding.review import journal
 from dmlkit.embedding.review.folder import ReviewFolder
 from dmlkit.embedding.review.table import review
+from dmlkit.embedding.serve import service as serving
 from dmlkit.embedding.serve.app import make_app
 from dmlkit.embedding.serve.requests import Access
 from dmlkit.embedding.serve.service import Service
@@ -121,6 +124,27 @@ def test_answers_of_the_page_are_those_of_the_table_and_reach_the_gallery(folder
     assert client.post("/v1/gallery/restore", json={"version": 1}).json()["images"] == before
     repeated = review(folder / "gallery", folder / "inbox", folder / "review", model=ON_CPU)
     assert repeated.statement()._asdict() == {name: now[name] for name in repeated.statement()._asdict()}
+
+
+def test_requests_are_answered_while_a_review_is_added(folder: Path, serve: Any, monkeypatch: pytest.MonkeyPatch):
+    client, started, release = serve(), threading.Event(), threading.Event()
+
+    def wait(*words: Any, **options: Any) -> Any:
+        started.set()
+        assert release.wait(END), "no request was answered meanwhile"
+        return add_images(*words, **options)
+
+    monkeypatch.setattr(serving, "add_images", wait)
+    photo = [("images", ("a.jpg", (folder / "inbox" / "0.jpg").read_bytes()))]
+    with ThreadPoolExecutor() as pool:
+        adding = pool.submit(client.post, "/v1/review/add")
+        assert started.wait(END)
+        before = client.post("/v1/search?k=1", files=photo).json()["queries"][0]["nearest"][0]
+        release.set()
+        added = adding.result().json()
+    after = client.post("/v1/search?k=1", files=photo).json()["queries"][0]["nearest"][0]
+    assert added["version"] == client.get("/v1/info").json()["version"]
+    assert before["path"] != after["path"] == str(folder / "inbox" / "0.jpg")
 
 
 def test_why_is_that_of_the_command(folder: Path, place: Path, serve: Any):  # noqa: F811
