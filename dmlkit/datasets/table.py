@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.files.boxes import ROUNDING
 from dmlkit.datasets.files.class_names import cut_between_groups, in_groups, label_set, path_fault
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.datasets.files.paths import SUSPICIOUS, inside, leaves_root
@@ -128,13 +129,14 @@ class TableRows:
             separator=self.separator,
         )
 
-    def _where(self, row: int) -> str:
+    def where(self, row: int) -> str:
+        """Return the place of a row in its file, for messages."""
         if self.file == self.root:
             return f"{self.root / self.table['path'][row].as_py()}"
         return f"{self.file}:{row + 2}" if is_csv(self.file) else f"{self.file}: row {row + 1}"
 
     def _refuse(self, rows: np.ndarray, fault: str) -> None:
-        self.faults += [f"{self._where(row)}: {fault}" for row in rows.tolist()]
+        self.faults += [f"{self.where(row)}: {fault}" for row in rows.tolist()]
         self.keep[rows] = False
 
     def _encoded(self, name: str, blank: str = "") -> tuple[list[str], np.ndarray]:
@@ -157,7 +159,7 @@ class TableRows:
         outside = [row for row, name in zip(suspects.tolist(), safe, strict=True) if name is None]
         if outside:  # often all rows, by the same mistake: a line for the first one
             more = f"; so do {len(outside) - 1} more rows" if len(outside) > 1 else ""
-            self.faults.append(leaves_root(self._where(outside[0]), names[outside[0]].as_py(), self.root) + more)
+            self.faults.append(leaves_root(self.where(outside[0]), names[outside[0]].as_py(), self.root) + more)
             self.keep[outside] = False
         mask = np.zeros(len(names), dtype=bool)
         mask[suspects] = True
@@ -175,7 +177,7 @@ class TableRows:
         found = {name: fault for name, (_, fault) in sets.items()} if sets else self._path_faults(names)
         faults = {code: found.get(name) for code, name in enumerate(names)}
         wrong = np.isin(codes, [code for code, fault in faults.items() if fault]).nonzero()[0]
-        self.faults += [f"{self._where(row)}: {faults[codes[row]]}" for row in wrong.tolist()]
+        self.faults += [f"{self.where(row)}: {faults[codes[row]]}" for row in wrong.tolist()]
         self.keep[wrong] = False
         if sets:  # b|a is the set a|b
             places = {name: place for place, name in enumerate(dict.fromkeys(one for one, _ in sets.values()))}
@@ -270,16 +272,16 @@ class TableRows:
         boxes = np.stack(columns, axis=1)
         left, top, right, bottom = boxes.T
         is_blank = np.isnan(boxes)
-        is_wrong = (left >= right) | (top >= bottom) | (left < 0) | (top < 0) | np.isinf(boxes).any(1)
+        is_wrong = (left >= right) | (top >= bottom) | (boxes < -ROUNDING).any(1) | np.isinf(boxes).any(1)
         is_wrong |= is_blank.any(1) & ~is_blank.all(1)
         for row in is_wrong.nonzero()[0].tolist():
             shown = ", ".join(f"{name} {side:g}" for name, side in zip(BOX, boxes[row], strict=True))
             self.faults.append(
-                f"{self._where(row)}: got the box {shown.replace('nan', 'blank')}; expected 0 <= x1 < x2 and "
+                f"{self.where(row)}: got the box {shown.replace('nan', 'blank')}; expected 0 <= x1 < x2 and "
                 "0 <= y1 < y2 in pixels, or four blank cells for the full image"
             )
         self.keep &= ~is_wrong
-        return boxes
+        return np.maximum(boxes, 0.0)  # NaN stays
 
     def _refuse_repeated(self, names: Any, labels: np.ndarray, boxes: np.ndarray | None) -> None:
         """Report images listed twice, which would find themselves; another box is another image."""
@@ -295,7 +297,7 @@ class TableRows:
             if before != row:
                 other = "" if labels[row] == labels[before] else ", with another label"
                 self.faults.append(
-                    f"{self._where(row)}: {names[row].as_py()} is already listed in {self._where(before)}{other}; list "
+                    f"{self.where(row)}: {names[row].as_py()} is already listed in {self.where(before)}{other}; list "
                     "each image once, or with different boxes"
                 )
                 self.keep[row] = False

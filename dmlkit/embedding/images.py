@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.files.boxes import Boxes, read_boxes
+from dmlkit.datasets.files.boxes import Boxes, check_boxes, read_boxes
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.listing import Listing
@@ -122,7 +122,8 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
         depth: number of folders that a label names, e.g. 2 for ``genus/species``, see `label_depth`.
 
     Raises:
-        UserError: there are no images, a name is not UTF-8, or the table lacks the column, or see `read_boxes`.
+        UserError: there are no images, a name is not UTF-8, the table lacks the column, or see `read_boxes` and
+            `check_boxes`.
     """
     if labels not in (None, FOLDER, NONE) and not _is_table(source):
         raise UserError(f"--labels {labels}: {source} is not a table, so it has no columns; use {FOLDER} or {NONE}")
@@ -131,7 +132,9 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
     if _is_table(source):
         column = None if labels == NONE else labels or LABEL
         rows = TableRows(read_images_table(source, column), source, source.parent)
-        return _listed(rows.listing(), has_labels=column is not None)
+        dataset = _listed(rows.listing(), has_labels=column is not None)
+        check_boxes(dataset, source, rows.where)
+        return dataset
     if source.is_file():
         return ImageList([str(source)])
     if not source.is_dir():

@@ -187,6 +187,70 @@ def test_mistakes_of_json(photos: Path, tmp_path: Path, data: object, message: s
     assert "\n" not in str(raised.value) and "boxes.json" in str(raised.value)
 
 
+def right_border(kind: str, photos: Path, folder: Path, *lefts: int) -> tuple[Path, Boxes | None]:
+    """A good box of b.png, and for every format the same boxes of a.png, 10 pixels wide; the image has 40."""
+    if kind == "table":
+        rows = "".join(f"a.png,fox,{left},0,{left + 10},10\n" for left in lefts)
+        return write(photos / "t.csv", f"path,label,x1,y1,x2,y2\ndeer/b.png,fox,0,0,9,9\n{rows}"), None
+    if kind == "coco":
+        found = [{"image_id": 9, "bbox": [left, 0, 10, 10]} for left in lefts]
+        good = {"image_id": 7, "bbox": [0, 0, 9, 9]}
+        return photos, Boxes(write(folder / "boxes.json", {**COCO, "annotations": [good, *found]}))
+    if kind == "megadetector":
+        found = [{"category": "1", "conf": 0.9, "bbox": [left / 40, 0, 0.25, 1 / 3]} for left in lefts]
+        good = {"file": "deer/b.png", "detections": [{"category": "1", "conf": 0.9, "bbox": [0, 0, 1, 1]}]}
+        return photos, Boxes(write(folder / "md.json", {"images": [good, {"file": "a.png", "detections": found}]}))
+    lines = "".join(f"0 {(left + 5) / 40} {1 / 6} 0.25 {1 / 3}\n" for left in lefts)
+    return photos, Boxes(yolo(folder / "labels", a=lines, b="0 .5 .5 1 1\n"))
+
+
+@pytest.mark.parametrize("kind", ["table", "coco", "megadetector", "yolo"])
+def test_boxes_outside_of_their_images_are_refused_alike(photos: Path, tmp_path: Path, kind: str):
+    """Even if other boxes are good: the number of all, the first three with image, box and size, and what to do."""
+    source, boxes = right_border(kind, photos, tmp_path, 32, 33, 34, 35, 36)
+    with pytest.raises(UserError) as raised:
+        images_at(source, boxes=boxes)
+    first, *others = str(raised.value).splitlines()
+    assert "5 problems; correct these boxes, or remove them; the first 3:" in first
+    assert str((boxes and boxes.source) or source) in first
+    found = [line.partition("the box ")[2] for line in others]
+    image = photos / "a.png"
+    assert found == [
+        f"({left}, 0, {left + 10}, 10) of {image} is not inside the 40 x 30 image" for left in (32, 33, 34)
+    ]
+    source, boxes = right_border(kind, photos, tmp_path, 31)  # 1 pixel is rounding: the box is cut
+    assert crops(images_at(source, boxes=boxes))[-1 if kind != "yolo" else 0][2] == (31, 0, 40, 10)
+
+
+def test_a_table_is_refused_for_the_place_of_its_box_but_not_for_an_image_that_is_missing(photos: Path):
+    """A missing image is skipped by the command that reads it; a box that rounds to no pixels is refused."""
+    head = "path,label,x1,y1,x2,y2\na.png,fox,-0.6,0,9,9\nz.png,fox,0,0,99,99\ndeer/b.png,fox,,,,\n"
+    dataset = images_at(write(photos / "t.csv", head))
+    assert [dataset.box(row) for row in range(3)] == [Box(0, 0, 9, 9), Box(0, 0, 99, 99), None]
+    for sides, reason in (("5,0,5.2,9", "empty; expected left < right"), ("0,0,9,32", "not inside the 40 x 30 image")):
+        table = write(photos / "t.csv", f"{head}deer/b.png,fox,{sides}\n")
+        with pytest.raises(
+            UserError, match=rf"t.csv:5: the box .* of .*b.png is {reason}.*; correct this box"
+        ) as raised:
+            images_at(table)
+        assert "\n" not in str(raised.value)
+
+
+def test_different_mistakes_are_in_one_message(photos: Path, tmp_path: Path):
+    """Not only those of the first kind: an unknown image, a name outside, a box outside and a value that is no box."""
+    annotations = [{"image_id": 4, "bbox": [0, 0, 1, 1]}, {"image_id": 9, "bbox": [35, 0, 10, 10]}]
+    file = write(tmp_path / "boxes.json", {**COCO, "annotations": annotations})
+    with pytest.raises(UserError, match="2 problems; correct these boxes, or remove them:\n") as raised:
+        images_at(photos, boxes=Boxes(file))
+    assert "image_id 4 is not one" in str(raised.value) and "is not inside" in str(raised.value)
+    labels = yolo(tmp_path / "labels", a="0 .5 .5\n0 1 1 1 1\n", b="x\n", c="0 .5 .5 1 1\n")
+    with pytest.raises(UserError, match=r"4 problems; .* the first 3:\n.*a.txt:1: got.*\n.*a.txt:2: the box"):
+        images_at(photos, boxes=Boxes(labels))
+    values = [{"image_id": [], "bbox": [0, 0, 1]}, {"image_id": 9, "bbox": [0, 0, 1, 1]}]
+    with pytest.raises(UserError, match=r"2 problems; .*\n.*0.image_id: .*\n.*0.bbox.3: field required"):
+        images_at(photos, boxes=Boxes(write(file, {**COCO, "annotations": values})))
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

@@ -1,20 +1,23 @@
-"""Boxes of images from other programs: YOLO's text files, COCO's annotations, and MegaDetector's output."""
+"""Boxes of images: YOLO's text files, COCO's annotations, MegaDetector's output, and the check of those of tables."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from glob import escape
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import upright_size
-from dmlkit.datasets.files.paths import inside, raise_faults
+from dmlkit.datasets.files.paths import inside
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.image_file import BadImageError, Box, decoding
 from dmlkit.files.regular import EXTENSIONS, read_text
 
+MOST_LISTED = 3  # problems in a message: a wrong unit or other sizes of images are the same problem in each box
 ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are written with few digits
 LEAST_CONFIDENCE = 0.2  # of a detected box
 ANIMAL = "animal"  # the category of MegaDetector that is used, instead of persons and vehicles
@@ -89,13 +92,12 @@ def read_boxes(images: Path, boxes: Path, confidence: float | None) -> list[Imag
 
     Raises:
         UserError: a file cannot be read, an image is missing, a box is empty or not inside its image, or there are no
-            boxes; the message has one line for each problem.
+            boxes; see `_refuse`.
     """
     root, least = images if images.is_dir() else images.parent, LEAST_CONFIDENCE if confidence is None else confidence
-    rows = _yolo(root, boxes) if boxes.is_dir() else _json(boxes)
     faults, found, sizes = list[str](), list[ImageBox](), dict[str, tuple[int, int]]()
     unsure = list[float]()
-    for row in rows:
+    for row in _yolo(root, boxes, faults) if boxes.is_dir() else _json(boxes, faults):
         name = inside(root, row.name)
         if name is None:
             faults.append(f"{row.where}: {row.name!r} is outside of {root}; expected a name relative to this folder")
@@ -113,7 +115,7 @@ def read_boxes(images: Path, boxes: Path, confidence: float | None) -> list[Imag
             found.append(ImageBox(path, _box_of(row, path, *sizes[path]), row.label))
         except BadImageError as error:
             faults.append(f"{row.where}: {error}")
-    raise_faults(faults)
+    _refuse(f"--boxes {boxes}", faults)
     if not found:
         reason = "; expected at least one (of MegaDetector's boxes those of animals are used)"
         if unsure:
@@ -132,28 +134,86 @@ def _box_of(row: _Found, path: str, width: int, height: int) -> Box:
     left, top, across, down = row.numbers
     if row.is_share:
         left, across, top, down = left * width, across * width, top * height, down * height
-    right, bottom = left + across, top + down
+    return _fitted((left, top, left + across, top + down), path, width, height)
+
+
+def _fitted(sides: Four, path: str, width: int, height: int) -> Box:
+    """Return a box in pixels, cut at the border of its image if it exceeds it by at most `ROUNDING`.
+
+    Raises:
+        BadImageError: it is not inside the image, or has no pixels.
+    """
+    left, top, right, bottom = sides
     is_inside = min(left, top, width - right, height - bottom) >= -ROUNDING
     box = Box(max(0.0, left), max(0.0, top), min(float(width), right), min(float(height), bottom))
     if not is_inside or round(box.left) >= round(box.right) or round(box.top) >= round(box.bottom):
-        raise BadImageError(
-            f"the box ({left:g}, {top:g}, {right:g}, {bottom:g}) of {path} is "
-            f"{'empty' if is_inside else f'not inside the {width} x {height} image'}; expected left < right and top < "
-            "bottom in pixels"
-        )
+        wrong = f"not inside the {width} x {height} image"
+        if is_inside:
+            wrong = "empty; expected left < right and top < bottom in pixels"
+        raise BadImageError(f"the box ({left:g}, {top:g}, {right:g}, {bottom:g}) of {path} is {wrong}")
     return box
 
 
-def _yolo(root: Path, folder: Path) -> Iterator[_Found]:
-    """Yield the boxes of text files, sorted by their paths.
+def check_boxes(dataset: Dataset, source: Path, where: Callable[[int], str]) -> None:
+    """Check the boxes of a table against the sizes of their images, by the rule for boxes of other programs.
+
+    A box that exceeds its image by at most a pixel is cut at the border. An image that cannot be read is left to the
+    command that reads it.
+
+    Args:
+        dataset: images of the table; its ``boxes`` are changed.
+        source: the table.
+        where: place of a row in the table.
 
     Raises:
-        UserError: a line is not a box, or a file has no image.
+        UserError: a box is not inside its image, see `_refuse`.
+    """
+    if dataset.boxes is None:
+        return
+    faults, sizes, boxes = list[str](), dict[str, tuple[int, int] | None](), dataset.boxes.copy()
+    for row, path in enumerate(dataset.paths):
+        if (box := dataset.box(row)) is None:
+            continue
+        if path not in sizes:
+            sizes[path] = None
+            with suppress(BadImageError), decoding(path):
+                sizes[path] = upright_size(path)
+        left, top, right, bottom = (round(side) for side in box[:4])
+        if (size := sizes[path]) is None or (left < right <= size[0] and top < bottom <= size[1]):
+            continue  # a box that is inside after rounding keeps its numbers, of which ids of galleries are made
+        try:
+            boxes[row] = _fitted(box[:4], path, *size)[:4]
+        except BadImageError as error:
+            faults.append(f"{where(row)}: {error}")
+    _refuse(str(source), faults)
+    dataset.boxes = boxes
+
+
+def _refuse(source: str, faults: Sequence[str]) -> None:
+    """Raise an error with the first three problems of boxes, and the number of all, if there are any.
+
+    Raises:
+        UserError: there is a problem.
+    """
+    if len(faults) == 1:
+        raise UserError(f"{faults[0]}; correct this box, or remove it")
+    if faults:
+        listed = faults[:MOST_LISTED]
+        first = "" if len(faults) == len(listed) else f"; the first {len(listed)}"
+        raise UserError(
+            "\n".join([f"{source}: {len(faults):,} problems; correct these boxes, or remove them{first}:", *listed])
+        )
+
+
+def _yolo(root: Path, folder: Path, faults: list[str]) -> Iterator[_Found]:
+    """Yield the boxes of text files, sorted by their paths; report lines that are no boxes, and files without image.
+
+    Raises:
+        UserError: there are no text files, or one cannot be read.
     """
     files = [file for file in sorted(folder.rglob("*.txt")) if file.name != CLASSES]
     if not files:
         raise UserError(f"--boxes {folder}: this folder has no text files; expected one per image, as YOLO writes them")
-    faults = list[str]()
     for file in files:
         near = (root / file.relative_to(folder)).parent.glob(f"{escape(file.stem)}.*")
         images = sorted(path for path in near if path.stem == file.stem and path.suffix.lower() in EXTENSIONS)
@@ -170,7 +230,6 @@ def _yolo(root: Path, folder: Path) -> Iterator[_Found]:
                 _, x, y, width, height, sure = [*numbers, 1.0][:6]
                 sides = x - width / 2, y - height / 2, width, height
                 yield _Found(f"{file}:{number}", str(images[0].relative_to(root)), sides, True, confidence=sure)
-    raise_faults(faults)
 
 
 def _numbers(line: str) -> list[float]:
@@ -220,8 +279,8 @@ class _MegaDetector(BaseModel):
     detection_categories: dict[str, str] = {}
 
 
-def _json(file: Path) -> Iterator[_Found]:
-    """Yield the boxes of a file of COCO's annotations or of MegaDetector.
+def _json(file: Path, faults: list[str]) -> Iterator[_Found]:
+    """Yield the boxes of a file of COCO's annotations or of MegaDetector; report entries that are none.
 
     Raises:
         UserError: the file cannot be read, or is neither.
@@ -232,7 +291,7 @@ def _json(file: Path) -> Iterator[_Found]:
         raise UserError(f"--boxes {file}: cannot read this JSON file: {error}") from error
     try:
         if isinstance(data, dict) and "annotations" in data:
-            yield from _coco(file, _Coco.model_validate(data))
+            yield from _coco(file, _Coco.model_validate(data), faults)
         elif isinstance(data, dict) and "images" in data:
             yield from _megadetector(file, _MegaDetector.model_validate(data))
         else:
@@ -240,34 +299,32 @@ def _json(file: Path) -> Iterator[_Found]:
                 f"--boxes {file}: expected an object with images and annotations (COCO) or detections (MegaDetector)"
             )
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UserError(
-            f"--boxes {file}: {place}: {first['msg'].lower()}, got {excerpt(repr(first['input']))}"
-        ) from None
+        wrong = dict[str, str]()  # a value that may be a number or text has two errors
+        for one in error.errors(include_url=False, include_context=False):
+            place = ".".join(str(part) for part in one["loc"] if part not in ("int", "str"))
+            wrong.setdefault(place, f"{one['msg'].lower()}, got {excerpt(repr(one['input']))}")
+        faults += [f"--boxes {file}: {place}: {fault}" for place, fault in wrong.items()]
 
 
-def _by_id(where: str, named: Sequence[tuple[Name, str]]) -> dict[Name, str]:
-    """Return names by their ids.
-
-    Raises:
-        UserError: two names have one id.
-    """
+def _by_id(where: str, named: Sequence[tuple[Name, str]], faults: list[str]) -> dict[Name, str]:
+    """Return names by their ids; report two names with one id."""
     found: dict[Name, str] = {}
     for number, (one, name) in enumerate(named):
         if found.setdefault(one, name) != name:
-            raise UserError(f"{where}.{number}: id {one!r} is that of {found[one]} and of {name}; expected one id each")
+            faults.append(f"{where}.{number}: id {one!r} is that of {found[one]} and of {name}; expected one id each")
     return found
 
 
-def _coco(file: Path, data: _Coco) -> Iterator[_Found]:
-    names = _by_id(f"{file}: images", [(image.id, image.file_name) for image in data.images])
-    labels = _by_id(f"{file}: categories", [(category.id, category.name) for category in data.categories])
+def _coco(file: Path, data: _Coco, faults: list[str]) -> Iterator[_Found]:
+    names = _by_id(f"{file}: images", [(image.id, image.file_name) for image in data.images], faults)
+    labels = _by_id(f"{file}: categories", [(category.id, category.name) for category in data.categories], faults)
+    if faults:  # which image a box belongs to is unknown
+        return
     for number, one in enumerate(data.annotations):
         where = f"{file}: annotations.{number}"
         if one.image_id not in names:
-            raise UserError(f"{where}: image_id {one.image_id!r} is not one of the images")
-        if one.bbox is not None:
+            faults.append(f"{where}: image_id {one.image_id!r} is not one of the images")
+        elif one.bbox is not None:
             label = None if one.category_id is None else labels.get(one.category_id)
             yield _Found(where, names[one.image_id], one.bbox, is_share=False, label=label, confidence=one.score)
 

@@ -57,6 +57,7 @@ from dmlkit.run_folder.folder import RunFolder
 USUAL_FPIR = 0.01
 """Requested FPIR, if none is given and the images allow it."""
 LEAST_ACCEPTED = 5  # images of absent labels that get a label: fewer say little about their rate
+SECOND_IMAGE = "add a second image of some labels"  # an image is decided on without itself
 STALE = 0.2  # share of the images that may change before a gallery is calibrated again
 
 
@@ -356,7 +357,7 @@ def _measured(
     if trials.absent.all():
         raise UserError(
             f"{gallery.path}: each label has a single image, so that neither probabilities nor the rate of misses can "
-            "be measured; add a second image of some labels"
+            f"be measured; {SECOND_IMAGE}"
         )
     return trials, is_optimistic
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from dmlkit.datasets.files.boxes import Boxes
@@ -26,7 +27,7 @@ from dmlkit.embedding.questions.answers import (
     are_nearest,
     known_labels,
 )
-from dmlkit.embedding.questions.calibration import acceptance_of, group_probability, labeled_decider
+from dmlkit.embedding.questions.calibration import SECOND_IMAGE, acceptance_of, group_probability, labeled_decider
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.probability import estimate_probability
 from dmlkit.embedding.questions.search import RERANKED, RerankedGallery, check_together, nearest, open_searched
@@ -171,10 +172,10 @@ class Identifier:
         if threshold is None and self.acceptance is not None:
             self.least_probability = self.acceptance.threshold
         elif threshold is None and is_scored:
-            self.note = _advice(self.source, None)
+            self.note = _advice(self.source, None, self.decider)
         elif threshold is None:
             threshold = _pair_threshold(self.source)
-            self.note = _advice(self.source, threshold)
+            self.note = _advice(self.source, threshold, self.decider)
         self.threshold = threshold
         self.sigmoids: dict[int, Sigmoid | None] = {}  # by the size of a group
 
@@ -253,12 +254,15 @@ class Identifier:
         return self.sigmoids[size]
 
 
-def _advice(searched: PointSet, threshold: float | None) -> str:
+def _advice(searched: PointSet, threshold: float | None, decider: Decider) -> str:
     """Return what to do about a threshold that is missing or answers another question."""
     what = "no image is unknown without a threshold" if threshold is None else "this threshold is for pairs of images"
     if not isinstance(searched, GalleryFolder):
         return f"{what}; use --threshold, or calibrate a gallery"
-    return f"{what}; run dmlkit calibrate {command_word(searched.source)} to choose one for this gallery"
+    command = f"run dmlkit calibrate {command_word(searched.source)} to choose one for this gallery"
+    if np.bincount(decider.codes).max() == 1:
+        return f"{what}; each label has a single image: {SECOND_IMAGE}, then {command}"
+    return f"{what}; {command}"
 
 
 def _pair_threshold(searched: PointSet) -> float | None:

@@ -209,6 +209,24 @@ def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_gallery_with_one_image_per_label_needs_a_second_image(place: Path, tmp_path: Path):  # noqa: F811
+    """`identify` says what `calibrate` says, instead of a command that is refused; with two images it names it."""
+    for label in ("oak", "elm", "ash"):
+        trees.photo(tmp_path / "single" / label / "1.jpg", len(label) + ord(label[0]), (40, 30))
+    path = tmp_path / "trees"
+    create_gallery(place / "run", tmp_path / "single", path, model=ON_CPU)
+    asked = tmp_path / "single" / "oak" / "1.jpg"
+    note, second = identify(path, asked, model=ON_CPU).note, "add a second image of some labels"
+    with pytest.raises(UserError, match=f"each label has a single image.*{second}"):
+        calibrate_gallery(path, model=ON_CPU)
+    assert note is not None and f"each label has a single image: {second}, then run dmlkit calibrate" in note
+    trees.photo(tmp_path / "new.jpg", 7, (40, 30))
+    add_images(path, tmp_path / "new.jpg", label="oak", model=ON_CPU)
+    after = identify(path, asked, model=ON_CPU).note
+    assert after is not None and "; run dmlkit calibrate" in after and "single image" not in after
+
+
+@pytest.mark.slow
 def test_a_changed_gallery_is_calibrated_again_as_before(gallery: Path, tmp_path: Path):
     opened = open_points(gallery)
     points = opened.points_at(torch.arange(12))
