@@ -29,6 +29,8 @@ ANSWER_COLUMNS = (
     *("path", "label", "guess", "probability", "score", "margin", "known", "images", *BOX),
     *(f"{name}_{rank}" for rank in range(1, NEAREST + 1) for name in ("nearest", "label", "similarity")),
 )
+NEAREST_BOXES = tuple(f"nearest_{side}_{rank}" for rank in range(1, NEAREST + 1) for side in BOX)
+"""Boxes of the nearest images, which follow `ANSWER_COLUMNS`; blank for a full image."""
 NEIGHBOR_COLUMNS = ("query", "rank", "similarity", "id", "label", "path")
 """The box of the query follows as `BOX` and that of the neighbor as `OTHER_BOX`, blank for a full image."""
 OTHER_BOX = tuple(f"other_{side}" for side in BOX)

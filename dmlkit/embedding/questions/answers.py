@@ -21,6 +21,7 @@ from dmlkit.files.document import Document
 from dmlkit.files.outputs import (
     ANSWER_COLUMNS,
     BOX,
+    NEAREST_BOXES,
     NEIGHBOR_COLUMNS,
     OTHER_BOX,
     check_file,
@@ -230,7 +231,8 @@ def check_answers_file(path: Path, *, sources: Iterable[Path] = (), option: str)
     """
     match path.suffix.lower():
         case ".csv":
-            check_table(path, ANSWER_COLUMNS, sources=sources, option=option)
+            tables = ANSWER_COLUMNS, (*ANSWER_COLUMNS, *NEAREST_BOXES)  # earlier versions wrote no boxes of neighbors
+            check_table(path, *tables, sources=sources, option=option)
         case ".json":
             check_file(path, AnswersFile.is_at, sources=sources, option=option)
         case _:
@@ -339,7 +341,8 @@ class Identified:
         boxes = [box and list(box[:4]) for box in self.neighbors.boxes]
         rows = zip(self.answers, self.neighbors.neighbors(), boxes, strict=True)
         if path.suffix.lower() != ".json":
-            write_table(path, ANSWER_COLUMNS, (_cells(answer, box, *found) for answer, found, box in rows))
+            cells = (_cells(answer, box, *found) for answer, found, box in rows)
+            write_table(path, (*ANSWER_COLUMNS, *NEAREST_BOXES), cells)
             return
         images = tuple(
             {"path": name, "box": box, **answer._asdict(), "nearest": [neighbor.plain() for neighbor in found]}
@@ -384,4 +387,7 @@ def _cells(answer: Answer, box: list[float] | None, path: str, neighbors: list[N
     numbers = ["" if value is None else f"{value:.9g}" for value in (answer.probability, answer.score, answer.margin)]
     sides = [""] * len(BOX) if box is None else [f"{side:.9g}" for side in box]
     cells = [path, answer.label, answer.guess, *numbers, answer.known or "", str(answer.images), *sides, *near]
-    return cells + [""] * (len(ANSWER_COLUMNS) - len(cells))
+    cells += [""] * (len(ANSWER_COLUMNS) - len(cells))
+    for _, _, item in neighbors:
+        cells += [f"{side:.9g}" for side in item.box[:4]] if item.box else [""] * len(BOX)
+    return cells + [""] * (len(ANSWER_COLUMNS) + len(NEAREST_BOXES) - len(cells))

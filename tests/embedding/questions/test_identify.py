@@ -105,6 +105,7 @@ def test_the_table_says_unknown_below_the_threshold(place: Path, tmp_path: Path,
         "known",
         *(["images", "x1", "y1", "x2", "y2"]),
         *near,
+        *(f"nearest_{side}_{rank}" for rank in (1, 2, 3) for side in ("x1", "y1", "x2", "y2")),
     ]
     assert [row["label"] for row in rows] == ["unknown"] * 12 + ["finch"]
     assert rows[-1]["nearest_1"].endswith("photos/finch/0.jpg") and rows[-1]["label_1"] == "finch"
@@ -188,7 +189,7 @@ def test_one_label_has_no_margin(place: Path, tmp_path: Path):
         assert {answer.margin for answer in found.answers} == {None}
     found.write(tmp_path / "answers.csv")
     row = (tmp_path / "answers.csv").read_text().splitlines()[1].split(",")
-    assert row[3] == "" and row[5] == "" and row[-1] == "" and len(row) == 21  # two pictures: no third one is near
+    assert row[3] == "" and row[5] == "" and row[20] == "" and len(row) == 33  # two pictures: no third one is near
 
 
 def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
@@ -266,7 +267,11 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
         sides = [[*map(float, list(row.values())[-8:])] for row in csv.DictReader(file)]
     for query, row in zip(json.loads(found_here.out)["queries"], sides, strict=True):
         assert query["neighbors"][0]["box"] == query["box"] == row[:4] == row[4:]
-    assert "2 of these boxes are in the source" in dmlkit("identify", gallery, asked, *boxes).out
+    table.write_text(",".join([*rows[0]][:21]) + "\n")  # as earlier versions wrote it
+    assert "2 of these boxes are in the source" in dmlkit("identify", gallery, asked, *boxes, "-o", table).out
+    for row in csv.DictReader(table.open()):
+        assert [row[f"nearest_{side}_1"] for side in ("x1", "y1", "x2", "y2")] == [*row.values()][8:12] != [""] * 4
+        assert row["nearest_x1_3"] == "" != row["nearest_x1_2"]
     assert "in the source" not in dmlkit("identify", gallery, asked, "--device", "cpu").out
     chosen, two = tmp_path / "chosen.csv", tmp_path / "two.csv"
     two.write_text("path,x1,y1,x2,y2\nasked/both.png,10,0,50,30\nasked/both.png,30,0,70,30\n")
