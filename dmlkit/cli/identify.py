@@ -18,8 +18,8 @@ from dmlkit.cli.options import (
     option,
     with_common_options,
 )
-from dmlkit.cli.search import check_device, others_of, rerank_of
-from dmlkit.files.source import PLACE, is_exported
+from dmlkit.cli.search import check_model, others_of, rerank_of
+from dmlkit.files.source import is_exported
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,8 +110,7 @@ def identify(
         bar = partial(image_progress, console)
         found = identify_exported(source, images, threshold=rule.threshold, others=others, bar=bar)
     else:
-        if chosen.second != Path(PLACE):
-            check_device(chosen.device, source, images)
+        check_model(chosen, source, images)
 
         from dmlkit.cli.progress import bars
         from dmlkit.embedding.questions.identify import LabelRule

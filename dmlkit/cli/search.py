@@ -87,8 +87,7 @@ def search(
         others = others_of(boxes, chosen, rerank, manifold)
         answers = search_exported(source, queries, k=k, others=others, bar=partial(image_progress, console))
     else:
-        if chosen.second != Path(PLACE):
-            check_device(chosen.device, source, queries)
+        check_model(chosen, source, queries)
 
         from dmlkit.cli.progress import bars
         from dmlkit.embedding.questions.search import search as search_images
@@ -126,6 +125,19 @@ def others_of(
     device = None if chosen.device in EXPORTED_DEVICES else chosen.device
     model = {"--run": chosen.run, "--with": chosen.second, "--rerank": rerank, "--manifold": manifold}
     return {**boxes.given(), **model, "--device": device}
+
+
+def check_model(chosen: PlacedModelOptions, source: Path, queries: Path) -> None:
+    """Check the options on a model against what is searched and what it is searched with, before torch is imported.
+
+    Raises:
+        UserError: see `check_fusion` and `check_device`.
+    """
+    if chosen.second != Path(PLACE):
+        from dmlkit.embedding.gallery.files import check_fusion
+
+        check_fusion(source, chosen.second)
+        check_device(chosen.device, source, queries)
 
 
 def check_device(device: str, *paths: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.fusion import check_fusible, join
+from dmlkit.embedding.gallery.files import check_fusion
 from dmlkit.embedding.gallery.manifest import read_gallery_manifest
 from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
@@ -18,7 +19,7 @@ from dmlkit.embedding.stored import hash_images, split_embeddings
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.pair_probability import FOLDS, sampled_pairs
-from dmlkit.files.source import check_options, kind_of, require_run
+from dmlkit.files.source import kind_of, require_run
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
@@ -50,21 +51,16 @@ def fusion_of(
         checkpoint, device, bar: see `choose_fusion`.
 
     Raises:
-        UserError: the source is something else, a gallery of one run, or see `choose_fusion`.
+        UserError: see `check_fusion` and `choose_fusion`.
     """
     if other is None:
         return None
-    kind = kind_of(source)
-    check_options(source, kind, {"--with": other})
-    if kind == "run":
+    check_fusion(source, other)
+    if kind_of(source) == "run":
         return choose_fusion(source, other, checkpoint=checkpoint, fabric=start_ranks(device), bar=bar)
     require_run(other)
     stored = read_gallery_manifest(source).fusion
-    if stored is None:
-        raise UserError(
-            f"--with {other}: {source} has embeddings of one run; create a gallery of both with dmlkit gallery create "
-            f"RUN IMAGES --with {other}"
-        )
+    assert stored is not None  # as was checked
     return stored.model_copy(update={"run": str(other.resolve())})
 
 

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from dmlkit.cli.app import app
 from dmlkit.cli.options import Writes
+from dmlkit.embedding.gallery.files import GallerySummary
 from dmlkit.files.source import NO_CLASS_FOLDERS
 from dmlkit.run_folder.documents import Environment
 from tests.conftest import Result
@@ -26,6 +27,8 @@ NO_DATA = (
     "(.yaml)"
 )
 NO_GALLERY = "no gallery here (gallery.json is missing); expected a folder that dmlkit gallery create wrote"
+ONE_RUN = "has embeddings of one run; create a gallery of both with dmlkit gallery create RUN IMAGES --with run"
+NO_SECOND, REMOVE = "applies to a run or a gallery", "remove this option"
 NO_STUDY = "is not a study (study.json is missing); expected a folder that dmlkit study wrote"
 NO_RECIPE = "no such file; expected a recipe or a name that dmlkit list recipes shows"
 COMMANDS = """
@@ -99,6 +102,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     here.write(tmp_path / "trained" / "environment.json")
     (tmp_path / "gallery" / "gallery.json").write_text("{}")
+    (tmp_path / "single").mkdir()
+    GallerySummary(
+        dim=4, similarity="cosine", manifold={}, model={}, run="run", thumbnails=False, threshold=None
+    ).write(tmp_path / "single" / "gallery.json")
     (tmp_path / "fitted").mkdir()
     for name in ("gallery.json", "identification.json"):
         (tmp_path / "fitted" / name).write_text("{}")
@@ -348,6 +355,10 @@ MISTAKES = [
     ("data cache wrong.yaml -o new", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
     ("data check wrong.yaml", "wrong.yaml:2: loss.margn: unknown key; did you mean 'margin'?"),
     ("eval none --untrained", f"none: {NO_RECIPE}"),
+    ("search single photos --with run", f"--with run: single {ONE_RUN}"),
+    ("identify single x.npy --with run", f"--with run: single {ONE_RUN}"),
+    ("search embedded x.npy --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
+    ("identify x.npy x.npy --with run", f"--with run: {NO_SECOND}, but x.npy is an .npy file; {REMOVE}"),
     ("status none", "none: no such file or folder; expected a folder that dmlkit study wrote"),
     ("status empty", f"empty: {NO_STUDY}"),
     ("report study empty -o page.md", f"empty: {NO_STUDY}"),

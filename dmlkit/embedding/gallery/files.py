@@ -15,6 +15,7 @@ from dmlkit.files.escape import command_word
 from dmlkit.files.lock import LOCK
 from dmlkit.files.outputs import check_folder
 from dmlkit.files.regular import file_checksum
+from dmlkit.files.source import check_options, kind_of, require_gallery
 
 MANIFEST, CREATING, IDENTIFICATION, TABLE = "gallery.json", "creating.json", "identification.json", "images"
 TABLE_FOLDER = f"{TABLE}.lance"
@@ -178,6 +179,25 @@ def check_threshold(threshold: float | None) -> None:
     """Raise a `UserError` for a threshold that is nan or infinite."""
     if threshold is not None and not isfinite(threshold):
         raise UserError(f"--threshold {threshold}: expected a similarity, which is a finite number")
+
+
+def check_fusion(source: Path, other: Path | None) -> None:
+    """Check that a second run can be added to what is searched: to a run, or to a gallery of two runs.
+
+    Raises:
+        UserError: ``source`` is something else, a gallery of one run, or a damaged gallery.
+    """
+    if other is None:
+        return
+    kind = kind_of(source)
+    check_options(source, kind, {"--with": other})
+    if kind == "gallery":
+        require_gallery(source)
+        if GallerySummary.read(source / MANIFEST).fusion is None:
+            raise UserError(
+                f"--with {other}: {source} has embeddings of one run; create a gallery of both with dmlkit gallery "
+                f"create RUN IMAGES --with {other}"
+            )
 
 
 class RecordedFiles(Protocol):
