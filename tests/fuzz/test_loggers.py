@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmlkit.recipe.file import parse_recipe
-from dmlkit.run_folder.documents import EpochRow, ScoredCheckpoint, Summary
+from dmlkit.run_folder.documents import EpochRow, Metrics, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training.progress import CLASSES, Figures, Logger, MirroredProgress, Silent
+from dmlkit.training.progress import CLASSES, Logger, MirroredProgress, Silent
 from tests.fuzz.conftest import RECIPE, examples
 
 EPOCHS = 3
@@ -47,7 +47,7 @@ class Planned(Logger):
         self._next()
         self.known_as = known_as or "planned"
 
-    def log(self, figures: Figures, epoch: int) -> None:
+    def log(self, figures: Metrics, epoch: int) -> None:
         self._next()
         self.shown.append(-epoch if any(name.startswith("test/") for name in figures) else epoch)
 
