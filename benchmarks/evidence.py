@@ -6,12 +6,11 @@ others the frame is plain, and the character and its color are those of the clas
 32 pixels) is trained on 40 other classes, half of either kind, with stripes apart; 40 test classes of 8 images are made
 for each strength. The boxes are those of the characters with 16 pixels on each side.
 
-- `stripes`: `apart` begin 16 pixels outside of the box, so that no patch sees both stripes and character; `touching`
-  begin at the box, so that patches of both sides see across its border.
-- `planted`: share of the classes; `retrieval`: share of map@r - chance that their queries have, which depends on no
-  division of vectors.
-- `evidence`: the share of map@r that comes from outside the boxes, with its 95 % interval over classes; `inside`,
-  `outside`: map@r of the parts inside or outside alone, `whole` that of whole vectors.
+- `stripes`: `apart` begin 16 pixels outside of the box; `touching` begin at the box, so that the network sees them
+  together with the character.
+- `planted`: share of the classes; `retrieval`: share of map@r - chance that their queries have.
+- `evidence`: the share of map@r that comes from outside the boxes, with its 95 % interval over classes; `whole`: map@r;
+  `inside`, `outside`: map@r of images in which all but the box, or the box, is painted over.
 - `recovered`: whether the interval contains the share of retrieval.
 
 Run: python benchmarks/evidence.py FOLDER, an empty folder for 3 700 images and a run (5 minutes on one core).

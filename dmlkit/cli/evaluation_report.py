@@ -143,7 +143,7 @@ def print_evidence(found: "Evidence | None", console: "Console") -> None:
     if found is None:
         return
     values = (found.whole, found.inside, found.outside, found.chance)
-    rows = [["vectors of", "whole image", "inside alone", "outside alone", "nothing"]]
+    rows = [["images that show", "all", "inside alone", "outside alone", "nothing"]]
     print_table([*rows, [found.metric, *(f"{value:.4f}" for value in values)]], console)
     where = "outside the central square" if found.regions == "center" else f"outside the regions of {found.regions}"
     if found.share is None:
@@ -155,8 +155,6 @@ def print_evidence(found: "Evidence | None", console: "Console") -> None:
         f"{found.share:.2f} of {found.metric} comes from {where} ({ends}), which has {percent(found.area)} of the area",
         style="bold",
     )
-    if found.spread >= 0.01:
-        say(console, f"note: {percent(found.spread)} of a vector are biases, which are divided by the areas")
 
 
 def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequence[str] | None" = None) -> None:

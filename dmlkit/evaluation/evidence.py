@@ -1,10 +1,10 @@
-"""How much of retrieval comes from outside the objects: metrics of the parts of vectors inside and outside."""
+"""How much of retrieval comes from outside the objects: metrics of images whose inside or outside is painted over."""
 
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from dmlkit.datasets.files.table_file import BOX, LABEL, read_images_table, text
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.why import RegionVectors, region_vectors
+from dmlkit.embedding.split import evenly_spread
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
@@ -35,6 +35,7 @@ CENTER = "center"
 """Instead of a table of regions: a square in the middle with half of the area of what the model sees."""
 MASK = "mask"  # column of a table
 BATCH = 64
+FOR_COLOR = 256  # images whose mean color is painted: one color for all, since one each would tell images apart
 
 
 def run_evidence(path: Path, run: EvaluatedRun, regions: str, *, fabric: Ranks, bar: Bar = no_bar) -> Evidence:
@@ -65,45 +66,40 @@ def evidence_of(
 ) -> Evidence:
     r"""Measure how much of a retrieval metric comes from outside of regions.
 
-    The vector z of an image, to which the manifold's map is applied, is the sum of a part from the inside and one from
-    the outside of its region, see `dmlkit.embedding.questions.why.region_vectors`. Let v(S) be the metric when all
-    images, queries and gallery, are compared by the points of their parts in S alone, where v(in, out) is the metric
-    itself and v() that of a random order. The share of the outside is its Shapley value (Shapley 1953) for these two
-    players, relative to the sum of both values:
+    Let v(S) be the metric when all images, queries and gallery, show the pixels in S alone and the others have the mean
+    color of all images, where v(in, out) is the metric itself and v() that of a random order. The share of the outside
+    is its Shapley value (Shapley 1953) for these two players, relative to the sum of both values:
 
     .. math:: \frac{\frac12 (v(\text{out}) - v()) + \frac12 (v(\text{in, out}) - v(\text{in}))}{v(\text{in, out}) - v()}
 
     It is 0 if the outside has no influence, 1 if the inside has none, 1/2 if either suffices, and negative if the
-    outside misleads. The part of a patch depends on all pixels that the patch sees (its receptive field), also on those
-    across the border of the region.
+    outside misleads. Painted images are unlike those of the training: if the network recognizes neither part for that
+    reason, the share is 1/2 too.
 
     Args:
-        trained: a model of images whose features are pooled from a map.
+        trained: a model of images.
+        found: its points of the whole images.
         metric: name of a metric with a value per query.
         regions: ``center``, or the path of a table with the columns ``path`` and ``x1 y1 x2 y2``, ``x y width height``
             (several rows of an image are united) or ``mask``, an image whose pixels that are not black are the inside.
             Paths are relative to the table.
 
     Raises:
-        UserError: the model takes no images or its features have no parts, an image has no region, its mask has another
-            size, or images are cropped to boxes already or come from a cache of resized images.
+        UserError: the model takes no images, an image has no region, its mask has another size, or images are cropped
+            to boxes already or come from a cache of resized images.
     """
     if not trained.samples.has_pixels:
         raise UserError(f"--evidence {regions}: looks at regions of images, got {trained.samples.name}s; leave it out")
-    vectors = _vectors(trained, dataset, found.indices, regions, bar)
-    whole = vectors.inside + vectors.outside
-    points = [
-        trained.model.head.to_points(one.to(trained.device, torch.float32)).detach().cpu()
-        for one in (whole, _known(vectors.inside, whole), _known(vectors.outside, whole))
-    ]
-    constant = points[0][:1].expand_as(points[0]).contiguous()
+    parts = _parts(trained, dataset, found.indices, regions, bar)
+    constant = found.points[:1].expand_as(found.points).contiguous()
     configs: list[MetricConfig] = metric_configs([metric])
 
     def per_query(points: Tensor) -> tuple[Tensor, Tensor]:
         evaluation = score_dataset(found._replace(points=points), dataset, trained.manifold, configs)
         return evaluation.scores.per_query[metric].double(), evaluation.labels
 
-    (both, classes), (inside, _), (outside, _), (chance, _) = map(per_query, (*points, constant))
+    compared = (found.points, parts.inside, parts.outside, constant)
+    (both, classes), (inside, _), (outside, _), (chance, _) = map(per_query, compared)
     gain = both - chance
     share = None
     if float(gain.sum()) > 0:
@@ -111,41 +107,43 @@ def evidence_of(
     return Evidence(
         metric=metric,
         regions=regions,
-        area=1 - float(vectors.area.mean()),
+        area=parts.area,
         whole=float(both.mean()),
         inside=float(inside.mean()),
         outside=float(outside.mean()),
         chance=float(chance.mean()),
         share=share and share.mean,
         interval=share and share.ends,
-        spread=float(vectors.spread.mean()),
     )
 
 
-def _known(parts: Tensor, whole: Tensor) -> Tensor:
-    """Give images without a part, e.g. whose box is the whole image, the mean vector: they are alike."""
-    missing = parts.norm(dim=1) <= 1e-9 * whole.norm(dim=1)
-    return torch.where(missing[:, None], whole.mean(0), parts)
+class _Parts(NamedTuple):
+    inside: Tensor  # (n, D), points of images that show their regions alone
+    outside: Tensor  # (n, D)
+    area: float  # mean share of the pixels outside
 
 
-def _vectors(trained: TrainedModel, dataset: Dataset, rows: Tensor, regions: str, bar: Bar) -> RegionVectors:
-    """Divide the vectors of the images of some rows between the inside and the outside of their regions."""
+@torch.no_grad()
+def _parts(trained: TrainedModel, dataset: Dataset, rows: Tensor, regions: str, bar: Bar) -> _Parts:
+    """Embed the images of some rows with either side of their regions painted over."""
     images, read = inputs_of(dataset, trained.recipe.transform, training=False), None
     if regions != CENTER:
         masks = RegionMasks(dataset, rows, read_regions(Path(regions), dataset, rows))
         read = inputs_of(masks, trained.recipe.transform, training=False)
-    found: list[RegionVectors] = []
-    with bar("dividing vectors", len(rows)) as advance:
+    some = [_input(images, row).double().mean((1, 2)) for row in evenly_spread(rows, FOR_COLOR).tolist()]
+    color = torch.stack(some).mean(0).round().to(torch.uint8)[:, None, None]
+    points: tuple[list[Tensor], list[Tensor]] = [], []
+    area = 0.0
+    with bar("painting images", len(rows)) as advance:
         for places in torch.arange(len(rows)).split(BATCH):
             shown = torch.stack([_input(images, int(rows[place])) for place in places])
             inside = _center(shown) if read is None else torch.stack([_input(read, int(place)) for place in places])
-            inside = inside[:, 0].float() / 255
-            batch = region_vectors(
-                trained.model, shown.to(trained.device), inside.to(trained.device), source="this run"
-            )
-            found.append(RegionVectors(*(one.cpu() for one in batch)))
+            inside = inside[:, :1] > 127
+            area += float((~inside).float().mean((1, 2, 3)).sum())
+            for own, kept in zip(points, (inside, ~inside), strict=True):
+                own.append(trained.model(torch.where(kept, shown, color).to(trained.device)).float().cpu())
             advance(len(places))
-    return RegionVectors(*(torch.cat(column) for column in zip(*found, strict=True)))
+    return _Parts(torch.cat(points[0]), torch.cat(points[1]), area / len(rows))
 
 
 def _input(images: Inputs, row: int) -> Tensor:

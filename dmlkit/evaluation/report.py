@@ -109,21 +109,19 @@ class Evidence(BaseModel, frozen=True, extra="forbid"):
     regions: str
     """Table with boxes or masks, or ``center``."""
     area: float
-    """Mean share of the patches that is outside."""
+    """Mean share of the pixels that is outside."""
     whole: float
     """The metric."""
     inside: float
-    """With the parts of the vectors inside the regions alone."""
+    """With images that show their regions alone."""
     outside: float
-    """With those outside alone."""
+    """With images whose regions are painted over."""
     chance: float
     """Without any: all images are equally similar."""
     share: float | None
     """Of whole - chance, that of the outside, see `dmlkit.evaluation.evidence`; null if that is not positive."""
     interval: tuple[float, float] | None
     """95 % bootstrap interval over classes; null for fewer than 5 classes."""
-    spread: float
-    """Mean length of what belongs to no patch (biases) relative to the vectors; it is divided by the areas."""
 
 
 class Report(Document, frozen=True):

@@ -1,4 +1,4 @@
-"""`eval --evidence`: parts of vectors against painted images and naive loops, and what is refused."""
+"""`eval --evidence`: its share against painted images and naive loops, and what is refused."""
 
 import json
 import shutil
@@ -13,20 +13,18 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dmlkit.backbones import SmallCNN
 from dmlkit.backbones.base import Backbone
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.embedding.images import images_at
 from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.questions.why import region_vectors
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evidence import evidence_of
 from dmlkit.heads import Linear
-from dmlkit.manifolds import Euclidean, Manifold, Sphere
+from dmlkit.manifolds import Euclidean, Manifold, Poincare, Sphere
 from dmlkit.metrics.statistics import bootstrap_intervals, ratio_interval
 from dmlkit.model import EmbeddingModel
-from dmlkit.pooling import Avg, Cls
+from dmlkit.pooling import Avg
 from dmlkit.recipe.schema import Recipe
 from tests.conftest import Result
 
@@ -34,15 +32,15 @@ Cli = Callable[..., Result]
 SIDE = 12
 
 
-class Pixels(Backbone):
-    """A network whose patches are pixels: black ones have features of zero."""
+class Dots(Backbone):
+    """A network that sees small neighborhoods of pixels."""
 
     num_features = 8
 
-    def __init__(self, pooling: nn.Module | None = None) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.convolution = nn.Conv2d(3, 8, kernel_size=1, bias=False)
-        self.pooling = pooling or Avg()
+        self.convolution = nn.Conv2d(3, 8, kernel_size=size, padding="same", bias=False)
+        self.pooling = Avg()
 
     def blocks(self) -> list[nn.Module]:
         return [self.convolution]
@@ -58,39 +56,6 @@ def model_of(backbone: Backbone, manifold: Manifold) -> EmbeddingModel:
         nn.init.normal_(parameter)
     nn.init.zeros_(head.get_parameter("linear.bias"))
     return EmbeddingModel(nn.Identity(), backbone, head, samples_named("image").of(None)).eval()
-
-
-def random_images(count: int, seed: int = 0) -> Tensor:
-    return torch.randint(1, 256, (count, 3, SIDE, SIDE), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
-
-
-def test_parts_are_the_vectors_of_images_whose_other_pixels_are_black():
-    model, images = model_of(Pixels(), Euclidean(5)), random_images(4)
-    inside = torch.zeros(4, SIDE, SIDE)
-    inside[:, 2:7, 3:12] = 1
-    inside[3] = 1
-    found = region_vectors(model, images, inside)
-    with torch.no_grad():
-        for part, mask in ((found.inside, inside), (found.outside, 1 - inside)):
-            painted = (images * mask[:, None]).to(torch.uint8)
-            torch.testing.assert_close(part.float(), model(painted), rtol=1e-4, atol=1e-5)
-    assert found.area.tolist() == pytest.approx([45 / 144] * 3 + [1]) and float(found.spread.max()) < 1e-5
-
-
-def test_parts_of_a_network_sum_to_its_vectors_and_its_biases_are_divided_by_the_areas():
-    torch.manual_seed(0)
-    model = model_of(SmallCNN(width=4), Euclidean(5))
-    nn.init.constant_(model.head.get_parameter("linear.bias"), 3.0)
-    images, inside = random_images(2).float(), torch.zeros(2, SIDE, SIDE)
-    inside[:, :4, :8] = 1  # two of the nine patches
-    found = region_vectors(model, images, inside)
-    with torch.no_grad():
-        torch.testing.assert_close((found.inside + found.outside).float(), model(images), rtol=1e-4, atol=1e-4)
-        maps = model.backbone.get_submodule("layers")(images)
-        weight = model.head.get_parameter("linear.weight")
-        expected = sum(maps[:, :, 0, column] @ weight.T + 3 for column in (0, 1)) / 9
-    torch.testing.assert_close(found.inside.float(), expected, rtol=1e-4, atol=1e-4)
-    assert float(found.spread.min()) > 0
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def trained_on(folder: Path, manifold: Manifold, backbone: Backbone | None = None) -> tuple[Any, ...]:
+def trained_on(folder: Path, manifold: Manifold, size: int = 1) -> tuple[Any, ...]:
     recipe = Recipe.model_validate(
         {
             "dataset": {"name": "folder", "root": str(folder / "images")},
@@ -131,7 +96,7 @@ def trained_on(folder: Path, manifold: Manifold, backbone: Backbone | None = Non
             "sampler": {"name": "random", "batch_size": 8},
         }
     )
-    model, dataset = model_of(backbone or Pixels(), manifold), images_at(folder / "images")
+    model, dataset = model_of(Dots(size), manifold), images_at(folder / "images")
     images = torch.stack([dataset.sample(row) for row in range(len(dataset))])
     with torch.no_grad():
         points = model(images)
@@ -153,9 +118,10 @@ def map_at_r(points: Tensor, labels: Tensor, manifold: Manifold) -> Tensor:
 
 
 @pytest.mark.parametrize("table", ["boxes.csv", "masks.csv"])
-@pytest.mark.parametrize("manifold", [Sphere(5), Euclidean(5)], ids=["sphere", "euclidean"])
-def test_the_share_is_that_of_painted_images(table: str, manifold: Manifold, folder: Path):
-    trained, dataset, embeddings, images = trained_on(folder, manifold)
+@pytest.mark.parametrize("size", [1, 5])
+@pytest.mark.parametrize("manifold", [Sphere(5), Euclidean(5), Poincare(5)], ids=["sphere", "euclidean", "poincare"])
+def test_the_share_is_that_of_painted_images(table: str, size: int, manifold: Manifold, folder: Path):
+    trained, dataset, embeddings, images = trained_on(folder, manifold, size)
     found = evidence_of(trained, dataset, embeddings, "map@r", str(folder / table))
     masks = torch.stack(
         [
@@ -163,11 +129,14 @@ def test_the_share_is_that_of_painted_images(table: str, manifold: Manifold, fol
             for path in map(Path, dataset.paths)
         ]
     )
+    color = np.array([round(float(images.numpy()[:, channel].mean())) for channel in range(3)], dtype=np.uint8)
+    shown: list[Tensor] = []
+    for kept in (masks.numpy(), ~masks.numpy()):
+        painted = images.permute(0, 2, 3, 1).numpy().copy()
+        painted[~kept] = color
+        shown.append(torch.from_numpy(painted).permute(0, 3, 1, 2).contiguous())
     with torch.no_grad():
-        inside, outside = (
-            map_at_r(trained.model((images * mask[:, None]).to(torch.uint8)), dataset.labels, manifold)
-            for mask in (masks, ~masks)
-        )
+        inside, outside = (map_at_r(trained.model(one), dataset.labels, manifold) for one in shown)
     whole = map_at_r(embeddings.points, dataset.labels, manifold)
     # by chance: positives are equally likely at each rank; 4 of 39 are of the class
     chance = sum((1 + place * 3 / 38) / (place + 1) * 4 / 39 for place in range(4)) / 4
@@ -218,17 +187,13 @@ def test_tables_without_regions_are_refused(rows: str, message: str, folder: Pat
         evidence_of(trained, dataset, embeddings, "map@r", str(table))
 
 
-def test_masks_of_another_size_and_models_without_parts_are_refused(folder: Path):
+def test_masks_of_another_size_and_other_inputs_are_refused(folder: Path):
     trained, dataset, embeddings, _ = trained_on(folder, Sphere(5))
     Image.new("L", (4, 5), 255).save(folder / "masks" / "small.png")
     table = folder / "other.csv"
     table.write_text("\n".join(["path,mask", *(f"{path},masks/small.png" for path in dataset.paths)]))
     with pytest.raises(UserError, match=r"the mask masks/small.png has 4 x 5 pixels, but its image has 12 x 12"):
         evidence_of(trained, dataset, embeddings, "map@r", str(table))
-    cls = model_of(Pixels(), Sphere(5))
-    cls.backbone.pooling = Cls()
-    with pytest.raises(UserError, match="its features are the class token"):
-        evidence_of(TrainedModel.of(trained.recipe, cls), dataset, embeddings, "map@r", "center")
     boxed = images_at(folder / "images")
     boxed.boxes = np.zeros((len(boxed), 4))
     with pytest.raises(UserError, match="are cropped to boxes; use --evidence center"):

@@ -251,39 +251,6 @@ def patch_vectors(model: EmbeddingModel, image: Tensor, source: str = "model") -
     return PatchVectors(parts + rest / len(parts), whole, _grid_of(maps), spread)
 
 
-class RegionVectors(NamedTuple):
-    """Vectors of B images, divided between two regions."""
-
-    inside: Tensor  # (B, d) float64
-    outside: Tensor  # (B, d) float64; both sum to the head's projection
-    area: Tensor  # (B,) share of the map inside
-    spread: Tensor  # (B,) length of what belongs to no patch, relative to the whole vector
-
-
-def region_vectors(model: EmbeddingModel, images: Tensor, inside: Tensor, *, source: str = "model") -> RegionVectors:
-    """Divide the vectors of images between a region and the rest of each image, see `pair_contributions`.
-
-    A patch counts for a region by the share of its cell that the region covers; what belongs to no patch is divided by
-    the areas. The geometry takes no part in this: the vectors are those to which the manifold's map is applied.
-
-    Args:
-        model: the model, in evaluation mode.
-        images: (B, 3, S, S) uint8, on the device of the model.
-        inside: (B, S, S) float in [0, 1], the region.
-        source: name of the model in errors.
-
-    Raises:
-        UserError: the features are not pooled from a map.
-    """
-    maps, derivative, whole = _derivative(model, images, source)
-    covered = nn.functional.adaptive_avg_pool2d(inside[:, None], _grid_of(maps))
-    covered = covered.reshape(len(maps), 1, *maps.shape[2:]).to(maps)
-    parts = [derivative(maps * share) for share in (covered, 1 - covered)]
-    rest, area = whole - parts[0] - parts[1], covered.mean((1, 2, 3)).double()[:, None]
-    spread = rest.norm(dim=1) / whole.norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)
-    return RegionVectors(parts[0] + area * rest, parts[1] + (1 - area) * rest, area[:, 0], spread)
-
-
 def _derivative(
     model: EmbeddingModel, images: Tensor, source: str
 ) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
