@@ -23,7 +23,7 @@ from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.change import add_images, remove_images, restore_version
 from dmlkit.embedding.gallery.files import IDENTIFICATION
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.images import LabelledImage
+from dmlkit.embedding.gallery.images import LabelledImage, check_images
 from dmlkit.embedding.gallery.table import history
 from dmlkit.embedding.points import (
     PointItem,
@@ -266,6 +266,7 @@ class Service:
             UserError: the source is no gallery, the label is not valid, or the disk is full.
         """
         self._require_gallery()
+        check_images([LabelledImage("label", label)])
         folder = self.source / UPLOADS
         added, messages = 0, list[str]()
         for name, suffix, content in files:
@@ -301,8 +302,7 @@ class Service:
             UserError: the source is no gallery, or no image has one of the names.
         """
         self._require_gallery()
-        count = remove_images(self.source, labels=labels, ids=ids)
-        return {"removed": count, "version": self._reopen()}
+        return {"removed": remove_images(self.source, labels=labels, ids=ids), "version": self._reopen()}
 
     def versions(self) -> list[dict[str, Any]]:
         """Return the versions of the gallery, the oldest first.
