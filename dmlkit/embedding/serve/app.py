@@ -85,6 +85,7 @@ class Served(Collector):
 
     def __init__(self, service: Service, access: Access) -> None:
         self.service, self.allow_writes, self.images = service, access.allow_writes, access.images
+        self.adding = asyncio.Lock()
         self.registry = CollectorRegistry()
         own = self.registry
         if METRICS in os.environ:  # the collector reads the counts of all processes, also of those that have ended
@@ -278,8 +279,9 @@ async def restore(server: Writer, wanted: WantedVersion) -> dict[str, Any]:
 @api.post("/review/add")
 async def add_reviewed(server: Writer, request: Request) -> dict[str, Any]:
     """Add the images of the review with their labels to the gallery, as a new version."""
-    images = await asyncio.to_thread(review_of(request).to_add)
-    found = await asyncio.to_thread(server.service.add_listed, images)
+    async with server.adding:  # each would load a model
+        images = await asyncio.to_thread(review_of(request).to_add)
+        found = await asyncio.to_thread(server.service.add_listed, images)
     return {**found, "version": await server.answered([], lambda _: server.service.snapshot.version)}
 
 

@@ -136,12 +136,16 @@ def test_requests_are_answered_while_a_review_is_added(folder: Path, serve: Any,
 
     monkeypatch.setattr(serving, "add_images", wait)
     photo = [("images", ("a.jpg", (folder / "inbox" / "0.jpg").read_bytes()))]
-    with ThreadPoolExecutor() as pool:
+    with client, ThreadPoolExecutor() as pool:
         adding = pool.submit(client.post, "/v1/review/add")
         assert started.wait(END)
+        started.clear()
+        second = pool.submit(client.post, "/v1/review/add")
         before = client.post("/v1/search?k=1", files=photo).json()["queries"][0]["nearest"][0]
+        assert not started.is_set()  # one addition after the other: each loads a model
         release.set()
         added = adding.result().json()
+        assert second.result().json()["added"] == 0
     after = client.post("/v1/search?k=1", files=photo).json()["queries"][0]["nearest"][0]
     assert added["version"] == client.get("/v1/info").json()["version"]
     assert before["path"] != after["path"] == str(folder / "inbox" / "0.jpg")
