@@ -12,8 +12,10 @@ with at most 30 other images of each enrolled label. The test and the calibratio
 - `error`: mean over the divisions of the expected calibration error of the probabilities of the test images, if every
   second one is a stranger; `pooled` is the error over the images of all divisions together.
 
-Run: python benchmarks/identification.py EMBEDDINGS... These are labeled embeddings of classes that the model was not
-trained on, e.g. of dmlkit embed RUN --split test.
+Run: dmlkit train start/frozen_lite0 -o runs/grocery --set dataset.root=PHOTOS --set transform.size=160
+dmlkit train glyphs/proxy_anchor -o runs/glyphs --set dataset.images_per_class=24
+dmlkit embed RUN --split test, for each; python benchmarks/identification.py runs/grocery/embeddings/test
+runs/glyphs/embeddings/test. PHOTOS are those of the Grocery Store data set, one folder per product.
 """
 
 import sys
