@@ -103,6 +103,8 @@ class PartFolder:
             if not isinstance(started, dict):
                 raise ValueError(f"expected a description of the embeddings, got a {type(started).__name__}")
         except FileNotFoundError:
+            if self.is_finished():  # the first rank needed no part of this one, and was quicker
+                return
             raise UserError(
                 f"{self.job_path}: not found by a process; --output must be a folder that all processes can reach"
             ) from None

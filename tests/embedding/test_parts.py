@@ -317,6 +317,9 @@ def test_parts_that_do_not_arrive_are_told(home, tmp_path):
     shutil.rmtree(job.parts.path)
     with pytest.raises(UserError, match="not found by a process"):  # a rank that looks elsewhere
         job.parts.check(job.describe(trained))
+    embed(home, tmp_path / "out")
+    assert not job.parts.path.exists()
+    job.parts.check(job.describe(trained))  # a rank without a share may look after the first one has finished
 
 
 def test_output_that_is_a_file_is_refused(home, tmp_path):

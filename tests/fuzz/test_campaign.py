@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from pyarrow import parquet
 
 from tests.datasets import trees
 from tests.fuzz.conftest import hashes
+from tests.processes import Forked, command_lines, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 Command = Callable[..., tuple[int, str]]
@@ -165,18 +165,13 @@ def test_indexes_have_items_of_their_own_w2(here: Path, command: Command):
 
 
 def test_two_trainings_do_not_share_a_folder_w3(here: Path, command: Command):
-    first = os.fork()
-    if first == 0:
-        command("train", "base.yaml", "-o", "new", "--set", "training.epochs=100000")
-        os._exit(0)
+    first = Forked(command_lines, str(here), "train base.yaml -o new --set training.epochs=100000")
     try:
-        while not Path("new/checkpoints/last.pt").exists():
-            time.sleep(0.05)
-        os.kill(first, signal.SIGSTOP)  # it holds the folder still
+        wait_until(Path("new/checkpoints/last.pt").exists, first)
+        first.send_signal(signal.SIGSTOP)  # it holds the folder still
         assert command("train", "base.yaml", "-o", "new", "--overwrite", "--set", "seed=9")[0] == 2
     finally:
-        os.kill(first, signal.SIGKILL)
-        os.waitpid(first, 0)
+        first.kill()
 
 
 def test_nothing_is_trained_on_no_image_w5(here: Path, command: Command):
