@@ -211,7 +211,7 @@ def test_boxes_outside_of_their_images_are_refused_alike(photos: Path, tmp_path:
     with pytest.raises(UserError) as raised:
         images_at(source, boxes=boxes)
     first, *others = str(raised.value).splitlines()
-    assert "5 problems; correct these boxes, or remove them; the first 3:" in first
+    assert "5 problems; correct these entries, or remove them; the first 3:" in first
     assert str((boxes and boxes.source) or source) in first
     found = [line.partition("the box ")[2] for line in others]
     image = photos / "a.png"
@@ -230,7 +230,7 @@ def test_a_table_is_refused_for_the_place_of_its_box_but_not_for_an_image_that_i
     for sides, reason in (("5,0,5.2,9", "empty; expected left < right"), ("0,0,9,32", "not inside the 40 x 30 image")):
         table = write(photos / "t.csv", f"{head}deer/b.png,fox,{sides}\n")
         with pytest.raises(
-            UserError, match=rf"t.csv:5: the box .* of .*b.png is {reason}.*; correct this box"
+            UserError, match=rf"t.csv:5: the box .* of .*b.png is {reason}.*; correct this entry"
         ) as raised:
             images_at(table)
         assert "\n" not in str(raised.value)
@@ -240,7 +240,7 @@ def test_different_mistakes_are_in_one_message(photos: Path, tmp_path: Path):
     """Not only those of the first kind: an unknown image, a name outside, a box outside and a value that is no box."""
     annotations = [{"image_id": 4, "bbox": [0, 0, 1, 1]}, {"image_id": 9, "bbox": [35, 0, 10, 10]}]
     file = write(tmp_path / "boxes.json", {**COCO, "annotations": annotations})
-    with pytest.raises(UserError, match="2 problems; correct these boxes, or remove them:\n") as raised:
+    with pytest.raises(UserError, match="2 problems; correct these entries, or remove them:\n") as raised:
         images_at(photos, boxes=Boxes(file))
     assert "image_id 4 is not one" in str(raised.value) and "is not inside" in str(raised.value)
     labels = yolo(tmp_path / "labels", a="0 .5 .5\n0 1 1 1 1\n", b="x\n", c="0 .5 .5 1 1\n")

@@ -196,12 +196,12 @@ def _refuse(source: str, faults: Sequence[str]) -> None:
         UserError: there is a problem.
     """
     if len(faults) == 1:
-        raise UserError(f"{faults[0]}; correct this box, or remove it")
+        raise UserError(f"{faults[0]}; correct this entry, or remove it")
     if faults:
         listed = faults[:MOST_LISTED]
         first = "" if len(faults) == len(listed) else f"; the first {len(listed)}"
         raise UserError(
-            "\n".join([f"{source}: {len(faults):,} problems; correct these boxes, or remove them{first}:", *listed])
+            "\n".join([f"{source}: {len(faults):,} problems; correct these entries, or remove them{first}:", *listed])
         )
 
 

@@ -147,12 +147,9 @@ def missing_lines(results: StudyResults) -> list[str]:
         f"{name} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})" if name in results.variants else name
         for name, seeds in results.missing.items()
     ]
-    lines = [f"Failed: {line}" for line in StudyFailures(failed=results.failed).lines()]
-    if lacks:
-        lines.insert(
-            0, f"Incomplete; missing: {'; '.join(lacks)}. Differences are over the seeds that both variants have."
-        )
-    return lines
+    incomplete = f"Incomplete; missing: {'; '.join(lacks)}. Differences are over the seeds that both variants have."
+    failed = [f"Failed: {line}" for line in StudyFailures(failed=results.failed).lines()]
+    return [incomplete, *failed] if lacks else failed
 
 
 def _setting(results: StudyResults) -> str:
