@@ -22,6 +22,10 @@ from dmlkit.samplers.base import Sampler
 from dmlkit.transforms.base import TransformConfig
 from dmlkit.transforms.cropping import Cut, collate_cuts
 
+# a new interpreter imports torch first, 5 to 9 s, and the runs of study --jobs would start theirs; Python 3.14 does so
+# unless another way is asked for
+WORKER_START = "fork" if sys.platform == "linux" else None
+
 
 class TrainingBatches:
     """Iterable of the draws of one rank, batch by batch. Set ``epoch`` and ``start`` before each pass.
@@ -120,8 +124,7 @@ def make_loader(
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
         worker_init_fn=start_reader if workers else None,
-        # a spawned process imports torch first, 9 s on one machine, and the runs of study --jobs would spawn theirs
-        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+        multiprocessing_context=WORKER_START if workers else None,
         # each pass draws a seed that no item uses; a resumed epoch would draw it twice from torch's global generator
         generator=torch.Generator(),
     )

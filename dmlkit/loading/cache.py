@@ -27,7 +27,7 @@ from dmlkit.files.image_file import MAX_PIXELS, BadImageError
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place, writing
 from dmlkit.files.regular import read_start
-from dmlkit.loading.batches import default_workers, start_reader
+from dmlkit.loading.batches import WORKER_START, default_workers, start_reader
 from dmlkit.loading.inputs import check_resized, refuse_faults
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import Resizing
@@ -279,7 +279,13 @@ def _write_cache(recipe: Recipe, dataset: Dataset, output: Path, advance: Callab
     assert recipe.transform  # every recipe for images has a transform
     resizing = recipe.transform.resizing
     images = ResizedImages(dataset, resizing)
-    loader: Any = DataLoader(images, batch_size=None, num_workers=default_workers(), worker_init_fn=start_reader)
+    loader: Any = DataLoader(
+        images,
+        batch_size=None,
+        num_workers=default_workers(),
+        worker_init_fn=start_reader,
+        multiprocessing_context=WORKER_START,
+    )
     rows: list[CachedRow] = []
     faults: list[str] = []
     # renamed at the end in the order manifest, index, pixels, so that after a kill a manifest identifies the files

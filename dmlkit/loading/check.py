@@ -29,7 +29,7 @@ from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError, counted
 from dmlkit.files.image_file import BadImageError, Box, decoding, opened
 from dmlkit.files.source import EXPECTED_DATA, require_path
-from dmlkit.loading.batches import default_workers
+from dmlkit.loading.batches import WORKER_START, default_workers
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.start import validation_fraction
 
@@ -350,7 +350,13 @@ def check_images(listing: Listing, findings: Findings, *, is_published: bool, ad
     images = listing.everything()
     seen: dict[bytes, list[int]] = {}
     unreadable = 0
-    loader: Any = DataLoader(Inspected(images), batch_size=64, collate_fn=list, num_workers=default_workers())
+    loader: Any = DataLoader(
+        Inspected(images),
+        batch_size=64,
+        collate_fn=list,
+        num_workers=default_workers(),
+        multiprocessing_context=WORKER_START,
+    )
     for batch in loader:
         for item in batch:
             if item.fault:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.fuzz.conftest import FULL, hashes, without_times
+from tests.processes import Forked, command_line
 
 KILLED = 137
 WRITERS: dict[str, tuple[str, ...]] = {
@@ -46,6 +47,7 @@ WRITERS: dict[str, tuple[str, ...]] = {
 
 @pytest.mark.heavy
 @pytest.mark.slow
+@pytest.mark.usefixtures("pictures_are_drawn")
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_kill_anywhere_costs_no_file(
     name: str, ground: Path, command: Callable[..., tuple[int, str]], tmp_path: Path
@@ -56,11 +58,11 @@ def test_a_kill_anywhere_costs_no_file(
     with chdir(whole):
         assert command(*words)[0] == 0
     expected = contents(whole)
-    steps = in_child(command, words, copied(ground, tmp_path / "counted"), None)
+    steps = in_child(words, copied(ground, tmp_path / "counted"), None)
     assert steps > 0
     for step in range(1, steps + 1, 1 if FULL else max(1, steps // 2)):
         folder = copied(ground, tmp_path / f"killed-{step}")
-        assert in_child(command, words, folder, step) == -1
+        assert in_child(words, folder, step) == -1
         with chdir(folder):
             code, said = command(*words)
         assert code == 0 or "already holds" in said, (step, said)  # ended after the last file
@@ -74,29 +76,32 @@ def copied(ground: Path, folder: Path) -> Path:
     return folder
 
 
-def in_child(command: Callable[..., Any], words: tuple[str, ...], folder: Path, last: int | None) -> int:
-    """Run a command in a forked process that ends before its ``last``-th change of the disk, as by kill -9.
+def in_child(words: tuple[str, ...], folder: Path, last: int | None) -> int:
+    """Run a command in a process that ends before its ``last``-th change of the disk, as by kill -9.
+
+    It is forked from one that has trained nothing: after a compiled training torch refuses gradients in forks.
 
     Returns:
         How many changes it made; -1 where it was ended.
     """
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        made = [0]
-        for name in ("replace", "rename", "unlink", "rmdir"):
-            setattr(os, name, _counted(getattr(os, name), made, last))
-        with chdir(folder):
-            code, said = command(*words)
-        os.write(write, f"{made[0] if code == 0 else said}".encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        told = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if os.waitstatus_to_exitcode(status) == KILLED:
+    count = folder.with_name(f"{folder.name}.count")
+    process = Forked(_counted_command_line, last, str(count), str(folder), *words)
+    said = process.communicate()[0]
+    if process.returncode == KILLED:
         return -1
-    return int(told)
+    assert process.returncode == 0, said
+    return int(count.read_text())
+
+
+def _counted_command_line(last: int | None, count: str, folder: str, *words: str) -> None:
+    made = [0]
+    for name in ("replace", "rename", "unlink", "rmdir"):
+        setattr(os, name, _counted(getattr(os, name), made, last))
+    try:
+        with chdir(folder):
+            command_line(*words)
+    finally:
+        Path(count).write_text(str(made[0]))
 
 
 def _counted(change: Callable[..., Any], made: list[int], last: int | None) -> Callable[..., Any]:
