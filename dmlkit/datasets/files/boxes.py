@@ -179,7 +179,7 @@ def check_boxes(dataset: Dataset, source: Path, where: Callable[[int], str]) -> 
             with suppress(BadImageError), decoding(path):
                 sizes[path] = upright_size(path)
         left, top, right, bottom = (round(side) for side in box[:4])
-        if (size := sizes[path]) is None or (left < right <= size[0] and top < bottom <= size[1]):
+        if (size := sizes[path]) is None or (0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]):
             continue  # a box that is inside after rounding keeps its numbers, of which ids of galleries are made
         try:
             boxes[row] = _fitted(box[:4], path, *size)[:4]
