@@ -77,13 +77,10 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return getattr(self, "separator", None)
 
     def require_one_label(self, what: str) -> None:
-        """Check that each image has one label.
+        """Raise a `UserError` if images have several labels.
 
         Args:
             what: what compares labels, for the error.
-
-        Raises:
-            UserError: images have several labels.
         """
         if self.label_separator is not None:
             raise UserError(several_labels(what, self.label_separator))

@@ -102,11 +102,7 @@ def decoding(path: str | Path) -> Generator[None]:
 
 
 def check_image_file(path: Path) -> None:
-    """Check that the header of a file that a user named is that of an image, before a model is loaded for it.
-
-    Raises:
-        BadImageError: it is not.
-    """
+    """Raise a `BadImageError` unless a file has the header of an image, before a model is loaded for it."""
     try:
         with decoding(path), opened(path):
             pass
@@ -117,11 +113,7 @@ def check_image_file(path: Path) -> None:
 
 
 def check_size(path: str | Path, image: Image.Image) -> None:
-    """Check that an image is not too large to be decoded.
-
-    Raises:
-        BadImageError: it has more than 80 megapixels.
-    """
+    """Raise a `BadImageError` if an image has more than 80 megapixels."""
     if image.width * image.height > MAX_PIXELS:
         raise BadImageError(
             f"{path}: the image has {image.width} x {image.height} pixels; expected at most {MAX_PIXELS:,}"

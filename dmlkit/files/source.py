@@ -85,11 +85,7 @@ def is_exported(path: Path) -> bool:
 
 
 def require_searched(path: Path) -> None:
-    """Check that a path is what `require_source` takes, or an exported gallery.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise a `UserError` unless a path is what `require_source` takes, or an exported gallery."""
     if not is_exported(path):
         require_source(path)
 
@@ -125,11 +121,7 @@ def require_queries(path: Path) -> Kind:
 
 
 def require_path(path: Path, expected: str) -> None:
-    """Check that a path exists.
-
-    Raises:
-        UserError: it does not; the message has the most similar name that does, or ``expected``.
-    """
+    """Raise a `UserError` unless a path exists; it has the most similar name that does, or what was ``expected``."""
     if path.exists():
         return
     refuse_address(path)
@@ -144,11 +136,7 @@ def require_path(path: Path, expected: str) -> None:
 
 
 def refuse_address(path: Path) -> None:
-    """Raise an error for an address of the Hugging Face Hub, of which a ``Path`` has kept one slash.
-
-    Raises:
-        UserError: it is one.
-    """
+    """Raise a `UserError` for an address of the Hugging Face Hub, of which a ``Path`` has kept one slash."""
     if str(path).startswith("hf:/"):
         name = str(path).removeprefix("hf:/")
         raise UserError(
@@ -158,20 +146,12 @@ def refuse_address(path: Path) -> None:
 
 
 def require_array(path: Path) -> None:
-    """Check that an array exists.
-
-    Raises:
-        UserError: nothing is there.
-    """
+    """Raise a `UserError` unless an array exists."""
     require_path(path, "a NumPy array (.npy)")
 
 
 def require_review(path: Path) -> None:
-    """Check that there is a review.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Raise a `UserError` unless a folder is a review."""
     require_path(path, "the folder of a review")
     if not (path / REVIEW_MARK).is_file():
         raise UserError(
@@ -190,22 +170,14 @@ def require_images(path: Path) -> None:
 
 
 def require_addable(path: Path) -> None:
-    """Check that there are images to add to a gallery.
-
-    Raises:
-        UserError: nothing is there, or see `require_some_images`.
-    """
+    """Raise a `UserError` unless there are images to add to a gallery."""
     require_path(path, "an image, a folder of images, or a table")
     if kind_of(path) == "images":
         require_some_images(path)
 
 
 def require_some_images(path: Path) -> None:
-    """Check that a folder has images, that a CSV table has a column of their paths, or that a file is an image.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Raise a `UserError` for a folder without images, a table without paths, or a file that is no image."""
     if path.is_file() and path.suffix.lower() not in TABLES:
         from dmlkit.files.image_file import check_image_file
 
@@ -219,22 +191,14 @@ def require_some_images(path: Path) -> None:
 
 
 def require_table(path: Path) -> None:
-    """Check that there is a table, with a column of paths if it is a CSV file.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Raise a `UserError` unless there is a table, with a column of paths if it is a CSV file."""
     require_path(path, "a table (.csv or .parquet)")
     if columns := columns_of(path):
         require_column(path, columns, "path")
 
 
 def require_dataset(path: Path, expected: str = "a folder with one subfolder per class, or a table") -> None:
-    """Check that there are class folders, shards, or a table with paths and labels.
-
-    Raises:
-        UserError: there are none, or nothing is there.
-    """
+    """Raise a `UserError` unless there are class folders, shards, or a table with paths and labels."""
     require_path(path, expected)
     if all((path / name).exists() for name in RUN_MARKS):
         raise UserError(f"{path}: is {NAMES['run']}; expected {expected}")
@@ -274,11 +238,7 @@ def deeper_classes(folder: Path) -> Path | None:
 
 
 def require_image(path: Path) -> None:
-    """Check that there is a file, which may be an image.
-
-    Raises:
-        UserError: nothing is there, or a folder.
-    """
+    """Raise a `UserError` unless there is a file, which may be an image."""
     require_path(path, "an image")
     if path.is_dir():
         raise UserError(f"{path}: this is a folder; expected an image")
@@ -296,11 +256,7 @@ def partner_path(text: str) -> Path:
 
 
 def require_second_run(path: Path, allowed: Container[Path] = ()) -> None:
-    """Check that a path is a run, or one of those of `PARTNERS` that are allowed.
-
-    Raises:
-        UserError: see `require_run`.
-    """
+    """Raise a `UserError` unless a path is a run, or one of those of `PARTNERS` that are allowed."""
     if path in allowed:
         return
     if path in PARTNERS and not path.exists():
@@ -309,11 +265,7 @@ def require_second_run(path: Path, allowed: Container[Path] = ()) -> None:
 
 
 def require_run(path: Path) -> None:
-    """Check that a folder is a run.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise a `UserError` unless a folder is a run."""
     missing = [name for name in RUN_MARKS if not (path / name).exists()]
     if missing:
         refuse_address(path)
@@ -325,11 +277,7 @@ def require_run(path: Path) -> None:
 
 
 def require_runs(paths: Sequence[Path]) -> None:
-    """Check that there are runs to compare.
-
-    Raises:
-        UserError: there are fewer than two, one is given twice, or one is not a run.
-    """
+    """Raise a `UserError` unless there are at least two runs, each given once."""
     if len(paths) < 2:
         raise UserError(f"compare: expected at least two runs, got {len(paths)}")
     if len({path.resolve() for path in paths}) < len(paths):
@@ -339,11 +287,7 @@ def require_runs(paths: Sequence[Path]) -> None:
 
 
 def require_gallery(path: Path) -> None:
-    """Check that a folder is a gallery.
-
-    Raises:
-        UserError: it is not, or its creation was interrupted.
-    """
+    """Raise a `UserError` unless a folder is a gallery whose creation was not interrupted."""
     if (path / GALLERY_MARK).exists():
         return
     if (path / CREATING_MARK).exists():
@@ -354,22 +298,14 @@ def require_gallery(path: Path) -> None:
 
 
 def require_study(path: Path) -> None:
-    """Check that a folder is a study.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise a `UserError` unless a folder is a study."""
     require_path(path, "a folder that dmlkit study wrote")
     if not is_study(path):
         raise UserError(f"{path}: is not a study ({STUDY_MARK} is missing); expected a folder that dmlkit study wrote")
 
 
 def require_study_file(path: Path) -> None:
-    """Check that the file of a study exists.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Raise a `UserError` unless the file of a study exists."""
     if not path.exists():
         raise UserError(f"{path}: no such file; expected a study, e.g. recipes/study/mpa.yaml")
 
@@ -414,13 +350,10 @@ def _place_in(run: Path, key: str) -> Path | None:
 
 
 def check_options(source: Path, kind: Kind, options: Mapping[str, object]) -> None:
-    """Raise an error for an option that does not apply to the kind of a source.
+    """Raise a `UserError` for the first option that does not apply to the kind of a source.
 
     Args:
         options: value by option; an empty value is not checked.
-
-    Raises:
-        UserError: an option has a value and does not apply; the message names the first one.
     """
     for name, value in options.items():
         if value and kind not in APPLIES[name]:

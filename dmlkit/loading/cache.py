@@ -319,11 +319,7 @@ def _write_cache(recipe: Recipe, dataset: Dataset, output: Path, advance: Callab
 
 
 def check_output(output: Path, *, overwrite: bool) -> None:
-    """Check that a cache may be written to a folder, without replacing foreign files or, by default, a complete cache.
-
-    Raises:
-        UserError: the folder contains a cache, or other files with its names.
-    """
+    """Raise a `UserError` if files with a cache's names are foreign or, by default, a complete cache."""
     found = [output / name for name in (MANIFEST, INDEX, PIXELS) if os.path.lexists(output / name)]
     if not found:
         return

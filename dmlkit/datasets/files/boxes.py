@@ -190,11 +190,7 @@ def check_boxes(dataset: Dataset, source: Path, where: Callable[[int], str]) -> 
 
 
 def _refuse(source: str, faults: Sequence[str]) -> None:
-    """Raise an error with the first three problems of boxes, and the number of all, if there are any.
-
-    Raises:
-        UserError: there is a problem.
-    """
+    """Raise a `UserError` with the first three problems of boxes, and the number of all, if there are any."""
     if len(faults) == 1:
         raise UserError(f"{faults[0]}; correct this entry, or remove it")
     if faults:

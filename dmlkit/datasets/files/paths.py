@@ -101,14 +101,11 @@ def read_lines(path: Path, faults: list[str]) -> list[str]:
 
 
 def raise_faults(faults: Iterable[str], advice: str = "") -> None:
-    """Raise an error with the first twenty problems, one per line, if there are any.
+    """Raise a `UserError` with the first twenty problems, one per line, if there are any.
 
     Args:
         faults: the problems.
         advice: how to list the others.
-
-    Raises:
-        UserError: there is a problem.
     """
     lines = list(faults)
     if len(lines) > MAX_FAULTS:

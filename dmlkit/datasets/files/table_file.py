@@ -149,11 +149,7 @@ def _with_box_sides(table: Any, where: str) -> Any:
 
 
 def check_texts(column: Any, name: str, where: str) -> None:
-    """Check that the texts of a column are UTF-8, because Parquet may declare any bytes as text.
-
-    Raises:
-        UserError: a text is not UTF-8.
-    """
+    """Raise a `UserError` if a text of a column is not UTF-8: Parquet may declare any bytes as text."""
     import pyarrow as pa
 
     try:
@@ -230,11 +226,7 @@ class SightingCells(NamedTuple):
     time: str | None = None
 
     def check(self, where: str) -> None:
-        """Raise an error for a cell that is out of range or cannot be read; it begins with ``where``.
-
-        Raises:
-            UserError: one of these, or one of latitude and longitude without the other.
-        """
+        """Raise a `UserError` that begins with ``where`` for a wrong cell, or one degree without the other."""
         latitude, longitude = (degrees_of(getattr(self, column), column, where) for column in LIMITS)
         if isnan(latitude) != isnan(longitude):
             raise UserError(f"{where}: got one of latitude and longitude; expected both, or two empty cells")
