@@ -76,9 +76,7 @@ class ShardsConfig(DatasetConfig, frozen=True):
                 "dataset.name",
                 "shards needs an operating system with os.pread, which Windows lacks; use another dataset",
             )
-        has_splits = is_split(root)
-        index = root / INDEX if self.index is None else Path(self.index)
-        return list_shards(root, shards_below(root), index, has_splits=has_splits)
+        return list_shards(root, root / INDEX if self.index is None else Path(self.index))
 
 
 def shards_below(root: Path) -> list[str]:
@@ -266,19 +264,17 @@ class ShardRows(TableRows):
         return sorted(range(len(names)), key=lambda index: position.get(names[index], len(position)))
 
 
-def list_shards(root: Path, shards: Sequence[str], index: Path, *, has_splits: bool) -> ShardListing:
+def list_shards(root: Path, index: Path) -> ShardListing:
     """Return the listing of the images in shards, with all problems.
 
     Args:
         root: folder of the dataset.
-        shards: tar files, relative to the root.
         index: index file with the places of the images.
-        has_splits: whether the first folder in a shard's name is its split.
 
     Raises:
-        UserError: see `indexed`.
+        UserError: see `shards_below` and `indexed`.
     """
-    compute = arrow_compute()
+    compute, shards = arrow_compute(), shards_below(root)
     manifest = ShardManifest.read(root / MANIFEST) if (root / MANIFEST).exists() else None
     stamps, rows = indexed(root, shards, index)
     at_fault = rows.filter(compute.is_valid(rows["fault"]))
@@ -292,7 +288,7 @@ def list_shards(root: Path, shards: Sequence[str], index: Path, *, has_splits: b
     columns = {name: images[name] for name in (*TEXTS, *BOX) if images[name].null_count < len(images)}
     columns["label"] = images["label"]
     columns["path"] = compute.binary_join_element_wise(images["shard"], images["name"], "/")
-    if has_splits:
+    if is_split(root):  # the first folder in a shard's name
         columns["split"] = compute.list_element(compute.split_pattern(images["shard"], "/", max_splits=1), 0)
     import pyarrow as pa
 

@@ -177,7 +177,9 @@ class TableRows:
         names: list[str] = encoded.dictionary.to_pylist()
         codes = compute.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)
         sets = {name: label_set(name, self.separator) for name in names} if self.separator is not None else {}
-        found = {name: fault for name, (_, fault) in sets.items()} if sets else self._path_faults(names)
+        found = {name: fault for name, (_, fault) in sets.items()}
+        if self.levels:
+            found = {name: path_fault(name, self.levels) for name in names}
         faults = {code: found.get(name) for code, name in enumerate(names)}
         wrong = np.isin(codes, [code for code, fault in faults.items() if fault]).nonzero()[0]
         self.faults += [f"{self.where(row)}: {faults[codes[row]]}" for row in wrong.tolist()]
@@ -191,9 +193,6 @@ class TableRows:
         position[order] = np.arange(len(names))
         position[-1] = 0  # for rows without a label, which are excluded
         return position[codes], [names[index] for index in order]
-
-    def _path_faults(self, names: list[str]) -> dict[str, str | None]:
-        return {name: path_fault(name, self.levels) for name in names} if self.levels else {}
 
     def _order(self, names: list[str]) -> list[int]:
         """Return the positions of the names in sorted order; numbers are sorted as numbers, sets as `in_groups`."""

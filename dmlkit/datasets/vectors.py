@@ -48,7 +48,7 @@ class VectorsConfig(DatasetConfig, frozen=True):
             vectors = VectorFile(Path(self.embeddings))
         return list_vectors(vectors, self.labels, self.splits)
 
-    def unlabeled(self, path: Path) -> "VectorList":
+    def unlabeled(self, path: Path) -> "Vectors":
         if path.is_dir() and not (path / "manifest.json").exists():
             raise UserError(
                 f"{path}: is a folder, but the model takes vectors; expected an .npy or .parquet file of them, or a "
@@ -56,7 +56,9 @@ class VectorsConfig(DatasetConfig, frozen=True):
             )
         vectors = VectorFile(path)
         raise_faults(vectors.faults())
-        return VectorList(vectors)
+        rows = np.arange(len(vectors))
+        names = [f"{vectors.path}:{row}" for row in rows]
+        return Vectors(vectors, rows, labels=torch.full((len(rows),), -1), class_names=(), paths=names)
 
     def requirements(self) -> list[Requirement]:
         return [
@@ -197,41 +199,31 @@ class VectorListing(Listing):
     sample = "vector"
     vectors: VectorFile = field(kw_only=True)
 
-    def pick(self, rows: np.ndarray) -> "ListedVectors":
-        return ListedVectors(self, rows)
+    def pick(self, rows: np.ndarray) -> "Vectors":
+        """Return some vectors, named by the column ``path`` if there is one, else by the file and the row."""
+        names: ArrowNames = self.names  # rows of the file
+        numbers, columns = names.column.cast("int64").to_numpy()[rows], self.vectors.columns
+        paths = PickedPaths(names, rows, prefix=f"{self.vectors.path}:")
+        if "path" in columns.column_names:
+            paths = PickedPaths(ArrowNames(columns["path"].cast("string").combine_chunks()), numbers)
+        return Vectors(self.vectors, numbers, **self.labelling(rows), paths=paths)
 
 
-class ListedVectors(Dataset):
-    """Dataset of vectors of a listing."""
+class Vectors(Dataset):
+    """Dataset of some rows (n,) int64 of a file of vectors; ``data`` are the other arguments of a `Dataset`."""
 
     in_memory = True  # the file is memory-mapped
 
-    def __init__(self, listing: VectorListing, rows: np.ndarray) -> None:
-        super().__init__(**listing.labelling(rows), paths=_paths(listing, rows))
-        self.vectors = listing.vectors
-        self.num_features = listing.vectors.num_features
-        self.rows = _numbers(listing)[rows]
+    def __init__(self, vectors: VectorFile, rows: np.ndarray, **data: Any) -> None:
+        super().__init__(**data)
+        self.vectors, self.rows = vectors, rows
+        self.num_features = vectors.num_features
 
     def key(self, index: int) -> str:
         return f"{self.vectors.path}:{self.rows[index]}"
 
     def sample(self, index: int) -> Tensor:
         return torch.from_numpy(self.vectors.row(int(self.rows[index])))
-
-
-class VectorList(Dataset):
-    """Dataset of unlabeled vectors."""
-
-    in_memory = True
-
-    def __init__(self, vectors: VectorFile) -> None:
-        names = [f"{vectors.path}:{row}" for row in range(len(vectors))]
-        super().__init__(torch.full((len(vectors),), -1), (), names)
-        self.vectors = vectors
-        self.num_features = vectors.num_features
-
-    def sample(self, index: int) -> Tensor:
-        return torch.from_numpy(self.vectors.row(index))
 
 
 def list_vectors(vectors: VectorFile, labels: str, splits: str | None) -> VectorListing:
@@ -289,17 +281,3 @@ def _column(vectors: VectorFile, name: str, key: str) -> Any:
         return pa.array(values.astype(values.dtype.newbyteorder("=")))
     except (UnicodeError, ValueError, pa.ArrowException) as error:
         raise OptionError(key, f"{name}: expected text in UTF-8: {error!s:.60}") from error
-
-
-def _numbers(listing: VectorListing) -> np.ndarray:
-    """Return (N,) int64, the row of each listed vector in its file."""
-    names: ArrowNames = listing.names
-    return names.column.cast("int64").to_numpy()
-
-
-def _paths(listing: VectorListing, rows: np.ndarray) -> PickedPaths:
-    """Return the vectors' paths from the column ``path`` if there is one, else the file and the row."""
-    vectors = listing.vectors
-    if "path" in vectors.columns.column_names:
-        return PickedPaths(ArrowNames(vectors.columns["path"].cast("string").combine_chunks()), _numbers(listing)[rows])
-    return PickedPaths(listing.names, rows, prefix=f"{vectors.path}:")

@@ -23,7 +23,7 @@ class PickedPaths(Sequence[str]):
 
     Args:
         names: sequence of strings.
-        rows: (n,) int64, positions to select; None selects all.
+        rows: (n,) int64, positions to select.
         prefix: text to put before each string.
 
     Example:
@@ -31,11 +31,11 @@ class PickedPaths(Sequence[str]):
         ['birds/c.jpg', 'birds/a.jpg']
     """
 
-    def __init__(self, names: Any, rows: np.ndarray | None = None, *, prefix: str = "") -> None:
+    def __init__(self, names: Any, rows: np.ndarray, *, prefix: str = "") -> None:
         self.names, self.prefix = names, prefix
         # A copy, because a tensor sent to another process moves to shared memory, and an array over its old memory
         # would point to freed memory.
-        self.rows = np.arange(len(names)) if rows is None else np.array(rows)
+        self.rows = np.array(rows)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -59,7 +59,7 @@ def read_images_table(file: Path, label: str | None) -> Any:
 
     needed = ["path", *([label] if label else [])]
     table = _read(file, "; expected a table of images", *needed)
-    columns = _names(table, file)
+    columns = _names(table, str(file))
     for name in needed:
         require_column(file, columns, name)
     labels = table[label] if label else pa.array([""] * len(table))
@@ -73,14 +73,14 @@ def column_names(file: Path) -> list[str]:
     Raises:
         UserError: the file is missing or damaged.
     """
-    return _names(_read(file, "; expected a table of images"), file)
+    return _names(_read(file, "; expected a table of images"), str(file))
 
 
-def _names(table: Any, file: Path) -> list[str]:
+def _names(table: Any, where: str) -> list[str]:
     try:
         return table.column_names
     except UnicodeDecodeError as error:
-        raise UserError(f"{file}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
+        raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
 
 
 def _read(file: Path, advice: str, *texts: str) -> Any:
@@ -107,10 +107,7 @@ def known_columns(table: Any, where: str) -> Any:
         UserError: the table lacks ``path`` or ``label``, has a column twice, or lacks one of columns that belong
             together.
     """
-    try:
-        table = table.rename_columns([SYNONYMS.get(name, name) for name in table.column_names])
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
+    table = table.rename_columns([SYNONYMS.get(name, name) for name in _names(table, where)])
     table = _with_box_sides(table, where)
     columns: list[str] = table.column_names
     faults = list(missing_columns(columns))
