@@ -7,12 +7,10 @@ index; reading an image is then a single ``os.pread``.
 
 import os
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from threading import Timer
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -39,7 +37,7 @@ from dmlkit.datasets.files.tar import (
 )
 from dmlkit.datasets.folder import class_folders, is_split, splits_below
 from dmlkit.datasets.table import TableRows
-from dmlkit.errors import OptionError, UserError, option_errors, warn
+from dmlkit.errors import OptionError, UserError, option_errors, warn, warn_after
 from dmlkit.files.document import Document
 from dmlkit.files.image_file import decoding
 from dmlkit.files.lock import sole_writer
@@ -116,7 +114,7 @@ WARN_AFTER = 5.0  # seconds
 
 
 def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]:
-    """Return the stamps of shards and a pyarrow table of their images, see `index_file`.
+    """Return the stamps of shards and a pyarrow table of their images.
 
     The index is read from its file, which is first written if it is missing or out of date. If several ranks start
     together, one reads the shards and the others wait.
@@ -140,7 +138,7 @@ def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]
         known, rows = _known(file)  # again: another process may have written it meanwhile
         if known != stamps:
             _warn_of_changes(file, stamps, known)
-            with _warned_if_slow(f"{file}: indexing {len(stamps)} shards, once; this may take minutes"):
+            with warn_after(WARN_AFTER, f"{file}: indexing {len(stamps)} shards, once; this may take minutes"):
                 write_index(file, stamps, _tables(root, stamps, known, rows))
             rows = read_index(file)[1]
     return stamps, rows
@@ -177,16 +175,6 @@ def _warn_of_changes(file: Path, stamps: Stamps, known: Stamps) -> None:
             f"{file}: shards changed or removed since it was written: {', '.join(changed[:MOST_NAMED])}{more}; "
             "the index is updated"
         )
-
-
-@contextmanager
-def _warned_if_slow(message: str) -> Generator[None]:
-    timer = Timer(WARN_AFTER, warn, [message])
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 MANIFEST = "shards.json"

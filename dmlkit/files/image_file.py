@@ -88,11 +88,7 @@ def opened(path: str | Path, content: bytes | None = None) -> Image.Image:
 
 @contextmanager
 def decoding(path: str | Path) -> Generator[None]:
-    """Convert errors of reading an image file into one-line errors.
-
-    Raises:
-        BadImageError: the file cannot be read or decoded.
-    """
+    """Convert errors of reading and decoding an image file into a `BadImageError` of one line."""
     try:
         yield
     except (BadImageError, MemoryError):

@@ -79,14 +79,11 @@ def check_outside_data(output: Path, data: Iterable[Path | None], *, option: str
 
 
 def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--output", is_run: bool = False) -> None:
-    """Check that an output is not inside a folder of data, a gallery, or a run (except in its `PLACES_OF_RUN`).
+    """Raise a `UserError` if an output is inside a folder of data, a gallery, or a run but not its `PLACES_OF_RUN`.
 
     Args:
         data: folders that the command, or its run, reads.
         is_run: whether the output is itself a run, which may exist already.
-
-    Raises:
-        UserError: the output is inside one of them.
     """
     check_outside_data(output, data, option=option)
     place = output.resolve()
@@ -132,9 +129,6 @@ def writing(path: Path, *errors: type[Exception], advice: str = "") -> Generator
     Args:
         errors: exceptions other than OSError that a library raises for a full disk.
         advice: what to do, after the error.
-
-    Raises:
-        UserError: the block fails with one of these errors.
     """
     try:
         yield

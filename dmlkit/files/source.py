@@ -160,11 +160,7 @@ def require_review(path: Path) -> None:
 
 
 def require_images(path: Path) -> None:
-    """Check that there are images to embed. Whether a single file will do depends on the kind of samples of the model.
-
-    Raises:
-        UserError: nothing is there, or see `require_some_images`.
-    """
+    """Raise a `UserError` unless there are images to embed; whether a single file will do is left to the model."""
     if not path.suffix or path.is_dir() or path.suffix.lower() in TABLES:
         require_addable(path)
 

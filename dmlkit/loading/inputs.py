@@ -166,12 +166,9 @@ def seeded(seed: int) -> Generator[None]:
 
 
 def check_resized(image: Tensor, resizing: Resizing, path: str) -> None:
-    """Check that an image (3, H, W) does not exceed the limit of decoding after resizing.
+    """Raise a `BadImageError` if an image (3, H, W) would exceed the limit of decoding after resizing.
 
     Resized to a shorter side of 256 pixels, an image of 60 000 x 2, a PNG of 196 bytes, would take 6 GB.
-
-    Raises:
-        BadImageError: the resized image would be too large.
     """
     height, width = image.shape[1:]
     rows, columns = resizing.size_of(height, width)

@@ -181,11 +181,7 @@ def upright(frame: Any) -> Tensor:
 
 
 def _frame_times(path: Path) -> list[float]:
-    """Return the times in seconds of the frames to read, without decoding any.
-
-    Raises:
-        UserError: see `VideoFrames`.
-    """
+    """Return the times in seconds of the frames to read, without decoding any."""
     try:
         with _opened(path) as video:
             packets = video.demux(video=0) if video.streams.video else ()
@@ -209,11 +205,7 @@ def _reason(error: Exception) -> str:
 
 
 def _opened(path: Path) -> Any:
-    """Open a video with PyAV.
-
-    Raises:
-        UserError: PyAV is not installed.
-    """
+    """Open a video with PyAV."""
     try:
         av: Any = import_module("av")
     except ImportError:

@@ -125,11 +125,7 @@ def known_columns(table: Any, where: str) -> Any:
 
 
 def _with_box_sides(table: Any, where: str) -> Any:
-    """Add the columns `BOX` to a pyarrow table with the columns `SIZED_BOX`, if it does not have one of them.
-
-    Raises:
-        UserError: a value is not a number.
-    """
+    """Add the columns `BOX` to a pyarrow table with the columns `SIZED_BOX`, if it does not have one of them."""
     import pyarrow as pa
 
     columns: list[str] = table.column_names
