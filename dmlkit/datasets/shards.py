@@ -253,11 +253,7 @@ class ShardRows(TableRows):
 
 
 def list_shards(root: Path, index: Path) -> ShardListing:
-    """Return the listing of the images in shards, with all problems.
-
-    Args:
-        root: folder of the dataset.
-        index: index file with the places of the images.
+    """Return the listing of the images in the shards of a folder, with all problems.
 
     Raises:
         UserError: see `shards_below` and `indexed`.

@@ -46,7 +46,24 @@ class VectorsConfig(DatasetConfig, frozen=True):
     def listing(self) -> Listing:
         with option_errors("dataset.embeddings"):
             vectors = VectorFile(Path(self.embeddings))
-        return list_vectors(vectors, self.labels, self.splits)
+        import pyarrow as pa
+
+        columns = {name: vectors.columns[name] for name in MEANINGS if name in vectors.columns.column_names}
+        columns["label"] = _column(vectors, self.labels, "dataset.labels")
+        if self.splits is not None:
+            columns["split"] = _column(vectors, self.splits, "dataset.splits")
+        if columns["label"].null_count == len(vectors):
+            what = f"{vectors.path}: no vector has a label; set it to an .npy file of labels"
+            raise OptionError("dataset.labels", what)
+        columns["path"] = pa.array(np.arange(len(vectors))).cast(pa.string())
+        with option_errors("dataset.embeddings"):
+            if "path" in vectors.columns.column_names:
+                check_texts(vectors.columns["path"], "path", str(vectors.path))
+            table = known_columns(pa.table(columns), str(vectors.path))
+            rows = TableRows(table, vectors.path, vectors.path.parent).listing()
+        listing = VectorListing(**vars(rows), vectors=vectors)
+        listing.faults.extend(vectors.faults())
+        return listing
 
     def unlabeled(self, path: Path) -> "Vectors":
         if path.is_dir() and not (path / "manifest.json").exists():
@@ -224,37 +241,6 @@ class Vectors(Dataset):
 
     def sample(self, index: int) -> Tensor:
         return torch.from_numpy(self.vectors.row(int(self.rows[index])))
-
-
-def list_vectors(vectors: VectorFile, labels: str, splits: str | None) -> VectorListing:
-    """Return the listing of vectors with their labels and splits, with all problems.
-
-    Args:
-        vectors: files of the vectors.
-        labels: an .npy file with one integer or text per vector, or the name of a column in the vectors' file.
-        splits: an .npy file or a column with ``train``, ``validation`` or ``test`` per vector; None uses the column
-            ``split`` if there is one.
-
-    Raises:
-        UserError: there is no such file or column, or it does not fit the vectors.
-    """
-    columns = {name: vectors.columns[name] for name in MEANINGS if name in vectors.columns.column_names}
-    columns["label"] = _column(vectors, labels, "dataset.labels")
-    if splits is not None:
-        columns["split"] = _column(vectors, splits, "dataset.splits")
-    import pyarrow as pa
-
-    if columns["label"].null_count == len(vectors):
-        raise OptionError("dataset.labels", f"{vectors.path}: no vector has a label; set it to an .npy file of labels")
-    columns["path"] = pa.array(np.arange(len(vectors))).cast(pa.string())
-    with option_errors("dataset.embeddings"):
-        if "path" in vectors.columns.column_names:
-            check_texts(vectors.columns["path"], "path", str(vectors.path))
-        table = known_columns(pa.table(columns), str(vectors.path))
-        rows = TableRows(table, vectors.path, vectors.path.parent).listing()
-    listing = VectorListing(**vars(rows), vectors=vectors)
-    listing.faults.extend(vectors.faults())
-    return listing
 
 
 def _column(vectors: VectorFile, name: str, key: str) -> Any:
