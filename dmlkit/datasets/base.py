@@ -112,11 +112,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return self.images_of(self.listing(), split)
 
     def images_of(self, listing: Listing | None, split: Split) -> Dataset:
-        """Return the samples of a split from a listing; the listing is None for a dataset without files.
-
-        Raises:
-            UserError: see `build`.
-        """
+        """Return the samples of a split from a listing, see `build`; it is None for a dataset without files."""
         if self.split == "all" and split != "all":
             if split != "train":
                 raise OptionError(

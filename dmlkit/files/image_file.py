@@ -119,10 +119,8 @@ def check_size(path: str | Path, image: Image.Image) -> None:
 def shrink(image: Image.Image, least_side: int) -> bool:
     """Let a JPEG be decoded at 1/8, 1/4 or 1/2 of its size, if the shorter side keeps ``least_side`` pixels.
 
-    The decoder then computes the mean of each block of pixels from a part of its coefficients.
-
-    Returns:
-        Whether it will be smaller.
+    Return whether it will be smaller. The decoder computes the mean of each block of pixels from a part of its
+    coefficients.
     """
     width, height = image.size
     shorter = min(width, height)

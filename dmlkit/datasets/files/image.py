@@ -114,11 +114,7 @@ def frames(path: str | Path) -> int:
 
 
 def thumbnail(path: str | Path, box: Box | None = None, side: int = SIDE) -> bytes:
-    """Return an image file, or a box of it, as a small JPEG.
-
-    Raises:
-        BadImageError: see `read_image`.
-    """
+    """Return an image file, or a box of it, as a small JPEG; for errors see `read_image`."""
     return ImageSamples().picture(read_image(path, box), side)
 
 
