@@ -61,11 +61,7 @@ class BackboneConfig(ComponentConfig, frozen=True):
         raise TypeError(f"{type(self).__name__} has no weights of its own; use build()")
 
     def check_weights(self) -> None:
-        """Check the name of the weights, before anything is built; a file is checked when it is loaded.
-
-        Raises:
-            UserError: the backbone has no weights of this name.
-        """
+        """Raise a `UserError` for an unknown name of weights before anything is built; a file is checked when read."""
 
     def resolved_keys(self) -> dict[str, Any]:
         """Return keys to add to the recipe, so that a run does not read them from the Hub or a folder again."""

@@ -223,11 +223,7 @@ def adapt(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_registered(model: str) -> None:
-    """Check that timm is installed and has a model.
-
-    Raises:
-        UserError: timm is not installed or has no such model.
-    """
+    """Raise a `UserError` unless timm is installed and has a model."""
     try:
         import timm
     except ImportError:

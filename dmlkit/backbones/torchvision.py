@@ -72,9 +72,6 @@ def build_torchvision(network: str, weights: str | None, head: str, **options: A
 
     Returns:
         The model and the number of features that enter its head.
-
-    Raises:
-        UserError: the weights are unknown or cannot be downloaded or read.
     """
     from torchvision import models
 

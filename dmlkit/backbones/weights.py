@@ -78,11 +78,7 @@ def load_weights(
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the named tensors of a file.
-
-    Raises:
-        UserError: see `load_weights`.
-    """
+    """Read the named tensors of a file, as `load_weights` takes it."""
     try:
         contents: Any = _read(path)
     except FileNotFoundError:

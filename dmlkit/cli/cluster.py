@@ -8,7 +8,7 @@ import typer
 from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import USE, Html, SourcePath, Writes, examples, option, with_common_options
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import CLUSTER_COLUMNS, check_table
+from dmlkit.files.outputs import CLUSTER_COLUMNS, check_file, is_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +47,7 @@ def cluster(
     ] = None,
     csv: Annotated[
         Path | None,
-        Writes(check_table, CLUSTER_COLUMNS),
+        Writes(check_file, is_table(CLUSTER_COLUMNS)),
         option("FILE", "Write all images with their clusters to this CSV file."),
     ] = None,
     html: Html = None,

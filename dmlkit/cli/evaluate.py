@@ -26,7 +26,7 @@ from dmlkit.cli.options import (
 )
 from dmlkit.cli.search import rerank_of
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_class_table
+from dmlkit.files.outputs import check_file, has_classes
 from dmlkit.files.source import (
     EXPECTED,
     NAMES,
@@ -319,7 +319,9 @@ def evaluate(
     evaluated: EvaluatedOptions,
     wanted: MetricOptions,
     per_class: Annotated[
-        Path | None, Writes(check_class_table), option("FILE", "Write a CSV file with one row per class, worst first.")
+        Path | None,
+        Writes(check_file, has_classes),
+        option("FILE", "Write a CSV file with one row per class, worst first."),
     ] = None,
     *,
     column: ColumnOptions,

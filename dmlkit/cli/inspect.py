@@ -8,7 +8,7 @@ import typer
 from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import LOOK, SourcePath, Writes, examples, option, with_common_options
 from dmlkit.cli.search import why_missing
-from dmlkit.files.outputs import check_output, check_page, is_our_page
+from dmlkit.files.outputs import check_file, check_output, is_our_page
 from dmlkit.files.source import kind_of
 
 app = typer.Typer()
@@ -23,7 +23,7 @@ def inspect(
     source: SourcePath,
     output: Annotated[
         Path | None,
-        Writes(check_page),
+        Writes(check_file, is_our_page),
         option(
             "FILE",
             "HTML page to write. Default: inspection.html in plots/ of a run, otherwise in the current folder.",

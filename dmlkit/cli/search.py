@@ -21,7 +21,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import NEIGHBOR_COLUMNS, check_table
+from dmlkit.files.outputs import NEIGHBOR_COLUMNS, check_file, is_table
 from dmlkit.files.source import PLACE, Kind, check_options, is_exported, kind_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def search(
     boxes: BoxOptions,
     chosen: PlacedModelOptions,
     csv: Annotated[
-        Path | None, Writes(check_table, NEIGHBOR_COLUMNS), option("FILE", "Write all neighbors to this CSV file.")
+        Path | None,
+        Writes(check_file, is_table(NEIGHBOR_COLUMNS)),
+        option("FILE", "Write all neighbors to this CSV file."),
     ] = None,
     html: Html = None,
     manifold: ArrayManifold = None,

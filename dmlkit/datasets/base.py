@@ -77,13 +77,10 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return getattr(self, "separator", None)
 
     def require_one_label(self, what: str) -> None:
-        """Check that each image has one label.
+        """Raise a `UserError` if images have several labels.
 
         Args:
             what: what compares labels, for the error.
-
-        Raises:
-            UserError: images have several labels.
         """
         if self.label_separator is not None:
             raise UserError(several_labels(what, self.label_separator))
@@ -115,11 +112,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
         return self.images_of(self.listing(), split)
 
     def images_of(self, listing: Listing | None, split: Split) -> Dataset:
-        """Return the samples of a split from a listing; the listing is None for a dataset without files.
-
-        Raises:
-            UserError: see `build`.
-        """
+        """Return the samples of a split from a listing, see `build`; it is None for a dataset without files."""
         if self.split == "all" and split != "all":
             if split != "train":
                 raise OptionError(

@@ -15,7 +15,7 @@ from dmlkit.datasets.files.paths import readable_name, unreadable_name
 from dmlkit.errors import OptionError
 from dmlkit.files.image_file import image_files
 from dmlkit.files.regular import EXTENSIONS
-from dmlkit.files.source import NO_CLASS_FOLDERS, NO_CLASSES, single_class
+from dmlkit.files.source import NO_CLASS_FOLDERS, NO_CLASSES, deeper_classes, single_class
 
 
 class FolderConfig(DatasetConfig, frozen=True):
@@ -45,9 +45,18 @@ class FolderConfig(DatasetConfig, frozen=True):
         return class_listing(root, halves, self.levels, faults)
 
     def images_of(self, listing: Listing | None, split: Split) -> Dataset:
-        if split == "train" and self.split != "all" and not self.levels and (message := single_class(Path(self.root))):
+        root, is_cut = Path(self.root), split in ("train", "validation") and self.split != "all" and not self.levels
+        if is_cut and (message := single_class(root)):
             raise OptionError("dataset.root", message)
-        return super().images_of(listing, split)
+        try:
+            return super().images_of(listing, split)
+        except OptionError as error:
+            classes = class_folders(root / "train" if is_split(root) else root)
+            deeper = next(filter(None, map(deeper_classes, classes)), None)
+            if error.key != "dataset.validation_fraction" or deeper is None:
+                raise
+            hint = f"or, if the classes are those in {deeper}, give it, or name the levels of folders in dataset.levels"
+            raise OptionError(error.key, f"{error.message}; {hint}") from None
 
 
 def is_split(root: Path) -> bool:

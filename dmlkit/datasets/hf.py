@@ -164,11 +164,7 @@ def open_parts(root: Path) -> dict[str, Any]:
 
 
 def check_columns(part: Any, split: str, root: Path, image: str, label: str) -> None:
-    """Check that a split has a column of images and one of labels.
-
-    Raises:
-        OptionError: a column is missing or of another type.
-    """
+    """Raise an `OptionError` unless a split has a column of images and one of labels, of types that can be read."""
     features = part.features
     for key, name in (("image", image), ("label", label)):
         if name not in features:

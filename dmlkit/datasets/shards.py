@@ -7,12 +7,10 @@ index; reading an image is then a single ``os.pread``.
 
 import os
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from threading import Timer
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -39,7 +37,7 @@ from dmlkit.datasets.files.tar import (
 )
 from dmlkit.datasets.folder import class_folders, is_split, splits_below
 from dmlkit.datasets.table import TableRows
-from dmlkit.errors import OptionError, UserError, option_errors, warn
+from dmlkit.errors import OptionError, UserError, option_errors, warn, warn_after
 from dmlkit.files.document import Document
 from dmlkit.files.image_file import decoding
 from dmlkit.files.lock import sole_writer
@@ -76,9 +74,7 @@ class ShardsConfig(DatasetConfig, frozen=True):
                 "dataset.name",
                 "shards needs an operating system with os.pread, which Windows lacks; use another dataset",
             )
-        has_splits = is_split(root)
-        index = root / INDEX if self.index is None else Path(self.index)
-        return list_shards(root, shards_below(root), index, has_splits=has_splits)
+        return list_shards(root, root / INDEX if self.index is None else Path(self.index))
 
 
 def shards_below(root: Path) -> list[str]:
@@ -118,7 +114,7 @@ WARN_AFTER = 5.0  # seconds
 
 
 def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]:
-    """Return the stamps of shards and a pyarrow table of their images, see `index_file`.
+    """Return the stamps of shards and a pyarrow table of their images.
 
     The index is read from its file, which is first written if it is missing or out of date. If several ranks start
     together, one reads the shards and the others wait.
@@ -142,7 +138,7 @@ def indexed(root: Path, shards: Sequence[str], file: Path) -> tuple[Stamps, Any]
         known, rows = _known(file)  # again: another process may have written it meanwhile
         if known != stamps:
             _warn_of_changes(file, stamps, known)
-            with _warned_if_slow(f"{file}: indexing {len(stamps)} shards, once; this may take minutes"):
+            with warn_after(WARN_AFTER, f"{file}: indexing {len(stamps)} shards, once; this may take minutes"):
                 write_index(file, stamps, _tables(root, stamps, known, rows))
             rows = read_index(file)[1]
     return stamps, rows
@@ -179,16 +175,6 @@ def _warn_of_changes(file: Path, stamps: Stamps, known: Stamps) -> None:
             f"{file}: shards changed or removed since it was written: {', '.join(changed[:MOST_NAMED])}{more}; "
             "the index is updated"
         )
-
-
-@contextmanager
-def _warned_if_slow(message: str) -> Generator[None]:
-    timer = Timer(WARN_AFTER, warn, [message])
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 MANIFEST = "shards.json"
@@ -266,19 +252,13 @@ class ShardRows(TableRows):
         return sorted(range(len(names)), key=lambda index: position.get(names[index], len(position)))
 
 
-def list_shards(root: Path, shards: Sequence[str], index: Path, *, has_splits: bool) -> ShardListing:
-    """Return the listing of the images in shards, with all problems.
-
-    Args:
-        root: folder of the dataset.
-        shards: tar files, relative to the root.
-        index: index file with the places of the images.
-        has_splits: whether the first folder in a shard's name is its split.
+def list_shards(root: Path, index: Path) -> ShardListing:
+    """Return the listing of the images in the shards of a folder, with all problems.
 
     Raises:
-        UserError: see `indexed`.
+        UserError: see `shards_below` and `indexed`.
     """
-    compute = arrow_compute()
+    compute, shards = arrow_compute(), shards_below(root)
     manifest = ShardManifest.read(root / MANIFEST) if (root / MANIFEST).exists() else None
     stamps, rows = indexed(root, shards, index)
     at_fault = rows.filter(compute.is_valid(rows["fault"]))
@@ -292,7 +272,7 @@ def list_shards(root: Path, shards: Sequence[str], index: Path, *, has_splits: b
     columns = {name: images[name] for name in (*TEXTS, *BOX) if images[name].null_count < len(images)}
     columns["label"] = images["label"]
     columns["path"] = compute.binary_join_element_wise(images["shard"], images["name"], "/")
-    if has_splits:
+    if is_split(root):  # the first folder in a shard's name
         columns["split"] = compute.list_element(compute.split_pattern(images["shard"], "/", max_splits=1), 0)
     import pyarrow as pa
 

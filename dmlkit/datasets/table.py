@@ -80,6 +80,8 @@ class TableRows:
         levels: names of the levels of labels that are paths, coarsest first; none for other labels.
         separator: separator of several labels of an image; None for one label.
         is_whole: whether all images are used together, whatever their split.
+        are_boxes_measured: whether `check_boxes` compares the boxes with their images; only then one beyond the left
+            or top border is no fault here.
     """
 
     def __init__(
@@ -91,9 +93,10 @@ class TableRows:
         separator: str | None = None,
         *,
         is_whole: bool = False,
+        are_boxes_measured: bool = False,
     ) -> None:
         self.table, self.file, self.root, self.levels, self.separator = table, file, root, levels, separator
-        self.is_whole = is_whole
+        self.is_whole, self.are_boxes_measured = is_whole, are_boxes_measured
         self.keep = np.ones(len(table), dtype=bool)
         self.faults: list[str] = []
         self.notes: list[str] = []
@@ -174,7 +177,9 @@ class TableRows:
         names: list[str] = encoded.dictionary.to_pylist()
         codes = compute.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)
         sets = {name: label_set(name, self.separator) for name in names} if self.separator is not None else {}
-        found = {name: fault for name, (_, fault) in sets.items()} if sets else self._path_faults(names)
+        found = {name: fault for name, (_, fault) in sets.items()}
+        if self.levels:
+            found = {name: path_fault(name, self.levels) for name in names}
         faults = {code: found.get(name) for code, name in enumerate(names)}
         wrong = np.isin(codes, [code for code, fault in faults.items() if fault]).nonzero()[0]
         self.faults += [f"{self.where(row)}: {faults[codes[row]]}" for row in wrong.tolist()]
@@ -188,9 +193,6 @@ class TableRows:
         position[order] = np.arange(len(names))
         position[-1] = 0  # for rows without a label, which are excluded
         return position[codes], [names[index] for index in order]
-
-    def _path_faults(self, names: list[str]) -> dict[str, str | None]:
-        return {name: path_fault(name, self.levels) for name in names} if self.levels else {}
 
     def _order(self, names: list[str]) -> list[int]:
         """Return the positions of the names in sorted order; numbers are sorted as numbers, sets as `in_groups`."""
@@ -272,8 +274,10 @@ class TableRows:
         boxes = np.stack(columns, axis=1)
         left, top, right, bottom = boxes.T
         is_blank = np.isnan(boxes)
-        is_wrong = (left >= right) | (top >= bottom) | (boxes < -ROUNDING).any(1) | np.isinf(boxes).any(1)
-        is_wrong |= is_blank.any(1) & ~is_blank.all(1)
+        is_outside = boxes < -ROUNDING
+        is_wrong = (left >= right) | (top >= bottom) | np.isinf(boxes).any(1) | (is_blank.any(1) & ~is_blank.all(1))
+        if not self.are_boxes_measured:
+            is_wrong |= is_outside.any(1)
         for row in is_wrong.nonzero()[0].tolist():
             shown = ", ".join(f"{name} {side:g}" for name, side in zip(BOX, boxes[row], strict=True))
             self.faults.append(
@@ -281,7 +285,7 @@ class TableRows:
                 "0 <= y1 < y2 in pixels, or four blank cells for the full image"
             )
         self.keep &= ~is_wrong
-        return np.maximum(boxes, 0.0)  # NaN stays
+        return np.where(is_outside, boxes, np.maximum(boxes, 0.0))  # NaN stays
 
     def _refuse_repeated(self, names: Any, labels: np.ndarray, boxes: np.ndarray | None) -> None:
         """Report images listed twice, which would find themselves; another box is another image."""

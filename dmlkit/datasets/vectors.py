@@ -46,9 +46,26 @@ class VectorsConfig(DatasetConfig, frozen=True):
     def listing(self) -> Listing:
         with option_errors("dataset.embeddings"):
             vectors = VectorFile(Path(self.embeddings))
-        return list_vectors(vectors, self.labels, self.splits)
+        import pyarrow as pa
 
-    def unlabeled(self, path: Path) -> "VectorList":
+        columns = {name: vectors.columns[name] for name in MEANINGS if name in vectors.columns.column_names}
+        columns["label"] = _column(vectors, self.labels, "dataset.labels")
+        if self.splits is not None:
+            columns["split"] = _column(vectors, self.splits, "dataset.splits")
+        if columns["label"].null_count == len(vectors):
+            what = f"{vectors.path}: no vector has a label; set it to an .npy file of labels"
+            raise OptionError("dataset.labels", what)
+        columns["path"] = pa.array(np.arange(len(vectors))).cast(pa.string())
+        with option_errors("dataset.embeddings"):
+            if "path" in vectors.columns.column_names:
+                check_texts(vectors.columns["path"], "path", str(vectors.path))
+            table = known_columns(pa.table(columns), str(vectors.path))
+            rows = TableRows(table, vectors.path, vectors.path.parent).listing()
+        listing = VectorListing(**vars(rows), vectors=vectors)
+        listing.faults.extend(vectors.faults())
+        return listing
+
+    def unlabeled(self, path: Path) -> "Vectors":
         if path.is_dir() and not (path / "manifest.json").exists():
             raise UserError(
                 f"{path}: is a folder, but the model takes vectors; expected an .npy or .parquet file of them, or a "
@@ -56,7 +73,9 @@ class VectorsConfig(DatasetConfig, frozen=True):
             )
         vectors = VectorFile(path)
         raise_faults(vectors.faults())
-        return VectorList(vectors)
+        rows = np.arange(len(vectors))
+        names = [f"{vectors.path}:{row}" for row in rows]
+        return Vectors(vectors, rows, labels=torch.full((len(rows),), -1), class_names=(), paths=names)
 
     def requirements(self) -> list[Requirement]:
         return [
@@ -197,72 +216,31 @@ class VectorListing(Listing):
     sample = "vector"
     vectors: VectorFile = field(kw_only=True)
 
-    def pick(self, rows: np.ndarray) -> "ListedVectors":
-        return ListedVectors(self, rows)
+    def pick(self, rows: np.ndarray) -> "Vectors":
+        """Return some vectors, named by the column ``path`` if there is one, else by the file and the row."""
+        names: ArrowNames = self.names  # rows of the file
+        numbers, columns = names.column.cast("int64").to_numpy()[rows], self.vectors.columns
+        paths = PickedPaths(names, rows, prefix=f"{self.vectors.path}:")
+        if "path" in columns.column_names:
+            paths = PickedPaths(ArrowNames(columns["path"].cast("string").combine_chunks()), numbers)
+        return Vectors(self.vectors, numbers, **self.labelling(rows), paths=paths)
 
 
-class ListedVectors(Dataset):
-    """Dataset of vectors of a listing."""
+class Vectors(Dataset):
+    """Dataset of some rows (n,) int64 of a file of vectors; ``data`` are the other arguments of a `Dataset`."""
 
     in_memory = True  # the file is memory-mapped
 
-    def __init__(self, listing: VectorListing, rows: np.ndarray) -> None:
-        super().__init__(**listing.labelling(rows), paths=_paths(listing, rows))
-        self.vectors = listing.vectors
-        self.num_features = listing.vectors.num_features
-        self.rows = _numbers(listing)[rows]
+    def __init__(self, vectors: VectorFile, rows: np.ndarray, **data: Any) -> None:
+        super().__init__(**data)
+        self.vectors, self.rows = vectors, rows
+        self.num_features = vectors.num_features
 
     def key(self, index: int) -> str:
         return f"{self.vectors.path}:{self.rows[index]}"
 
     def sample(self, index: int) -> Tensor:
         return torch.from_numpy(self.vectors.row(int(self.rows[index])))
-
-
-class VectorList(Dataset):
-    """Dataset of unlabeled vectors."""
-
-    in_memory = True
-
-    def __init__(self, vectors: VectorFile) -> None:
-        names = [f"{vectors.path}:{row}" for row in range(len(vectors))]
-        super().__init__(torch.full((len(vectors),), -1), (), names)
-        self.vectors = vectors
-        self.num_features = vectors.num_features
-
-    def sample(self, index: int) -> Tensor:
-        return torch.from_numpy(self.vectors.row(index))
-
-
-def list_vectors(vectors: VectorFile, labels: str, splits: str | None) -> VectorListing:
-    """Return the listing of vectors with their labels and splits, with all problems.
-
-    Args:
-        vectors: files of the vectors.
-        labels: an .npy file with one integer or text per vector, or the name of a column in the vectors' file.
-        splits: an .npy file or a column with ``train``, ``validation`` or ``test`` per vector; None uses the column
-            ``split`` if there is one.
-
-    Raises:
-        UserError: there is no such file or column, or it does not fit the vectors.
-    """
-    columns = {name: vectors.columns[name] for name in MEANINGS if name in vectors.columns.column_names}
-    columns["label"] = _column(vectors, labels, "dataset.labels")
-    if splits is not None:
-        columns["split"] = _column(vectors, splits, "dataset.splits")
-    import pyarrow as pa
-
-    if columns["label"].null_count == len(vectors):
-        raise OptionError("dataset.labels", f"{vectors.path}: no vector has a label; set it to an .npy file of labels")
-    columns["path"] = pa.array(np.arange(len(vectors))).cast(pa.string())
-    with option_errors("dataset.embeddings"):
-        if "path" in vectors.columns.column_names:
-            check_texts(vectors.columns["path"], "path", str(vectors.path))
-        table = known_columns(pa.table(columns), str(vectors.path))
-        rows = TableRows(table, vectors.path, vectors.path.parent).listing()
-    listing = VectorListing(**vars(rows), vectors=vectors)
-    listing.faults.extend(vectors.faults())
-    return listing
 
 
 def _column(vectors: VectorFile, name: str, key: str) -> Any:
@@ -289,17 +267,3 @@ def _column(vectors: VectorFile, name: str, key: str) -> Any:
         return pa.array(values.astype(values.dtype.newbyteorder("=")))
     except (UnicodeError, ValueError, pa.ArrowException) as error:
         raise OptionError(key, f"{name}: expected text in UTF-8: {error!s:.60}") from error
-
-
-def _numbers(listing: VectorListing) -> np.ndarray:
-    """Return (N,) int64, the row of each listed vector in its file."""
-    names: ArrowNames = listing.names
-    return names.column.cast("int64").to_numpy()
-
-
-def _paths(listing: VectorListing, rows: np.ndarray) -> PickedPaths:
-    """Return the vectors' paths from the column ``path`` if there is one, else the file and the row."""
-    vectors = listing.vectors
-    if "path" in vectors.columns.column_names:
-        return PickedPaths(ArrowNames(vectors.columns["path"].cast("string").combine_chunks()), _numbers(listing)[rows])
-    return PickedPaths(listing.names, rows, prefix=f"{vectors.path}:")

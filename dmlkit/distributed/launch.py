@@ -8,13 +8,12 @@ import re
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from threading import Timer
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
 from dmlkit.distributed.device_name import parse_device
-from dmlkit.errors import OptionError, UserError, warn
+from dmlkit.errors import OptionError, UserError, warn, warn_after
 from dmlkit.files.escape import excerpt
 
 if TYPE_CHECKING:
@@ -174,21 +173,17 @@ def meet(ranks: int) -> object:
     variables = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     expected = " ".join(f"{name}={os.environ[name]}" for name in variables)
     waiting = f"waiting for the other ranks, for at most {PATIENCE} seconds: {expected}"
-    warning = Timer(WARN_AFTER, warn, [waiting])
-    warning.daemon = True
-    warning.start()
     patience = timedelta(seconds=PATIENCE)
     try:
-        store, rank, _ = next(rendezvous("env://", timeout=patience))
-        store.set(f"dmlkit/{rank}", "here")
-        store.wait([f"dmlkit/{other}" for other in range(ranks)], patience)
+        with warn_after(WARN_AFTER, waiting):
+            store, rank, _ = next(rendezvous("env://", timeout=patience))
+            store.set(f"dmlkit/{rank}", "here")
+            store.wait([f"dmlkit/{other}" for other in range(ranks)], patience)
     except torch.distributed.DistError as error:
         raise UserError(
             f"not all of {ranks} ranks have joined within {PATIENCE} seconds ({expected}); start all ranks with "
             "torchrun, or unset WORLD_SIZE to run a single process"
         ) from error
-    finally:
-        warning.cancel()
     return store
 
 

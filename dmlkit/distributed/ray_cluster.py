@@ -14,14 +14,11 @@ MAX_READERS = 8  # processes per GPU that read images
 
 
 def check_ray(device: str, *modules: str) -> None:
-    """Check that Ray is installed and supports the device.
+    """Raise a `UserError` unless Ray is installed and supports the device.
 
     Args:
         device: ``auto`` (GPUs if the cluster has any), ``cpu`` or ``cuda``.
         modules: further modules of Ray that are needed, e.g. ``ray.data``.
-
-    Raises:
-        UserError: Ray is not installed, or does not support the device.
     """
     try:
         for module in ("ray", *modules):

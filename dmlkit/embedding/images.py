@@ -131,7 +131,7 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
         return _boxed(source, labels, boxes, depth)
     if _is_table(source):
         column = None if labels == NONE else labels or LABEL
-        rows = TableRows(read_images_table(source, column), source, source.parent)
+        rows = TableRows(read_images_table(source, column), source, source.parent, are_boxes_measured=True)
         dataset = _listed(rows.listing(), has_labels=column is not None)
         check_boxes(dataset, source, rows.where)
         return dataset

@@ -168,22 +168,13 @@ def _remove_abandoned(folder: Path, name: str) -> None:
     """Remove partials of a file whose writers have ended, which is known because their locks are free."""
     for entry in folder.iterdir():
         if is_partial(entry) and _target_name(entry) == name:
-            with suppress(OSError):
-                if entry.is_dir() and fcntl is not None:
-                    _remove_abandoned_folder(entry)
-                elif not entry.is_dir():
-                    with entry.open("rb") as file:
-                        if _lock(file, wait=False):
-                            entry.unlink()
-
-
-def _remove_abandoned_folder(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        if _lock(opened, wait=False):
-            shutil.rmtree(folder)
-    finally:
-        os.close(opened)
+            with suppress(OSError):  # Windows opens no folders
+                opened = os.open(entry, os.O_RDONLY)
+                try:
+                    if _lock(opened, wait=False):
+                        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                finally:
+                    os.close(opened)
 
 
 def _lock(file: IO[bytes] | int, *, wait: bool) -> bool:

@@ -65,11 +65,7 @@ def check_export(source: Path, export_format: str, options: Mapping[str, object]
 
 
 def require_exportable(path: Path, export_format: str) -> None:
-    """Check that a path is what a format exports: a run, or a gallery for ``onnx``; or else a folder of embeddings.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """Raise a `UserError` unless a format exports a path: a run, a gallery as ``onnx``, or a folder of embeddings."""
     kind = kind_of(path) if path.exists() else "images"
     if export_format == "onnx" and kind == "gallery":
         require_gallery(path)

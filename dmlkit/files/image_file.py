@@ -88,11 +88,7 @@ def opened(path: str | Path, content: bytes | None = None) -> Image.Image:
 
 @contextmanager
 def decoding(path: str | Path) -> Generator[None]:
-    """Convert errors of reading an image file into one-line errors.
-
-    Raises:
-        BadImageError: the file cannot be read or decoded.
-    """
+    """Convert errors of reading and decoding an image file into a `BadImageError` of one line."""
     try:
         yield
     except (BadImageError, MemoryError):
@@ -102,11 +98,7 @@ def decoding(path: str | Path) -> Generator[None]:
 
 
 def check_image_file(path: Path) -> None:
-    """Check that the header of a file that a user named is that of an image, before a model is loaded for it.
-
-    Raises:
-        BadImageError: it is not.
-    """
+    """Raise a `BadImageError` unless a file has the header of an image, before a model is loaded for it."""
     try:
         with decoding(path), opened(path):
             pass
@@ -117,11 +109,7 @@ def check_image_file(path: Path) -> None:
 
 
 def check_size(path: str | Path, image: Image.Image) -> None:
-    """Check that an image is not too large to be decoded.
-
-    Raises:
-        BadImageError: it has more than 80 megapixels.
-    """
+    """Raise a `BadImageError` if an image has more than 80 megapixels."""
     if image.width * image.height > MAX_PIXELS:
         raise BadImageError(
             f"{path}: the image has {image.width} x {image.height} pixels; expected at most {MAX_PIXELS:,}"
@@ -131,10 +119,8 @@ def check_size(path: str | Path, image: Image.Image) -> None:
 def shrink(image: Image.Image, least_side: int) -> bool:
     """Let a JPEG be decoded at 1/8, 1/4 or 1/2 of its size, if the shorter side keeps ``least_side`` pixels.
 
-    The decoder then computes the mean of each block of pixels from a part of its coefficients.
-
-    Returns:
-        Whether it will be smaller.
+    Return whether it will be smaller. The decoder computes the mean of each block of pixels from a part of its
+    coefficients.
     """
     width, height = image.size
     shorter = min(width, height)

@@ -69,11 +69,7 @@ def check_output(
 
 
 def check_outside_data(output: Path, data: Iterable[Path | None], *, option: str = "--output") -> None:
-    """Check that an output is not inside a folder of data, where it would be read as an image or a class.
-
-    Raises:
-        UserError: the output is inside one of the folders.
-    """
+    """Raise a `UserError` if an output is inside a folder of data, where it would be read as an image or a class."""
     for root in data:
         if root is not None and root.is_dir() and output.resolve().is_relative_to(root.resolve()):
             raise UserError(
@@ -83,14 +79,11 @@ def check_outside_data(output: Path, data: Iterable[Path | None], *, option: str
 
 
 def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--output", is_run: bool = False) -> None:
-    """Check that an output is not inside a folder of data, a gallery, or a run (except in its `PLACES_OF_RUN`).
+    """Raise a `UserError` if an output is inside a folder of data, a gallery, or a run but not its `PLACES_OF_RUN`.
 
     Args:
         data: folders that the command, or its run, reads.
         is_run: whether the output is itself a run, which may exist already.
-
-    Raises:
-        UserError: the output is inside one of them.
     """
     check_outside_data(output, data, option=option)
     place = output.resolve()
@@ -136,9 +129,6 @@ def writing(path: Path, *errors: type[Exception], advice: str = "") -> Generator
     Args:
         errors: exceptions other than OSError that a library raises for a full disk.
         advice: what to do, after the error.
-
-    Raises:
-        UserError: the block fails with one of these errors.
     """
     try:
         yield
@@ -150,11 +140,7 @@ def writing(path: Path, *errors: type[Exception], advice: str = "") -> Generator
 
 
 def check_writable(folder: Path) -> None:
-    """Check that files can be written into a folder, before work whose result is written there.
-
-    Raises:
-        UserError: the folder is read-only, or the disk is full.
-    """
+    """Raise a `UserError` if no file can be written into a folder, before work whose result is written there."""
     try:
         TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -193,48 +179,29 @@ def write_boxed_table(
 
 
 def check_file(path: Path, is_ours: Callable[[Path], bool], *, sources: Iterable[Path] = (), option: str) -> None:
-    """Raise an error unless a file may be written into a folder that exists; see `check_output`.
-
-    Raises:
-        UserError: see `check_output`; or there is no such folder.
-    """
+    """Raise a `UserError` unless a file may be written into a folder that exists; see `check_output`."""
     check_output(path, is_ours, sources=sources, option=option)
     if not path.parent.is_dir():
         raise UserError(f"{option} {path}: the folder {path.parent} does not exist; create it first")
 
 
-def check_table(path: Path, *tables: Sequence[str], sources: Iterable[Path] = (), option: str) -> None:
-    """Raise an error unless a CSV table may be written, with the columns of one of ``tables``; see `check_file`.
+def is_table(*tables: Sequence[str]) -> Callable[[Path], bool]:
+    """Return a function that says whether a file is a CSV table with the columns of one of ``tables``.
 
     Boxes may follow the columns, see `write_boxed_table`.
-
-    Raises:
-        UserError: the file exists and is something else.
     """
     boxes = ((), BOX, (*BOX, *OTHER_BOX))
     headers = [[",".join((*columns, *more)).encode()] for columns in tables for more in boxes]
-    check_file(path, lambda file: head_of(file).splitlines()[:1] in headers, sources=sources, option=option)
+    return lambda file: head_of(file).splitlines()[:1] in headers
 
 
-def check_class_table(path: Path, *, sources: Iterable[Path] = (), option: str) -> None:
-    """Raise an error unless a CSV table with a row per class may be written; its metrics are checked with the source.
-
-    Raises:
-        UserError: the file exists and is something else.
-    """
-    check_file(path, lambda file: head_of(file).startswith(CLASS_COLUMNS), sources=sources, option=option)
+def has_classes(path: Path) -> bool:
+    """Return whether a file is a CSV table with a row per class; its metrics are checked with the source."""
+    return head_of(path).startswith(CLASS_COLUMNS)
 
 
-def check_selection(path: Path, *, sources: Iterable[Path] = (), option: str) -> None:
-    """Raise an error unless the table of ``dmlkit select`` may be written.
-
-    Raises:
-        UserError: the file exists and is something else, or has labels that somebody wrote.
-    """
-    check_file(path, _is_unlabeled_selection, sources=sources, option=option)
-
-
-def _is_unlabeled_selection(path: Path) -> bool:
+def is_unlabeled_selection(path: Path) -> bool:
+    """Return whether a file is a table of ``dmlkit select`` without labels that somebody wrote."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file, strict=True)
@@ -242,15 +209,6 @@ def _is_unlabeled_selection(path: Path) -> bool:
             return is_ours and not any((row["label"] or "").strip() for row in table)
     except (OSError, UnicodeDecodeError, csv.Error):
         return False
-
-
-def check_page(path: Path, *, sources: Iterable[Path] = (), option: str) -> None:
-    """Raise an error unless an HTML page may be written; see `check_file`.
-
-    Raises:
-        UserError: the file exists and is something else.
-    """
-    check_file(path, is_our_page, sources=sources, option=option)
 
 
 def check_folder(
@@ -276,21 +234,13 @@ def check_folder(
 
 
 def check_new_embeddings(path: Path, *, sources: Iterable[Path] = (), option: str = "--output") -> None:
-    """Raise an error unless embeddings may be written to a folder, or their computation resumed.
-
-    Raises:
-        UserError: see `check_folder` and `check_no_embeddings`.
-    """
+    """Raise a `UserError` unless embeddings may be written to a folder, or their computation resumed."""
     check_folder(path, sources=sources, option=option)
     check_no_embeddings(path)
 
 
 def check_no_embeddings(path: Path) -> None:
-    """Raise an error for a folder with embeddings, or with files of their names that no computation left there.
-
-    Raises:
-        UserError: the folder has such files.
-    """
+    """Raise a `UserError` for a folder with embeddings, or with files of their names that no computation left there."""
     if (path / "manifest.json").exists():
         raise UserError(f"{path}: this folder already holds embeddings; choose another --output or remove it")
     taken = [name for name in (*map(path.joinpath, EMBEDDING_FILES), *path.glob(COMPLETE_PARTS)) if name.exists()]

@@ -34,11 +34,7 @@ DASHES = ("-", "--", "-.", ":")
 
 
 def check_picture(path: Path, *, sources: Iterable[Path] = (), option: str = "--output") -> None:
-    """Check that a picture may be written; see `check_output`.
-
-    Raises:
-        UserError: the suffix is unknown, or the file exists and dmlkit did not write it.
-    """
+    """Raise a `UserError` unless a picture may be written under a name with a known suffix; see `check_output`."""
     if path.suffix.lower() not in PICTURES:
         *others, last = PICTURES
         raise UserError(f"{path}: expected a file name that ends in {', '.join(others)} or {last}")

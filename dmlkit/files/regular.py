@@ -69,11 +69,7 @@ def read_text(path: Path, option: str, missing: str) -> str:
 
 
 def require_regular_file(path: Path) -> None:
-    """Check that a path, if it exists, is a regular file.
-
-    Raises:
-        UserError: the path is something else.
-    """
+    """Raise a `UserError` if a path exists and is not a regular file."""
     try:
         check_regular(path)
     except FileNotFoundError:
@@ -106,11 +102,7 @@ def columns_of(file: Path) -> list[str]:
 
 
 def require_column(file: Path, columns: Sequence[str], name: str) -> None:
-    """Check that a table has a column once.
-
-    Raises:
-        UserError: it does not; the message has the most similar column.
-    """
+    """Raise a `UserError`, which names the most similar column, unless a table has a column once."""
     if name not in columns:
         near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(name, columns, n=1))
         raise UserError(f"{file}: has no column {name!r}; it has {', '.join(columns)}{near}")

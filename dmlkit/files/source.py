@@ -85,11 +85,7 @@ def is_exported(path: Path) -> bool:
 
 
 def require_searched(path: Path) -> None:
-    """Check that a path is what `require_source` takes, or an exported gallery.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise a `UserError` unless a path is what `require_source` takes, or an exported gallery."""
     if not is_exported(path):
         require_source(path)
 
@@ -125,11 +121,7 @@ def require_queries(path: Path) -> Kind:
 
 
 def require_path(path: Path, expected: str) -> None:
-    """Check that a path exists.
-
-    Raises:
-        UserError: it does not; the message has the most similar name that does, or ``expected``.
-    """
+    """Raise a `UserError` unless a path exists; it has the most similar name that does, or what was ``expected``."""
     if path.exists():
         return
     refuse_address(path)
@@ -144,11 +136,7 @@ def require_path(path: Path, expected: str) -> None:
 
 
 def refuse_address(path: Path) -> None:
-    """Raise an error for an address of the Hugging Face Hub, of which a ``Path`` has kept one slash.
-
-    Raises:
-        UserError: it is one.
-    """
+    """Raise a `UserError` for an address of the Hugging Face Hub, of which a ``Path`` has kept one slash."""
     if str(path).startswith("hf:/"):
         name = str(path).removeprefix("hf:/")
         raise UserError(
@@ -158,20 +146,12 @@ def refuse_address(path: Path) -> None:
 
 
 def require_array(path: Path) -> None:
-    """Check that an array exists.
-
-    Raises:
-        UserError: nothing is there.
-    """
+    """Raise a `UserError` unless an array exists."""
     require_path(path, "a NumPy array (.npy)")
 
 
 def require_review(path: Path) -> None:
-    """Check that there is a review.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Raise a `UserError` unless a folder is a review."""
     require_path(path, "the folder of a review")
     if not (path / REVIEW_MARK).is_file():
         raise UserError(
@@ -180,32 +160,20 @@ def require_review(path: Path) -> None:
 
 
 def require_images(path: Path) -> None:
-    """Check that there are images to embed. Whether a single file will do depends on the kind of samples of the model.
-
-    Raises:
-        UserError: nothing is there, or see `require_some_images`.
-    """
+    """Raise a `UserError` unless there are images to embed; whether a single file will do is left to the model."""
     if not path.suffix or path.is_dir() or path.suffix.lower() in TABLES:
         require_addable(path)
 
 
 def require_addable(path: Path) -> None:
-    """Check that there are images to add to a gallery.
-
-    Raises:
-        UserError: nothing is there, or see `require_some_images`.
-    """
+    """Raise a `UserError` unless there are images to add to a gallery."""
     require_path(path, "an image, a folder of images, or a table")
     if kind_of(path) == "images":
         require_some_images(path)
 
 
 def require_some_images(path: Path) -> None:
-    """Check that a folder has images, that a CSV table has a column of their paths, or that a file is an image.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Raise a `UserError` for a folder without images, a table without paths, or a file that is no image."""
     if path.is_file() and path.suffix.lower() not in TABLES:
         from dmlkit.files.image_file import check_image_file
 
@@ -219,22 +187,14 @@ def require_some_images(path: Path) -> None:
 
 
 def require_table(path: Path) -> None:
-    """Check that there is a table, with a column of paths if it is a CSV file.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Raise a `UserError` unless there is a table, with a column of paths if it is a CSV file."""
     require_path(path, "a table (.csv or .parquet)")
     if columns := columns_of(path):
         require_column(path, columns, "path")
 
 
 def require_dataset(path: Path, expected: str = "a folder with one subfolder per class, or a table") -> None:
-    """Check that there are class folders, shards, or a table with paths and labels.
-
-    Raises:
-        UserError: there are none, or nothing is there.
-    """
+    """Raise a `UserError` unless there are class folders, shards, or a table with paths and labels."""
     require_path(path, expected)
     if all((path / name).exists() for name in RUN_MARKS):
         raise UserError(f"{path}: is {NAMES['run']}; expected {expected}")
@@ -247,23 +207,34 @@ def require_dataset(path: Path, expected: str = "a folder with one subfolder per
 
 
 def single_class(path: Path) -> str | None:
-    """Return what is wrong with a folder that has nothing but one class; None for others, and a lone ``train``."""
-    found = [one for one in path.iterdir() if not one.name.startswith(".")] if path.is_dir() else []
-    folders = [one for one in found if one.is_dir()]
-    if len(folders) != 1 or folders[0].name in ("train", "test") or any(one.suffix == SHARD for one in found):
-        return None
-    (only,) = folders  # an archive that was unpacked into a folder of its name has the classes one level deeper
-    is_nested = sum(one.is_dir() for one in only.iterdir()) > 1
-    way_on = f"give {only}, which has several" if is_nested else "add images of more classes"
-    return f"{path}: has 1 class, {only.name}; expected at least 2 to train on and 2 to test on: {way_on}"
+    """Return what is wrong with a folder that has nothing but one class; None for others.
+
+    Of ``train`` and ``test`` in it, only those are wrong whose classes are deeper.
+    """
+    splits = [split for split in (path / "train", path / "test") if split.is_dir()]
+    for place in splits or [path]:
+        found = [one for one in place.iterdir() if not one.name.startswith(".")] if place.is_dir() else []
+        folders = [one for one in found if one.is_dir()]
+        if len(folders) != 1 or any(one.suffix == SHARD for one in found):
+            continue
+        text = f"{place}: has 1 class, {folders[0].name}; expected at least 2"
+        deeper = deeper_classes(folders[0])
+        if splits and deeper is not None:
+            return f"{text}: move the folders of {deeper} to {place}, if they are the classes"
+        if not splits:
+            way_on = "add images of more classes" if deeper is None else f"give {deeper}, which has several"
+            return f"{text} to train on and 2 to test on: {way_on}"
+    return None
+
+
+def deeper_classes(folder: Path) -> Path | None:
+    """Return the folder with several folders that lone folders lead to: an archive is often unpacked into its name."""
+    below = [one for one in folder.iterdir() if one.is_dir() and not one.name.startswith(".")]
+    return folder if len(below) > 1 else deeper_classes(below[0]) if below else None
 
 
 def require_image(path: Path) -> None:
-    """Check that there is a file, which may be an image.
-
-    Raises:
-        UserError: nothing is there, or a folder.
-    """
+    """Raise a `UserError` unless there is a file, which may be an image."""
     require_path(path, "an image")
     if path.is_dir():
         raise UserError(f"{path}: this is a folder; expected an image")
@@ -281,11 +252,7 @@ def partner_path(text: str) -> Path:
 
 
 def require_second_run(path: Path, allowed: Container[Path] = ()) -> None:
-    """Check that a path is a run, or one of those of `PARTNERS` that are allowed.
-
-    Raises:
-        UserError: see `require_run`.
-    """
+    """Raise a `UserError` unless a path is a run, or one of those of `PARTNERS` that are allowed."""
     if path in allowed:
         return
     if path in PARTNERS and not path.exists():
@@ -294,11 +261,7 @@ def require_second_run(path: Path, allowed: Container[Path] = ()) -> None:
 
 
 def require_run(path: Path) -> None:
-    """Check that a folder is a run.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise a `UserError` unless a folder is a run."""
     missing = [name for name in RUN_MARKS if not (path / name).exists()]
     if missing:
         refuse_address(path)
@@ -310,11 +273,7 @@ def require_run(path: Path) -> None:
 
 
 def require_runs(paths: Sequence[Path]) -> None:
-    """Check that there are runs to compare.
-
-    Raises:
-        UserError: there are fewer than two, one is given twice, or one is not a run.
-    """
+    """Raise a `UserError` unless there are at least two runs, each given once."""
     if len(paths) < 2:
         raise UserError(f"compare: expected at least two runs, got {len(paths)}")
     if len({path.resolve() for path in paths}) < len(paths):
@@ -324,11 +283,7 @@ def require_runs(paths: Sequence[Path]) -> None:
 
 
 def require_gallery(path: Path) -> None:
-    """Check that a folder is a gallery.
-
-    Raises:
-        UserError: it is not, or its creation was interrupted.
-    """
+    """Raise a `UserError` unless a folder is a gallery whose creation was not interrupted."""
     if (path / GALLERY_MARK).exists():
         return
     if (path / CREATING_MARK).exists():
@@ -339,22 +294,14 @@ def require_gallery(path: Path) -> None:
 
 
 def require_study(path: Path) -> None:
-    """Check that a folder is a study.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise a `UserError` unless a folder is a study."""
     require_path(path, "a folder that dmlkit study wrote")
     if not is_study(path):
         raise UserError(f"{path}: is not a study ({STUDY_MARK} is missing); expected a folder that dmlkit study wrote")
 
 
 def require_study_file(path: Path) -> None:
-    """Check that the file of a study exists.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Raise a `UserError` unless the file of a study exists."""
     if not path.exists():
         raise UserError(f"{path}: no such file; expected a study, e.g. recipes/study/mpa.yaml")
 
@@ -399,13 +346,10 @@ def _place_in(run: Path, key: str) -> Path | None:
 
 
 def check_options(source: Path, kind: Kind, options: Mapping[str, object]) -> None:
-    """Raise an error for an option that does not apply to the kind of a source.
+    """Raise a `UserError` for the first option that does not apply to the kind of a source.
 
     Args:
         options: value by option; an empty value is not checked.
-
-    Raises:
-        UserError: an option has a value and does not apply; the message names the first one.
     """
     for name, value in options.items():
         if value and kind not in APPLIES[name]:

@@ -66,11 +66,7 @@ class CacheManifest(Document, frozen=True, strict=True):
 
 
 def images_of_split(config: DatasetConfig, split: Split) -> Dataset:
-    """Return the images of a split, decoded from their files or read from the cache of the recipe.
-
-    Raises:
-        UserError: see `DatasetConfig.build` and `CachedImages`.
-    """
+    """Return the images of a split, see `DatasetConfig.build`, or its `CachedImages` if the recipe has a cache."""
     dataset = config.build(split)
     return dataset if config.cache is None else CachedImages(dataset, config.cache)
 
@@ -153,10 +149,7 @@ class Cache:
 
 
 def read_index(folder: Path) -> tuple[CacheManifest, Any]:
-    """Read the manifest and the index of a cache, and check that they fit each other and the size of the pixels.
-
-    Returns:
-        The manifest, and the index as a pyarrow table.
+    """Read the manifest of a cache and its index, a pyarrow table; check that they fit each other and the pixels' size.
 
     Raises:
         UserError: a file is missing, damaged, of another cache, or of another version of dmlkit.
@@ -253,7 +246,7 @@ def images_to_cache(recipe: Recipe) -> Dataset:
 def write_cache(
     recipe: Recipe, dataset: Dataset, output: Path, *, overwrite: bool, advance: Callable[[int], None]
 ) -> CacheManifest:
-    """Write ``pixels.bin``, ``index.parquet`` and ``manifest.json``.
+    """Write ``pixels.bin``, ``index.parquet`` and ``manifest.json``, and return the manifest.
 
     Args:
         recipe: recipe with the resizing (the first step of its transform's evaluation) and ``on_bad_image``.
@@ -261,9 +254,6 @@ def write_cache(
         output: folder of the cache.
         overwrite: whether to replace a cache in it, which stays complete until the new one is.
         advance: called with the number of images done.
-
-    Returns:
-        The manifest.
 
     Raises:
         UserError: the folder contains a cache or foreign files, or an image cannot be read.
@@ -319,11 +309,7 @@ def _write_cache(recipe: Recipe, dataset: Dataset, output: Path, advance: Callab
 
 
 def check_output(output: Path, *, overwrite: bool) -> None:
-    """Check that a cache may be written to a folder, without replacing foreign files or, by default, a complete cache.
-
-    Raises:
-        UserError: the folder contains a cache, or other files with its names.
-    """
+    """Raise a `UserError` if files with a cache's names are foreign or, by default, a complete cache."""
     found = [output / name for name in (MANIFEST, INDEX, PIXELS) if os.path.lexists(output / name)]
     if not found:
         return

@@ -339,11 +339,10 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
 
 
 def check_images(listing: Listing, findings: Findings, *, is_published: bool, advance: Callable[[int], None]) -> None:
-    """Read every sample, and add unreadable, animated and duplicate ones to the findings.
+    """Read every sample, and add unreadable, animated and duplicate ones to the findings of `check_files`.
 
     Args:
-        listing: listing of `check_files`.
-        findings: findings of `check_files`, extended here.
+        listing, findings: what `check_files` returns.
         is_published: whether the images are a benchmark's, whose duplicates are not errors.
         advance: called with the number of images done.
     """

@@ -166,12 +166,9 @@ def seeded(seed: int) -> Generator[None]:
 
 
 def check_resized(image: Tensor, resizing: Resizing, path: str) -> None:
-    """Check that an image (3, H, W) does not exceed the limit of decoding after resizing.
+    """Raise a `BadImageError` if an image (3, H, W) would exceed the limit of decoding after resizing.
 
     Resized to a shorter side of 256 pixels, an image of 60 000 x 2, a PNG of 196 bytes, would take 6 GB.
-
-    Raises:
-        BadImageError: the resized image would be too large.
     """
     height, width = image.shape[1:]
     rows, columns = resizing.size_of(height, width)
@@ -183,11 +180,7 @@ def check_resized(image: Tensor, resizing: Resizing, path: str) -> None:
 
 
 def refuse_faults(faults: Sequence[str], on_bad_image: str) -> None:
-    """Raise an error for the first unreadable image, unless such images are to be skipped.
-
-    Raises:
-        UserError: an image could not be read, and ``on_bad_image`` is "error".
-    """
+    """Raise a `UserError` for the first unreadable image, if ``on_bad_image`` is "error"."""
     if faults and on_bad_image == "error":
         raise UserError(f"{faults[0]}; repair or remove it, or skip such images with dataset.on_bad_image=skip")
 
@@ -211,11 +204,7 @@ def refuse_missing(dataset: Dataset, on_bad_image: str, source: str) -> None:
 
 
 def refuse_nothing_read(images_read: int, faults: Sequence[str], source: str) -> None:
-    """Raise an error if no image could be read, even if unreadable images are to be skipped: a disk may be unmounted.
-
-    Raises:
-        UserError: no image could be read.
-    """
+    """Raise a `UserError` if no image could be read, even if such images are to be skipped: a disk may be unmounted."""
     if faults and not images_read:
         if len(faults) == 1:
             raise UserError(f"{source}: the only image could not be read: {faults[0]}")

@@ -166,11 +166,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _check_output(output: Path, manifest: ShardManifest) -> None:
-    """Check that a folder is empty or contains only shards of the same images.
-
-    Raises:
-        UserError: the folder has other content.
-    """
+    """Raise a `UserError` unless a folder is empty or contains only shards of the same images."""
     if not output.exists():
         return
     if (output / MANIFEST).exists():

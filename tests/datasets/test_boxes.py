@@ -187,7 +187,7 @@ def test_mistakes_of_json(photos: Path, tmp_path: Path, data: object, message: s
     assert "\n" not in str(raised.value) and "boxes.json" in str(raised.value)
 
 
-def right_border(kind: str, photos: Path, folder: Path, *lefts: int) -> tuple[Path, Boxes | None]:
+def wide_boxes(kind: str, photos: Path, folder: Path, *lefts: int) -> tuple[Path, Boxes | None]:
     """A good box of b.png, and for every format the same boxes of a.png, 10 pixels wide; the image has 40."""
     if kind == "table":
         rows = "".join(f"a.png,fox,{left},0,{left + 10},10\n" for left in lefts)
@@ -204,10 +204,13 @@ def right_border(kind: str, photos: Path, folder: Path, *lefts: int) -> tuple[Pa
     return photos, Boxes(yolo(folder / "labels", a=lines, b="0 .5 .5 1 1\n"))
 
 
+@pytest.mark.parametrize(("start", "border", "cut"), [(32, 31, (31, 40)), (-6, -1, (0, 9))], ids=["right", "left"])
 @pytest.mark.parametrize("kind", ["table", "coco", "megadetector", "yolo"])
-def test_boxes_outside_of_their_images_are_refused_alike(photos: Path, tmp_path: Path, kind: str):
+def test_boxes_outside_of_their_images_are_refused_alike(
+    photos: Path, tmp_path: Path, kind: str, start: int, border: int, cut: tuple[int, int]
+):
     """Even if other boxes are good: the number of all, the first three with image, box and size, and what to do."""
-    source, boxes = right_border(kind, photos, tmp_path, 32, 33, 34, 35, 36)
+    source, boxes = wide_boxes(kind, photos, tmp_path, *range(start, start + 5))
     with pytest.raises(UserError) as raised:
         images_at(source, boxes=boxes)
     first, *others = str(raised.value).splitlines()
@@ -216,10 +219,10 @@ def test_boxes_outside_of_their_images_are_refused_alike(photos: Path, tmp_path:
     found = [line.partition("the box ")[2] for line in others]
     image = photos / "a.png"
     assert found == [
-        f"({left}, 0, {left + 10}, 10) of {image} is not inside the 40 x 30 image" for left in (32, 33, 34)
+        f"({left}, 0, {left + 10}, 10) of {image} is not inside the 40 x 30 image" for left in range(start, start + 3)
     ]
-    source, boxes = right_border(kind, photos, tmp_path, 31)  # 1 pixel is rounding: the box is cut
-    assert crops(images_at(source, boxes=boxes))[-1 if kind != "yolo" else 0][2] == (31, 0, 40, 10)
+    source, boxes = wide_boxes(kind, photos, tmp_path, border)  # 1 pixel is rounding: the box is cut
+    assert crops(images_at(source, boxes=boxes))[-1 if kind != "yolo" else 0][2] == (cut[0], 0, cut[1], 10)
 
 
 def test_a_table_is_refused_for_the_place_of_its_box_but_not_for_an_image_that_is_missing(photos: Path):
@@ -227,7 +230,8 @@ def test_a_table_is_refused_for_the_place_of_its_box_but_not_for_an_image_that_i
     head = "path,label,x1,y1,x2,y2\na.png,fox,-0.6,0,9,9\nz.png,fox,0,0,99,99\ndeer/b.png,fox,,,,\n"
     dataset = images_at(write(photos / "t.csv", head))
     assert [dataset.box(row) for row in range(3)] == [Box(0, 0, 9, 9), Box(0, 0, 99, 99), None]
-    for sides, reason in (("5,0,5.2,9", "empty; expected left < right"), ("0,0,9,32", "not inside the 40 x 30 image")):
+    outside = "not inside the 40 x 30 image"
+    for sides, reason in (("5,0,5.2,9", "empty; expected left < right"), ("0,0,9,32", outside), ("0,-2,9,9", outside)):
         table = write(photos / "t.csv", f"{head}deer/b.png,fox,{sides}\n")
         with pytest.raises(
             UserError, match=rf"t.csv:5: the box .* of .*b.png is {reason}.*; correct this entry"

@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from dmlkit.datasets import Cub200Config, FolderConfig, TableConfig
+from dmlkit.datasets.base import Split
 from dmlkit.datasets.folder import depth_of
 from dmlkit.errors import UserError
 from tests.datasets import trees
@@ -62,6 +63,25 @@ def test_bad_folders_are_explained(tmp_path):
     few = make_tree(tmp_path / "few", {"a": 2, "b": 2})
     with pytest.raises(UserError, match=r"leaves 0 for training and 2 for validation"):
         FolderConfig(root=str(few)).build("train")
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (["a"], "ROOT: has 1 class, a; .*: give ROOT/a, which has several"),
+        (["a/b"], "ROOT: has 1 class, a; .*: give ROOT/a/b, which has several"),
+        (["train/a", "test/b"], "ROOT/train: has 1 class, a; .* move the folders of ROOT/train/a to ROOT/train"),
+        (["train/a", "test/a"], "ROOT/train: has 1 class, a; .* move the folders of ROOT/train/a to ROOT/train"),
+        (["train", "test/b"], "ROOT/test: has 1 class, b; .* move the folders of ROOT/test/b to ROOT/test"),
+        (["a", "b"], "0.1 of 1 training classes .*; or, if the classes are those in ROOT/a, give it, or name the lev"),
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_classes_that_are_deeper_are_found(tmp_path: Path, split: Split, folders: list[str], message: str):
+    make_tree(tmp_path, {f"{folder}/{folder[-1]}{number}": 2 for folder in folders for number in range(4)})
+    with pytest.raises(UserError, match=message.replace("ROOT", str(tmp_path))) as raised:
+        FolderConfig(root=str(tmp_path)).build(split)
+    assert "\n" not in str(raised.value)
 
 
 def test_explicit_validation_folders(tmp_path):

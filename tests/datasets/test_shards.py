@@ -18,7 +18,6 @@ from PIL import Image
 from dmlkit.datasets import Cub200Config, FolderConfig, InShopConfig, ShardsConfig, SopConfig, TableConfig
 from dmlkit.datasets import shards as indexing
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files import tar as member
 from dmlkit.datasets.files import tar as reading
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
@@ -484,7 +483,7 @@ def test_open_files_are_bounded_and_closed(tmp_path: Path, monkeypatch: pytest.M
 def test_images_are_found_by_their_paths_with_and_without_an_index(shards: ShardsConfig, tmp_path: Path):
     images = shards.build("test")
     for _ in range(2):
-        member._places.cache_clear()
+        reading._places.cache_clear()
         for index in (0, len(images) - 1):
             assert torch.equal(read_image(images.paths[index]), images.sample(index))
         with pytest.raises(BadImageError, match=r"000000.tar/none.jpg: cannot read this image: file not found"):

@@ -77,6 +77,12 @@ class _Found(NamedTuple):
     label: str | None = None
     confidence: float = 1.0
 
+    def sides(self, width: int, height: int) -> Four:
+        """Return left, top, right and bottom in pixels of an image."""
+        across, down = (width, height) if self.is_share else (1, 1)
+        left, top = self.numbers[0] * across, self.numbers[1] * down
+        return left, top, left + self.numbers[2] * across, top + self.numbers[3] * down
+
 
 def read_boxes(images: Path, boxes: Path, confidence: float | None) -> list[ImageBox]:
     """Read the boxes of an image, or of the images of a folder, in the order of their file.
@@ -112,7 +118,7 @@ def read_boxes(images: Path, boxes: Path, confidence: float | None) -> list[Imag
             if path not in sizes:
                 with decoding(path):
                     sizes[path] = upright_size(path)
-            found.append(ImageBox(path, _box_of(row, path, *sizes[path]), row.label))
+            found.append(ImageBox(path, _fitted(row.sides(*sizes[path]), path, *sizes[path]), row.label))
         except BadImageError as error:
             faults.append(f"{row.where}: {error}")
     _refuse(f"--boxes {boxes}", faults)
@@ -123,18 +129,6 @@ def read_boxes(images: Path, boxes: Path, confidence: float | None) -> list[Imag
             reason = f" of a confidence of at least {least:g}; {best}: lower --box-confidence"
         raise UserError(f"--boxes {boxes}: no boxes of {images}{reason}")
     return found
-
-
-def _box_of(row: _Found, path: str, width: int, height: int) -> Box:
-    """Return a box in pixels.
-
-    Raises:
-        BadImageError: it is not inside the image, or has no pixels.
-    """
-    left, top, across, down = row.numbers
-    if row.is_share:
-        left, across, top, down = left * width, across * width, top * height, down * height
-    return _fitted((left, top, left + across, top + down), path, width, height)
 
 
 def _fitted(sides: Four, path: str, width: int, height: int) -> Box:
@@ -179,7 +173,7 @@ def check_boxes(dataset: Dataset, source: Path, where: Callable[[int], str]) -> 
             with suppress(BadImageError), decoding(path):
                 sizes[path] = upright_size(path)
         left, top, right, bottom = (round(side) for side in box[:4])
-        if (size := sizes[path]) is None or (left < right <= size[0] and top < bottom <= size[1]):
+        if (size := sizes[path]) is None or (0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]):
             continue  # a box that is inside after rounding keeps its numbers, of which ids of galleries are made
         try:
             boxes[row] = _fitted(box[:4], path, *size)[:4]
@@ -190,11 +184,7 @@ def check_boxes(dataset: Dataset, source: Path, where: Callable[[int], str]) -> 
 
 
 def _refuse(source: str, faults: Sequence[str]) -> None:
-    """Raise an error with the first three problems of boxes, and the number of all, if there are any.
-
-    Raises:
-        UserError: there is a problem.
-    """
+    """Raise a `UserError` with the first three problems of boxes, and the number of all, if there are any."""
     if len(faults) == 1:
         raise UserError(f"{faults[0]}; correct this entry, or remove it")
     if faults:
@@ -206,11 +196,7 @@ def _refuse(source: str, faults: Sequence[str]) -> None:
 
 
 def _yolo(root: Path, folder: Path, faults: list[str]) -> Iterator[_Found]:
-    """Yield the boxes of text files, sorted by their paths; report lines that are no boxes, and files without image.
-
-    Raises:
-        UserError: there are no text files, or one cannot be read.
-    """
+    """Yield the boxes of text files, sorted by their paths; report lines that are no boxes, and files without image."""
     files = [file for file in sorted(folder.rglob("*.txt")) if file.name != CLASSES]
     if not files:
         raise UserError(f"--boxes {folder}: this folder has no text files; expected one per image, as YOLO writes them")
@@ -280,11 +266,7 @@ class _MegaDetector(BaseModel):
 
 
 def _json(file: Path, faults: list[str]) -> Iterator[_Found]:
-    """Yield the boxes of a file of COCO's annotations or of MegaDetector; report entries that are none.
-
-    Raises:
-        UserError: the file cannot be read, or is neither.
-    """
+    """Yield the boxes of a file of COCO's annotations or of MegaDetector; report entries that are none."""
     try:
         data = json.loads(read_text(file, "--boxes", "no such file or folder"))
     except (ValueError, RecursionError) as error:

@@ -114,11 +114,7 @@ def frames(path: str | Path) -> int:
 
 
 def thumbnail(path: str | Path, box: Box | None = None, side: int = SIDE) -> bytes:
-    """Return an image file, or a box of it, as a small JPEG.
-
-    Raises:
-        BadImageError: see `read_image`.
-    """
+    """Return an image file, or a box of it, as a small JPEG; for errors see `read_image`."""
     return ImageSamples().picture(read_image(path, box), side)
 
 
@@ -181,11 +177,7 @@ def upright(frame: Any) -> Tensor:
 
 
 def _frame_times(path: Path) -> list[float]:
-    """Return the times in seconds of the frames to read, without decoding any.
-
-    Raises:
-        UserError: see `VideoFrames`.
-    """
+    """Return the times in seconds of the frames to read, without decoding any."""
     try:
         with _opened(path) as video:
             packets = video.demux(video=0) if video.streams.video else ()
@@ -209,11 +201,7 @@ def _reason(error: Exception) -> str:
 
 
 def _opened(path: Path) -> Any:
-    """Open a video with PyAV.
-
-    Raises:
-        UserError: PyAV is not installed.
-    """
+    """Open a video with PyAV."""
     try:
         av: Any = import_module("av")
     except ImportError:

@@ -23,7 +23,7 @@ class PickedPaths(Sequence[str]):
 
     Args:
         names: sequence of strings.
-        rows: (n,) int64, positions to select; None selects all.
+        rows: (n,) int64, positions to select.
         prefix: text to put before each string.
 
     Example:
@@ -31,11 +31,11 @@ class PickedPaths(Sequence[str]):
         ['birds/c.jpg', 'birds/a.jpg']
     """
 
-    def __init__(self, names: Any, rows: np.ndarray | None = None, *, prefix: str = "") -> None:
+    def __init__(self, names: Any, rows: np.ndarray, *, prefix: str = "") -> None:
         self.names, self.prefix = names, prefix
         # A copy, because a tensor sent to another process moves to shared memory, and an array over its old memory
         # would point to freed memory.
-        self.rows = np.arange(len(names)) if rows is None else np.array(rows)
+        self.rows = np.array(rows)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -101,14 +101,11 @@ def read_lines(path: Path, faults: list[str]) -> list[str]:
 
 
 def raise_faults(faults: Iterable[str], advice: str = "") -> None:
-    """Raise an error with the first twenty problems, one per line, if there are any.
+    """Raise a `UserError` with the first twenty problems, one per line, if there are any.
 
     Args:
         faults: the problems.
         advice: how to list the others.
-
-    Raises:
-        UserError: there is a problem.
     """
     lines = list(faults)
     if len(lines) > MAX_FAULTS:

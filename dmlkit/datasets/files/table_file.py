@@ -59,7 +59,7 @@ def read_images_table(file: Path, label: str | None) -> Any:
 
     needed = ["path", *([label] if label else [])]
     table = _read(file, "; expected a table of images", *needed)
-    columns = _names(table, file)
+    columns = _names(table, str(file))
     for name in needed:
         require_column(file, columns, name)
     labels = table[label] if label else pa.array([""] * len(table))
@@ -73,14 +73,14 @@ def column_names(file: Path) -> list[str]:
     Raises:
         UserError: the file is missing or damaged.
     """
-    return _names(_read(file, "; expected a table of images"), file)
+    return _names(_read(file, "; expected a table of images"), str(file))
 
 
-def _names(table: Any, file: Path) -> list[str]:
+def _names(table: Any, where: str) -> list[str]:
     try:
         return table.column_names
     except UnicodeDecodeError as error:
-        raise UserError(f"{file}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
+        raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
 
 
 def _read(file: Path, advice: str, *texts: str) -> Any:
@@ -107,10 +107,7 @@ def known_columns(table: Any, where: str) -> Any:
         UserError: the table lacks ``path`` or ``label``, has a column twice, or lacks one of columns that belong
             together.
     """
-    try:
-        table = table.rename_columns([SYNONYMS.get(name, name) for name in table.column_names])
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
+    table = table.rename_columns([SYNONYMS.get(name, name) for name in _names(table, where)])
     table = _with_box_sides(table, where)
     columns: list[str] = table.column_names
     faults = list(missing_columns(columns))
@@ -128,11 +125,7 @@ def known_columns(table: Any, where: str) -> Any:
 
 
 def _with_box_sides(table: Any, where: str) -> Any:
-    """Add the columns `BOX` to a pyarrow table with the columns `SIZED_BOX`, if it does not have one of them.
-
-    Raises:
-        UserError: a value is not a number.
-    """
+    """Add the columns `BOX` to a pyarrow table with the columns `SIZED_BOX`, if it does not have one of them."""
     import pyarrow as pa
 
     columns: list[str] = table.column_names
@@ -149,11 +142,7 @@ def _with_box_sides(table: Any, where: str) -> Any:
 
 
 def check_texts(column: Any, name: str, where: str) -> None:
-    """Check that the texts of a column are UTF-8, because Parquet may declare any bytes as text.
-
-    Raises:
-        UserError: a text is not UTF-8.
-    """
+    """Raise a `UserError` if a text of a column is not UTF-8: Parquet may declare any bytes as text."""
     import pyarrow as pa
 
     try:
@@ -230,11 +219,7 @@ class SightingCells(NamedTuple):
     time: str | None = None
 
     def check(self, where: str) -> None:
-        """Raise an error for a cell that is out of range or cannot be read; it begins with ``where``.
-
-        Raises:
-            UserError: one of these, or one of latitude and longitude without the other.
-        """
+        """Raise a `UserError` that begins with ``where`` for a wrong cell, or one degree without the other."""
         latitude, longitude = (degrees_of(getattr(self, column), column, where) for column in LIMITS)
         if isnan(latitude) != isnan(longitude):
             raise UserError(f"{where}: got one of latitude and longitude; expected both, or two empty cells")

@@ -25,7 +25,7 @@ from dmlkit.files.outputs import (
     NEIGHBOR_COLUMNS,
     OTHER_BOX,
     check_file,
-    check_table,
+    is_table,
     write_table,
     writing,
 )
@@ -232,7 +232,7 @@ def check_answers_file(path: Path, *, sources: Iterable[Path] = (), option: str)
     match path.suffix.lower():
         case ".csv":
             tables = ANSWER_COLUMNS, (*ANSWER_COLUMNS, *NEAREST_BOXES)  # earlier versions wrote no boxes of neighbors
-            check_table(path, *tables, sources=sources, option=option)
+            check_file(path, is_table(*tables), sources=sources, option=option)
         case ".json":
             check_file(path, AnswersFile.is_at, sources=sources, option=option)
         case _:

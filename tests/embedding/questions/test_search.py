@@ -17,7 +17,7 @@ from PIL import Image
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.questions.page import MOST, Picture, Shelf, write_page
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_page
+from dmlkit.files.outputs import check_file, is_our_page
 from dmlkit.manifolds import Poincare
 from tests.conftest import ON_THE_BALL, Result
 from tests.datasets import trees
@@ -130,10 +130,10 @@ def test_a_page_shows_pictures_and_obeys_no_name(tmp_path: Path):
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-") and "unsafe" not in policy
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in page.tags
     assert not [one for _, one in page.tags if any(name.startswith("on") or name == "style" for name in one)]
-    check_page(path, option="--html")  # it may be written again
+    check_file(path, is_our_page, option="--html")  # it may be written again
     (tmp_path / "mine.html").write_text("<p>mine</p>")
     with pytest.raises(UserError, match="was not written by this command"):
-        check_page(tmp_path / "mine.html", option="--html")
+        check_file(tmp_path / "mine.html", is_our_page, option="--html")
 
 
 def test_the_style_is_the_one_that_the_policy_allows(tmp_path: Path):
