@@ -75,11 +75,7 @@ class Grouplet(AnchorLoss, name="grouplet"):
         factor = 1 / sum(len(images) for images in grouping)
 
         def push(block: Block) -> Terms:
-            exponent, others = self.scale * (block.similarity + self.margin), ~block.own
-            if self.closed_form:
-                return self._push_in_closed_form(exponent.detach(), others, grouping, factor / classes.total)
-            totals = [log_one_plus_sum_exp(exponent[images], others[images]).sum(0) for images in grouping]
-            return torch.stack(totals).sum(0) * (factor / classes.total)
+            return self._push_terms(block, grouping, factor / classes.total)
 
         def pull_and_gains(block: Block) -> Tensor:
             groups = [self.transport.solve(images, block.similarity, labels) for images in grouping]
@@ -87,11 +83,10 @@ class Grouplet(AnchorLoss, name="grouplet"):
 
         return sum_over_classes(pairs(classes), pull_and_gains) + sum_over_classes(classes, push)
 
-    def _push_in_closed_form(
-        self, exponent: Tensor, others: Tensor, grouping: list[Tensor], factor: float
-    ) -> ClosedForm:
-        """Compute the plain negative terms (w,), summed over grouplets and times a factor, without a graph."""
-        exponent.masked_fill_(~others, -torch.inf)
+    def _push_terms(self, block: Block, grouping: list[Tensor], factor: float) -> ClosedForm:
+        """Compute the plain negative terms (w,), summed over grouplets and times a factor."""
+        exponent = self.scale * (block.similarity.detach() + self.margin)
+        exponent.masked_fill_(block.own, -torch.inf)
         terms, gradient = exponent.new_zeros(exponent.shape[1]), torch.empty_like(exponent)
         for images in grouping:
             of_group = exponent[images]  # (G, k, w)

@@ -1,9 +1,10 @@
 """Multi-Proxies Anchor loss: Proxy-Anchor with several proxies per class."""
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
 
-from dmlkit.losses.proxies.centers import CenterPooling, center_distances, pool_centers
-from dmlkit.losses.proxies.classes import Block, ClosedForm, Terms, with_gradient
+from dmlkit.losses.proxies.centers import CenterPooling, center_regularizer, pool_centers
+from dmlkit.losses.proxies.classes import Classes
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.losses.proxy_anchor import AnchorLoss
 
@@ -45,9 +46,5 @@ class MPA(AnchorLoss, name="mpa"):
     def __post_init__(self) -> None:
         super().__post_init__(self.proxies_per_class, pool_centers(self.class_similarity, self.gamma))
 
-    def class_terms(self, block: Block) -> Terms:
-        terms = super().class_terms(block)
-        if self.regularizer_weight == 0 or block.proxies.shape[1] == 1:
-            return terms
-        terms = with_gradient(terms, block.similarity) if isinstance(terms, ClosedForm) else terms
-        return terms + self.regularizer_weight * center_distances(self.manifold, block)
+    def over(self, classes: Classes) -> Tensor:
+        return super().over(classes) + center_regularizer(self.manifold, classes, self.regularizer_weight)

@@ -8,7 +8,6 @@ from torch import Tensor
 from dmlkit.component import Requirement, option
 from dmlkit.losses.proxies.classes import Block, Classes, Terms, anchor_terms
 from dmlkit.losses.proxies.proxy_loss import ClassSumLoss
-from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights
 from dmlkit.manifolds.base import NEEDS_BOUNDED
 
@@ -26,29 +25,7 @@ class AnchorLoss(ClassSumLoss):
         return (NEEDS_BOUNDED,) if self.transport is None else (NEEDS_BOUNDED, *ALL_CLASSES)
 
     def class_terms(self, block: Block) -> Terms:
-        if self.closed_form:
-            return anchor_terms(block, self.scale, self.margin)
-        return self.plain_terms(block, 1.0, 1.0, block.classes.in_batch, block.classes.total)
-
-    def plain_terms(
-        self,
-        block: Block,
-        own: Tensor | float,
-        others: Tensor | float,
-        own_total: Tensor | int,
-        others_total: Tensor | int,
-    ) -> Tensor:
-        """Compute the terms of a block whose gradients autograd computes.
-
-        Args:
-            own: (B, 1) or (B, w), weights of a class's own images in the exponent.
-            others: (B, w), weights of the other images.
-            own_total: divisor of the terms of the own images: the sum of their weights over the classes.
-            others_total: divisor of the terms of the other images.
-        """
-        pull = log_one_plus_sum_exp(-self.scale * own * (block.similarity - self.margin), where=block.own)
-        push = log_one_plus_sum_exp(self.scale * others * (block.similarity + self.margin), where=~block.own)
-        return pull / own_total + push / others_total
+        return anchor_terms(block, self.scale, self.margin)
 
     def over(self, classes: Classes) -> Tensor:
         loss = super().over(classes)

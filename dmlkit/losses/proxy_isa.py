@@ -50,9 +50,7 @@ class ProxyISA(InformativeOptions, AnchorLoss, name="proxy_isa"):
 
         def weighted_terms(block: Block) -> Terms:
             others, pull, push = weights.of_others(block), 1 / weights.own_total, 1 / weights.others_total
-            if self.closed_form:
-                return anchor_terms(block, self.scale, self.margin, pull, push, weights.own, others)
-            return self.plain_terms(block, weights.own[:, None], others, weights.own_total, weights.others_total)
+            return anchor_terms(block, self.scale, self.margin, pull, push, weights.own, others)
 
         loss = sum_over_classes(classes, weighted_terms)
         if self.training:

@@ -3,7 +3,7 @@
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from dmlkit.losses.proxies.centers import mean_center_distance, pool_centers
+from dmlkit.losses.proxies.centers import center_regularizer, pool_centers
 from dmlkit.losses.proxies.classes import Classes
 from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses
@@ -49,7 +49,4 @@ class SoftTriple(SoftmaxLoss, name="soft_triple"):
         return super().row_losses(others, own - self.scale * self.margin)
 
     def over(self, classes: Classes) -> Tensor:
-        loss = super().over(classes)
-        if self.regularizer_weight == 0 or self.proxies.shape[1] == 1:
-            return loss
-        return loss + self.regularizer_weight * mean_center_distance(self.manifold, classes)
+        return super().over(classes) + center_regularizer(self.manifold, classes, self.regularizer_weight)

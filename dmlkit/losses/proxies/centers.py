@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
-from dmlkit.losses.proxies.similarity import Pool, Pooled, by_autograd
+from dmlkit.losses.proxies.similarity import Pool, by_autograd
 from dmlkit.manifolds.base import Manifold
 
 CenterPooling = Literal["softmax", "max", "mean"]
@@ -19,8 +19,8 @@ BLOCK_POINTS = {"cpu": 64, "cuda": 2048}
 def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
     r"""Return a function that pools the similarities s_k of a row to the K proxies of a class.
 
-    ``softmax``: :math:`t = \sum_k q_k s_k` with :math:`q_k = e^{s_k / \gamma} / \sum_l e^{s_l / \gamma}`, with gradient
-    :math:`q_k (1 + (s_k - t) / \gamma)`; ``max``, whose gradient is split equally between ties; or ``mean``.
+    ``softmax``: :math:`\sum_k q_k s_k` with :math:`q_k = e^{s_k / \gamma} / \sum_l e^{s_l / \gamma}`; ``max``, whose
+    gradient is split equally between ties; or ``mean``.
 
     Args:
         kind: one of these.
@@ -28,75 +28,47 @@ def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
 
     Example:
         >>> similarity = torch.tensor([0.2, 0.6]).view(1, 2, 1)  # one row, K = 2, one class
-        >>> [round(pool_centers(kind, 0.1)(similarity)[0].item(), 3) for kind in ("softmax", "max", "mean")]
+        >>> [round(pool_centers(kind, 0.1)(similarity).item(), 3) for kind in ("softmax", "max", "mean")]
         [0.593, 0.6, 0.4]
     """
 
-    def pool(similarity: Tensor) -> Pooled:
+    def pool(similarity: Tensor) -> Tensor:
         match kind if similarity.shape[1] > 1 else "mean":  # all are equal for K = 1, and the mean is exact
             case "softmax":
-                return _soft_pool(similarity, gamma)
+                return ((similarity / gamma).softmax(1) * similarity).sum(1)
             case "max":
-                return _max_pool(similarity)
+                return similarity.amax(1)
             case "mean":
-                return _mean_pool(similarity)
+                return similarity.mean(1)
 
     return pool
 
 
-def _soft_pool(similarity: Tensor, gamma: float) -> Pooled:
-    exponentials = similarity * (1 / gamma)
-    exponentials.sub_(exponentials.amax(1, keepdim=True)).exp_()
-    total = exponentials.sum(1)  # divide after pooling: K times fewer numbers
-    pooled = (exponentials * similarity).sum(1).div_(total)
+def center_regularizer(manifold: Manifold, classes: Classes, weight: float) -> Tensor:
+    r"""Compute half the mean distance between two proxies of a class: MPA eq. 3, also in SoftTriple; 0 for K = 1.
 
-    def pull_back(gradient: Tensor) -> Tensor:
-        gradient = gradient / total
-        slope = gradient / gamma
-        offset = torch.addcmul(gradient, slope, pooled, value=-1)
-        return torch.addcmul(offset[:, None], slope[:, None], similarity).mul_(exponentials)
+    .. math:: \frac{\tau}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
 
-    return Pooled(pooled, pull_back)
+    On the sphere d is sqrt(2 - 2 <w, w'>), whose gradient is infinite at w = w'; `Manifold.distance` returns 0 there.
 
-
-def _max_pool(similarity: Tensor) -> Pooled:
-    largest = similarity.amax(1)
-
-    def pull_back(gradient: Tensor) -> Tensor:
-        is_largest = similarity == largest[:, None]
-        return is_largest * (gradient / is_largest.sum(1))[:, None]
-
-    return Pooled(largest, pull_back)
-
-
-def _mean_pool(similarity: Tensor) -> Pooled:
-    def pull_back(gradient: Tensor) -> Tensor:
-        return (gradient / similarity.shape[1])[:, None].expand_as(similarity)
-
-    return Pooled(similarity.mean(1), pull_back)
-
-
-def mean_center_distance(manifold: Manifold, classes: Classes) -> Tensor:
-    r"""Compute half the mean distance between two proxies of a class: MPA eq. 3, also SoftTriple's regularizer.
-
-    .. math:: \frac{1}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct}), \quad K > 1
+    Args:
+        manifold: the geometry.
+        classes: the classes of the step, with proxies (n, K, d).
+        weight: tau.
     """
+    per_class = classes.proxies.shape[1]
+    if weight == 0 or per_class == 1:
+        return classes.embeddings.new_zeros(())
+    factor = 0.5 * weight / (classes.total * per_class * (per_class - 1))  # each pair occurs twice
 
     def nothing(_: Tensor, proxies: Tensor) -> Tensor:
         return proxies.new_empty(0)
 
+    def terms(block: Block) -> Tensor:
+        return distances_within(manifold, manifold.proxy_points(block.proxies)).sum((1, 2)) * factor
+
     within = replace(classes, embeddings=classes.proxies.new_empty(0), measure=by_autograd(nothing))
-    return sum_over_classes(within, lambda block: center_distances(manifold, block))
-
-
-def center_distances(manifold: Manifold, block: Block) -> Tensor:
-    """Compute the terms (w,) of the classes of a block in `mean_center_distance`.
-
-    On the sphere d is sqrt(2 - 2 <w, w'>), whose gradient is infinite at w = w'; `Manifold.distance` returns 0 there.
-    """
-    per_class = block.proxies.shape[1]
-    factor = 0.5 / (block.classes.total * per_class * (per_class - 1))  # each pair occurs twice
-    return distances_within(manifold, manifold.proxy_points(block.proxies)).sum((1, 2)) * factor
+    return sum_over_classes(within, terms)
 
 
 def distances_within(manifold: Manifold, points: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from dmlkit.distributed.exchange import ClassShard
 from dmlkit.losses.proxies.similarity import Measure, PullBack
@@ -170,31 +169,6 @@ def _value_and_gradients(classes: Classes, terms: Callable[[Block], Terms]) -> t
     with torch.enable_grad(), without_autocast(classes.embeddings):
         values = [gradients.add_terms(block, terms(block)) for block in classes.blocks(with_graph=True)]
     return classes.shard.sum(sum(values, start=classes.embeddings.new_zeros(()))), gradients.over_ranks()
-
-
-def with_gradient(terms: ClosedForm, similarity: Tensor) -> Tensor:
-    """Attach a gradient to terms (w,), so that terms that depend on more than the similarity (B, w) can be added.
-
-    Example:
-        >>> x = torch.tensor([[3.0]], requires_grad=True)
-        >>> torch.autograd.grad(with_gradient(ClosedForm(x.detach().square()[0], 2 * x.detach()), x), x)
-        (tensor([[6.]]),)
-    """
-    return _WithGradient.apply(similarity, *terms)
-
-
-class _WithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
-        _, terms, ctx.gradient = tensors
-        return terms.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (grad,) = grad_outputs
-        is_ones = grad.is_cpu and grad.stride() == (0,) and grad[0].item() == 1  # the gradient of a sum
-        return ctx.gradient if is_ones else ctx.gradient.mul_(grad), None, None
 
 
 def anchor_terms(

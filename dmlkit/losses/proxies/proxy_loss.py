@@ -22,7 +22,6 @@ class ProxyLoss(Loss):
 
     shares_classes: ClassVar[bool] = True
     has_proxies: ClassVar[bool] = True
-    closed_form = True  # use closed-form gradients if the loss has them; autograd gives the same numbers
     num_classes: int = option(kw_only=False)
     """C, the number of training classes."""
     chunk_size: PositiveInt | None = None

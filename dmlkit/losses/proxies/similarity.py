@@ -26,15 +26,8 @@ class Traced(NamedTuple):
     pull_back: PullBack
 
 
-class Pooled(NamedTuple):
-    """Pooled similarities, one per class, and the backward function to those of its K proxies."""
-
-    similarity: Tensor  # (B, w)
-    pull_back: Callable[[Tensor], Tensor]  # from the gradient of (B, w) to that of (B, K, w)
-
-
-Pool = Callable[[Tensor], Pooled]
-"""A function that pools similarities (B, K, w)."""
+Pool = Callable[[Tensor], Tensor]
+"""A differentiable function that pools similarities (B, K, w) to (B, w)."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +95,14 @@ def _cosines(embeddings: Tensor, proxies: Tensor, parameters: Sequence[Tensor]) 
 def _by_class(each: Traced, shape: Sequence[int], pool: Pool | None) -> Traced:
     """Reshape similarities (B, w K) to (B, K, w), so that later operations run along classes, not few proxies."""
     similarity = each.similarity.unflatten(1, shape).transpose(1, 2).contiguous()
-    pooled = None if pool is None else pool(similarity)
+    pooled = similarity if pool is None else pool(similarity.requires_grad_(torch.is_grad_enabled()))
 
-    @torch.no_grad()
     def pull_back(gradient: Tensor, out: Tensor) -> Sequence[Tensor]:
-        of_each = gradient if pooled is None else pooled.pull_back(gradient)
-        return each.pull_back(of_each.transpose(1, 2).flatten(1), out.flatten(0, 1))
+        of_each = gradient if pool is None else torch.autograd.grad(pooled, similarity, gradient)[0]
+        with torch.no_grad():
+            return each.pull_back(of_each.transpose(1, 2).flatten(1), out.flatten(0, 1))
 
-    return Traced(similarity if pooled is None else pooled.similarity, pull_back)
+    return Traced(pooled.detach(), pull_back)
 
 
 def automatic_block_size(embeddings: Tensor, proxies: Tensor) -> int:
