@@ -33,7 +33,6 @@ class AurocUnknownConfig(OpenSetConfig, frozen=True):
     """AUROC, the probability that a query of a known class scores above one of an unknown class; ties count half."""
 
     name: Literal["auroc_unknown"] = "auroc_unknown"
-    key: ClassVar[str] = "auroc_unknown"
     definition: ClassVar[str] = "auroc_unknown: probability that a known query scores above an unknown one"
 
     def of_search(self, found: "OpenSet") -> list[float]:
@@ -50,7 +49,6 @@ class OscrConfig(OpenSetConfig, frozen=True):
     """
 
     name: Literal["oscr"] = "oscr"
-    key: ClassVar[str] = "oscr"
     definition: ClassVar[str] = (
         "oscr: known queries answered rightly and scoring above unknown ones, over all pairs of the two"
     )

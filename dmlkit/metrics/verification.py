@@ -61,7 +61,6 @@ class EerConfig(MetricConfig, frozen=True):
     """
 
     name: Literal["eer"] = "eer"
-    key: ClassVar[str] = "eer"
     definition: ClassVar[str] = (
         "eer: false accept rate where it equals the false reject rate, over all pairs; less is better"
     )
@@ -79,7 +78,6 @@ class RocAucConfig(MetricConfig, frozen=True):
     """
 
     name: Literal["roc_auc"] = "roc_auc"
-    key: ClassVar[str] = "roc_auc"
     definition: ClassVar[str] = "roc_auc: probability that a pair of one class scores above any other; ties count half"
     searches: ClassVar[bool] = False
 
@@ -195,11 +193,8 @@ def _least(ordered: int) -> float:
 
 def count_different(pairing: Pairing, levels: Tensor) -> tuple[Tensor, Tensor]:
     """Count how many pairs of different classes score above each ascending level (n,), and how many reach it."""
-    above, reached, lock = (
-        torch.zeros_like(levels, dtype=torch.int64),
-        torch.zeros_like(levels, dtype=torch.int64),
-        Lock(),
-    )
+    above, reached = (torch.zeros_like(levels, dtype=torch.int64) for _ in range(2))
+    lock = Lock()
 
     def use(scores: Tensor, _rows: slice, _columns: slice) -> None:
         for piece in scores.flatten().split(SORTED_ENTRIES):

@@ -13,7 +13,7 @@ from torch import Tensor, distributed, nn
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.proxies import proxy_loss
 from dmlkit.losses.proxies.informative import InformativeOptions
-from dmlkit.losses.proxies.proxy_loss import ProxyLoss, Selection, positions_among
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss
 from dmlkit.manifolds import Sphere
 
 WEIGHTED = "weighted proxy_nca"
@@ -37,9 +37,7 @@ def gradients(
     """Value, and the gradients of points, proxies and temperature; ``chosen`` is what a step samples."""
     select = proxy_loss.select
     if chosen is not None:
-        own = labels - loss.shard.classes.start
-        at = positions_among(chosen, own, len(loss.shard.classes))
-        select = lambda *_: Selection(at, total, loss.shard, chosen)  # noqa: E731
+        select = lambda *_: (chosen, total)  # noqa: E731
     leaf = points.clone().requires_grad_()
     with patch.object(proxy_loss, "select", select):
         value = loss(leaf, labels)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from math import ceil
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, PositiveInt
@@ -67,8 +67,10 @@ class ProxyLoss(Loss):
         Raises:
             ValueError: embeddings and proxies have different dtypes.
         """
-        selection = select(self.shard, labels, self.negative_fraction if self.training else 1)
-        proxies = selection.of(self.proxies)
+        chosen, total = select(self.shard, labels, self.negative_fraction if self.training else 1)
+        proxies = self.proxies if chosen is None else self.proxies.index_select(0, chosen)
+        first = self.shard.classes.start
+        own = labels - first if first else labels
         if embeddings.dtype != proxies.dtype:
             raise ValueError(
                 f"expected embeddings of the proxies' dtype {proxies.dtype}, got {embeddings.dtype}; "
@@ -78,15 +80,15 @@ class ProxyLoss(Loss):
         return Classes(
             embeddings,
             proxies,
-            selection.labels,
+            own if chosen is None else positions_among(chosen, self.shard, labels),
             self.measure,
             tuple(others),
             self.chunk_size or automatic_block_size(embeddings, proxies),
-            selection.total,
+            total,
             all_labels=labels,
-            shard=selection.shard,
+            shard=self.shard,
             keep=not self.chunk_size and may_wait(self.measure, embeddings, proxies),
-            chosen=selection.chosen,
+            chosen=chosen,
         )
 
     def keep_shard(self, rank: int, ranks: int) -> None:
@@ -126,28 +128,37 @@ class SoftmaxLoss(ProxyLoss):
         return mean_softmax_loss(classes, self.row_losses, self.logits, self.logit_scale)
 
 
-class Selection(NamedTuple):
-    """The n classes of a step that this rank computes."""
+def select(shard: ClassShard, labels: Tensor, fraction: float) -> tuple[Tensor | None, int]:
+    """Choose the classes of a batch with labels (B,), and random others up to ``fraction`` of all classes.
 
-    labels: Tensor  # (B,), index of each row's own class among the n; outside 0..n-1 if another rank has it
-    total: int  # number of classes of the step, over all ranks
-    shard: ClassShard  # the classes of this rank
-    chosen: Tensor | None = None  # (n,), ascending indices among this rank's classes; None for all
-
-    def of(self, per_class: Tensor) -> Tensor:
-        """Return the rows (n, ...) of the selected classes from a tensor with a row for each of this rank's classes."""
-        return per_class if self.chosen is None else per_class.index_select(0, self.chosen)
-
-
-def select(shard: ClassShard, labels: Tensor, fraction: float) -> Selection:
-    """Select the classes of a batch with labels (B,), and random others up to ``fraction`` of all classes."""
-    first = shard.classes.start
-    own = labels - first if first else labels
+    Returns:
+        The ascending positions (n,) of the chosen among this rank's classes, or None for all, and the number of classes
+        of the step, over all ranks.
+    """
     if fraction == 1:
-        return Selection(own, shard.num_classes, shard)
+        return None, shard.num_classes
     sizes = [sample_size(fraction, len(shard.of(rank).classes), len(labels)) for rank in range(shard.ranks)]
-    chosen = sample_classes(own, len(shard.classes), sizes[shard.rank])
-    return Selection(positions_among(chosen, own, len(shard.classes)), sum(sizes), shard, chosen)
+    score = torch.rand(len(shard.classes) + 1, device=labels.device)
+    score[place_among(shard, labels)] = 2.0  # above every random number
+    return score[:-1].topk(sizes[shard.rank], sorted=False).indices.sort().values, sum(sizes)
+
+
+def place_among(shard: ClassShard, labels: Tensor) -> Tensor:
+    """Return the places of labels (B,) among this rank's classes; the last one plus 1 if another rank has the class."""
+    own = labels - shard.classes.start
+    return own.where((own >= 0) & (own < len(shard.classes)), len(shard.classes))
+
+
+def positions_among(chosen: Tensor, shard: ClassShard, labels: Tensor) -> Tensor:
+    """Return the positions of labels (B,) among the chosen (n,) of this rank's classes; -1 if on another rank.
+
+    Example:
+        >>> positions_among(torch.tensor([1, 4, 7]), ClassShard(20, rank=0, ranks=2), torch.tensor([7, 1, 12])).tolist()
+        [2, 0, -1]
+    """
+    positions = labels.new_full((len(shard.classes) + 1,), -1)  # the last one represents the classes of other ranks
+    positions[chosen] = torch.arange(len(chosen), device=labels.device)
+    return positions[place_among(shard, labels)]
 
 
 def require_all(classes: Classes, reason: str) -> None:
@@ -168,28 +179,3 @@ def sample_size(fraction: float, count: int, batch: int) -> int:
         (10, 12)
     """
     return max(ceil(fraction * count - 1e-9), min(batch, count))
-
-
-def sample_classes(own: Tensor, count: int, size: int) -> Tensor:
-    """Draw classes (size,) from 0..count-1, ascending: those in the batch and random others.
-
-    Args:
-        own: (B,), the classes of the batch; outside 0..count-1 if another rank has them.
-        count: number of classes to draw from.
-        size: number of classes to draw, at least as many as occur in the batch.
-    """
-    score = torch.rand(count + 1, device=own.device)
-    score[own.where((own >= 0) & (own < count), count)] = 2.0  # above every random number
-    return score[:count].topk(size, sorted=False).indices.sort().values
-
-
-def positions_among(chosen: Tensor, own: Tensor, count: int) -> Tensor:
-    """Return the positions of the batch's classes (B,) among the chosen (n,) of ``count``; -1 if on another rank.
-
-    Example:
-        >>> positions_among(torch.tensor([1, 4, 7]), torch.tensor([7, 1, 12]), 10).tolist()
-        [2, 0, -1]
-    """
-    positions = own.new_full((count + 1,), -1)  # the last one represents the classes of other ranks
-    positions[chosen] = torch.arange(len(chosen), device=own.device)
-    return positions[own.where((own >= 0) & (own < count), count)]

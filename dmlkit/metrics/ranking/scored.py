@@ -5,12 +5,12 @@ the same individual.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from dmlkit.manifolds.base import Manifold, Side
+from dmlkit.manifolds.base import Manifold
 
 
 class OtherScores(Protocol):
@@ -45,28 +45,11 @@ class ScoredSpace(Manifold):
         """Return how far the points are from their manifold."""
         return self.space.distance_off(points[..., : -self.width])
 
-    def _refused(self) -> NotImplementedError:
-        return NotImplementedError(f"points with {self.what} have a similarity alone; compare them without {self.what}")
-
-    def from_features(self, features: Tensor) -> Tensor:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         """Raise an error: there is a similarity alone."""
-        raise self._refused()
+        raise NotImplementedError(f"points with {self.what} have a similarity alone; compare them without {self.what}")
 
-    def distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Raise an error: there is a similarity alone."""
-        raise self._refused()
-
-    def paired_distance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Raise an error: there is a similarity alone."""
-        raise self._refused()
-
-    def product_vectors(self, points: Tensor) -> Tensor:
-        """Raise an error: there is a similarity alone."""
-        raise self._refused()
-
-    def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
-        """Raise an error: there is a similarity alone."""
-        raise self._refused()
+    from_features = distance = paired_distance = product_vectors = distance_vectors = _refuse
 
 
 CANDIDATES = 100  # images per query whose patches are compared, as many as WildFusion compares at its budget of 100
@@ -259,14 +242,18 @@ class PlaceScores(NamedTuple):
         """Return the function of `OtherScores`."""
 
         def rows(block: Tensor) -> Tensor:
-            scores = (1 - self.share) * space.similarity(queries[block], gallery).double()
-            for row, query in enumerate(block.tolist()):
-                scores[row] += self.share * self.range.evidence(
-                    self.queries.chosen(torch.tensor([query])), self.gallery
-                )
-            return scores
+            similarity = space.similarity(queries[block], gallery).double()
+            return with_evidence(similarity, self.queries.chosen(block), self.gallery, self.range, self.share)
 
         return rows
+
+
+def with_evidence(similarity: Tensor, first: Sightings, second: Sightings, range: Range, share: float) -> Tensor:  # noqa: A002
+    """Return similarities (n, N) mixed with the evidence of the sightings, which has a share of them."""
+    scores = (1 - share) * similarity
+    for row in torch.arange(len(scores))[:, None]:  # at once they would take three times the memory of the scores
+        scores[row] += share * range.evidence(first.chosen(row), second)
+    return scores
 
 
 WIDTH = 4  # coordinates of a sighting behind those of a point: three of the place, one of the time
@@ -302,10 +289,7 @@ class PlacedSpace(ScoredSpace):
     def similarity(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the similarities of points x (N, D + 4) and y (M, D + 4): (N, M)."""
         (first, seen), (second, others) = self._split(x), self._split(y)
-        scores = (1 - self.share) * self.space.similarity(first, second)
-        for row in range(len(x)):  # one at a time: all at once would take three times the memory of the scores
-            scores[row] += self.share * self.range.evidence(seen.chosen(torch.tensor([row])), others)
-        return scores
+        return with_evidence(self.space.similarity(first, second), seen, others, self.range, self.share)
 
     def paired_similarity(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the similarities of points x (..., D + 4) and y (..., D + 4), broadcast: (...)."""
