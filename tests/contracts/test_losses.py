@@ -10,7 +10,8 @@ from torch import Tensor
 from dmlkit.losses.base import Loss, LossConfig
 from dmlkit.manifolds import Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import ManifoldConfig
-from dmlkit.testing.loss_values import (
+from dmlkit.testing.losses import (
+    TRAINING,
     VALUES,
     a_step_never_waits_for_the_device,
     build,
@@ -19,8 +20,8 @@ from dmlkit.testing.loss_values import (
     draw,
     numbering_of_the_classes_does_not_matter,
     order_of_the_batch_does_not_matter,
+    other_manifolds_are_refused,
 )
-from dmlkit.testing.losses import TRAINING, other_manifolds_are_refused
 from dmlkit.testing.promise import Promise, all_manifolds, fits, fitting_manifolds, hold, title
 
 pytestmark = pytest.mark.filterwarnings("ignore:ProxyGML")  # k < N at a few classes
