@@ -43,9 +43,6 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
         ValueError: there is no class, or the manifold does not have the similarity that the loss requires.
     """
 
-    shares_classes: ClassVar[bool] = False
-    takes_several_labels: ClassVar[bool] = False
-    has_proxies: ClassVar[bool] = False
     manifold: Manifold = option(kw_only=False)
     """Geometry of the embeddings."""
     num_classes: Any = option(default=None, init=False)

@@ -77,7 +77,7 @@ class CrossBatchMemory(Loss, name="cross_batch_memory"):
         self.register_buffer("position", torch.tensor(0))
 
     @property
-    def takes_several_labels(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def takes_several_labels(self) -> bool:
         return self.loss.takes_several_labels
 
     def use_members(self, members: Tensor | None) -> None:

@@ -201,7 +201,7 @@ class PerFactor(LossOfSpaces, name="per_factor"):
         super().__post_init__()
 
     @property
-    def has_proxies(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def has_proxies(self) -> bool:
         return self.loss.has_proxies
 
     @property

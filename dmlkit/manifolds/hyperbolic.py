@@ -105,12 +105,6 @@ class PointRows:
     height: Tensor | None = None
 
 
-def row_squares(x: Tensor) -> Tensor:
-    """Compute |x_i|^2 of x (N, d): (N, 1)."""
-    squares: Any = _RowSquares.apply
-    return squares(x)
-
-
 def squared_norms(x: Tensor) -> Tensor:
     """Compute |x|^2 of points x (..., D): (...), in one pass; a sum of products takes two and writes a temporary.
 
@@ -119,19 +113,6 @@ def squared_norms(x: Tensor) -> Tensor:
         tensor([25.])
     """
     return torch.linalg.vector_norm(x, dim=-1).square()
-
-
-class _RowSquares(torch.autograd.Function):
-    """Squared norms of rows, whose backward pass avoids two passes over (N, d) that autograd takes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.save_for_backward(x)
-        return torch.linalg.vecdot(x, x)[:, None]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return ctx.saved_tensors[0] * (2 * grad)
 
 
 def product_distance(x: PointRows, y: PointRows, curvature: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vecdot
 
 from dmlkit.manifolds.base import Side, load_geoopt
 from dmlkit.manifolds.hyperbolic import (
@@ -13,7 +14,6 @@ from dmlkit.manifolds.hyperbolic import (
     distance_from_sinh,
     farthest,
     make_learnable,
-    row_squares,
     squared_norms,
 )
 from dmlkit.manifolds.products import clip_features, unit_vectors
@@ -123,7 +123,7 @@ class Lorentz(Hyperbolic, name="lorentz"):
         return torch.cat([time, space], dim=-1).to(points.dtype)
 
     def _rows(self, points: Tensor) -> PointRows:
-        squared = row_squares(points[:, 1:])
+        squared = vecdot(points[:, 1:], points[:, 1:])[:, None]
         factor = (-self.curvature).sqrt() / 2
         return PointRows(points[:, 1:], squared, factor.expand_as(squared), self._height(squared))
 
@@ -139,8 +139,7 @@ class Lorentz(Hyperbolic, name="lorentz"):
 
     def _time(self, points: Tensor) -> Tensor:
         """Compute x_0 (...) from the other coordinates of points (..., d + 1)."""
-        squared = torch.linalg.vector_norm(points[..., 1:], dim=-1).square()
-        return (squared - 1 / float(self.curvature)).sqrt()
+        return (squared_norms(points[..., 1:]) - 1 / float(self.curvature)).sqrt()
 
     def _height(self, squared: Tensor) -> Tensor:
         """Compute x_0 - 1 / sqrt(-K), the height above the origin, from |x|^2, without cancellation."""

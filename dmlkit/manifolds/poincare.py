@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vecdot
 
 from dmlkit.manifolds.base import Side, load_geoopt
 from dmlkit.manifolds.hyperbolic import (
@@ -13,7 +14,6 @@ from dmlkit.manifolds.hyperbolic import (
     distance_from_sinh,
     farthest,
     make_learnable,
-    row_squares,
     squared_norms,
 )
 from dmlkit.manifolds.products import clip_features, unit_vectors
@@ -134,5 +134,5 @@ class Poincare(Hyperbolic, name="poincare"):
         return {"form": "poincare_lift", "curvature": self.curvature.item()}
 
     def _rows(self, points: Tensor) -> PointRows:
-        squared = row_squares(points)
+        squared = vecdot(points, points)[:, None]
         return PointRows(points, squared, (-self.curvature).sqrt() / (1 + self.curvature * squared))

@@ -8,7 +8,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.linalg import vecdot
 
-from dmlkit.manifolds.products import inner_products_into, largest_columns
+from dmlkit.manifolds.products import inner_products_into
 from dmlkit.metrics.base import MetricConfig, Points, log_binomial
 
 
@@ -24,8 +24,11 @@ class ClusteringConfig(MetricConfig, frozen=True, abstract=True):
     searches: ClassVar[bool] = False
 
     def of_points(self, points: Points) -> dict[str, float]:
-        clusters = class_clusters(points, iterations=self.iterations, restarts=self.restarts, seed=self.seed)
-        return {self.key: self.agreement(points.labels, clusters)}
+        key = "kmeans", self.iterations, self.restarts, self.seed
+        if key not in points.found:
+            options = {"iterations": self.iterations, "restarts": self.restarts, "seed": self.seed}
+            points.found[key] = kmeans(points.embeddings, int(points.labels.max()) + 1, **options).assignments
+        return {self.key: self.agreement(points.labels, points.found[key])}
 
     @abstractmethod
     def agreement(self, labels: Tensor, clusters: Tensor) -> float:
@@ -188,16 +191,6 @@ def kmeans(points: Tensor, clusters: int, *, iterations: int = 20, restarts: int
     return min(runs, key=lambda run: run.inertia)
 
 
-def class_clusters(points: Points, *, iterations: int, restarts: int, seed: int) -> Tensor:
-    """Compute the k-means cluster of each point, k = C, from its coordinates, (N,) int64; cached per options."""
-    key = "kmeans", iterations, restarts, seed
-    if key not in points.found:
-        classes = int(points.labels.max()) + 1
-        found = kmeans(points.embeddings, classes, iterations=iterations, restarts=restarts, seed=seed)
-        points.found[key] = found.assignments
-    return points.found[key]
-
-
 def _lloyd(points: Tensor, clusters: int, iterations: int, generator: torch.Generator) -> Clustering:
     assignments, seeds = kmeans_plus_plus(points, clusters, generator)
     centroids = points[seeds]
@@ -324,8 +317,6 @@ def _accept(candidates: Tensor, then: Tensor, generator: torch.Generator) -> Ten
 
 def _fold(points: Tensor, seeds: Tensor, first: int, squared: Tensor, nearest: Tensor) -> None:
     """Update each point's nearest seed and squared distance in place by the seeds numbered from ``first``."""
-    if len(seeds) == 0:
-        return
     found, column = nearest_centroids(points, points[seeds])
     nearest.copy_(torch.where(found < squared, column + first, nearest))
     torch.minimum(squared, found, out=squared)
@@ -348,7 +339,8 @@ def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor
     for rows in points.split(height):
         scores = inner_products_into(rows, centroids, products)
         scores -= norms / 2
-        columns.append(largest_columns(scores))
+        # NumPy takes 3 us per row of 11 316; torch's takes 18
+        columns.append(torch.from_numpy(scores.numpy().argmax(1)) if scores.is_cpu else scores.argmax(1))
         best.append(scores.gather(1, columns[-1][:, None])[:, 0])
     column, own = torch.cat(columns), vecdot(points, points)
     squared = own - 2 * torch.cat(best)

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -178,7 +179,8 @@ def score_retrieval(
     if isinstance(rerank, KReciprocal):
         search = replace(search, rows=k_reciprocal(manifold, points, among, rerank))
     elif rerank is not None and not isinstance(rerank, Expansion):
-        search = replace(search, rows=rerank.rows(manifold, points, points if items is None else items))
+        others = points if items is None else items
+        search = replace(search, rows=partial(rerank.rows, space=manifold, queries=points, gallery=others))
     return _score(labeling.in_search(search), positives, described, labeling, configs, ties, group, advance)
 
 

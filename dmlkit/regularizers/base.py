@@ -30,24 +30,21 @@ class RegularizerConfig(ComponentConfig, frozen=True):
         """Return the term for embeddings on ``manifold``; the trainer multiplies it by ``weight``."""
 
     def source_run(self) -> str | None:
-        """Return the run whose embeddings of the training images `Regularizer.learn_from` takes; None for no run."""
+        """Return the run whose embeddings of the training images `Regularizer.learn_from` takes; None for no run.
+
+        A term with such a run has the same method, which may read only options.
+        """
         return None
 
 
 class Regularizer(Component, nn.Module, ABC, family=RegularizerConfig):
     """A term added to a loss. A subclass implements `compute`; autocast is off inside it, as for losses."""
 
-    keeps_space: ClassVar[bool] = False
-    takes_several_labels: ClassVar[bool] = False
     manifold: Manifold = option(kw_only=False)
     """Geometry of the embeddings."""
     proxies_per_step: Any = option(default=None, init=False)
     """Maximum number of the loss's proxies that are drawn for a step: the term gets their points and classes instead of
     the embeddings and labels of a batch. None for a term of the batch."""
-
-    def source_run(self) -> str | None:
-        """Return `RegularizerConfig.source_run`; only options may be read."""
-        return None
 
     def forward(self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None) -> Tensor:
         """Compute the unweighted term of a batch, a scalar.

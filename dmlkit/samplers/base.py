@@ -55,7 +55,6 @@ class Sampler(Component, ABC, family=SamplerConfig):
     learns from the embeddings of earlier epochs has a `state`, which checkpoints contain.
     """
 
-    takes_several_labels: ClassVar[bool] = False
     labels: Tensor = option(kw_only=False)
     """(N,) int64, the labels of the training images."""
     seed: int = option(kw_only=False)

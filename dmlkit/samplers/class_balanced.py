@@ -53,8 +53,8 @@ class ClassBalanced(Sampler, name="class_balanced"):
         if len(self.images) < self.classes_per_batch:
             raise OptionError(
                 "sampler.classes_per_batch",
-                f"expected at most the "
-                f"{len(self.images)} training classes, got {self.classes_per_batch}; reduce it or add classes",
+                f"expected at most the {len(self.images)} training classes, got {self.classes_per_batch}; "
+                "reduce it or add classes",
             )
         self.batch_size = self.classes_per_batch * self.images_per_class
         self.piles = self._piles(self.groups.numpy()) if self.apart and self.groups is not None else None
@@ -188,8 +188,8 @@ class Hierarchical(Sampler, name="hierarchical"):
         if len(self.classes) < self.super_classes_per_batch:
             raise OptionError(
                 "sampler.super_classes_per_batch",
-                f"expected at most the "
-                f"{len(self.classes)} super-classes of the dataset, got {self.super_classes_per_batch}; reduce it",
+                f"expected at most the {len(self.classes)} super-classes of the dataset, got "
+                f"{self.super_classes_per_batch}; reduce it",
             )
         smallest = min(len(classes) for classes in self.classes)
         if smallest < self.classes_per_super_class:

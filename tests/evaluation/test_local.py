@@ -55,7 +55,7 @@ def test_candidates_are_ordered_by_both_and_the_rest_stays(monkeypatch: pytest.M
         Euclidean(3), (points[:4], points), patch_matches(patches[:4], patches.half()), progress.append
     )
     assert sum(progress) == 4
-    scores = found._replace(share=0.3).rows(Euclidean(3), points[:4], points)(torch.tensor([1, 3]))
+    scores = found._replace(share=0.3).rows(torch.tensor([1, 3]), Euclidean(3), points[:4], points)
     for row, values in zip((1, 3), scores, strict=True):
         distances = (points - points[row]).norm(dim=1)
         order = distances.argsort().tolist()

@@ -47,7 +47,7 @@ def test_candidates_are_ordered_again_by_the_full_points():
     whole = points(count=240)
     codec = Codec(Sphere(16), Stored(None, "rescored"), whole)
     stored, block = codec.decode(whole), torch.tensor([0, 7, 200])
-    rows = Rescore(Sphere(16), whole, whole).rows(codec.space, stored, stored)(block).numpy()
+    rows = Rescore(Sphere(16), whole, whole).rows(block, codec.space, stored, stored).numpy()
     for row, query in zip(rows, block.tolist(), strict=True):
         hamming, exact = ((whole > 0) != (whole[query] > 0)).sum(1).numpy(), (whole @ whole[query]).numpy()
         order = np.argsort(-row, kind="stable")

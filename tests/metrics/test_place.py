@@ -52,7 +52,7 @@ def test_scores_and_metrics_are_those_of_a_loop(span: Range):
     rows[3, 0], rows[4, 2] = nan, nan
     points = torch.nn.functional.normalize(torch.randn(30, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     where = sightings(rows)
-    scores = PlaceScores(where, where, span, 0.4).rows(Sphere(4), points, points)(torch.arange(30))
+    scores = PlaceScores(where, where, span, 0.4).rows(torch.arange(30), Sphere(4), points, points)
     expected = np.array([[naive_evidence(one, other, span) for other in rows] for one in rows])
     expected = 0.6 * (points @ points.T).double().numpy() + 0.4 * expected
     assert np.abs(scores.numpy() - expected).max() < 1e-6

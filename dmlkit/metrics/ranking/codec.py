@@ -1,6 +1,5 @@
 """Vectors of fewer coordinates or bits: what an index keeps of embeddings, and what a search then finds."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
@@ -12,6 +11,7 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.rankings import as_points
+from dmlkit.metrics.ranking.scored import ordered_first
 
 Precision = Literal["fp32", "fp16", "int8", "binary", "rescored"]
 BITS: dict[Precision, int] = {"fp32": 32, "fp16": 16, "int8": 8, "binary": 1, "rescored": 1}
@@ -144,15 +144,9 @@ class Rescore(NamedTuple):
     gallery: Tensor
     """(N, D)"""
 
-    def rows(self, space: Manifold, queries: Tensor, gallery: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the function of `OtherScores` for stored points, highest for the candidates, in their new order."""
-        count = min(RESCORED + 1, len(gallery))  # an image may find itself
-
-        def rows(block: Tensor) -> Tensor:
-            scores = space.similarity(queries[block], gallery).double()
-            exact = self.manifold.similarity(self.queries[block], self.gallery).double()
-            chosen = scores.topk(count).indices
-            above = scores.amax() - exact.amin() + 1  # above every score that is not ordered again
-            return scores.scatter(1, chosen, exact.gather(1, chosen) + above)
-
-        return rows
+    def rows(self, block: Tensor, space: Manifold, queries: Tensor, gallery: Tensor) -> Tensor:
+        """Return the scores of `OtherScores` for stored points, highest for the candidates, in their new order."""
+        scores = space.similarity(queries[block], gallery).double()
+        chosen = scores.topk(min(RESCORED + 1, len(gallery))).indices  # an image may find itself
+        exact = self.manifold.similarity(self.queries[block], self.gallery).double()
+        return ordered_first(scores, chosen, exact.gather(1, chosen))

@@ -16,15 +16,26 @@ from dmlkit.manifolds.base import Manifold
 class OtherScores(Protocol):
     """Scores that order what a search found once more."""
 
-    def rows(self, space: Manifold, queries: Tensor, gallery: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return a function of rows (n,) of queries: scores (n, N).
+    def rows(self, block: Tensor, space: Manifold, queries: Tensor, gallery: Tensor) -> Tensor:
+        """Return scores (n, N) of rows (n,) of the queries.
 
         Args:
+            block: rows of the queries.
             space: geometry of the searched points.
             queries: (Q, D) points.
             gallery: (N, D) points.
         """
         ...
+
+
+def ordered_first(scores: Tensor, chosen: Tensor, values: Tensor) -> Tensor:
+    """Return scores (n, N) that are highest for the chosen (n, K), in the order of their values (n, K).
+
+    Example:
+        >>> ordered_first(torch.tensor([[5.0, 2.0, 1.0]]), torch.tensor([[1, 2]]), torch.tensor([[0.0, 1.0]]))
+        tensor([[5., 6., 7.]])
+    """
+    return scores.scatter(1, chosen, values + (scores.amax() - values.amin() + 1))
 
 
 class ScoredSpace(Manifold):
@@ -103,17 +114,11 @@ class LocalScores(NamedTuple):
     share: float
     """Weight of the scores, in [0, 1]; the similarity has the rest."""
 
-    def rows(self, space: Manifold, queries: Tensor, gallery: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the function of `OtherScores`: scores highest for the candidates, in their new order."""
-
-        def rows(block: Tensor) -> Tensor:
-            similarity = space.similarity(queries[block], gallery).double()
-            chosen = self.candidates[block]
-            mixed = (1 - self.share) * similarity.gather(1, chosen) + self.share * self.scores[block].double()
-            above = similarity.amax() - mixed.amin() + 1  # above every score that is not ordered again
-            return similarity.scatter(1, chosen, mixed + above)
-
-        return rows
+    def rows(self, block: Tensor, space: Manifold, queries: Tensor, gallery: Tensor) -> Tensor:
+        """Return the scores of `OtherScores`, highest for the candidates, in their new order."""
+        similarity, chosen = space.similarity(queries[block], gallery).double(), self.candidates[block]
+        mixed = (1 - self.share) * similarity.gather(1, chosen) + self.share * self.scores[block].double()
+        return ordered_first(similarity, chosen, mixed)
 
 
 def patch_matches(queries: Tensor, gallery: Tensor) -> Match:
@@ -238,14 +243,10 @@ class PlaceScores(NamedTuple):
     share: float
     """Weight of the evidence, in [0, 1]; the similarity has the rest."""
 
-    def rows(self, space: Manifold, queries: Tensor, gallery: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return the function of `OtherScores`."""
-
-        def rows(block: Tensor) -> Tensor:
-            similarity = space.similarity(queries[block], gallery).double()
-            return with_evidence(similarity, self.queries.chosen(block), self.gallery, self.range, self.share)
-
-        return rows
+    def rows(self, block: Tensor, space: Manifold, queries: Tensor, gallery: Tensor) -> Tensor:
+        """Return the scores of `OtherScores`."""
+        similarity = space.similarity(queries[block], gallery).double()
+        return with_evidence(similarity, self.queries.chosen(block), self.gallery, self.range, self.share)
 
 
 def with_evidence(similarity: Tensor, first: Sightings, second: Sightings, range: Range, share: float) -> Tensor:  # noqa: A002
