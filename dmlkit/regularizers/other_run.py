@@ -104,6 +104,8 @@ class Compatible(Regularizer, name="compatible"):
         self.centers = self.manifold.from_features(means).float()
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        if not len(self.centers):
+            raise ValueError("Compatible: got no embeddings of the older run, expected a call of learn_from before")
         similarity = self.manifold.relative_similarity(embeddings, self.centers.to(embeddings))  # (B, C)
         return cross_entropy(self.scale * similarity, labels)
 

@@ -134,6 +134,13 @@ def test_a_teacher_of_another_width_embeds_the_training_images_and_resuming_chan
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+def test_a_term_that_has_learned_nothing_says_what_to_call():
+    with pytest.raises(
+        ValueError, match="Compatible: got no embeddings of the older run, expected a call of learn_from"
+    ):
+        Compatible(Sphere(2))(torch.eye(2), torch.tensor([0, 1]))
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_the_older_run_is_refused(older: Path, tmp_path: Path, dmlkit: Callable[..., Result]):
     recipe = recipe_with(tmp_path, f"{{name: compatible, run: {older}}}")
