@@ -20,6 +20,7 @@ from dmlkit.cli.options import (
     second_option,
     with_common_options,
 )
+from dmlkit.cli.search import check_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import GALLERY_MARK
@@ -154,6 +155,8 @@ def calibrate(
     if kind == "run":
         _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, asked, json=json)
         return
+    check_model(chosen, source)
+
     from rich.console import Console
 
     from dmlkit.cli.console import say, say_json

@@ -22,7 +22,7 @@ from dmlkit.cli.options import (
     with_common_options,
     with_debug,
 )
-from dmlkit.cli.search import check_device
+from dmlkit.cli.search import check_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_addable, require_queries
@@ -121,6 +121,8 @@ def add(
     chosen: MovedModelOptions,
 ) -> None:
     """Add images; those that are already in the gallery are reported and skipped."""
+    check_model(chosen, gallery)
+
     from rich.console import Console
 
     from dmlkit.cli.progress import bars
@@ -258,7 +260,7 @@ def check(
         raise UserError(
             f"{gallery}: this gallery is not calibrated; run dmlkit calibrate {command_word(gallery)} first"
         )
-    check_device(chosen.device, gallery, images)
+    check_model(chosen, gallery, images)
 
     from rich.console import Console
 

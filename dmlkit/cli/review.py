@@ -7,7 +7,7 @@ import typer
 
 from dmlkit.cli.option_groups import FusedModelOptions
 from dmlkit.cli.options import USE, Writes, argument, examples, option, with_common_options
-from dmlkit.cli.search import check_device
+from dmlkit.cli.search import check_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_folder
@@ -83,8 +83,7 @@ def review(
         raise UserError(f"--add: applies to a gallery; {gallery} is something else; remove --add")
     if add and kind_of(images) == "array":
         raise UserError(f"--add: applies to images; the rows of {images} have no files to add; remove --add")
-    if not add:  # which embeds the images that it adds
-        check_device(chosen.device, gallery, images)
+    check_model(chosen, gallery, *([] if add else [images]))  # with --add, the images are embedded
 
     from rich.console import Console
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dmlkit.cli.option_groups import BoxOptions, PlacedModelOptions
+from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions, PlacedModelOptions
 from dmlkit.cli.options import (
     USE,
     ArrayManifold,
@@ -129,17 +129,24 @@ def others_of(
     return {**boxes.given(), **model, "--device": device}
 
 
-def check_model(chosen: PlacedModelOptions, source: Path, queries: Path) -> None:
-    """Check the options on a model against what is searched and what it is searched with, before torch is imported.
+def check_model(chosen: FusedModelOptions | PlacedModelOptions, source: Path, *queries: Path) -> None:
+    """Check the options on a model, before torch is imported.
+
+    Args:
+        chosen: the options.
+        source: what is searched, or what images are added to.
+        queries: what it is searched with; without it, the device is that of a network in any case.
 
     Raises:
         UserError: see `check_fusion` and `check_device`.
     """
-    if chosen.second != Path(PLACE):
-        from dmlkit.embedding.gallery.files import check_fusion
+    if isinstance(chosen, PlacedModelOptions) and chosen.second == Path(PLACE):
+        return
+    from dmlkit.embedding.gallery.files import check_fusion
 
-        check_fusion(source, chosen.second)
-        check_device(chosen.device, source, queries)
+    check_fusion(source, chosen.second)
+    if queries:
+        check_device(chosen.device, source, *queries)
 
 
 def check_device(device: str, *paths: Path) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from dmlkit.cli.option_groups import FusedModelOptions
 from dmlkit.cli.options import USE, argument, examples, option, with_common_options
+from dmlkit.cli.search import check_model
 from dmlkit.files.source import require_source
 
 app = typer.Typer()
@@ -74,6 +75,8 @@ def serve(
     The page is at /, the documentation of the interface at /docs. It stops on
     Ctrl-C, after the requests that are running.
     """
+    check_model(chosen, source)
+
     from rich.console import Console
 
     from dmlkit.cli.console import counted, fusion_line, say
