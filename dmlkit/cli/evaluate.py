@@ -1,6 +1,6 @@
 """``dmlkit eval``: evaluate a run, an embeddings folder, or arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dmlkit.cli.console import bars
 from dmlkit.cli.evaluation_report import Shown, tell_run, tell_untrained
 from dmlkit.cli.option_groups import ColumnOptions
 from dmlkit.cli.options import (
@@ -26,7 +27,7 @@ from dmlkit.cli.options import (
 )
 from dmlkit.cli.search import rerank_of
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_file, has_classes
+from dmlkit.files.outputs import check_file, check_output, has_classes
 from dmlkit.files.source import (
     EXPECTED,
     NAMES,
@@ -42,8 +43,6 @@ from dmlkit.files.source import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dmlkit.metrics.ranking.codec import Stored
 
 app = typer.Typer()
@@ -334,10 +333,8 @@ def evaluate(
     kind = evaluated.kind(run, {**changes.of_runs, "--by": column.by})
     changes.check(kind, run)
 
-    from dmlkit.cli.progress import bars
     from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_points
     from dmlkit.evaluation.evaluate import is_class_table
-    from dmlkit.files.outputs import check_output
 
     if per_class is not None:
         read = [path for path in evaluated.arrays.values() if path]

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from dmlkit.cli.options import TRAIN, Device, RunPath, SetDataset, examples, option, with_common_options
+from dmlkit.cli.train import train_and_print
 
 app = typer.Typer()
 
@@ -33,7 +34,6 @@ def final(
     output = final_place(run, output)
     RunFolder(output).check_startable(resume=resume, overwrite=overwrite)
 
-    from dmlkit.cli.train import train_and_print
     from dmlkit.training.summary import final_recipe
 
     recipe, basis = final_recipe(run, overrides or [])

@@ -3,7 +3,6 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from dmlkit.cli.console import say, say_metrics
-from dmlkit.embedding.progress_bar import Advance, Bar, image_progress
+from dmlkit.embedding.progress_bar import Advance, image_progress
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.run_folder.folder import RunFolder
 
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
     from dmlkit.recipe.schema import Recipe
 
 WAITING = 0.2  # share of an epoch spent waiting for images from which on it is printed
-
-
-def bars(console: Console) -> Bar:
-    """Return a function that shows a progress bar for each step of a command."""
-    return partial(image_progress, console)
 
 
 class TrainingProgress:

@@ -4,8 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import print_table, say, say_json
 from dmlkit.cli.options import RESEARCH, Device, Json, RecipePath, Set, Writes, examples, option, with_common_options
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import as_markdown
 from dmlkit.files.outputs import check_folder
 
 if TYPE_CHECKING:
@@ -65,14 +69,9 @@ def run(
 
     check_recipe(path, overrides)
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.cli.progress import TrainingProgress, training_progress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
-    from dmlkit.files.atomic import atomic_write
-    from dmlkit.files.escape import as_markdown
     from dmlkit.recipe.file import read_recipe
     from dmlkit.recipe.schema import Recipe
     from dmlkit.study.protocol import run_protocol

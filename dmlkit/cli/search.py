@@ -1,11 +1,14 @@
 """``dmlkit search``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, fusion_line, image_cell, print_table, say, say_json, say_skipped
 from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions, PlacedModelOptions
 from dmlkit.cli.options import (
     USE,
@@ -25,10 +28,6 @@ from dmlkit.files.outputs import NEIGHBOR_COLUMNS, check_file, is_table
 from dmlkit.files.source import PLACE, Kind, check_options, is_exported, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rich.console import Console
-
     from dmlkit.embedding.questions.answers import Answers, Neighbor
     from dmlkit.embedding.questions.page import Picture
     from dmlkit.embedding.questions.search import Method
@@ -74,24 +73,17 @@ def search(
     In a run, the images of its test split are searched; to search others, run
     dmlkit embed first. The search is exact, unless the gallery has an index.
     """
-    from rich.console import Console
-
-    from dmlkit.cli.console import fusion_line, say, say_json
     from dmlkit.embedding.questions.answers import write_neighbors
 
     console, added = Console(stderr=json), None
     if is_exported(source):
-        from functools import partial
-
-        from dmlkit.embedding.progress_bar import image_progress  # bars would import torch
         from dmlkit.embedding.questions.exported import search_exported
 
         others = others_of(boxes, chosen, rerank, manifold)
-        answers = search_exported(source, queries, k=k, others=others, bar=partial(image_progress, console))
+        answers = search_exported(source, queries, k=k, others=others, bar=bars(console))
     else:
         check_model(chosen, source, queries)
 
-        from dmlkit.cli.progress import bars
         from dmlkit.embedding.questions.search import search as search_images
 
         model, place = chosen.choose(source, bars(console))
@@ -160,10 +152,8 @@ def check_device(device: str, *paths: Path) -> None:
         check_options(paths[-1], kinds[-1], {"--device": device})
 
 
-def print_notes(answers: "Answers", k: int, source: Path, console: "Console") -> None:
+def print_notes(answers: "Answers", k: int, source: Path, console: Console) -> None:
     """Print what was searched, how the neighbors were found, and what could not be."""
-    from dmlkit.cli.console import counted, say, say_skipped
-
     if kind_of(source) == "run":
         images = counted(len(answers.searched), "image", "images")
         say(console, f"searched: {images} of the {answers.searched.source}; dmlkit embed adds others")
@@ -181,12 +171,8 @@ def print_notes(answers: "Answers", k: int, source: Path, console: "Console") ->
     say_skipped(console, answers.skipped)
 
 
-def print_neighbors(answers: "Answers", console: "Console") -> None:
+def print_neighbors(answers: "Answers", console: Console) -> None:
     """Print a table of neighbors for each of the first queries."""
-    from itertools import islice
-
-    from dmlkit.cli.console import image_cell, print_table, say
-
     for box, (path, neighbors) in islice(zip(answers.boxes, answers.neighbors(), strict=True), MOST_SHOWN):
         rows = [
             [str(rank), f"{similarity:.4f}", item.label or "", image_cell(item.path, item.box)]
@@ -199,9 +185,8 @@ def print_neighbors(answers: "Answers", console: "Console") -> None:
         say(console, f"and {more} more queries; --csv FILE, --html FILE and --json contain all")
 
 
-def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path], console: "Console") -> None:
+def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path], console: Console) -> None:
     """Write the page of a search for queries in a source, and print how many pictures are missing."""
-    from dmlkit.cli.console import counted
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 
     shelves = (
@@ -227,10 +212,9 @@ def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
 
 
 def tell_page(
-    path: Path, gone: int, count: int, console: "Console", read: Sequence[Path], *, rows: str = "queries"
+    path: Path, gone: int, count: int, console: Console, read: Sequence[Path], *, rows: str = "queries"
 ) -> None:
     """Print where a page is, and how many pictures of what was read are missing."""
-    from dmlkit.cli.console import counted, say
     from dmlkit.embedding.questions.page import MOST
 
     say(console, f"wrote {path}" + (f": the first {MOST} {rows}" if count > MOST else ""))

@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
 from dmlkit.cli.options import USE, argument, examples, option, with_common_options
 from dmlkit.cli.search import check_model
+from dmlkit.errors import UserError
 from dmlkit.files.source import require_source
 
 app = typer.Typer()
@@ -76,11 +79,6 @@ def serve(
     Ctrl-C, after the requests that are running.
     """
     check_model(chosen, source)
-
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, fusion_line, say
-    from dmlkit.errors import UserError
 
     try:
         from dmlkit.embedding.serve.server import Access, Serving, run_server

@@ -4,14 +4,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, say, say_metrics, say_prose
 from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, examples, option, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_review
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import nn
 
     from dmlkit.datasets.files.dataset import Dataset
@@ -70,8 +71,6 @@ def train(
     if not dry_run:
         RunFolder(folder).check_startable(resume=resume, overwrite=overwrite)
 
-    from rich.console import Console
-
     from dmlkit.distributed.launch import resolve_device
     from dmlkit.recipe.file import read_recipe
 
@@ -99,13 +98,11 @@ def kept_keys(recipe: Path, overrides: list[str]) -> dict[str, Any]:
     return {key: dataset[key] for key in KEPT if key in dataset} if isinstance(dataset, dict) else {}
 
 
-def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: "Console", *, resume: bool) -> str:
+def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: Console, *, resume: bool) -> str:
     """Return the dataset of a run that is trained on a review, as an override; its table is written, unless it resumes.
 
     A run that resumes keeps its table, also if there are more answers since, and its own values of `KEPT`.
     """
-    from dmlkit.cli.console import counted, say
-    from dmlkit.cli.progress import bars
     from dmlkit.datasets.table import TableConfig
     from dmlkit.embedding.review.retraining import override_of, write_training_table
     from dmlkit.run_folder.folder import RunFolder
@@ -128,10 +125,6 @@ def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: "Con
 
 def print_comparison(review: Path, run: Path, device: str) -> None:
     """Compare a run with the model of the review's gallery, and print whether it pays."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import say, say_prose
-    from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.embedding.review.retraining import compare_on_answers
     from dmlkit.run_folder.folder import RunFolder
@@ -159,9 +152,6 @@ def train_and_print(
     Args:
         has_next: print the next command.
     """
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, say, say_metrics, say_prose
     from dmlkit.cli.progress import training_progress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
@@ -225,9 +215,8 @@ def cost_of(summary: "Summary") -> str:
     return ", ".join(parts)
 
 
-def print_experiment(recipe: "Recipe", console: "Console") -> None:
+def print_experiment(recipe: "Recipe", console: Console) -> None:
     """Print the resolved recipe, and the sizes of data, model and loss (``--dry-run``)."""
-    from dmlkit.cli.console import say
     from dmlkit.recipe.file import dump_recipe
     from dmlkit.training.experiment import assemble
 
@@ -258,7 +247,5 @@ def parameters_of(module: "nn.Module") -> str:
 
 def size_of(dataset: "Dataset") -> str:
     """Return the numbers of images and classes."""
-    from dmlkit.cli.console import counted
-
     classes = len(dataset.class_names)
     return f"{counted(len(dataset), 'image', 'images')} of {counted(classes, 'class', 'classes')}"
