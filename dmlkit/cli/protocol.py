@@ -21,44 +21,28 @@ app = typer.Typer(
     rich_help_panel=RESEARCH,
     help="Train a recipe several times and report means with confidence intervals.",
 )
-Output = Annotated[
-    Path, Writes(check_folder), option("FOLDER", "Folder to write; finished runs in it are kept.", "--output", "-o")
-]
-Repeats = Annotated[int, option("COUNT", "Number of repeats, each with its own seed.", min=1)]
 
 
-@app.command(name="official", epilog=examples("dmlkit protocol official RECIPE -o runs/five --repeats 5"))
-@with_common_options
-def official(
-    recipe: RecipePath,
-    output: Output,
-    repeats: Repeats = 5,
-    overrides: Set = None,
-    json: Json = False,
-    device: Device = "auto",
-) -> None:
-    """Train the recipe unchanged with several seeds.
+def add_protocol(name: "ProtocolName", repeats: int, folder: str, meaning: str) -> None:
+    """Add the command for a protocol; all have the same options."""
+    example = f"dmlkit protocol {name} RECIPE -o runs/{folder} --repeats {repeats}"
+    help_text = f"{meaning}\n\nIf it is interrupted, the same command resumes."
 
-    If it is interrupted, the same command resumes.
-    """
-    run("official", recipe, output, repeats, overrides or [], device, json)
-
-
-@app.command(name="reality_check", epilog=examples("dmlkit protocol reality_check RECIPE -o runs/check --repeats 10"))
-@with_common_options
-def reality_check(
-    recipe: RecipePath,
-    output: Output,
-    repeats: Repeats = 10,
-    overrides: Set = None,
-    json: Json = False,
-    device: Device = "auto",
-) -> None:
-    """Train 4 models per repeat, one per class fold; evaluate them separately and together (Musgrave et al. 2020).
-
-    If it is interrupted, the same command resumes.
-    """
-    run("reality_check", recipe, output, repeats, overrides or [], device, json)
+    @app.command(name, help=help_text, epilog=examples(example))
+    @with_common_options
+    def _run(
+        recipe: RecipePath,
+        output: Annotated[
+            Path,
+            Writes(check_folder),
+            option("FOLDER", "Folder to write; finished runs in it are kept.", "--output", "-o"),
+        ],
+        repeats: Annotated[int, option("COUNT", "Number of repeats, each with its own seed.", min=1)] = repeats,
+        overrides: Set = None,
+        json: Json = False,
+        device: Device = "auto",
+    ) -> None:
+        run(name, recipe, output, repeats, overrides or [], device, json)
 
 
 def run(
@@ -101,3 +85,12 @@ def run(
         return
     print_table(rows, console, f"{name}: {path.stem}, {repeats} repeats")
     say(console, f"written to {output / 'results.md'} and results.json; the runs are in the same folder")
+
+
+add_protocol("official", 5, "five", "Train the recipe unchanged with several seeds.")
+add_protocol(
+    "reality_check",
+    10,
+    "check",
+    "Train 4 models per repeat, one per class fold; evaluate them separately and together (Musgrave et al. 2020).",
+)
