@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
 from dmlkit.cli.console import bars
 from dmlkit.cli.evaluation_report import Shown, tell_run, tell_untrained
@@ -337,10 +338,9 @@ def evaluate(
     from dmlkit.evaluation.evaluate import is_class_table
 
     if per_class is not None:
-        read = [path for path in evaluated.arrays.values() if path]
-        check_output(per_class, is_class_table, sources=read, option="--per-class")
+        check_output(per_class, is_class_table, option="--per-class")
     method, source = rerank_of(changes.rerank), evaluated.source
-    shown = Shown(json, per_class, asked, method, changes.tta, forms=changes.forms())
+    shown = Shown(Console(stderr=json), json, per_class, asked, method, changes.tta, forms=changes.forms())
     options: Any = {"metrics": wanted.metric or [], "ties": wanted.ties, "rerank": method, "bar": bars(shown.console)}
     if evaluated.embeddings and evaluated.labels:
         pair = (evaluated.gallery, evaluated.gallery_labels)

@@ -30,6 +30,8 @@ VALUES_SHOWN = 20
 class Shown:
     """The form of the output of an evaluation."""
 
+    console: Console
+    """Console for text; with --json it is standard error, and only JSON goes to standard output."""
     as_json: bool
     per_class: Path | None
     column: "tuple[str, Path | None] | None" = None
@@ -39,11 +41,6 @@ class Shown:
     fusion: "Fusion | None" = None
     forms: "Sequence[Stored]" = ()
     evidence: str | None = None
-
-    @property
-    def console(self) -> Console:
-        """Console for text; with --json it is standard error, and only JSON goes to standard output."""
-        return Console(stderr=self.as_json)
 
     def with_table(self, points: "PointSet") -> "Shown":
         """Return the same with the table of evaluated points, or refuse a column before anything is computed."""
