@@ -228,8 +228,5 @@ def lines_of(answer: "Answer", group: str | None) -> list[str]:
     lines += [answer.label, *([f"best guess {answer.guess}"] if answer.label != answer.guess else [])]
     lines += [] if answer.known in (None, answer.label) else [f"known {answer.known}"]
     lines += [] if answer.probability is None else [f"probability {percent(answer.probability)}"]
-    return [*lines, f"score {answer.score:.4f}", f"margin {_number(answer.margin)}"]
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4f}"
+    margin = "none" if answer.margin is None else f"{answer.margin:.4f}"
+    return [*lines, f"score {answer.score:.4f}", f"margin {margin}"]

@@ -139,13 +139,3 @@ def training_progress(console: Console, recipe: "Recipe", resumed: Path | None) 
     best = max(values, key=lambda pair: pair[1], default=None)  # the first one, as in training
     has_workers = getattr(recipe.backbone.tuning, "features", "live") == "live"
     return TrainingProgress(console, recipe.training.trained_epochs, metric, best, has_workers=has_workers)
-
-
-def format_metrics(metrics: dict[str, float]) -> str:
-    """Return metrics on one line.
-
-    Example:
-        >>> format_metrics({"recall@1": 0.93214, "map@r": 0.5})
-        'recall@1 0.932  map@r 0.500'
-    """
-    return "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())

@@ -30,8 +30,6 @@ from dmlkit.files.source import PLACE, Kind, check_options, is_exported, kind_of
 if TYPE_CHECKING:
     from dmlkit.embedding.questions.answers import Answers, Neighbor
     from dmlkit.embedding.questions.page import Picture
-    from dmlkit.embedding.questions.search import Method
-    from dmlkit.embedding.scored import PlaceFusion
     from dmlkit.metrics.ranking.rerank import Rerank
 
 app = typer.Typer()
@@ -84,15 +82,18 @@ def search(
     else:
         check_model(chosen, source, queries)
 
+        from dmlkit.embedding.questions.search import check_together
         from dmlkit.embedding.questions.search import search as search_images
 
+        again = rerank_of(rerank)
         model, place = chosen.choose(source, bars(console))
+        check_together(again, place)
         added = model.fusion or place
         answers = search_images(
             source,
             queries,
             k=k,
-            method=method_of(rerank, place, exact=exact),
+            method=again or place or ("exact" if exact else "index"),
             manifold=manifold,
             boxes=boxes.read(),
             model=model,
@@ -227,19 +228,6 @@ def why_missing(*read: Path) -> str:
     """Return why pages have no pictures of some of what a command read."""
     array = next((path for path in read if kind_of(path) == "array"), None)
     return "image files were moved or deleted" if array is None else f"the rows of {array} have none"
-
-
-def method_of(rerank: str | None, place: "PlaceFusion | None", *, exact: bool) -> "Method":
-    """Return how neighbors are found.
-
-    Raises:
-        UserError: ``--rerank`` is unknown, or does not go with ``--with place``.
-    """
-    from dmlkit.embedding.questions.search import check_together
-
-    again = rerank_of(rerank)
-    check_together(again, place)
-    return again or place or ("exact" if exact else "index")
 
 
 def rerank_of(text: str | None) -> "Rerank | None":

@@ -81,7 +81,11 @@ def select(
     The table has a column label to fill in; train, review and gallery add read it.
     """
     if measure:
-        refuse_with_measure(images, output, chosen.run)
+        for name, value in (("IMAGES", images), ("--output", output), ("--run", chosen.run)):
+            if value is not None:
+                raise UserError(
+                    f"--measure: takes the labeled images of SOURCE and chooses none; leave out {name} {value}"
+                )
     elif chosen.run is not None and images is None:
         raise UserError(f"--run {chosen.run}: embeds IMAGES, which are missing; name them, or remove this option")
     kind = kind_of(source)
@@ -114,17 +118,6 @@ def select(
     if output is not None:
         found.write(output)
         say(console, f"wrote {output}; write the labels into its column label")
-
-
-def refuse_with_measure(images: Path | None, output: Path | None, run: Path | None) -> None:
-    """Refuse what does not go with ``--measure``.
-
-    Raises:
-        UserError: one of these is given.
-    """
-    for name, value in (("IMAGES", images), ("--output", output), ("--run", run)):
-        if value is not None:
-            raise UserError(f"--measure: takes the labeled images of SOURCE and chooses none; leave out {name} {value}")
 
 
 def print_selection(found: "ChosenImages", count: int, console: Console) -> None:

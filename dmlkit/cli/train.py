@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from dmlkit.run_folder.documents import Basis, Summary, UntouchedFigures
 
 app = typer.Typer()
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the run in the folder and everything computed with it.")
+]
 KEPT = ("levels", "on_bad_image")  # keys of a recipe's dataset that hold for any images, also those of a review
 
 
@@ -53,10 +57,8 @@ def train(
             check=require_review,
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder and everything computed with it.")
-    ] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     dry_run: DryRun = False,
     device: Device = "auto",
 ) -> None:
