@@ -42,49 +42,41 @@ def add_protocol(name: "ProtocolName", repeats: int, folder: str, meaning: str) 
         json: Json = False,
         device: Device = "auto",
     ) -> None:
-        run(name, recipe, output, repeats, overrides or [], device, json)
+        from dmlkit.recipe.early import check_recipe
 
+        check_recipe(recipe, overrides or [])
 
-def run(
-    name: "ProtocolName", path: Path, output: Path, repeats: int, overrides: list[str], device: str, as_json: bool
-) -> None:
-    """Run a protocol and print its table."""
-    from dmlkit.recipe.early import check_recipe
+        from dmlkit.cli.progress import TrainingProgress, training_progress
+        from dmlkit.distributed.launch import start_fabric
+        from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
+        from dmlkit.recipe.file import read_recipe
+        from dmlkit.recipe.schema import Recipe
+        from dmlkit.study.protocol import run_protocol
+        from dmlkit.study.reports.tables import protocol_rows
 
-    check_recipe(path, overrides)
+        resolved = read_recipe(recipe, overrides or [])
+        fabric = start_fabric(device, resolved.training.precision)
+        console = Console(stderr=json, quiet=not fabric.is_global_zero)
 
-    from dmlkit.cli.progress import TrainingProgress, training_progress
-    from dmlkit.distributed.launch import start_fabric
-    from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
-    from dmlkit.recipe.file import read_recipe
-    from dmlkit.recipe.schema import Recipe
-    from dmlkit.study.protocol import run_protocol
-    from dmlkit.study.reports.tables import protocol_rows
+        def progress(folder: str, recipe: Recipe) -> TrainingProgress:
+            say(console, f"{folder}  seed {recipe.seed}")
+            return training_progress(console, recipe, Path(folder))
 
-    recipe = read_recipe(path, overrides)
-    fabric = start_fabric(device, recipe.training.precision)
-    console = Console(stderr=as_json)
-    console.quiet = not fabric.is_global_zero
-
-    def progress(folder: str, recipe: Recipe) -> TrainingProgress:
-        say(console, f"{folder}  seed {recipe.seed}")
-        return training_progress(console, recipe, Path(folder))
-
-    try:
-        results = run_protocol(name, recipe, output, fabric, repeats=repeats, progress=progress)
-    except TrainingStoppedError as stopped:
-        say(console, f"{stopped}; rerun the same command to resume")
-        raise typer.Exit(STOPPED) from None
-    if not fabric.is_global_zero:
-        return
-    rows = protocol_rows(results)
-    with atomic_write(output / "results.md") as partial:
-        partial.write_text(as_markdown(rows) + "\n", encoding="utf-8")
-    if as_json:
-        say_json(results.plain())
-        return
-    print_table(rows, console, f"{name}: {path.stem}, {repeats} repeats")
-    say(console, f"written to {output / 'results.md'} and results.json; the runs are in the same folder")
+        try:
+            results = run_protocol(name, resolved, output, fabric, repeats=repeats, progress=progress)
+        except TrainingStoppedError as stopped:
+            say(console, f"{stopped}; rerun the same command to resume")
+            raise typer.Exit(STOPPED) from None
+        if not fabric.is_global_zero:
+            return
+        rows = protocol_rows(results)
+        with atomic_write(output / "results.md") as partial:
+            partial.write_text(as_markdown(rows) + "\n", encoding="utf-8")
+        if json:
+            say_json(results.plain())
+            return
+        print_table(rows, console, f"{name}: {recipe.stem}, {repeats} repeats")
+        say(console, f"written to {output / 'results.md'} and results.json; the runs are in the same folder")
 
 
 add_protocol("official", 5, "five", "Train the recipe unchanged with several seeds.")

@@ -131,8 +131,8 @@ def print_comparison(review: Path, run: Path, device: str) -> None:
     from dmlkit.embedding.review.retraining import compare_on_answers
     from dmlkit.run_folder.folder import RunFolder
 
-    fabric, console = start_fabric(device), Console()
-    console.quiet = not fabric.is_global_zero
+    fabric = start_fabric(device)
+    console = Console(quiet=not fabric.is_global_zero)
     found = compare_on_answers(review, RunFolder(run), fabric, bar=bars(console))
     say_prose(console, found.line(str(run)))
     table = command_word(RunFolder(run).recipe().dataset.model_dump()["file"])
@@ -159,9 +159,8 @@ def train_and_print(
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.training.train import train as train_recipe
 
-    console = Console()
     fabric = start_fabric(device, recipe.training.precision)
-    console.quiet = not fabric.is_global_zero
+    console = Console(quiet=not fabric.is_global_zero)
     try:
         with training_progress(console, recipe, output if resume else None) as progress:
             summary = train_recipe(
