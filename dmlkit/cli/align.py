@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, print_table, say, say_json
 from dmlkit.cli.options import USE, Checkpoint, Device, Json, argument, examples, option, with_common_options
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_images, require_run, require_source
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.run_folder.documents import Alignment
 
 app = typer.Typer()
@@ -37,10 +37,6 @@ def align(
 
     output = aligned_place(run, output)
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import say, say_json
-    from dmlkit.cli.progress import bars
     from dmlkit.evaluation.align import align as align_run
 
     console = Console(stderr=json)
@@ -54,10 +50,8 @@ def align(
         say(console, f"  dmlkit search {command_word(older)} QUERIES --run {command_word(place)}")
 
 
-def print_alignment(found: "Alignment", console: "Console") -> None:
+def print_alignment(found: "Alignment", console: Console) -> None:
     """Print the chosen map, and retrieval within and between the models."""
-    from dmlkit.cli.console import print_table, say
-
     chosen = found.map if found.shrinkage is None else f"{found.map} {found.shrinkage:g}"
     others = ", ".join(f"{name} {error:.3g}" for name, error in found.errors.items() if name != chosen)
     say(console, f"{chosen} map: mean squared distance {found.errors[chosen]:.3g} on images that chose it")

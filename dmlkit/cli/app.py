@@ -15,6 +15,7 @@ from threading import Timer
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from dmlkit import __version__
@@ -46,6 +47,7 @@ from dmlkit.cli import (
     verify,
     why,
 )
+from dmlkit.cli.console import wrapped
 from dmlkit.errors import UserError, killed_reader, out_of_memory, reason_of
 from dmlkit.files.escape import excerpt, printable
 
@@ -307,10 +309,6 @@ class LogMessages(logging.Handler):
 def print_message(text: str, color: str) -> None:
     """Print a message to stderr: one line, which a terminal shows wrapped between words."""
     if sys.stderr and sys.stderr.isatty():
-        from rich.console import Console
-
-        from dmlkit.cli.console import wrapped
-
         text = "\n".join(wrapped(text, Console(stderr=True).width))
     typer.secho(text, fg=color, err=True)
 

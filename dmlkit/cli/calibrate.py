@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, print_table, say, say_json, say_prose
 from dmlkit.cli.evaluation_report import print_values
 from dmlkit.cli.option_groups import ColumnOptions, PlacedModelOptions
 from dmlkit.cli.options import (
@@ -20,6 +22,7 @@ from dmlkit.cli.options import (
     second_option,
     with_common_options,
 )
+from dmlkit.cli.search import check_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import GALLERY_MARK
@@ -34,8 +37,6 @@ from dmlkit.files.source import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.embedding.questions.calibration import Identification
     from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.metrics.reliability import Reliability
@@ -154,10 +155,8 @@ def calibrate(
     if kind == "run":
         _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, asked, json=json)
         return
-    from rich.console import Console
+    check_model(chosen, source)
 
-    from dmlkit.cli.console import say, say_json
-    from dmlkit.cli.progress import bars
     from dmlkit.embedding.gallery.folder import GalleryFolder
     from dmlkit.embedding.questions.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
     from dmlkit.evaluation.by_value import identification_rates_by_value, run_table
@@ -189,10 +188,8 @@ def calibrate(
             say(console, f"next: dmlkit identify {command_word(source)} IMAGES")
 
 
-def print_identification(found: "Identification", gallery: Path, console: "Console") -> None:
+def print_identification(found: "Identification", gallery: Path, console: Console) -> None:
     """Print the rates of identification, the reliability of its probabilities, and rates in other sizes."""
-    from dmlkit.cli.console import print_table, say, say_prose
-
     rows = [["rate", "of images of", "labels", "images", "value", "95 % interval"]]
     for name, whose, rate in (("FPIR", "absent labels", found.fpir), ("FNIR", "labels in it", found.fnir)):
         interval = "none" if rate.interval is None else "{:.3f} to {:.3f}".format(*rate.interval)
@@ -231,18 +228,14 @@ def print_identification(found: "Identification", gallery: Path, console: "Conso
         )
 
 
-def say_lowest(rate: str, requested: float, items: str, usual: float, least: int, console: "Console") -> None:
+def say_lowest(rate: str, requested: float, items: str, usual: float, least: int, console: Console) -> None:
     """Print that a rate is the lowest that some pairs or images allow."""
-    from dmlkit.cli.console import say_prose
-
     needed = f"{usual:g} needs {least / usual:,.0f}"
     say_prose(console, f"requested {rate}: {requested:g}, the lowest that {items} allow ({needed})")
 
 
-def say_reliability(found: "Reliability", console: "Console") -> None:
+def say_reliability(found: "Reliability", console: Console) -> None:
     """Print how far probabilities are from the shares that are right."""
-    from dmlkit.cli.console import say
-
     for name, value, ends in (
         ("expected calibration error", found.error, found.error_interval),
         ("Brier score", found.brier, found.brier_interval),
@@ -262,10 +255,6 @@ def _calibrate_run(
     json: bool,
 ) -> None:
     """Choose the threshold for pairs of a run, store it, and print its rates."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import print_table, say, say_json
-    from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.by_value import pair_rates_by_value, run_table
     from dmlkit.evaluation.calibration import LEAST_ACCEPTED, USUAL_FAR, calibrate_run, plot_reliability
@@ -300,9 +289,8 @@ def _calibrate_run(
     say(console, f"written to {written}")
 
 
-def print_far_elsewhere(found: "Threshold", console: "Console") -> None:
+def print_far_elsewhere(found: "Threshold", console: Console) -> None:
     """Print the interval of the FAR on other classes, or that there are too few classes for one, or for the FAR."""
-    from dmlkit.cli.console import say_prose
     from dmlkit.evaluation.calibration import least_far
     from dmlkit.metrics.statistics import LEAST_CLASSES
 

@@ -4,15 +4,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import USE, Html, SourcePath, Writes, examples, option, with_common_options
+from dmlkit.cli.search import tell_page
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import CLUSTER_COLUMNS, check_file, is_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.embedding.clusters import Clusters
 
 app = typer.Typer()
@@ -60,10 +61,6 @@ def cluster(
             "cluster: expected --clusters COUNT or --threshold SIMILARITY; --method hdbscan needs neither of them"
         )
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import say, say_skipped
-    from dmlkit.cli.progress import bars, image_progress
     from dmlkit.embedding.clusters import cluster as find_clusters
     from dmlkit.embedding.clusters import clustering_method
     from dmlkit.embedding.points import in_memory
@@ -71,7 +68,7 @@ def cluster(
     console = Console()
     method = clustering_method(clusters, threshold, method)  # refuses before a run is embedded
     collection = in_memory(points.open(source, bars(console)))
-    with image_progress(console, "clustering", len(collection)) as progress:
+    with bars(console)("clustering", len(collection)) as progress:
         found = find_clusters(collection, clusters=clusters, threshold=threshold, method=method, advance=progress)
     print_clusters(found, console)
     say_skipped(console, collection.skipped)
@@ -79,7 +76,6 @@ def cluster(
         found.write(csv)
         say(console, f"wrote {csv}")
     if html is not None:
-        from dmlkit.cli.search import tell_page
         from dmlkit.embedding.questions.page import write_page
 
         title, notes = f"clusters of {source}", [summary_of(found), "The first picture of each row is the medoid."]
@@ -87,10 +83,8 @@ def cluster(
         tell_page(html, gone, len(found.members), console, [source], rows="clusters")
 
 
-def print_clusters(found: "Clusters", console: "Console") -> None:
+def print_clusters(found: "Clusters", console: Console) -> None:
     """Print the largest clusters, and how they agree with labels."""
-    from dmlkit.cli.console import image_cell, print_table, say
-
     rows: list[list[str | list[str]]] = [["cluster", "images", "label", "share", "path"]]
     for number, (members, most) in enumerate(zip(found.members, found.majorities(), strict=True), start=1):
         if number > MOST_SHOWN:
@@ -107,8 +101,6 @@ def print_clusters(found: "Clusters", console: "Console") -> None:
 
 def summary_of(found: "Clusters") -> str:
     """Return a line on all clusters."""
-    from dmlkit.cli.console import counted
-
     line = (
         f"{counted(len(found.collection), 'image', 'images')} in {counted(len(found.members), 'cluster', 'clusters')}"
     )

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import counted, print_table, say, say_json
 from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, argument, examples, option, with_common_options
 from dmlkit.errors import UserError
+from dmlkit.files.escape import as_latex, as_markdown
 from dmlkit.files.source import require_runs
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.evaluation.compare import Line, Result
 
 app = typer.Typer()
@@ -44,12 +45,8 @@ def compare(
         raise UserError("compare: expected at most one of --markdown, --latex and --json")
     require_runs(runs)
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import say, say_json
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.compare import compare_runs, comparison_rows, lines_of
-    from dmlkit.files.escape import as_latex, as_markdown
 
     fabric = start_ranks(device)
     results, differences = compare_runs(runs, checkpoint=checkpoint, overrides=overrides or [], by=by, fabric=fabric)
@@ -69,9 +66,8 @@ def compare(
         say(console, note)
 
 
-def print_tables(console: "Console", results: list["Result"], lines: list["Line"]) -> None:
+def print_tables(console: Console, results: list["Result"], lines: list["Line"]) -> None:
     """Print the values and the differences, and the whole names of runs that are shortened."""
-    from dmlkit.cli.console import print_table, say
     from dmlkit.evaluation.compare import narrow_rows, short_names
 
     values, changes = narrow_rows(lines)
@@ -110,8 +106,6 @@ def room_for_names(results: list["Result"], width: int) -> int:
 
 def drawn(first: "Result", lines: list["Line"]) -> str:
     """Return a line on the units of the intervals and p-values."""
-    from dmlkit.cli.console import counted
-
     compared, units = sum(len(line.changes) for line in lines), f"{first.report.queries} queries, as if independent"
     if first.classes is not None:
         units = f"{counted(len(first.classes.unique()), 'class', 'classes')} ({first.report.queries} queries)"

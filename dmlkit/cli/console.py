@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from dmlkit.errors import counted
 from dmlkit.files.escape import near_path, printable, printable_json
 
 if TYPE_CHECKING:
+    from dmlkit.embedding.progress_bar import Bar
     from dmlkit.files.image_file import Box
 
 TableRows = Sequence[Sequence[str | list[str]]]
@@ -134,6 +136,13 @@ def _word_and_line(column: Sequence[RenderableType], console: Console) -> tuple[
     """Return the lengths of the longest word and of the longest line of a column."""
     sizes = [console.measure(cell, options=console.options.update(width=UNBOUNDED)) for cell in column]
     return max(size.minimum for size in sizes), max(size.maximum for size in sizes)
+
+
+def bars(console: Console) -> "Bar":
+    """Return a function that shows a progress bar for each step of a command."""
+    from dmlkit.embedding.progress_bar import image_progress
+
+    return partial(image_progress, console)
 
 
 def image_cell(path: str, box: "Box | None") -> str | list[str]:

@@ -4,7 +4,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from dmlkit.cli.console import bars, cells, counted, say, show_table
 from dmlkit.cli.options import (
     TRAIN,
     RecipePath,
@@ -17,12 +21,11 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.escape import printable
 from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import EXPECTED_DATA, require_dataset, require_run
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.loading.check import Findings
 
 app = typer.Typer(
@@ -68,15 +71,12 @@ def check(
         )
     check_target(target, dataset, overrides)
 
-    from rich.console import Console
-
-    from dmlkit.cli.progress import bars, image_progress
     from dmlkit.loading.check import check_files, check_images, dataset_at
 
     config = dataset_at(target, dataset, overrides or [])
     console = Console()
     listing, findings = check_files(config)
-    with image_progress(console, "checking images", len(listing.labels)) as advance:
+    with bars(console)("checking images", len(listing.labels)) as advance:
         check_images(listing, findings, is_published=config.published is not None, advance=advance)
     if model is not None and threshold is not None:
         from dmlkit.embedding.duplicates import check_leaks
@@ -105,14 +105,8 @@ def check_target(target: Path, dataset: str | None, overrides: list[str] | None)
         require_dataset(target, EXPECTED_DATA)
 
 
-def print_findings(findings: "Findings", title: str, console: "Console") -> None:
+def print_findings(findings: "Findings", title: str, console: Console) -> None:
     """Print the table, then each error and each note on a line of its own."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from dmlkit.cli.console import cells, counted, say, show_table
-    from dmlkit.files.escape import printable
-
     table = Table("check", "expected", "found", "verdict", title=Text(printable(title)), title_justify="left")
     for column in table.columns[1:3]:
         column.justify = "right"
@@ -139,17 +133,13 @@ def cache(
 
     check_recipe(recipe, overrides or [])
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, say
-    from dmlkit.cli.progress import image_progress
     from dmlkit.loading.cache import images_to_cache, write_cache
     from dmlkit.recipe.file import read_recipe
 
     resolved = read_recipe(recipe, overrides or [])
     dataset = images_to_cache(resolved)
     console = Console()
-    with image_progress(console, "caching images", len(dataset)) as advance:
+    with bars(console)("caching images", len(dataset)) as advance:
         manifest = write_cache(resolved, dataset, output, overwrite=overwrite, advance=advance)
     say(
         console,
@@ -177,16 +167,12 @@ def shards(
     """Write a dataset as tar files, for disks on which opening millions of files takes too long."""
     check_target(target, dataset, overrides)
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, say
-    from dmlkit.cli.progress import image_progress
     from dmlkit.loading.check import dataset_at
     from dmlkit.loading.shard_writer import ShardWriter
 
     writer = ShardWriter(dataset_at(target, dataset, overrides or []), images_per_shard)
     console = Console()
-    with image_progress(console, "writing images", len(writer)) as advance:
+    with bars(console)("writing images", len(writer)) as advance:
         manifest = writer.write(output, advance)
     size = sum((output / shard).stat().st_size for shard in manifest.shards)
     files = counted(len(manifest.shards), "shard", "shards")

@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_prose, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import USE, Html, SourcePath, Writes, argument, examples, option, with_common_options
+from dmlkit.cli.search import tell_page
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import GROUP_COLUMNS, MATCH_COLUMNS, check_file, is_table
 from dmlkit.files.source import require_source
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.embedding.duplicates import DuplicateGroups, Matches
     from dmlkit.embedding.points import PointsInMemory
 
@@ -52,10 +53,6 @@ def duplicates(
 
     Without --threshold, print the most similar pairs and propose a threshold.
     """
-    from rich.console import Console
-
-    from dmlkit.cli.console import say, say_skipped
-    from dmlkit.cli.progress import bars
     from dmlkit.embedding.duplicates import duplicate_groups, matches
     from dmlkit.embedding.points import in_memory
 
@@ -81,7 +78,6 @@ def duplicates(
         found.write(csv)
         say(console, f"wrote {csv}")
     if html is not None:
-        from dmlkit.cli.search import tell_page
         from dmlkit.embedding.questions.page import write_page
 
         title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
@@ -90,10 +86,8 @@ def duplicates(
         tell_page(html, gone, found.shelf_count, console, read, rows="rows")
 
 
-def print_groups(found: "DuplicateGroups", console: "Console") -> None:
+def print_groups(found: "DuplicateGroups", console: Console) -> None:
     """Print the largest groups, and notes on all."""
-    from dmlkit.cli.console import counted, image_cell, print_table, say, say_prose
-
     collection, least = found.collection, found.least()
     rows: list[list[str | list[str]]] = [["images", "min similarity", "label", "path"]]
     for group in found.groups[:MOST_SHOWN]:
@@ -117,10 +111,8 @@ def print_groups(found: "DuplicateGroups", console: "Console") -> None:
         say_prose(console, f"note: {pairs} the threshold across groups; groups are merged only if all their pairs do")
 
 
-def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", console: "Console") -> None:
+def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", console: Console) -> None:
     """Print the most similar pairs, and a threshold that they suggest."""
-    from dmlkit.cli.console import say, say_prose, say_skipped
-    from dmlkit.cli.progress import bars
     from dmlkit.embedding.duplicates import most_similar_pairs
 
     found, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars(console))
@@ -141,10 +133,8 @@ def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", consol
     say_skipped(console, one.skipped)
 
 
-def print_pairs(found: "Matches", console: "Console", title: str) -> None:
+def print_pairs(found: "Matches", console: Console, title: str) -> None:
     """Print the most similar pairs of those found."""
-    from dmlkit.cli.console import image_cell, print_table
-
     rows: list[list[str | list[str]]] = [["similarity", "a", "b"]]
     for place in found.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist():
         one, other = int(found.pairs.first[place]), int(found.pairs.second[place])
@@ -157,10 +147,8 @@ def print_pairs(found: "Matches", console: "Console", title: str) -> None:
     )
 
 
-def print_matches(found: "Matches", console: "Console") -> None:
+def print_matches(found: "Matches", console: Console) -> None:
     """Print the most similar pairs, and the numbers of images in pairs."""
-    from dmlkit.cli.console import counted, say
-
     if len(found.pairs.first):
         print_pairs(found, console, "near-duplicates")
     one, other = found.images

@@ -1,10 +1,13 @@
 """``dmlkit embed``."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, say
 from dmlkit.cli.option_groups import BoxOptions
 from dmlkit.cli.options import (
     USE,
@@ -81,17 +84,11 @@ def embed(
 
     If it is interrupted, the same command resumes, also with another --engine.
     """
-    from functools import partial
-
     from dmlkit.run_folder.folder import RunFolder
 
     if images is not None and output is None and dims is None:
         check_new_embeddings(RunFolder(run).embeddings_of_images(images))
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, say
-    from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import is_first_rank
     from dmlkit.distributed.stopping import STOPPED
     from dmlkit.embedding.run import EmbedOptions, output_of

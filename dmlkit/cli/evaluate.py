@@ -1,13 +1,15 @@
 """``dmlkit eval``: evaluate a run, an embeddings folder, or arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars
 from dmlkit.cli.evaluation_report import Shown, tell_run, tell_untrained
 from dmlkit.cli.option_groups import ColumnOptions
 from dmlkit.cli.options import (
@@ -26,7 +28,7 @@ from dmlkit.cli.options import (
 )
 from dmlkit.cli.search import rerank_of
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_file, has_classes
+from dmlkit.files.outputs import check_file, check_output, has_classes
 from dmlkit.files.source import (
     EXPECTED,
     NAMES,
@@ -42,8 +44,6 @@ from dmlkit.files.source import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from dmlkit.metrics.ranking.codec import Stored
 
 app = typer.Typer()
@@ -334,16 +334,13 @@ def evaluate(
     kind = evaluated.kind(run, {**changes.of_runs, "--by": column.by})
     changes.check(kind, run)
 
-    from dmlkit.cli.progress import bars
     from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_points
     from dmlkit.evaluation.evaluate import is_class_table
-    from dmlkit.files.outputs import check_output
 
     if per_class is not None:
-        read = [path for path in evaluated.arrays.values() if path]
-        check_output(per_class, is_class_table, sources=read, option="--per-class")
+        check_output(per_class, is_class_table, option="--per-class")
     method, source = rerank_of(changes.rerank), evaluated.source
-    shown = Shown(json, per_class, asked, method, changes.tta, forms=changes.forms())
+    shown = Shown(Console(stderr=json), json, per_class, asked, method, changes.tta, forms=changes.forms())
     options: Any = {"metrics": wanted.metric or [], "ties": wanted.ties, "rerank": method, "bar": bars(shown.console)}
     if evaluated.embeddings and evaluated.labels:
         pair = (evaluated.gallery, evaluated.gallery_labels)

@@ -1,16 +1,17 @@
 """Evaluation of a run, and its output: a table in the terminal or JSON, and a table of classes in a file."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
+from dmlkit.cli.compare import gain_of
+from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_json, say_prose, say_skipped
 from dmlkit.files.source import PARTNERS, PLACE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
     from dmlkit.distributed.launch import Ranks
     from dmlkit.embedding.manifest import Fusion
     from dmlkit.embedding.points import PointSet
@@ -29,6 +30,8 @@ VALUES_SHOWN = 20
 class Shown:
     """The form of the output of an evaluation."""
 
+    console: Console
+    """Console for text; with --json it is standard error, and only JSON goes to standard output."""
     as_json: bool
     per_class: Path | None
     column: "tuple[str, Path | None] | None" = None
@@ -38,13 +41,6 @@ class Shown:
     fusion: "Fusion | None" = None
     forms: "Sequence[Stored]" = ()
     evidence: str | None = None
-
-    @property
-    def console(self) -> "Console":
-        """Console for text; with --json it is standard error, and only JSON goes to standard output."""
-        from rich.console import Console
-
-        return Console(stderr=self.as_json)
 
     def with_table(self, points: "PointSet") -> "Shown":
         """Return the same with the table of evaluated points, or refuse a column before anything is computed."""
@@ -62,7 +58,6 @@ class Shown:
             title: title of the table.
             run: run of evaluated embeddings, whose table has the column.
         """
-        from dmlkit.cli.console import counted, print_table, say_json, say_prose, say_skipped
         from dmlkit.evaluation.report import with_stored_forms
 
         if self.column is not None:
@@ -93,9 +88,8 @@ class Shown:
         say_skipped(console, report.skipped)
 
 
-def print_alternative(report: "Report", console: "Console") -> None:
+def print_alternative(report: "Report", console: Console) -> None:
     """Print the metrics with --rerank, --tta or --with, and their differences from the plain ones."""
-    from dmlkit.cli.console import fusion_line, print_table, say_prose
     from dmlkit.evaluation.augmented import WORDS
     from dmlkit.evaluation.compare import p_text
 
@@ -120,9 +114,8 @@ def print_alternative(report: "Report", console: "Console") -> None:
         )
 
 
-def print_forms(report: "Report", console: "Console") -> None:
+def print_forms(report: "Report", console: Console) -> None:
     """Print the metrics of stored forms, one table per metric, with differences from the full embeddings."""
-    from dmlkit.cli.console import print_table
     from dmlkit.evaluation.compare import p_text
 
     for name in report.forms[0].differences if report.forms else ():
@@ -136,10 +129,8 @@ def print_forms(report: "Report", console: "Console") -> None:
         print_table(rows, console, f"{name} of stored forms, compared with all coordinates in fp32")
 
 
-def print_evidence(found: "Evidence | None", console: "Console") -> None:
+def print_evidence(found: "Evidence | None", console: Console) -> None:
     """Print how much of a metric comes from outside the objects, if asked for."""
-    from dmlkit.cli.console import percent, print_table, say
-
     if found is None:
         return
     values = (found.whole, found.inside, found.outside, found.chance)
@@ -157,7 +148,7 @@ def print_evidence(found: "Evidence | None", console: "Console") -> None:
     )
 
 
-def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequence[str] | None" = None) -> None:
+def print_values(found: "ByColumn | None", console: Console, metrics: "Sequence[str] | None" = None) -> None:
     """Print metrics per value of a column, if asked for, worst first, with differences from all others.
 
     Args:
@@ -165,8 +156,6 @@ def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequenc
         console: the terminal.
         metrics: names of the metrics. Default: the last one.
     """
-    from dmlkit.cli.console import counted, print_table, say, say_prose
-
     if found is None:
         return
     for name in metrics or [list(found.values[0].metrics)[-1]]:
@@ -191,7 +180,6 @@ def print_values(found: "ByColumn | None", console: "Console", metrics: "Sequenc
 
 def tell_untrained(source: Path, fabric: "Ranks", shown: Shown, scope: "Scope") -> None:
     """Evaluate the backbone of a recipe or of a run with its initial weights."""
-    from dmlkit.cli.progress import bars
     from dmlkit.training.untrained_baseline import describe_backbone, evaluate_untrained
 
     report, evaluation, recipe = evaluate_untrained(source, fabric, scope, bars(shown.console))
@@ -209,9 +197,6 @@ def tell_run(
     second: Path | None,
 ) -> None:
     """Evaluate a run, and print the gain from training and the path of its report."""
-    from dmlkit.cli.compare import gain_of
-    from dmlkit.cli.console import say, say_prose
-    from dmlkit.cli.progress import bars
     from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.fusion import choose_fusion
     from dmlkit.evaluation.local import choose_local

@@ -4,10 +4,13 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from dmlkit.cli.console import bars, say
 from dmlkit.cli.options import USE, Checkpoint, SetDataset, argument, examples, option, with_common_options
 from dmlkit.files.export_formats import (
     MODEL_FORMATS,
@@ -19,10 +22,6 @@ from dmlkit.files.export_formats import (
     StoreFormat,
     check_export,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress
 
 app = typer.Typer()
 
@@ -109,10 +108,6 @@ def export(
     """Export the model of a run, a gallery with its model, or embeddings, for other programs."""
     check_export(source, format, {"--table": table, "--overwrite": overwrite, **model.given()})
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import say
-    from dmlkit.cli.progress import bars
     from dmlkit.export.export import WantedModel
     from dmlkit.export.export import export as export_source
 
@@ -134,10 +129,8 @@ def export(
         say(console, f"note: {note}")
 
 
-def _tracing(console: "Console") -> "Progress":
+def _tracing(console: Console) -> Progress:
     """Return what shows on a terminal that a network is traced, and for how long; nothing elsewhere."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
     text = "tracing the model, which can take minutes"
     columns = (SpinnerColumn(), TextColumn(text), TimeElapsedColumn())
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

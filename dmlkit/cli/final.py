@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from dmlkit.cli.options import TRAIN, Device, RunPath, SetDataset, examples, option, with_common_options
+from dmlkit.cli.train import Overwrite, Resume, train_and_print
 
 app = typer.Typer()
 
@@ -18,10 +19,8 @@ def final(
         Path | None, option("FOLDER", "Run folder to write. Default: RUN-final.", "--output", "-o")
     ] = None,
     overrides: SetDataset = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder and everything computed with it.")
-    ] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     device: Device = "auto",
 ) -> None:
     """Train the recipe of a finished run on every class, for as many epochs as validation chose.
@@ -33,7 +32,6 @@ def final(
     output = final_place(run, output)
     RunFolder(output).check_startable(resume=resume, overwrite=overwrite)
 
-    from dmlkit.cli.train import train_and_print
     from dmlkit.training.summary import final_recipe
 
     recipe, basis = final_recipe(run, overrides or [])

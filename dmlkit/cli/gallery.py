@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, fusion_line, print_table, say, say_json, say_prose
 from dmlkit.cli.gallery_versions import GalleryPath, KeptModelOptions, history, migrate, restore
 from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions
 from dmlkit.cli.options import (
@@ -22,14 +24,12 @@ from dmlkit.cli.options import (
     with_common_options,
     with_debug,
 )
-from dmlkit.cli.search import check_device
+from dmlkit.cli.search import check_model
 from dmlkit.errors import UserError
-from dmlkit.files.escape import command_word
+from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.source import require_addable, require_queries
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.embedding.gallery.incoming import Incoming
 
 app = typer.Typer(
@@ -85,10 +85,6 @@ def create(
     chosen: KeptModelOptions,
 ) -> None:
     """Create a gallery from images embedded by a run, or by two."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import fusion_line, say
-    from dmlkit.cli.progress import bars
     from dmlkit.embedding.gallery.change import GallerySettings, create_gallery
 
     console = Console()
@@ -121,9 +117,8 @@ def add(
     chosen: MovedModelOptions,
 ) -> None:
     """Add images; those that are already in the gallery are reported and skipped."""
-    from rich.console import Console
+    check_model(chosen, gallery)
 
-    from dmlkit.cli.progress import bars
     from dmlkit.embedding.gallery.change import add_images
 
     console = Console()
@@ -133,10 +128,8 @@ def add(
     print_incoming(incoming, gallery, console)
 
 
-def print_incoming(incoming: "Incoming", gallery: Path, console: "Console") -> None:
+def print_incoming(incoming: "Incoming", gallery: Path, console: Console) -> None:
     """Print how many images were added, and which were not."""
-    from dmlkit.cli.console import counted, say
-
     if incoming.resumed:
         say(console, f"{counted(incoming.resumed, 'image', 'images')} embedded before the interruption")
     say(console, f"{counted(incoming.added, 'image', 'images')} added to {gallery}")
@@ -166,9 +159,6 @@ def remove(
     path: Annotated[list[str] | None, option("FILE", "Remove the images added from this file. Repeatable.")] = None,
 ) -> None:
     """Remove images; gallery restore can undo this."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, say
     from dmlkit.embedding.gallery.change import remove_images
 
     count = remove_images(gallery, labels=label or [], ids=id or [], paths=path or [])
@@ -185,11 +175,7 @@ def info(
     json: Json = False,
 ) -> None:
     """Print the labels, images, version, model and index of a gallery."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, fusion_line, print_table, say, say_json, say_prose
     from dmlkit.embedding.gallery.files import MANIFEST, GallerySummary, is_calibrated, recorded_state
-    from dmlkit.files.escape import near_path
 
     summary = GallerySummary.read(gallery / MANIFEST)
     state, verified = None if verify else recorded_state(gallery, summary), False
@@ -258,12 +244,8 @@ def check(
         raise UserError(
             f"{gallery}: this gallery is not calibrated; run dmlkit calibrate {command_word(gallery)} first"
         )
-    check_device(chosen.device, gallery, images)
+    check_model(chosen, gallery, images)
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import print_table, say, say_json, say_prose
-    from dmlkit.cli.progress import bars
     from dmlkit.embedding.questions.check import check_queries
 
     console = Console(stderr=json)
@@ -299,9 +281,6 @@ for command, example in (
 @with_debug
 def compact(gallery: GalleryPath) -> None:
     """Merge small files, add all images to the index, and delete versions older than 7 days."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import say
     from dmlkit.embedding.gallery.change import compact_gallery
 
     compact_gallery(gallery)
@@ -331,9 +310,6 @@ def index(
     recall: Annotated[float, option("SHARE", "Share of the 10 nearest images that a search must find, 0 to 1.")] = 0.99,
 ) -> None:
     """Build an approximate index for faster search and identify, and measure its recall."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import say
     from dmlkit.embedding.gallery.files import OF_PRECISION
     from dmlkit.embedding.gallery.index import index_gallery
     from dmlkit.embedding.search import MARGIN

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rich.console import Console
+
+from dmlkit.cli.console import bars, counted, print_table, say, say_json
 from dmlkit.cli.options import (
     Checkpoint,
     Json,
@@ -15,12 +18,10 @@ from dmlkit.cli.options import (
     with_common_options,
     with_debug,
 )
-from dmlkit.files.escape import command_word
+from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.source import LOCAL, SIFT, require_gallery
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.gallery.migrate import Migrated
     from dmlkit.embedding.progress_bar import Bar
@@ -58,11 +59,7 @@ class KeptModelOptions:
 @with_debug
 def history(gallery: GalleryPath, json: Json = False) -> None:
     """List the versions that gallery restore can restore."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import print_table, say_json
     from dmlkit.embedding.gallery.table import history as versions_of
-    from dmlkit.files.escape import near_path
 
     versions = versions_of(gallery)
     if json:
@@ -90,12 +87,8 @@ def restore(
     version: Annotated[int, argument("VERSION", "Number of a version, as listed by gallery history.")],
 ) -> None:
     """Restore an old version; it becomes the newest version."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, say
     from dmlkit.embedding.gallery.change import restore_version
     from dmlkit.embedding.gallery.files import MANIFEST, GallerySummary
-    from dmlkit.files.escape import near_path
 
     count = restore_version(gallery, version)
     summary = GallerySummary.read(gallery / MANIFEST)
@@ -119,9 +112,6 @@ def migrate(
     chosen: KeptModelOptions,
 ) -> None:
     """Embed all images again with a newer run, and replace the old embeddings when all are done."""
-    from rich.console import Console
-
-    from dmlkit.cli.progress import bars
     from dmlkit.embedding.gallery.migrate import migrate_gallery
 
     console = Console()
@@ -130,10 +120,8 @@ def migrate(
     print_migrated(found, gallery, run, console)
 
 
-def print_migrated(found: "Migrated", gallery: Path, run: Path, console: "Console") -> None:
+def print_migrated(found: "Migrated", gallery: Path, run: Path, console: Console) -> None:
     """Print what has changed, how to undo it, and what to run next."""
-    from dmlkit.cli.console import counted, say
-
     images = counted(found.images, "image", "images")
     if not found.is_new:
         say(console, f"{gallery} has the embeddings of {run} already: {images}, version {found.version}")

@@ -3,7 +3,9 @@
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import say
 from dmlkit.cli.options import (
     RESEARCH,
     ArrayManifold,
@@ -36,9 +38,6 @@ def curvature(
     manifold: ArrayManifold = None,
 ) -> None:
     """Measure how tree-like features are, and suggest a curvature for a hyperbolic space."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import say
     from dmlkit.geometry.curvature import measure_curvature
 
     measured = measure_curvature(

@@ -1,11 +1,14 @@
 """``dmlkit identify``."""
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_prose, say_skipped
 from dmlkit.cli.option_groups import ArrayOptions, BoxOptions, PlacedModelOptions
 from dmlkit.cli.options import (
     USE,
@@ -18,12 +21,10 @@ from dmlkit.cli.options import (
     option,
     with_common_options,
 )
-from dmlkit.cli.search import check_model, others_of, rerank_of
+from dmlkit.cli.search import check_model, others_of, pictures_of, rerank_of, tell_page
 from dmlkit.files.source import is_exported
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.embedding.questions.answers import Answer, Identified
 
 app = typer.Typer()
@@ -94,25 +95,16 @@ def identify(
 
     It prints the 10 most doubtful images, each with the best guess and its probability.
     """
-    from rich.console import Console
-
-    from dmlkit.cli.console import fusion_line, say
-
     console, added = Console(), None
     if is_exported(source):
-        from functools import partial
-
-        from dmlkit.embedding.progress_bar import image_progress  # bars would import torch
         from dmlkit.embedding.questions.exported import identify_exported
 
         others = {"--by": None if rule.by == "nearest" else rule.by, "-k": rule.k, "--by-group": rule.by_group}
         others |= {"--labels": array.labels, **others_of(boxes, chosen, rule.rerank, array.manifold)}
-        bar = partial(image_progress, console)
-        found = identify_exported(source, images, threshold=rule.threshold, others=others, bar=bar)
+        found = identify_exported(source, images, threshold=rule.threshold, others=others, bar=bars(console))
     else:
         check_model(chosen, source, images)
 
-        from dmlkit.cli.progress import bars
         from dmlkit.embedding.questions.identify import LabelRule
         from dmlkit.embedding.questions.identify import identify as identify_images
 
@@ -141,11 +133,8 @@ def identify(
         write_answers_page(found, html, (images, source), console)
 
 
-def print_answers(found: "Identified", images: Path, console: "Console", *, is_kept: bool) -> None:
+def print_answers(found: "Identified", images: Path, console: Console, *, is_kept: bool) -> None:
     """Print the most doubtful answers, and counts and notes on all, which may be kept in a file."""
-    from itertools import islice
-
-    from dmlkit.cli.console import counted, percent, print_table, say, say_prose, say_skipped
     from dmlkit.embedding.gallery.files import UNKNOWN
 
     doubtful = found.most_doubtful_first()
@@ -197,8 +186,6 @@ def unit_of(found: "Identified") -> tuple[str, str]:
 
 def floor_of(found: "Identified") -> str:
     """Return below which probability or score images are unknown, in parentheses."""
-    from dmlkit.cli.console import percent
-
     if found.least_probability is not None:
         return f" (probability below {percent(found.least_probability)})"
     return "" if found.threshold is None else f" (score below {found.threshold:g})"
@@ -210,9 +197,8 @@ def within(path: str, folder: Path) -> str:
     return str(place.relative_to(folder)) if place != folder and place.is_relative_to(folder) else path
 
 
-def write_answers_page(found: "Identified", path: Path, read: tuple[Path, Path], console: "Console") -> None:
+def write_answers_page(found: "Identified", path: Path, read: tuple[Path, Path], console: Console) -> None:
     """Write the page of the answers, the most doubtful first, and print how many pictures of what was read are gone."""
-    from dmlkit.cli.search import pictures_of, tell_page
     from dmlkit.embedding.gallery.files import UNKNOWN
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 
@@ -238,14 +224,9 @@ def write_answers_page(found: "Identified", path: Path, read: tuple[Path, Path],
 
 def lines_of(answer: "Answer", group: str | None) -> list[str]:
     """Return the lines below the picture of a query, which is the first one of a group."""
-    from dmlkit.cli.console import percent
-
     lines = [] if group is None else [f"{group}, {answer.images} images"]
     lines += [answer.label, *([f"best guess {answer.guess}"] if answer.label != answer.guess else [])]
     lines += [] if answer.known in (None, answer.label) else [f"known {answer.known}"]
     lines += [] if answer.probability is None else [f"probability {percent(answer.probability)}"]
-    return [*lines, f"score {answer.score:.4f}", f"margin {_number(answer.margin)}"]
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4f}"
+    margin = "none" if answer.margin is None else f"{answer.margin:.4f}"
+    return [*lines, f"score {answer.score:.4f}", f"margin {margin}"]

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, say, say_prose
 from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import LOOK, SourcePath, Writes, examples, option, with_common_options
 from dmlkit.cli.search import why_missing
@@ -41,10 +43,6 @@ def inspect(
         output = (RunFolder(source).plots if kind_of(source) == "run" else Path()) / PAGE
         check_output(output, is_our_page)
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, say, say_prose
-    from dmlkit.cli.progress import bars
     from dmlkit.training.inspection.findings import inspect as look_at
     from dmlkit.training.inspection.page import write_inspection
 

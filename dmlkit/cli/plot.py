@@ -1,12 +1,15 @@
 """``dmlkit plot``: one command for each kind of picture."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from typer.core import TyperGroup
 
+from dmlkit.cli.console import bars, counted, say
 from dmlkit.cli.options import (
     LOOK,
     Checkpoint,
@@ -21,14 +24,13 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.outputs import check_outside_data, writing
 from dmlkit.files.pictures import check_picture
+from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.source import is_study, require_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
     from dmlkit.embedding.split import EmbeddedSplit
     from dmlkit.geometry.plot import MapKind
 
@@ -110,9 +112,6 @@ class PictureOptions:
 
     def embed(self, run: Path, split: SplitName) -> "tuple[EmbeddedSplit, Console]":
         """Check the output, then embed a split of a run with a progress bar."""
-        from rich.console import Console
-
-        from dmlkit.cli.progress import bars
         from dmlkit.embedding.split import embed_split
 
         check_target(self.output, [run])
@@ -136,8 +135,6 @@ def add_map(kind: "MapKind", help_text: str) -> None:
         *,
         options: PictureOptions,
     ) -> None:
-        from dmlkit.cli.console import counted
-        from dmlkit.cli.progress import bars
         from dmlkit.geometry.plot import check_map, plot_map
 
         check_map(run, kind)
@@ -168,8 +165,6 @@ def retrieval(
     options: PictureOptions,
 ) -> None:
     """Draw queries and their nearest neighbors, marked as right or wrong."""
-    from dmlkit.cli.console import counted
-    from dmlkit.cli.progress import bars
     from dmlkit.evaluation.plots.retrieval import plot_retrieval
 
     embedded, console = options.embed(run, split)
@@ -184,7 +179,6 @@ def retrieval(
 @with_common_options
 def heatmap(run: PlottedRun, split: Split = "test", classes: Classes = 20, *, options: PictureOptions) -> None:
     """Draw the similarities between images and proxies, and between classes."""
-    from dmlkit.cli.console import counted, say
     from dmlkit.evaluation.plots.similarities import plot_heatmap
 
     embedded, console = options.embed(run, split)
@@ -201,7 +195,6 @@ def heatmap(run: PlottedRun, split: Split = "test", classes: Classes = 20, *, op
 @with_common_options
 def histogram(run: PlottedRun, split: Split = "test", *, options: PictureOptions) -> None:
     """Draw the similarities of same-class and different-class pairs, before and after training."""
-    from dmlkit.cli.progress import bars
     from dmlkit.evaluation.plots.similarities import plot_histogram
 
     embedded, console = options.embed(run, split)
@@ -216,9 +209,6 @@ def histogram(run: PlottedRun, split: Split = "test", *, options: PictureOptions
 @with_common_options
 def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -> None:
     """Draw the loss and a validation metric over the epochs of runs, or of the variants of a study."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted
     from dmlkit.run_folder.folder import RunFolder
     from dmlkit.training.epochs import plot_epochs, runs_by_recipe
 
@@ -251,11 +241,6 @@ def results(
     output: Output = None,
 ) -> None:
     """Draw the metrics of a study: one value per variant, or a curve if it varies a number."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted
-    from dmlkit.files.atomic import atomic_write
-    from dmlkit.files.outputs import writing
     from dmlkit.study.reports.overview import read_results
     from dmlkit.study.reports.report import plot_study, requested_metrics
 
@@ -270,14 +255,12 @@ def results(
     say_written(Console(), output, f"{variants}, {counted(len(found.seeds), 'seed', 'seeds')}")
 
 
-def check_target(output: Path | None, runs: "Sequence[Path]") -> None:
+def check_target(output: Path | None, runs: Sequence[Path]) -> None:
     """Check an output before anything is computed.
 
     Raises:
         UserError: it is in a folder whose images a run reads as its dataset.
     """
-    from dmlkit.files.outputs import check_outside_data
-    from dmlkit.files.regular import EXTENSIONS
     from dmlkit.run_folder.folder import RunFolder
 
     if output is None:
@@ -286,8 +269,6 @@ def check_target(output: Path | None, runs: "Sequence[Path]") -> None:
         check_outside_data(output, [RunFolder(run).recipe().dataset.data_root for run in runs])
 
 
-def say_written(console: "Console", path: Path, shown: str) -> None:
+def say_written(console: Console, path: Path, shown: str) -> None:
     """Print where a picture is and what it shows."""
-    from dmlkit.cli.console import say
-
     say(console, f"wrote {path}: {shown}")

@@ -3,7 +3,6 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from dmlkit.cli.console import say, say_metrics
-from dmlkit.embedding.progress_bar import Advance, Bar, image_progress
+from dmlkit.embedding.progress_bar import Advance, image_progress
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.run_folder.folder import RunFolder
 
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
     from dmlkit.recipe.schema import Recipe
 
 WAITING = 0.2  # share of an epoch spent waiting for images from which on it is printed
-
-
-def bars(console: Console) -> Bar:
-    """Return a function that shows a progress bar for each step of a command."""
-    return partial(image_progress, console)
 
 
 class TrainingProgress:
@@ -145,13 +139,3 @@ def training_progress(console: Console, recipe: "Recipe", resumed: Path | None) 
     best = max(values, key=lambda pair: pair[1], default=None)  # the first one, as in training
     has_workers = getattr(recipe.backbone.tuning, "features", "live") == "live"
     return TrainingProgress(console, recipe.training.trained_epochs, metric, best, has_workers=has_workers)
-
-
-def format_metrics(metrics: dict[str, float]) -> str:
-    """Return metrics on one line.
-
-    Example:
-        >>> format_metrics({"recall@1": 0.93214, "map@r": 0.5})
-        'recall@1 0.932  map@r 0.500'
-    """
-    return "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())

@@ -1,10 +1,18 @@
 """``dmlkit list``, ``copy``, ``check`` and ``schema``: recipes and their components."""
 
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
+from dmlkit.cli.console import cells, say, show_table
 from dmlkit.cli.options import (
     MORE,
     Plugins,
@@ -17,12 +25,9 @@ from dmlkit.cli.options import (
     with_debug,
 )
 from dmlkit.errors import UserError
+from dmlkit.files.escape import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from rich.console import Console
-
     from dmlkit.recipe.overrides import RecipeHeader
     from dmlkit.recipe.reference import MemberReference, Reference
 
@@ -50,8 +55,6 @@ def list_members(
     plugins: Plugins = None,
 ) -> None:
     """List the families of components, the members of one family with their keys, or the recipes."""
-    from rich.console import Console
-
     if root is not None and family != "recipes":
         raise UserError(f"list: --root {root} applies only to recipes; use dmlkit list recipes --root {root}")
     if markdown:
@@ -70,8 +73,6 @@ def list_members(
 
 def find_reference(plugins: list[Path] | None) -> "Reference":
     """Return the reference of recipes, stored or, with a spinner, made from the classes."""
-    from rich.console import Console
-
     from dmlkit.recipe.reference import new_reference, stored_reference
 
     if not plugins and (stored := stored_reference()):
@@ -80,12 +81,8 @@ def find_reference(plugins: list[Path] | None) -> "Reference":
         return new_reference()
 
 
-def print_families(families: "Families", console: "Console") -> None:
+def print_families(families: "Families", console: Console) -> None:
     """Print one row per family."""
-    from rich.table import Table
-
-    from dmlkit.cli.console import say, show_table
-
     table = Table("family", "members")
     for name, members in families.items():
         table.add_row(name, ", ".join(member.name for member in members))
@@ -110,10 +107,8 @@ def members_of(families: "Families", family: str, name: str | None) -> "tuple[Me
     return found
 
 
-def print_members(members: "Iterable[MemberReference]", console: "Console") -> None:
+def print_members(members: "Iterable[MemberReference]", console: Console) -> None:
     """Print each member, with the default and the meaning of each key; those of a heading below it."""
-    from dmlkit.cli.console import say
-
     ordered = sorted(members, key=lambda member: member.heading, reverse=True)  # proxies, pairs, around another loss
     heading = ordered[0].heading if len({member.heading for member in ordered}) == 1 else None
     for member in ordered:
@@ -128,23 +123,17 @@ def print_members(members: "Iterable[MemberReference]", console: "Console") -> N
         console.print()
 
 
-def say_indented(console: "Console", text: str, indent: int) -> None:
+def say_indented(console: Console, text: str, indent: int) -> None:
     """Print text at an indent, wrapped at the terminal's width."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from dmlkit.files.escape import printable
-
     console.print(Padding(Text(printable(text)), (0, 0, 0, indent)))
 
 
-def print_recipes(root: Path | None, group: str | None, console: "Console") -> None:
+def print_recipes(root: Path | None, group: str | None, console: Console) -> None:
     """Print the recipes of dmlkit, one per line; those of one group, or below ``root``, with their full headers.
 
     Raises:
         UserError: there is no such group.
     """
-    from dmlkit.cli.console import say
     from dmlkit.recipe.overrides import find_recipes, shipped_recipes
 
     groups = {
@@ -165,12 +154,8 @@ def print_recipes(root: Path | None, group: str | None, console: "Console") -> N
         say(console, "dmlkit list recipes GROUP shows full descriptions and published results")
 
 
-def print_lines(group: str, headers: "Sequence[RecipeHeader]", console: "Console") -> None:
+def print_lines(group: str, headers: "Sequence[RecipeHeader]", console: Console) -> None:
     """Print one line per recipe: its name, and the words of its description that fit."""
-    from textwrap import shorten
-
-    from dmlkit.cli.console import say
-
     say(console, group, style="bold")
     names = [f"{group}/{header.path.stem}" for header in headers]
     width = max(map(len, names))
@@ -183,14 +168,8 @@ def print_lines(group: str, headers: "Sequence[RecipeHeader]", console: "Console
     console.print()
 
 
-def print_headers(group: str, headers: "Iterable[RecipeHeader]", console: "Console", *, is_shipped: bool) -> None:
+def print_headers(group: str, headers: "Iterable[RecipeHeader]", console: Console, *, is_shipped: bool) -> None:
     """Print a table of the recipes of a group."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from dmlkit.cli.console import cells, show_table
-    from dmlkit.files.escape import printable
-
     table = Table(title=Text(printable(group)), title_justify="left")
     table.add_column("recipe", no_wrap=is_shipped)  # names must be copyable
     table.add_column("description")
@@ -210,9 +189,6 @@ def copy(
     ] = None,
 ) -> None:
     """Copy a recipe that is installed with dmlkit, so that you can change it."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import say
     from dmlkit.recipe.overrides import copy_recipe
 
     for path in copy_recipe(name, file or Path(f"{Path(name).name}.yaml")):
@@ -236,6 +212,4 @@ def check(recipe: RecipePath, overrides: Set = None) -> None:
 @with_common_options
 def schema(plugins: Plugins = None) -> None:
     """Print the JSON schema of recipes, with which editors check and complete them."""
-    import json
-
     typer.echo(json.dumps(find_reference(plugins).schema, indent=2))

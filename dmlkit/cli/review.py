@@ -4,18 +4,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
 from dmlkit.cli.options import USE, Writes, argument, examples, option, with_common_options
-from dmlkit.cli.search import check_device
+from dmlkit.cli.search import check_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import REVIEW_MARK, kind_of, require_queries, require_source
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.embedding.review.folder import ReviewFolder
 
 app = typer.Typer()
@@ -83,13 +83,8 @@ def review(
         raise UserError(f"--add: applies to a gallery; {gallery} is something else; remove --add")
     if add and kind_of(images) == "array":
         raise UserError(f"--add: applies to images; the rows of {images} have no files to add; remove --add")
-    if not add:  # which embeds the images that it adds
-        check_device(chosen.device, gallery, images)
+    check_model(chosen, gallery, *([] if add else [images]))  # with --add, the images are embedded
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, fusion_line, say
-    from dmlkit.cli.progress import bars
     from dmlkit.embedding.review.table import LABELS
     from dmlkit.embedding.review.table import review as review_labels
 
@@ -108,9 +103,8 @@ def review(
     say(console, f"all labels: {output / LABELS}; --add adds them to {gallery}")
 
 
-def print_review(found: "ReviewFolder", console: "Console") -> None:
+def print_review(found: "ReviewFolder", console: Console) -> None:
     """Print how many labels may be wrong, and what to do next."""
-    from dmlkit.cli.console import counted, say
     from dmlkit.embedding.review.table import QUESTIONS
 
     now, wrong = found.statement(), found.review.wrong

@@ -1,12 +1,15 @@
 """``dmlkit search``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
-from dmlkit.cli.option_groups import BoxOptions, PlacedModelOptions
+from dmlkit.cli.console import bars, counted, fusion_line, image_cell, print_table, say, say_json, say_skipped
+from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions, PlacedModelOptions
 from dmlkit.cli.options import (
     USE,
     ArrayManifold,
@@ -25,14 +28,8 @@ from dmlkit.files.outputs import NEIGHBOR_COLUMNS, check_file, is_table
 from dmlkit.files.source import PLACE, Kind, check_options, is_exported, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rich.console import Console
-
     from dmlkit.embedding.questions.answers import Answers, Neighbor
     from dmlkit.embedding.questions.page import Picture
-    from dmlkit.embedding.questions.search import Method
-    from dmlkit.embedding.scored import PlaceFusion
     from dmlkit.metrics.ranking.rerank import Rerank
 
 app = typer.Typer()
@@ -74,33 +71,29 @@ def search(
     In a run, the images of its test split are searched; to search others, run
     dmlkit embed first. The search is exact, unless the gallery has an index.
     """
-    from rich.console import Console
-
-    from dmlkit.cli.console import fusion_line, say, say_json
     from dmlkit.embedding.questions.answers import write_neighbors
 
     console, added = Console(stderr=json), None
     if is_exported(source):
-        from functools import partial
-
-        from dmlkit.embedding.progress_bar import image_progress  # bars would import torch
         from dmlkit.embedding.questions.exported import search_exported
 
         others = others_of(boxes, chosen, rerank, manifold)
-        answers = search_exported(source, queries, k=k, others=others, bar=partial(image_progress, console))
+        answers = search_exported(source, queries, k=k, others=others, bar=bars(console))
     else:
         check_model(chosen, source, queries)
 
-        from dmlkit.cli.progress import bars
+        from dmlkit.embedding.questions.search import check_together
         from dmlkit.embedding.questions.search import search as search_images
 
+        again = rerank_of(rerank)
         model, place = chosen.choose(source, bars(console))
+        check_together(again, place)
         added = model.fusion or place
         answers = search_images(
             source,
             queries,
             k=k,
-            method=method_of(rerank, place, exact=exact),
+            method=again or place or ("exact" if exact else "index"),
             manifold=manifold,
             boxes=boxes.read(),
             model=model,
@@ -129,17 +122,24 @@ def others_of(
     return {**boxes.given(), **model, "--device": device}
 
 
-def check_model(chosen: PlacedModelOptions, source: Path, queries: Path) -> None:
-    """Check the options on a model against what is searched and what it is searched with, before torch is imported.
+def check_model(chosen: FusedModelOptions | PlacedModelOptions, source: Path, *queries: Path) -> None:
+    """Check the options on a model, before torch is imported.
+
+    Args:
+        chosen: the options.
+        source: what is searched, or what images are added to.
+        queries: what it is searched with; without it, the device is that of a network in any case.
 
     Raises:
         UserError: see `check_fusion` and `check_device`.
     """
-    if chosen.second != Path(PLACE):
-        from dmlkit.embedding.gallery.files import check_fusion
+    if isinstance(chosen, PlacedModelOptions) and chosen.second == Path(PLACE):
+        return
+    from dmlkit.embedding.gallery.files import check_fusion
 
-        check_fusion(source, chosen.second)
-        check_device(chosen.device, source, queries)
+    check_fusion(source, chosen.second)
+    if queries:
+        check_device(chosen.device, source, *queries)
 
 
 def check_device(device: str, *paths: Path) -> None:
@@ -153,10 +153,8 @@ def check_device(device: str, *paths: Path) -> None:
         check_options(paths[-1], kinds[-1], {"--device": device})
 
 
-def print_notes(answers: "Answers", k: int, source: Path, console: "Console") -> None:
+def print_notes(answers: "Answers", k: int, source: Path, console: Console) -> None:
     """Print what was searched, how the neighbors were found, and what could not be."""
-    from dmlkit.cli.console import counted, say, say_skipped
-
     if kind_of(source) == "run":
         images = counted(len(answers.searched), "image", "images")
         say(console, f"searched: {images} of the {answers.searched.source}; dmlkit embed adds others")
@@ -174,12 +172,8 @@ def print_notes(answers: "Answers", k: int, source: Path, console: "Console") ->
     say_skipped(console, answers.skipped)
 
 
-def print_neighbors(answers: "Answers", console: "Console") -> None:
+def print_neighbors(answers: "Answers", console: Console) -> None:
     """Print a table of neighbors for each of the first queries."""
-    from itertools import islice
-
-    from dmlkit.cli.console import image_cell, print_table, say
-
     for box, (path, neighbors) in islice(zip(answers.boxes, answers.neighbors(), strict=True), MOST_SHOWN):
         rows = [
             [str(rank), f"{similarity:.4f}", item.label or "", image_cell(item.path, item.box)]
@@ -192,9 +186,8 @@ def print_neighbors(answers: "Answers", console: "Console") -> None:
         say(console, f"and {more} more queries; --csv FILE, --html FILE and --json contain all")
 
 
-def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path], console: "Console") -> None:
+def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path], console: Console) -> None:
     """Write the page of a search for queries in a source, and print how many pictures are missing."""
-    from dmlkit.cli.console import counted
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
 
     shelves = (
@@ -220,10 +213,9 @@ def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
 
 
 def tell_page(
-    path: Path, gone: int, count: int, console: "Console", read: Sequence[Path], *, rows: str = "queries"
+    path: Path, gone: int, count: int, console: Console, read: Sequence[Path], *, rows: str = "queries"
 ) -> None:
     """Print where a page is, and how many pictures of what was read are missing."""
-    from dmlkit.cli.console import counted, say
     from dmlkit.embedding.questions.page import MOST
 
     say(console, f"wrote {path}" + (f": the first {MOST} {rows}" if count > MOST else ""))
@@ -236,19 +228,6 @@ def why_missing(*read: Path) -> str:
     """Return why pages have no pictures of some of what a command read."""
     array = next((path for path in read if kind_of(path) == "array"), None)
     return "image files were moved or deleted" if array is None else f"the rows of {array} have none"
-
-
-def method_of(rerank: str | None, place: "PlaceFusion | None", *, exact: bool) -> "Method":
-    """Return how neighbors are found.
-
-    Raises:
-        UserError: ``--rerank`` is unknown, or does not go with ``--with place``.
-    """
-    from dmlkit.embedding.questions.search import check_together
-
-    again = rerank_of(rerank)
-    check_together(again, place)
-    return again or place or ("exact" if exact else "index")
 
 
 def rerank_of(text: str | None) -> "Rerank | None":

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_json, say_skipped
 from dmlkit.cli.option_groups import ArrayOptions, ModelOptions
 from dmlkit.cli.options import USE, Json, SourcePath, SplitName, Writes, argument, examples, option, with_common_options
 from dmlkit.cli.search import check_device
@@ -13,8 +15,6 @@ from dmlkit.files.outputs import check_file, is_unlabeled_selection
 from dmlkit.files.source import check_options, kind_of, require_queries
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.embedding.review.learning_curve import LearningCurve
     from dmlkit.embedding.review.select import ChosenImages
 
@@ -81,17 +81,17 @@ def select(
     The table has a column label to fill in; train, review and gallery add read it.
     """
     if measure:
-        refuse_with_measure(images, output, chosen.run)
+        for name, value in (("IMAGES", images), ("--output", output), ("--run", chosen.run)):
+            if value is not None:
+                raise UserError(
+                    f"--measure: takes the labeled images of SOURCE and chooses none; leave out {name} {value}"
+                )
     elif chosen.run is not None and images is None:
         raise UserError(f"--run {chosen.run}: embeds IMAGES, which are missing; name them, or remove this option")
     kind = kind_of(source)
     check_options(source, kind, {"--split": split})
     check_device(chosen.device, source, *([] if images is None else [images]))
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import say, say_json
-    from dmlkit.cli.progress import bars
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.points import in_memory, require_one_label
     from dmlkit.embedding.questions.search import open_searched
@@ -120,21 +120,8 @@ def select(
         say(console, f"wrote {output}; write the labels into its column label")
 
 
-def refuse_with_measure(images: Path | None, output: Path | None, run: Path | None) -> None:
-    """Refuse what does not go with ``--measure``.
-
-    Raises:
-        UserError: one of these is given.
-    """
-    for name, value in (("IMAGES", images), ("--output", output), ("--run", run)):
-        if value is not None:
-            raise UserError(f"--measure: takes the labeled images of SOURCE and chooses none; leave out {name} {value}")
-
-
-def print_selection(found: "ChosenImages", count: int, console: "Console") -> None:
+def print_selection(found: "ChosenImages", count: int, console: Console) -> None:
     """Print the first chosen images, and what was left out."""
-    from dmlkit.cli.console import counted, image_cell, print_table, say, say_skipped
-
     rows: list[list[str | list[str]]] = [["path", "guess", "similarity", "margin", "score"]]
     numbers = zip(found.similarities.tolist(), found.margins.tolist(), found.scores.tolist(), strict=True)
     for row, guess, figures in list(zip(found.rows.tolist(), found.guesses, numbers, strict=True))[:MOST_SHOWN]:
@@ -156,10 +143,8 @@ def print_selection(found: "ChosenImages", count: int, console: "Console") -> No
     say_skipped(console, found.images.skipped)
 
 
-def print_curve(found: "LearningCurve", console: "Console") -> None:
+def print_curve(found: "LearningCurve", console: Console) -> None:
     """Print the accuracies as labels grow, and whether selection is better than random choice."""
-    from dmlkit.cli.console import print_table, say
-
     rows = [["labels", "selected", "random", "difference, 95 % interval"]]
     for point in found.points:
         change = point.difference

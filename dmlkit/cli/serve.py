@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
 from dmlkit.cli.options import USE, argument, examples, option, with_common_options
+from dmlkit.cli.search import check_model
+from dmlkit.errors import UserError
 from dmlkit.files.source import require_source
 
 app = typer.Typer()
@@ -74,10 +78,7 @@ def serve(
     The page is at /, the documentation of the interface at /docs. It stops on
     Ctrl-C, after the requests that are running.
     """
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, fusion_line, say
-    from dmlkit.errors import UserError
+    check_model(chosen, source)
 
     try:
         from dmlkit.embedding.serve.server import Access, Serving, run_server

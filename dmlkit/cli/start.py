@@ -1,21 +1,22 @@
 """``dmlkit start``: a first recipe for your photos."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, print_table, say, say_prose
 from dmlkit.cli.options import TRAIN, Device, argument, examples, option, with_debug
 from dmlkit.errors import UserError
-from dmlkit.files.escape import command_word
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import command_word, printable
+from dmlkit.files.outputs import check_file
 from dmlkit.files.source import require_dataset, single_class
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
     from dmlkit.datasets.base import DatasetConfig
     from dmlkit.loading.check import Survey
     from dmlkit.training.estimate import Estimate
@@ -53,19 +54,13 @@ def start(
     device: Device = "auto",
 ) -> None:
     """Inspect your photos and write a first recipe for them, with a comment on each choice."""
-    from dmlkit.files.outputs import check_file
     from dmlkit.recipe.start import Photos, is_starting_recipe, starting_recipe
 
     output = output or Path(f"{photos.resolve().stem}.yaml")
     check_file(output, is_starting_recipe, sources=[photos], option="--output")
 
-    from rich.console import Console
-
     from dmlkit.backbones.timm_models import choose
-    from dmlkit.cli.console import say, say_prose
-    from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import resolve_device
-    from dmlkit.files.atomic import atomic_write
     from dmlkit.loading.check import dataset_at, survey
     from dmlkit.recipe.file import parse_recipe
     from dmlkit.training.estimate import estimate_training
@@ -97,9 +92,8 @@ def start(
     say(console, f"then: dmlkit final {run}, to train on every class")
 
 
-def print_several_labels(config: "DatasetConfig", found: "Survey", console: "Console") -> None:
+def print_several_labels(config: "DatasetConfig", found: "Survey", console: Console) -> None:
     """Print that labels of a table with a | are taken as one class each; half of the classes are looked at."""
-    from dmlkit.cli.console import say_prose
     from dmlkit.datasets.table import TableConfig
 
     joined = next((name for names in found.held_out.values() for name in names if "|" in name), None)
@@ -111,10 +105,8 @@ def print_several_labels(config: "DatasetConfig", found: "Survey", console: "Con
         )
 
 
-def print_survey(found: "Survey", title: str, console: "Console") -> None:
+def print_survey(found: "Survey", title: str, console: Console) -> None:
     """Print one row per split, the sizes of classes and images, what is not trained on, and what is not used."""
-    from dmlkit.cli.console import counted, print_table, say
-
     images, classes = {**found.images}, {**found.classes}
     if "validation" in found.held_out and not found.names_validation:  # cut from the training classes
         images |= {"train": found.trained, "validation": found.images["train"] - found.trained}
@@ -144,9 +136,8 @@ def print_survey(found: "Survey", title: str, console: "Console") -> None:
         say(console, "train stops at such images: remove them, or set on_bad_image: skip", style="yellow")
 
 
-def print_nesting(config: "DatasetConfig", console: "Console") -> None:
+def print_nesting(config: "DatasetConfig", console: Console) -> None:
     """Print that the outermost of nested folders are the classes, and how to choose the innermost."""
-    from dmlkit.cli.console import say_prose
     from dmlkit.datasets.folder import FolderConfig, class_folders, depth_of, is_split
 
     if not isinstance(config, FolderConfig) or config.levels:
@@ -167,7 +158,7 @@ def print_nesting(config: "DatasetConfig", console: "Console") -> None:
     )
 
 
-def with_names(text: str, names: "Sequence[str]") -> str:
+def with_names(text: str, names: Sequence[str]) -> str:
     """Return a line of at most `WIDTH` columns: a text and as many of the first names as fit.
 
     Example:
@@ -176,8 +167,6 @@ def with_names(text: str, names: "Sequence[str]") -> str:
         >>> with_names("90 classes", ["crow " * 5, "dove " * 10, "finch"] * 30)
         '90 classes: crow crow crow crow crow , ...'
     """
-    from dmlkit.files.escape import printable
-
     line = f"{text}: "
     for place, name in enumerate(map(printable, names)):
         is_last = place == len(names) - 1

@@ -1,14 +1,19 @@
 """``dmlkit study``, ``dmlkit report`` and ``dmlkit status``."""
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from dmlkit.cli.console import cells, counted, print_table, say, say_json, show_table
 from dmlkit.cli.options import (
     RESEARCH,
     Device,
@@ -30,7 +35,6 @@ from dmlkit.files.source import require_study, require_study_file
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-    from rich.console import Console
 
     from dmlkit.study.definition.config import Study
     from dmlkit.study.findings.results import StudyResults
@@ -103,12 +107,6 @@ def study(
     output = output or Path("runs") / "study" / study.stem
     check_folder(output, option="--output")
 
-    import shlex
-    from math import inf
-
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, say
     from dmlkit.cli.study_progress import RunsProgress
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.study.definition.file import read_study
@@ -152,9 +150,8 @@ def study(
         raise UserError(f"{output}: {failed} failed with the errors above; rerun the same command to try again")
 
 
-def print_results(results: "StudyResults", output: Path, console: "Console") -> None:
+def print_results(results: "StudyResults", output: Path, console: Console) -> None:
     """Write the results as Markdown, and print them."""
-    from dmlkit.cli.console import print_table, say
     from dmlkit.study.reports.report import missing_lines, write_section
     from dmlkit.study.reports.tables import figure_rows, verdict_lines
 
@@ -166,11 +163,8 @@ def print_results(results: "StudyResults", output: Path, console: "Console") -> 
     say(console, f"written to {written}, results.json and results.png")
 
 
-def describe(study: "Study", output: Path, console: "Console") -> None:
+def describe(study: "Study", output: Path, console: Console) -> None:
     """Print what differs between variants, what would run and what is finished (``--dry-run``)."""
-    from rich.table import Table
-
-    from dmlkit.cli.console import cells, say, show_table
     from dmlkit.files.document import differences
     from dmlkit.recipe.file import plain
     from dmlkit.study.definition.file import study_notes
@@ -243,9 +237,6 @@ def report(
     ] = None,
 ) -> None:
     """Write the results of studies as one document: claims, metrics, verdicts and commands."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import say
     from dmlkit.study.reports.overview import report as write_report
 
     console = Console()
@@ -262,9 +253,6 @@ def status(
     json: Json = False,
 ) -> None:
     """Print the progress of a study: its runs, the best scores so far, the time spent and left."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import print_table, say, say_json
     from dmlkit.study.record import StudyFailures
     from dmlkit.study.status import status_of
 

@@ -7,7 +7,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from dmlkit.cli.console import say
-from dmlkit.cli.progress import format_metrics
 from dmlkit.files.escape import printable
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.study.status import format_duration
@@ -129,6 +128,7 @@ class RunLine(Silent):
         study.training.pop(self.name, None)
         if self.started is not None:
             took = format_duration(perf_counter() - self.started)
-            line = f"run {study.finished}/{study.runs}  {self.name}  {format_metrics(figures)}  {took}"
+            metrics = "  ".join(f"{name} {value:.3f}" for name, value in figures.items())
+            line = f"run {study.finished}/{study.runs}  {self.name}  {metrics}  {took}"
             left = study.time_left() if study.finished < study.runs else ""
             say(study.console, f"{line}, {left}" if left else line)

@@ -4,14 +4,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, say, say_metrics, say_prose
 from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, examples, option, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_review
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import nn
 
     from dmlkit.datasets.files.dataset import Dataset
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from dmlkit.run_folder.documents import Basis, Summary, UntouchedFigures
 
 app = typer.Typer()
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the run in the folder and everything computed with it.")
+]
 KEPT = ("levels", "on_bad_image")  # keys of a recipe's dataset that hold for any images, also those of a review
 
 
@@ -52,10 +57,8 @@ def train(
             check=require_review,
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder and everything computed with it.")
-    ] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
     dry_run: DryRun = False,
     device: Device = "auto",
 ) -> None:
@@ -69,8 +72,6 @@ def train(
     folder = output or Path("runs") / (from_review or recipe).stem
     if not dry_run:
         RunFolder(folder).check_startable(resume=resume, overwrite=overwrite)
-
-    from rich.console import Console
 
     from dmlkit.distributed.launch import resolve_device
     from dmlkit.recipe.file import read_recipe
@@ -99,13 +100,11 @@ def kept_keys(recipe: Path, overrides: list[str]) -> dict[str, Any]:
     return {key: dataset[key] for key in KEPT if key in dataset} if isinstance(dataset, dict) else {}
 
 
-def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: "Console", *, resume: bool) -> str:
+def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: Console, *, resume: bool) -> str:
     """Return the dataset of a run that is trained on a review, as an override; its table is written, unless it resumes.
 
     A run that resumes keeps its table, also if there are more answers since, and its own values of `KEPT`.
     """
-    from dmlkit.cli.console import counted, say
-    from dmlkit.cli.progress import bars
     from dmlkit.datasets.table import TableConfig
     from dmlkit.embedding.review.retraining import override_of, write_training_table
     from dmlkit.run_folder.folder import RunFolder
@@ -128,16 +127,12 @@ def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: "Con
 
 def print_comparison(review: Path, run: Path, device: str) -> None:
     """Compare a run with the model of the review's gallery, and print whether it pays."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import say, say_prose
-    from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.embedding.review.retraining import compare_on_answers
     from dmlkit.run_folder.folder import RunFolder
 
-    fabric, console = start_fabric(device), Console()
-    console.quiet = not fabric.is_global_zero
+    fabric = start_fabric(device)
+    console = Console(quiet=not fabric.is_global_zero)
     found = compare_on_answers(review, RunFolder(run), fabric, bar=bars(console))
     say_prose(console, found.line(str(run)))
     table = command_word(RunFolder(run).recipe().dataset.model_dump()["file"])
@@ -159,17 +154,13 @@ def train_and_print(
     Args:
         has_next: print the next command.
     """
-    from rich.console import Console
-
-    from dmlkit.cli.console import counted, say, say_metrics, say_prose
     from dmlkit.cli.progress import training_progress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.training.train import train as train_recipe
 
-    console = Console()
     fabric = start_fabric(device, recipe.training.precision)
-    console.quiet = not fabric.is_global_zero
+    console = Console(quiet=not fabric.is_global_zero)
     try:
         with training_progress(console, recipe, output if resume else None) as progress:
             summary = train_recipe(
@@ -225,9 +216,8 @@ def cost_of(summary: "Summary") -> str:
     return ", ".join(parts)
 
 
-def print_experiment(recipe: "Recipe", console: "Console") -> None:
+def print_experiment(recipe: "Recipe", console: Console) -> None:
     """Print the resolved recipe, and the sizes of data, model and loss (``--dry-run``)."""
-    from dmlkit.cli.console import say
     from dmlkit.recipe.file import dump_recipe
     from dmlkit.training.experiment import assemble
 
@@ -258,7 +248,5 @@ def parameters_of(module: "nn.Module") -> str:
 
 def size_of(dataset: "Dataset") -> str:
     """Return the numbers of images and classes."""
-    from dmlkit.cli.console import counted
-
     classes = len(dataset.class_names)
     return f"{counted(len(dataset), 'image', 'images')} of {counted(classes, 'class', 'classes')}"

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_json
 from dmlkit.cli.options import (
     USE,
     Checkpoint,
@@ -26,8 +28,6 @@ from dmlkit.files.outputs import PAIR_COLUMNS, check_file, is_table
 from dmlkit.files.source import LOCAL, SIFT, require_image, require_path
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.evaluation.verification import ImagePair, Verification
 
 app = typer.Typer()
@@ -127,10 +127,6 @@ def verify(
         folder.recipe().dataset.require_one_label(str(run))
         raise UserError(f"{run}: no threshold; choose one with dmlkit calibrate {command_word(run)}")
 
-    from rich.console import Console
-
-    from dmlkit.cli.console import say, say_json
-    from dmlkit.cli.progress import bars
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.verification import verify as verify_pairs
 
@@ -152,18 +148,15 @@ def verify(
         say(console, f"written to {csv}")
 
 
-def print_found(found: "Verification", console: "Console", *, is_single: bool) -> None:
+def print_found(found: "Verification", console: Console, *, is_single: bool) -> None:
     """Print the verdicts, and how the similarities of two runs were weighted."""
-    from dmlkit.cli.console import fusion_line, say
-
     (print_verdict if is_single else print_verdicts)(found, console)
     if found.fusion is not None:
         say(console, fusion_line(found.fusion.model_dump()))
 
 
-def print_verdict(found: "Verification", console: "Console") -> None:
+def print_verdict(found: "Verification", console: Console) -> None:
     """Print the verdict on a single pair, and below it the figures."""
-    from dmlkit.cli.console import percent, say
     from dmlkit.evaluation.verification import answer
 
     (pair,) = found.pairs
@@ -181,9 +174,8 @@ def threshold_text(found: "Verification") -> str:
     return f"{found.threshold:.6g} (false accept rate {found.far:g})"
 
 
-def print_verdicts(found: "Verification", console: "Console") -> None:
+def print_verdicts(found: "Verification", console: Console) -> None:
     """Print the first pairs, and the error rates if the answers are known."""
-    from dmlkit.cli.console import counted, percent, print_table, say
     from dmlkit.evaluation.verification import answer
 
     is_known = found.correctness is not None

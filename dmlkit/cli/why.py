@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from dmlkit.cli.console import percent, print_table, say, say_json
 from dmlkit.cli.options import (
     LOOK,
     Checkpoint,
@@ -21,8 +23,6 @@ from dmlkit.files.pictures import check_picture
 from dmlkit.files.source import require_image
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from dmlkit.embedding.questions.why import Explanation
 
 app = typer.Typer()
@@ -43,9 +43,6 @@ def why(
     device: Device = "auto",
 ) -> None:
     """Print which patches of two images match, and what each pair contributes to their similarity."""
-    from rich.console import Console
-
-    from dmlkit.cli.console import say, say_json
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.embedding.questions.why import explain
     from dmlkit.evaluation.plots.why import plot_explanation
@@ -62,10 +59,8 @@ def why(
         say(console, f"written to {output}")
 
 
-def print_explanation(found: "Explanation", top: int, console: "Console") -> None:
+def print_explanation(found: "Explanation", top: int, console: Console) -> None:
     """Print the similarity and the pairs of patches that contribute most."""
-    from dmlkit.cli.console import percent, print_table, say
-
     name, (rows, columns) = found.similarity.replace("_", " "), found.grid
     verdict = ""
     if found.threshold is not None:

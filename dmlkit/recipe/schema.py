@@ -33,7 +33,7 @@ from dmlkit.miners import MinerConfig
 from dmlkit.optimizers import AdamWConfig, OptimizerConfig
 from dmlkit.pooling import PoolingConfig
 from dmlkit.recipe.plugin import load_installed
-from dmlkit.recipe.yaml_tree import Tree, fault_line
+from dmlkit.recipe.yaml_tree import Key, Tree, fault_line
 from dmlkit.regularizers import RegularizerConfig
 from dmlkit.samplers import Random, SamplerConfig
 from dmlkit.schedules import ConstantConfig, ScheduleConfig
@@ -42,6 +42,8 @@ from dmlkit.transforms.augmentations import AugmentationConfig
 from dmlkit.transport import TransportConfig
 
 LoggerName = Literal["tensorboard", "mlflow", "wandb"]
+Faults = Iterator[tuple[Key, str]]
+"""Keys of a recipe, and what is wrong with their values."""
 
 
 class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -139,18 +141,18 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
     )
     """Metrics of validation and test classes, e.g. ``[recall@1, map@r, ndcg@8]``."""
 
-    _origins: dict[tuple[str | int, ...], str] = PrivateAttr(default_factory=dict[tuple[str | int, ...], str])
+    _origins: dict[Key, str] = PrivateAttr(default_factory=dict[Key, str])
 
     def __eq__(self, other: object) -> bool:
         """Return whether two recipes have equal values, regardless of the files they were read from."""
         return isinstance(other, Recipe) and dict(self) == dict(other)
 
-    def read_from(self, origins: dict[tuple[str | int, ...], str]) -> "Recipe":
+    def read_from(self, origins: dict[Key, str]) -> "Recipe":
         """Store the file and line of each key, for `fault`, and return the recipe."""
         object.__setattr__(self, "_origins", origins)
         return self
 
-    def fault(self, key: tuple[str | int, ...], text: str) -> str:
+    def fault(self, key: Key, text: str) -> str:
         """Return an error message on a key, with file and line if the recipe was read from a file."""
         return fault_line(Tree("", origins=self._origins), key, text)
 
@@ -196,7 +198,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             raise PydanticCustomError("requirements", "{message}", {"message": message, "faults": faults})
         return self
 
-    def _samples_that_do_not_fit(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _samples_that_do_not_fit(self) -> Faults:
         kind, taken = self.dataset.sample, self.backbone.sample
         held = f"dataset {self.dataset.name} has {kind}s"
         if taken != kind:
@@ -211,7 +213,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         if has_pixels and self.transform is None:
             yield ("transform",), f"got null, but {held}; remove the key, or set a transform"
 
-    def _unmet_requirements(self, *, is_trained: bool) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _unmet_requirements(self, *, is_trained: bool) -> Faults:
         for key, component in components_below((), self):
             # it was trained so: to ask timm takes 2 s of a processor, and a teacher may be gone
             if is_trained and (component is self.backbone or isinstance(component, RegularizerConfig)):
@@ -229,7 +231,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                 allowed = " or ".join("null" if choice is None else str(choice) for choice in choices)
                 yield key, f"{component.name} needs {needed} {allowed}, got {value}, because {requirement.reason}"
 
-    def _owner(self, place: tuple[str, ...], fact: str, key: tuple[str | int, ...]) -> Any:
+    def _owner(self, place: tuple[str, ...], fact: str, key: Key) -> Any:
         """Return the component at ``place`` if it has a fact that the component at ``key`` requires, None otherwise.
 
         A loss within a loss requires it of the innermost loss around it that has the fact.
@@ -241,7 +243,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             found = inner if hasattr(inner, fact) else found
         return found
 
-    def _unrelated_points_out_of_reach(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _unrelated_points_out_of_reach(self) -> Faults:
         manifold, terms = self.manifold, components_below((), (self.loss, self.regularizers))
         bounded = [term.name for _, term in terms if NEEDS_BOUNDED in term.requirements()]
         if bounded and isinstance(manifold, (Poincare.Config, Lorentz.Config)):
@@ -250,12 +252,12 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             if fault:
                 yield ("manifold", "curvature"), fault
 
-    def _proxies_without_riemannian_optimizer(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _proxies_without_riemannian_optimizer(self) -> Faults:
         if self.manifold.proxies == "points" and not self.optimizer.is_riemannian:
             text = f"points need a Riemannian optimizer to stay on the manifold, got optimizer {self.optimizer.name}"
             yield ("manifold", "proxies"), text
 
-    def _selection_by_unknown_metric(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _selection_by_unknown_metric(self) -> Faults:
         key, chosen = ("training", "select_by"), self.training.select_by
         names = [name for metric in self.metrics for name in metric.names()]
         if chosen not in names:
@@ -263,7 +265,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         if any(metric.smaller_is_better and chosen in metric.names() for metric in self.metrics):
             yield key, f"got {chosen}, of which smaller is better; expected a metric where larger is better"
 
-    def _figures_given_twice(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _figures_given_twice(self) -> Faults:
         seen: set[str] = set()
         for index, metric in enumerate(self.metrics):
             for name in metric.names():
@@ -271,7 +273,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                     yield ("metrics", index), f"{name} is listed twice; remove one"
                 seen.add(name)
 
-    def _levels_that_are_missing(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _levels_that_are_missing(self) -> Faults:
         known = self.dataset.level_names
         for index, metric in enumerate(self.metrics):
             if known is None or metric.level in known or not metric.uses_levels or (metric.is_graded and known):
@@ -281,12 +283,12 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
                 text = f"dataset {self.dataset.name} has no levels; set dataset.levels, or remove the metric"
             yield ("metrics", index), f"{metric.names()[0]}: {text}"
 
-    def _parts_for_one_label(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _parts_for_one_label(self) -> Faults:
         separator = self.dataset.label_separator
         if separator is None:
             return
         advice = {"loss": "use a loss over pairs, e.g. sup_con", "sampler": "use class_balanced or random"}
-        parts: list[tuple[tuple[str | int, ...], Any]] = [(("loss",), self.loss), (("sampler",), self.sampler)]
+        parts: list[tuple[Key, Any]] = [(("loss",), self.loss), (("sampler",), self.sampler)]
         parts += [(("regularizers", index), term) for index, term in enumerate(self.regularizers)]
         refused = [(key, part.name) for key, part in parts if not part.takes_several_labels]
         metrics = [(("metrics", index), one) for index, one in enumerate(self.metrics) if not one.searches]
@@ -294,12 +296,12 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             instead = advice.get(str(key[0]), "remove it")
             yield key, f"{name} needs one label per image, got several (dataset.separator {separator!r}); {instead}"
 
-    def _stop_after_the_end(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _stop_after_the_end(self) -> Faults:
         epochs, stop_after = self.training.epochs, self.training.stop_after
         if stop_after is not None and stop_after > epochs:
             yield ("training", "stop_after"), f"got {stop_after}, expected at most training.epochs, {epochs}"
 
-    def _settings_without_effect(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _settings_without_effect(self) -> Faults:
         warmup, epochs = self.schedule.warmup_epochs, self.training.epochs
         if warmup > epochs:  # the learning rate of the optimizer would never be reached
             yield ("schedule", "warmup_epochs"), f"got {warmup:g}, expected at most training.epochs, {epochs}"
@@ -308,7 +310,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             if name in loggers[:index]:
                 yield ("training", "loggers", index), f"{name} is listed twice; remove one"
 
-    def _augmentation_without_views(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _augmentation_without_views(self) -> Faults:
         tuning = self.backbone.tuning
         if not isinstance(tuning, NoTuningConfig) or tuning.features == "live" or tuning.feature_views:
             return
@@ -316,7 +318,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             text = "features are cached without augmentation; set backbone.tuning.feature_views, or remove this key"
             yield ("transform", "augment"), text
 
-    def _proxies_that_cannot_be_shared_out(self) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def _proxies_that_cannot_be_shared_out(self) -> Faults:
         if not self.training.shard_proxies:
             return
         key = ("training", "shard_proxies")

@@ -102,10 +102,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     here.write(tmp_path / "trained" / "environment.json")
     (tmp_path / "gallery" / "gallery.json").write_text("{}")
-    (tmp_path / "single").mkdir()
-    GallerySummary(
+    of_one_run = GallerySummary(
         dim=4, similarity="cosine", manifold={}, model={}, run="run", thumbnails=False, threshold=None
-    ).write(tmp_path / "single" / "gallery.json")
+    )
+    for name in ("single", "solo"):
+        (tmp_path / name).mkdir()
+        of_one_run.write(tmp_path / name / "gallery.json")
+    (tmp_path / "solo" / "identification.json").write_text("{}")
     (tmp_path / "fitted").mkdir()
     for name in ("gallery.json", "identification.json"):
         (tmp_path / "fitted" / name).write_text("{}")
@@ -357,6 +360,12 @@ MISTAKES = [
     ("eval none --untrained", f"none: {NO_RECIPE}"),
     ("search single photos --with run", f"--with run: single {ONE_RUN}"),
     ("identify single x.npy --with run", f"--with run: single {ONE_RUN}"),
+    ("review single photos -o new --with run", f"--with run: single {ONE_RUN}"),
+    ("gallery add single photos --with run", f"--with run: single {ONE_RUN}"),
+    ("gallery check solo photos --with run", f"--with run: solo {ONE_RUN}"),
+    ("calibrate single --with run", f"--with run: single {ONE_RUN}"),
+    ("serve single --with run", f"--with run: single {ONE_RUN}"),
+    ("serve embedded --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
     ("search embedded x.npy --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
     ("identify x.npy x.npy --with run", f"--with run: {NO_SECOND}, but x.npy is an .npy file; {REMOVE}"),
     ("status none", "none: no such file or folder; expected a folder that dmlkit study wrote"),

@@ -6,12 +6,14 @@ import os
 import shutil
 from errno import EROFS
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from typer.main import get_command
 
+from dmlkit.cli import evaluate
 from dmlkit.cli.app import app
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, paired_comparison
@@ -27,6 +29,18 @@ def arrays(tmp_path):
     np.save(tmp_path / "y.npy", labels)
     np.save(tmp_path / "names.npy", np.array([f"bird {label}" for label in labels]))
     return tmp_path, points.astype(np.float32), labels
+
+
+def test_only_the_first_rank_prints(dmlkit, tmp_path, monkeypatch):
+    for name in ("recipe.yaml", "environment.json"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(
+        evaluate, "tell_run", lambda source, fabric, shown, *_: shown.console.print("embedding: 9 of 99")
+    )
+    for is_first, printed in ((True, "embedding: 9 of 99\n"), (False, "")):
+        rank = SimpleNamespace(is_global_zero=is_first)
+        monkeypatch.setattr("dmlkit.distributed.launch.start_ranks", lambda _, rank=rank: rank)
+        assert dmlkit("eval", tmp_path).out == printed
 
 
 @pytest.fixture(scope="module")
