@@ -7,6 +7,7 @@ compared with every label at once, so that some label exceeds it more often the 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -58,6 +59,10 @@ USUAL_FPIR = 0.01
 """Requested FPIR, if none is given and the images allow it."""
 LEAST_ACCEPTED = 5  # images of absent labels that get a label: fewer say little about their rate
 SECOND_IMAGE = "add a second image of some labels"  # an image is decided on without itself
+MORE_IMAGES = (
+    f"add images until there are {LEAST_ACCEPTED + 1} with at least 2 labels, or name images of other labels with "
+    "--strangers IMAGES"
+)
 STALE = 0.2  # share of the images that may change before a gallery is calibrated again
 
 
@@ -206,6 +211,18 @@ def labeled_decider(
     names, codes = np.unique(np.array(given, dtype=object), return_inverse=True)
     groups = None if near is None else near_groups(alone, codes, near)
     return [str(name) for name in names], Decider(searched, codes, rule, k, groups)
+
+
+def lacks_absent(gallery: GalleryFolder, decider: Decider) -> bool:
+    """Return whether `calibrate_gallery` would find too few images of absent labels for any rate.
+
+    They are the gallery's own, each with its label left out, and the validation images of its run.
+    """
+    if lowest_share(LEAST_ACCEPTED, len(decider.codes) if len(decider.sizes) > 1 else 0) < 1:
+        return False
+    with suppress(UserError):  # the run is damaged
+        return gallery.run is None or not RunFolder(gallery.run).recipe().dataset.validates
+    return True
 
 
 def near_groups(searched: PointSet, codes: np.ndarray, near: float) -> np.ndarray:
@@ -370,12 +387,15 @@ def _allowed(fpir: float | None, trials: Trials) -> float:
     """
     count = int(trials.absent.sum())
     lowest = lowest_share(LEAST_ACCEPTED, count)
+    if lowest == 1:
+        raise UserError(
+            f"a calibration needs at least {LEAST_ACCEPTED + 1} images of absent labels, got {count}; {MORE_IMAGES}"
+        )
     fpir = max(USUAL_FPIR, lowest) if fpir is None else fpir
-    if fpir * count < LEAST_ACCEPTED or fpir >= 1:
-        advice = f"the lowest possible is {lowest:g}" if lowest < 1 else "add images"
+    if fpir * count < LEAST_ACCEPTED:
         raise UserError(
             f"--fpir {fpir:g}: needs at least {LEAST_ACCEPTED / fpir:,.0f} images of absent labels, got {count}; "
-            f"{advice}, or name more images of other labels with --strangers IMAGES"
+            f"the lowest possible is {lowest:g}, or name more images of other labels with --strangers IMAGES"
         )
     return fpir
 

@@ -279,10 +279,10 @@ async def restore(server: Writer, wanted: WantedVersion) -> dict[str, Any]:
 @api.post("/review/add")
 async def add_reviewed(server: Writer, request: Request) -> dict[str, Any]:
     """Add the images of the review with their labels to the gallery, as a new version."""
-    async with server.adding:  # each would load a model
-        images = await asyncio.to_thread(review_of(request).to_add)
-        found = await asyncio.to_thread(server.service.add_listed, images)
-    return {**found, "version": await server.answered([], lambda _: server.service.snapshot.version)}
+    review = review_of(request)
+    with server.seconds.time():
+        async with server.adding:  # each would load a model
+            return await asyncio.to_thread(lambda: server.service.add_listed(review.to_add()))
 
 
 def make_app(service: Service, access: Access, *, review: Path | None = None) -> FastAPI:

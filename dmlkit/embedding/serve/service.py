@@ -293,7 +293,7 @@ class Service:
         self._require_gallery()
         torch.set_num_threads(1)  # of this thread: requests need the other cores
         found = add_images(self.source, images, model=self.chosen)
-        return {"added": found.added, "messages": [*found.repeated, *found.skipped]}
+        return {"added": found.added, "messages": [*found.repeated, *found.skipped], "version": self._reopen()}
 
     def remove(self, labels: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
         """Remove images from the gallery.
