@@ -14,9 +14,8 @@ from dmlkit.embedding.gallery.files import (
     MANIFEST,
     ApproximateIndex,
     Content,
-    FileStamp,
+    GalleryRecord,
     GalleryState,
-    GallerySummary,
     way_back,
 )
 from dmlkit.embedding.gallery.table import model_name, reading
@@ -47,28 +46,11 @@ class GalleryModel(Description, frozen=True, strict=True):
     """Local features of all images, in the column ``local``; null if there are none."""
 
 
-class GalleryManifest(GalleryModel, frozen=True, strict=True):
+class GalleryManifest(GalleryRecord, GalleryModel, frozen=True, strict=True):
     """``gallery.json``: the model of all embeddings of a gallery, its options and its checksums."""
 
-    kind: ClassVar[str] = GallerySummary.kind
-    version: ClassVar[int] = GallerySummary.version
-    older: ClassVar[dict[int, tuple[str, ...]]] = GallerySummary.older
-
-    thumbnails: bool
-    """Whether rows have small pictures."""
-    current: str = ""
-    """Name of the model described here, which the table's schema has at those versions that it embedded; empty for the
-    model of the creation."""
     others: dict[str, GalleryModel] = Field(default_factory=dict[str, GalleryModel])
     """Models of other versions by their names, see ``dmlkit gallery migrate``."""
-    contents: dict[int, Content] = Field(default_factory=dict[int, Content])
-    """Contents by version; empty if rows have no checksums. A version may be missing if its writer was killed."""
-    files: dict[str, int] = Field(default_factory=dict[str, int])
-    """CRC-32 of LanceDB's files, which never change: manifests, deletions, rows and indices."""
-    stamps: dict[str, FileStamp] = Field(default_factory=dict[str, FileStamp])
-    """Stamps of the files of rows and indices; a file that still has its stamp is not compared with its checksum."""
-    state: GalleryState | None = None
-    """Contents of the newest version; null if they are not known, or have more than `MOST_LABELS` labels."""
 
     def of_model(self, name: str) -> Self:
         """Return the manifest with one of its models described first; an unknown name is a `KeyError`."""

@@ -9,7 +9,7 @@ compared with every label at once, so that some label exceeds it more often the 
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import NonNegativeFloat, NonNegativeInt
@@ -45,7 +45,6 @@ from dmlkit.embedding.questions.rates import (
 from dmlkit.embedding.scored import MatchedSpace, PlaceFusion, matched_gallery, place_gallery, place_queries
 from dmlkit.embedding.sources import open_points, open_queries, split_points
 from dmlkit.errors import UserError
-from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_writable, writing
 from dmlkit.files.source import PLACE
@@ -66,15 +65,9 @@ MORE_IMAGES = (
 STALE = 0.2  # share of the images that may change before a gallery is calibrated again
 
 
-class Identification(Document, frozen=True):
+class Identification(CalibrationSummary, frozen=True, extra="forbid"):
     """``identification.json``: the calibration of ``dmlkit identify`` that is kept in a gallery."""
 
-    kind: ClassVar[str] = CalibrationSummary.kind
-    version: ClassVar[int] = CalibrationSummary.version
-    older: ClassVar[dict[int, tuple[str, ...]]] = CalibrationSummary.older
-
-    gallery_model: str = ""
-    """Model that was calibrated, see `GalleryManifest.current`; the calibration does not hold for others."""
     gallery_version: NonNegativeInt
     """Version of the gallery that was calibrated."""
     images: NonNegativeInt
