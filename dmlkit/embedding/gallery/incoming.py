@@ -247,6 +247,7 @@ class Incoming:
                 refuse_nothing_read(len(self.new) + len(self.repeated), self.skipped, "the images")
                 yield rows
             parts.discard()
+            self.added = len(self.new)
         finally:
             parts.leave()
             with suppress(OSError):  # it has complete parts, or a lock

@@ -24,8 +24,6 @@ from dmlkit.errors import UserError, counted
 from dmlkit.files.arrays import Values
 from dmlkit.files.source import require_gallery
 
-MOST_LABELS = 10_000  # in the recorded state: reading a million from gallery.json would slow down every command
-
 
 class GalleryModel(Description, frozen=True, strict=True):
     """Model that made all embeddings of a version of a gallery, and what holds for its embeddings alone."""
@@ -180,12 +178,6 @@ def state_of(table: Any, approximate: ApproximateIndex | None) -> GalleryState:
         has_index=has_index,
         not_indexed=table.index_stats(approximate.name).num_unindexed_rows if approximate and has_index else rows,
     )
-
-
-def kept_state(table: Any, approximate: ApproximateIndex | None) -> GalleryState | None:
-    """Return what `state_of` returns if it is short enough for a manifest."""
-    state = state_of(table, approximate)
-    return state if len(state.labels) <= MOST_LABELS else None
 
 
 def check_content(path: Path, manifest: GalleryManifest, table: Any, *, is_newest: bool = True) -> bool:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.files import IDENTIFICATION, CalibrationSummary
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.near_pairs import check_reachable, near_pairs
+from dmlkit.embedding.near_pairs import check_reachable, components_of, near_pairs
 from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, load_same_model, require_one_label
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Rule, Sigmoid
@@ -220,14 +221,9 @@ def lacks_absent(gallery: GalleryFolder, decider: Decider) -> bool:
 
 def near_groups(searched: PointSet, codes: np.ndarray, near: float) -> np.ndarray:
     """Return the group (N,) of each image: near-duplicates with the same code have the same one."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     pairs = near_pairs(searched.manifold, all_points(searched), None, near)
-    first, second = pairs.first.numpy(), pairs.second.numpy()
-    same = codes[first] == codes[second]
-    links = coo_array((np.ones(int(same.sum())), (first[same], second[same])), (len(codes), len(codes)))
-    return connected_components(links, directed=False)[1]
+    same = torch.from_numpy(codes[pairs.first.numpy()] == codes[pairs.second.numpy()])
+    return components_of(pairs.first[same], pairs.second[same], len(codes))
 
 
 def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider) -> Acceptance | None:
@@ -252,16 +248,18 @@ def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider
     if stored.near is not None:
         decider = decider.grouped(near_groups(gallery, decider.codes, stored.near))
     advice = f"calibrate again with dmlkit calibrate {command_word(gallery.path)}"
-    if is_placed:
-        return _with_places(gallery, names, decider, stored, advice)
-    others = stored_strangers(gallery, np.array(stored.strangers, np.int64), decider)
+    others = stored_strangers(gallery, stored.strangers, decider)
     try:
         if not is_kept:
-            trials, _ = _measured(gallery, names, decider, others, stored.trained_labels)
+            trials, is_optimistic = _measured(gallery, names, decider, others, stored.trained_labels)
             fit = best_fit(trials, _allowed(stored.requested, trials))
-            return Acceptance(fit.sigmoid, fit.threshold)
+            trained = ", which the model was trained on, so it is optimistic" if is_optimistic else ""
+            note = f"the probability for --with {PLACE} is calibrated on labels of the gallery alone{trained}"
+            return Acceptance(fit.sigmoid, fit.threshold, note if is_placed else None)
         found = _calibrated(gallery, names, decider, others, stored.requested, stored.near, stored.trained_labels)
     except UserError as error:
+        if is_placed:
+            raise UserError(f"--with {PLACE}: {error}; {advice}") from None
         return stored.acceptance._replace(note=f"the gallery has changed, and {error}; {advice}")
     note = f"{changed} images have changed since the gallery was calibrated, so it was calibrated again"
     try:
@@ -270,25 +268,6 @@ def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider
     except UserError as error:
         note += f", but this could not be stored: {error}"
     return found.acceptance._replace(note=note)
-
-
-def _with_places(
-    gallery: GalleryFolder, names: Sequence[str], decider: Decider, stored: Identification, advice: str
-) -> Acceptance:
-    """Return the acceptance by similarity and places, on images of the gallery alone.
-
-    Raises:
-        UserError: there are too few images.
-    """
-    others = stored_strangers(gallery, np.array(stored.strangers, np.int64), decider)
-    try:
-        trials, is_optimistic = _measured(gallery, names, decider, others, stored.trained_labels)
-        fit = best_fit(trials, _allowed(stored.requested, trials))
-    except UserError as error:
-        raise UserError(f"--with {PLACE}: {error}; {advice}") from None
-    note = f"the probability for --with {PLACE} is calibrated on labels of the gallery alone"
-    note += ", which the model was trained on, so it is optimistic" if is_optimistic else ""
-    return Acceptance(fit.sigmoid, fit.threshold, note)
 
 
 def group_probability(gallery: PointSet, names: Sequence[str], decider: Decider, size: int) -> Sigmoid | None:
@@ -305,7 +284,7 @@ def group_probability(gallery: PointSet, names: Sequence[str], decider: Decider,
         return estimate_probability(decider, size)
     if stored.near is not None:
         decider = decider.grouped(near_groups(gallery, decider.codes, stored.near))
-    others = stored_strangers(gallery, np.array(stored.strangers, np.int64), decider)
+    others = stored_strangers(gallery, stored.strangers, decider)
     is_trained = np.isin(names, stored.trained_labels or ())
     found = Trials.all(
         trials_on(part, is_trained, others.together(size, seed), again=True)[0]

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,6 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import LabelledImage, check_images
 from dmlkit.embedding.gallery.table import history
 from dmlkit.embedding.points import (
-    PointItem,
     PointSet,
     PointsInMemory,
     in_memory,
@@ -59,22 +58,6 @@ class BusyError(Exception):
     """Too many images wait for the model."""
 
 
-@dataclass(frozen=True)
-class KnownPoints(SearchedOften):
-    """Points in memory with the ids of their images.
-
-    Args:
-        ids: N ids.
-    """
-
-    ids: Sequence[str | int] = ()
-
-    def items_at(self, rows: Tensor) -> list[PointItem]:
-        """Return what is known of the images of rows (M,)."""
-        found = map(int, rows)
-        return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.box(row)) for row in found]
-
-
 class Snapshot:
     """The points that are served, at one version.
 
@@ -85,7 +68,7 @@ class Snapshot:
 
     def __init__(self, opened: PointSet, stamp: object) -> None:
         loaded, gallery = in_memory(opened), opened if isinstance(opened, GalleryFolder) else None
-        self.points = KnownPoints(
+        self.points = SearchedOften(
             **{one.name: getattr(loaded, one.name) for one in fields(PointsInMemory)},
             ids=gallery.ids if gallery else range(len(loaded)),
         )
@@ -398,7 +381,7 @@ class Service:
         if self.kind != "gallery":
             raise UserError(f"{self.source}: is not a gallery; serve a gallery to change it")
 
-    def _points(self) -> KnownPoints:
+    def _points(self) -> SearchedOften:
         if not len(self.snapshot.points):
             raise UserError(f"{self.source}: this gallery is empty; add images first")
         return self.snapshot.points
