@@ -197,7 +197,6 @@ def check_leaks(
         threshold: minimum similarity of a near-duplicate.
         is_published: whether the images are a published benchmark, whose splits are fixed.
         device: see `start_ranks`.
-        bar: shows each step.
 
     Raises:
         UserError: there is no such run, it takes other samples, or see `duplicate_groups`.
@@ -270,7 +269,6 @@ def most_similar_pairs(
     Args:
         one, other: the sources; None: pairs within the first.
         count: number of pairs.
-        bar: shows the progress.
 
     Raises:
         UserError: the sources have two models, or there is no pair.

@@ -32,12 +32,7 @@ AT_ONCE = 16  # queries whose candidates are in memory at once: 36 MB of 100 pat
 
 
 class FeatureStore:
-    """Local features by number: first those of a gallery, read when they are needed, and then those that were added.
-
-    Args:
-        gallery: the gallery, if there is one.
-        local: kind of the features.
-    """
+    """Local features by number: first those of a gallery, read when they are needed, and then those that were added."""
 
     def __init__(self, gallery: GalleryFolder | None, local: LocalFusion) -> None:
         self.gallery, self.local, self.size = gallery, local, 0 if gallery is None else len(gallery)
@@ -72,10 +67,6 @@ class MatchedSpace(ScoredSpace):
     """Geometry of points that are followed by the number of their local features, in float64.
 
     The similarity is that of the points with the score of the matches, in the shares of `LocalFusion`.
-
-    Args:
-        space: geometry of the points.
-        store: the features.
     """
 
     def __init__(self, space: Manifold, store: FeatureStore) -> None:
@@ -174,7 +165,6 @@ def matched_queries(
         asked: points of images that were embedded now, or of a gallery with the same features.
         model: device.
         rows: (M,) the rows of the queries that are wanted. Default: all.
-        bar: shows the images.
 
     Raises:
         UserError: the queries have no features, or those of another network.

@@ -52,7 +52,6 @@ def open_points(
         manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
         may_be_empty: accept a source without points.
         model: checkpoint and device of a run, and a second model that embeds its images too.
-        bar: shows each step.
 
     Raises:
         UserError: the source is none of these or has no points, or an option does not apply to it.
@@ -101,7 +100,6 @@ def open_queries(
         boxes: boxes of the images, see `images_at`.
         local: compute the local features too that the searched gallery keeps, if it does.
         model: model that embeds images. Default: that of ``searched``.
-        bar: shows each step.
 
     Raises:
         UserError: there is nothing to read, it comes from another model, no run is known that embeds images, or boxes
@@ -122,15 +120,10 @@ def open_queries(
     elif boxes is not None:
         raise UserError("boxes: applies to a folder or a table of images, not to a list; give one of them")
     fabric = model.start()
-    trained = _model_of_queries(searched, model, fabric, local=local)
-    return embedded_points(trained, fabric, _images_of(queries, trained, boxes), str(path_of(queries)), bar)
-
-
-def _model_of_queries(searched: PointSet, model: ModelChoice, fabric: Ranks, *, local: bool) -> TrainedModel:
-    """Return the model that made the searched points; if asked to, it computes the local features of a gallery too."""
     trained = load_same_model(searched, model, fabric)
-    kept = searched.manifest.local if local and isinstance(searched, GalleryFolder) else None
-    return trained if kept is None else with_local(trained, kept, searched.source)
+    if local and isinstance(searched, GalleryFolder):
+        trained = with_local(trained, searched.manifest.local, searched.source)
+    return embedded_points(trained, fabric, _images_of(queries, trained, boxes), str(path_of(queries)), bar)
 
 
 def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Boxes | None) -> Dataset:

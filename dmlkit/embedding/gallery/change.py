@@ -64,13 +64,11 @@ def add_images(
     If the process is stopped, the gallery is unchanged, and the same call resumes with the parts that were embedded.
 
     Args:
-        path: the gallery.
         images: see `images_of`; or images that were listed before.
         label: label of all images, for a path.
         boxes: boxes of the images, each of which is added, see `images_at`; for a path.
         model: the gallery's run, if it has moved, and the device.
         trained: the gallery's model, if it is loaded already, on the device.
-        bar: shows each step.
 
     Raises:
         UserError: there is no gallery or no image, or the run has another model.
@@ -261,7 +259,6 @@ def create_gallery(
         boxes: boxes of the images, each of which is added, see `images_at`.
         settings: thumbnails and threshold.
         model: checkpoint, second model and device.
-        bar: shows each step.
 
     Raises:
         UserError: the folder is not empty, or see `images_of` and `load_model`.

@@ -259,11 +259,7 @@ def embed_parts(
 ) -> int:
     """Embed the images of a job in one process, and return how many were embedded before.
 
-    Args:
-        job: the images, and the folder of their parts, from which those of other images are removed.
-        trained, fabric: the model, and its device.
-        known: returns the points that need not be computed; local features are always computed.
-        bar: shows the images.
+    Parts of other images are removed. ``known`` returns points that need not be computed; local features always are.
 
     Raises:
         UserError: see `PartEmbedder`.

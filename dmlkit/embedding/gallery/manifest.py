@@ -63,12 +63,8 @@ class GalleryManifest(GalleryRecord, GalleryModel, frozen=True, strict=True):
 def manifest_at(path: Path, manifest: GalleryManifest, table: Any) -> GalleryManifest:
     """Return a manifest with the model of a table's version described first; to be called while `reading`.
 
-    A migration names its model in ``gallery.json`` before its only commit, so that every reader knows the model.
-
-    Args:
-        path: the gallery.
-        manifest: manifest, read before the table was opened.
-        table: table, at the version.
+    A migration names its model in ``gallery.json`` before its only commit, so that every reader knows the model. The
+    manifest was read before the table was opened.
     """
     name = model_name(table)
     if name not in (manifest.current, *manifest.others):  # the migration began in the meantime
@@ -136,14 +132,7 @@ def checksum_field(width: int) -> Any:
 
 
 def check_rows(path: Path, batch: Any, columns: Sequence[str], numbers: Sequence[int]) -> None:
-    """Raise a `UserError` unless columns of some rows are what was written, by their checksums.
-
-    Args:
-        path: the gallery.
-        batch: Arrow arrays with the columns and the checksums.
-        columns: names of the columns to check.
-        numbers: numbers of the rows, for the error.
-    """
+    """Raise a `UserError` unless columns of some rows, given by their numbers, have the checksums in an Arrow batch."""
     stored = matrix_of(batch.column(CHECKSUM))
     for name in columns:
         differ = column_checksums(batch.column(name)) != stored[:, CHECKED.index(name)]
@@ -184,9 +173,7 @@ def check_content(path: Path, manifest: GalleryManifest, table: Any, *, is_newes
     """Raise an error unless a version of a gallery has the rows that it had when it was written.
 
     Args:
-        path: the gallery.
         manifest: manifest, read before the table was opened.
-        table: table, at the version.
         is_newest: whether LanceDB takes the version for the newest one.
 
     Returns:

@@ -52,7 +52,6 @@ def reading(path: Path, doing: str = "read", advice: str | None = None) -> Gener
     since suppressing it would redirect stderr for all threads of the process.
 
     Args:
-        path: the gallery.
         doing: verb for what the block does with it.
         advice: what to do about the error. Default: restore its files or an earlier version.
 

@@ -140,7 +140,6 @@ def calibrate_gallery(
     there are enough others.
 
     Args:
-        path: the gallery.
         fpir: the largest share of the images of absent labels that may get a label, in (0, 1). Default: 0.01, or the
             lowest share that the images allow.
         strangers: images whose labels are not in the gallery, see `open_queries`. Default: the run's validation images
@@ -149,7 +148,6 @@ def calibrate_gallery(
         place: weight of the evidence of place and time. Then nothing is written, because `identify` calibrates places
             itself, and strangers are from a table with such columns. Default of strangers: none.
         model: run of the gallery, if it was moved, and device.
-        bar: shows each step.
 
     Raises:
         UserError: the gallery has too few labels or images for ``fpir``; the message names the lowest possible one; or

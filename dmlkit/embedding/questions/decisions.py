@@ -25,7 +25,6 @@ class Decider:
     """Labeled points with a rule for the label of other points.
 
     Args:
-        searched: the points.
         codes: (N,) the labels of all points as integers from 0.
         rule: see `dmlkit.embedding.questions.identify.identify`.
         k: number of images that vote.

@@ -143,7 +143,6 @@ def search_exported(
         queries: an image, or a folder of images.
         k: neighbors per query; all images if there are fewer.
         others: values of the options that apply to other sources alone, see `check_plain`.
-        bar: shows the images.
 
     Raises:
         UserError: k is below 1, an option does not apply, there is no exported gallery, or no query can be read.
@@ -172,7 +171,6 @@ def identify_exported(
         images: an image, or a folder of images.
         threshold: similarity below which an image is unknown. Default: as in the gallery when it was exported.
         others: values of the options that apply to other sources alone, see `check_plain`.
-        bar: shows the images.
 
     Raises:
         UserError: an option does not apply, there is no exported gallery, or no image can be read.

@@ -116,7 +116,6 @@ def identify(
         boxes: boxes of the images, each of which gets an answer, see `images_at`.
         model: model that embeds images. Default: that of ``source``.
         labels, manifold: of an array, see `open_points`.
-        bar: shows each step.
 
     Raises:
         UserError: the source is empty or has an image without a label, or the queries come from another model,
@@ -143,11 +142,6 @@ def identify(
 
 class Identifier:
     """Labeled points that decide on the labels of others, see `identify`.
-
-    Args:
-        searched: labeled points.
-        rule: how a label is decided.
-        bar: shows each step.
 
     Raises:
         UserError: there are no points, or one has no label.

@@ -87,7 +87,6 @@ def trials_on(
     """Decide on images whose answer is known; return also whether some labels of either kind were trained on.
 
     Args:
-        decider: labeled points.
         is_trained: (L,) bool, which labels were trained on.
         strangers: points of other labels.
         again: decide on fewer images where matches are compared, because this is one of several measurements.
@@ -212,7 +211,6 @@ def rates_by_size(
     """Measure the rates with a quarter and half of the labels, and extrapolate them to `LARGER` times as many.
 
     Args:
-        decider: labeled points.
         is_trained: (L,) bool, see `trials_on`.
         strangers: points of other labels.
         fit: probability and threshold that all sizes use.

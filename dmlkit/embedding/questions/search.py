@@ -76,7 +76,6 @@ def search(
         manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`.
         model: model that embeds images. Default: that of ``source``.
-        bar: shows each step.
 
     Raises:
         UserError: k is below 1, there is nothing to search in or with, or the queries come from another model,
@@ -114,9 +113,7 @@ class RerankedGallery:
     `KReciprocal`. All points are in memory.
 
     Args:
-        searched: the points.
         method: how they are re-ranked.
-        bar: shows the comparison of the points with each other.
 
     Raises:
         UserError: there are too few points for the options, or an option is out of its range.

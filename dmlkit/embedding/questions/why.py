@@ -93,10 +93,8 @@ def explain(
     """Explain by their patches how similar two images are to the model of a run.
 
     Args:
-        path: folder of the run.
         a, b: the images.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
-        fabric: the device.
 
     Raises:
         UserError: an image cannot be read, the model takes no images, or its features are not pooled from a map.
@@ -109,16 +107,7 @@ def explain(
 
 
 def explain_images(trained: TrainedModel, images: Dataset, run: RunFolder | None) -> Seen:
-    """Explain by their patches how similar the two images of a dataset are to a model, see `explain`.
-
-    Args:
-        trained: the model.
-        images: two images.
-        run: run of the model, for its threshold.
-
-    Raises:
-        UserError: see `explain`.
-    """
+    """Explain how similar the two images of a dataset are to a model, see `explain`; its run has the threshold."""
     inputs = inputs_of(images, trained.recipe.transform, training=False)
     shown: list[Tensor] = []
     for index in range(2):

@@ -69,7 +69,6 @@ def measure(
         count: number of images per round.
         rule, threshold: see `dmlkit.embedding.review.select.select`.
         seeds: number of repetitions.
-        bar: shows the repetitions.
 
     Raises:
         UserError: there are fewer than two labels, an image has several, or there are too few images for two rounds.

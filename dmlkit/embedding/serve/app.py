@@ -76,12 +76,7 @@ class WantedVersion(BaseModel):
 
 
 class Served(Collector):
-    """What requests are answered with.
-
-    Args:
-        service: model and points.
-        access: what requests may do.
-    """
+    """What requests are answered with."""
 
     def __init__(self, service: Service, access: Access) -> None:
         self.service, self.allow_writes, self.images = service, access.allow_writes, access.images

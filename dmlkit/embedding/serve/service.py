@@ -334,7 +334,8 @@ class Service:
         try:
             images = [image for task in tasks for image in task.images]
             points = torch.from_numpy(self._embed(images))
-            self._refresh()
+            if self.kind == "gallery" and self._stamp() != self.snapshot.stamp:  # another process has changed it
+                self._reopen()
         except BaseException as error:  # each request reports it
             for task in tasks:
                 task.done.set_exception(error)
@@ -359,11 +360,6 @@ class Service:
         ends = np.linspace(0, len(images), self._parts + 1).round().astype(int)
         parts = (images[start:end] for start, end in pairwise(ends))
         return np.concatenate(list(self._pool.map(self.embedder.embed, parts)))
-
-    def _refresh(self) -> None:
-        """Open the gallery again if it has changed since."""
-        if self.kind == "gallery" and self._stamp() != self.snapshot.stamp:
-            self._reopen()
 
     def _reopen(self) -> int:
         """Open the newest version of the gallery, and return its number."""
