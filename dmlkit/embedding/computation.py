@@ -231,8 +231,6 @@ def compare(
     """Return how far the points of two models agree; engine and precision are those of torch in float32.
 
     Args:
-        model, computed: the models.
-        inputs: inputs of both.
         drafted: inputs of the second one, if its images are decoded at a smaller size.
     """
     pairs = ((model, inputs), (computed, inputs if drafted is None else drafted))

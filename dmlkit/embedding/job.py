@@ -173,11 +173,7 @@ class PartEmbedder:
 
 
 class PartBatches:
-    """Batches of some parts, one after another; set ``numbers`` before each pass.
-
-    Args:
-        known: images whose points are known.
-    """
+    """Batches of some parts, one after another; set ``numbers`` before each pass."""
 
     def __init__(self, parts: PartFolder, known: Container[int]) -> None:
         self.parts, self.known = parts, known

@@ -154,7 +154,6 @@ def complete_groups(pairs: NearPairs, count: int) -> list[Tensor]:
     connected component is grouped alone, so that memory holds the pairs of one at a time.
 
     Args:
-        pairs: pairs within the points.
         count: N, number of points.
 
     Returns:
@@ -230,7 +229,6 @@ def neighbors_of(
     Args:
         manifold: geometry whose similarity is the order.
         points: (N, D).
-        k: number of neighbors.
         others: (M, D) to search in, at least k; None: the points, at least k + 1, each without itself.
         advance: called with the number of points done.
 

@@ -127,8 +127,6 @@ class MatchedSearch:
         """Return the k most similar points of each query (Q, D + 1), those of its own unit with a similarity of -inf.
 
         Args:
-            queries: the queries.
-            k: number of neighbors.
             units: (N,) integers from 0, the unit of each point.
             own: (Q,) the unit of each query, or -1.
         """
@@ -249,8 +247,6 @@ def place_queries(images: Path, asked: PointSet, fusion: PlaceFusion) -> PointsI
 
     Args:
         images: where they are from: a table, or a gallery.
-        asked: the points.
-        fusion: weight of the evidence.
 
     Raises:
         UserError: they are from something else, the table lacks a column, a cell is out of range, or no place is known.

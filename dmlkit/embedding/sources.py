@@ -45,12 +45,10 @@ def open_points(
     """Open a run, a folder of embeddings, a gallery or an array; a run's images are embedded if they are not yet.
 
     Args:
-        source: path of one of these.
         split: split of a run's dataset. Default: test, or all if every class was trained on.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
         labels: ``.npy`` file of the labels (N,) of an array.
         manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
-        may_be_empty: accept a source without points.
         model: checkpoint and device of a run, and a second model that embeds its images too.
 
     Raises:
@@ -96,7 +94,6 @@ def open_queries(
 
     Args:
         queries: an image, a list of images, a folder or table of images, or whatever `open_points` takes.
-        searched: points to search in.
         boxes: boxes of the images, see `images_at`.
         local: compute the local features too that the searched gallery keeps, if it does.
         model: model that embeds images. Default: that of ``searched``.
@@ -190,7 +187,6 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str) -> Poin
     """Read an ``.npy`` file of embeddings of any model, (N, D) numbers.
 
     Args:
-        path: the file.
         labels: file of its labels, (N,) integers or text.
         space: the manifold of the rows, or its name: ``sphere`` (cosine of the directions) or ``euclidean``.
 

@@ -30,7 +30,6 @@ class ClassProxies(NamedTuple):
     Args:
         points: (P, D) float32.
         labels: (P,) int64, training class of each proxy, ascending.
-        class_names: names of the training classes.
     """
 
     points: Tensor
@@ -75,9 +74,7 @@ class EmbeddedSplit:
     """Images of a split, their points and labels.
 
     Args:
-        trained: model of the run.
         dataset: all images of the split, in its own order.
-        split: name of the split.
         points: (N, D) float32 on the CPU.
         labels: (N,) int64, into the dataset's class names.
         rows: (N,) int64, into the dataset.

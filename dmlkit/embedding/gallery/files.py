@@ -281,7 +281,6 @@ def check_files(
     request, killed after it has filled the memory: there is no error to catch.
 
     Args:
-        manifest: its manifest.
         version: the version whose manifest, rows and indices to check. Default: the newest.
         all_versions: check the manifests of all versions, and no rows.
         trust_stamps: do not read files of rows and indices that have the size and time with which they were written.

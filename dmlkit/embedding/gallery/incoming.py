@@ -122,7 +122,6 @@ class EmbeddedRows:
         """Return the rows of some ids as an Arrow stream.
 
         Args:
-            ids: ids of the rows.
             schema: schema of a table from before rows had checksums, or places. Default: all columns.
         """
         import pyarrow as pa

@@ -71,7 +71,6 @@ class Answers:
     """Nearest neighbors of each query, nearest first.
 
     Args:
-        searched: what was searched.
         queries: Q paths, or names of groups of images.
         similarities: (Q, k), a tensor or an array.
         rows: (Q, k) rows of what was searched, in the same form.
@@ -154,8 +153,6 @@ def vote(near: Sequence[int], similarities: Sequence[float], voters: int = 1) ->
 
     Args:
         near: labels of images as integers, those of the nearest first; with several labels if there are several.
-        similarities: similarities of these images.
-        voters: number of images that vote.
 
     Example:
         >>> vote([7, 8, 8], [0.75, 0.5, 0.25], voters=3)

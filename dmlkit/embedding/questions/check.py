@@ -70,7 +70,6 @@ def check_queries(path: Path, images: Path, *, model: ModelChoice = OWN_MODEL, b
     is compared.
 
     Args:
-        images: the new images, see `open_queries`.
         model: run of the gallery, if it was moved, and device.
 
     Raises:
@@ -110,7 +109,6 @@ def compare_images(decider: Decider, queries: Tensor, groups: np.ndarray, *, see
         decider: labeled points; one image of each group is drawn.
         queries: (M, D) the new points.
         groups: (M,) their groups.
-        seed: seed of the draws.
     """
     generator = np.random.default_rng(seed)
     searched, order = decider.searched, _one_of_each(decider.groups, generator)
@@ -197,7 +195,6 @@ def energy_test(
         first, second: (N, D) and (M, D) points.
         strata: (N,) and (M,) int64, the stratum of each point.
         distance: function of two sets of points (n, D) and (m, D), which returns their distances (n, m).
-        seed: seed of the permutations.
 
     Returns:
         The result; None if no stratum has points of both samples.

@@ -88,7 +88,6 @@ def trials_on(
 
     Args:
         is_trained: (L,) bool, which labels were trained on.
-        strangers: points of other labels.
         again: decide on fewer images where matches are compared, because this is one of several measurements.
     """
     most = most_trials(decider, again=again)
@@ -160,7 +159,6 @@ def fpir_at(threshold: float, probabilities: np.ndarray, classes: np.ndarray, fp
         threshold: the threshold that was chosen on these images.
         probabilities: (M,) their probabilities.
         classes: (M,) their classes.
-        fpir: the requested rate.
     """
     interval = _fpir_interval(probabilities, classes, fpir)
     rate = float((probabilities >= threshold).mean())
@@ -212,7 +210,6 @@ def rates_by_size(
 
     Args:
         is_trained: (L,) bool, see `trials_on`.
-        strangers: points of other labels.
         fit: probability and threshold that all sizes use.
         everything: rates with all labels.
 

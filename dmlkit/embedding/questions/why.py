@@ -93,7 +93,6 @@ def explain(
     """Explain by their patches how similar two images are to the model of a run.
 
     Args:
-        a, b: the images.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
 
     Raises:
@@ -147,7 +146,6 @@ def painted_falls(
     Args:
         model: the model, in evaluation mode.
         images: (2, 3, S, S) uint8, on the device of the model.
-        grid: rows and columns of patches.
 
     Returns:
         For each image the fall of each patch, row by row.
@@ -191,7 +189,6 @@ def pair_contributions(model: EmbeddingModel, a: Tensor, b: Tensor, *, source: s
     Args:
         model: the model, in evaluation mode.
         a, b: images (3, S, S) uint8, on the device of the model.
-        source: name of the model in errors.
 
     Raises:
         UserError: the features are not pooled from a map.

@@ -66,9 +66,6 @@ class Guard:
     """Middleware that refuses requests that are too large or slow, come from other pages, or lack the token.
 
     Args:
-        app: application that answers the others.
-        access: who reaches the server.
-        most_bytes: size of a body.
         patience: seconds to wait for the next piece of a body.
     """
 
