@@ -117,7 +117,7 @@ class GalleryState(BaseModel, frozen=True, extra="forbid", strict=True):
         return sum(self.labels.values()) + self.without_label
 
 
-class GalleryRecord(Document, frozen=True, strict=True):
+class RecordedGallery(Document, frozen=True, strict=True):
     """What ``gallery.json`` records besides the models."""
 
     kind: ClassVar[str] = "manifest of a gallery"
@@ -142,7 +142,7 @@ class GalleryRecord(Document, frozen=True, strict=True):
     """Contents of the newest version; null if they are not known, or have too many labels."""
 
 
-class GallerySummary(GalleryRecord, frozen=True, strict=True, extra="allow"):
+class GallerySummary(RecordedGallery, frozen=True, strict=True, extra="allow"):
     """``gallery.json`` without the classes of its model: `GalleryManifest` checks what is only kept here."""
 
     dim: PositiveInt
@@ -171,14 +171,14 @@ class CalibrationSummary(Document, frozen=True, extra="allow"):
     older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # of galleries that had one model
 
     gallery_model: str = ""
-    """Model that was calibrated, see `GalleryRecord.current`; the calibration does not hold for others."""
+    """Model that was calibrated, see `RecordedGallery.current`; the calibration does not hold for others."""
 
 
 def is_calibrated(path: Path, model: str) -> bool:
     """Return whether a gallery has a calibration, and it is for one of its models.
 
     Args:
-        model: see `GalleryRecord.current`.
+        model: see `RecordedGallery.current`.
 
     Raises:
         UserError: the calibration is damaged.
@@ -256,7 +256,7 @@ def _name_in_manifest(file: Path) -> bytes:
         return file.name.encode()
 
 
-def recorded_files(path: Path, manifest: GalleryRecord) -> dict[str, Any]:
+def recorded_files(path: Path, manifest: RecordedGallery) -> dict[str, Any]:
     """Return the checksums and stamps of a gallery's files, as fields of its manifest; known files are not read."""
     files, stamps, large = dict(manifest.files), dict(manifest.stamps), _large_files(path)
     for file in (*manifests_of(path).values(), *_deletions(path), *large):
@@ -269,7 +269,7 @@ def recorded_files(path: Path, manifest: GalleryRecord) -> dict[str, Any]:
 
 def check_files(
     path: Path,
-    manifest: GalleryRecord,
+    manifest: RecordedGallery,
     version: int | None = None,
     *,
     all_versions: bool = False,

@@ -14,8 +14,8 @@ from dmlkit.embedding.gallery.files import (
     MANIFEST,
     ApproximateIndex,
     Content,
-    GalleryRecord,
     GalleryState,
+    RecordedGallery,
     way_back,
 )
 from dmlkit.embedding.gallery.table import model_name, reading
@@ -44,7 +44,7 @@ class GalleryModel(Description, frozen=True, strict=True):
     """Local features of all images, in the column ``local``; null if there are none."""
 
 
-class GalleryManifest(GalleryRecord, GalleryModel, frozen=True, strict=True):
+class GalleryManifest(RecordedGallery, GalleryModel, frozen=True, strict=True):
     """``gallery.json``: the model of all embeddings of a gallery, its options and its checksums."""
 
     others: dict[str, GalleryModel] = Field(default_factory=dict[str, GalleryModel])

@@ -100,7 +100,7 @@ def history(path: Path) -> list[GalleryVersion]:
 
 
 MODEL = b"dmlkit.model"
-"""Key of a table's schema: the name of the model of its embeddings, see `GalleryRecord.current`."""
+"""Key of a table's schema: the name of the model of its embeddings, see `RecordedGallery.current`."""
 
 
 def model_name(table: Any) -> str:
