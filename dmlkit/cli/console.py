@@ -176,6 +176,7 @@ def fusion_line(fusion: Mapping[str, Any]) -> str:
     measured = ""
     if fusion["alone"] is not None and fusion["together"] is not None:
         measured = f"; validation map@r {fusion['alone']:.4f} alone, {fusion['together']:.4f} together"
+        measured += ": the run alone is better" if fusion["together"] < fusion["alone"] else ""
     weights = "mean of logits" if fusion["weights"] == "mean" else "logistic weights"
     local = {"local": "matches of patches", "sift": "matches of SIFT keypoints"}
     of = local.get(fusion["run"], f"the similarity of {fusion['run']}")

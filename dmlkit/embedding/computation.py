@@ -198,16 +198,13 @@ def _place(model: EmbeddingModel, recipe: Recipe, engine: Engine, *, draft: bool
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     packages = ("torch",) if engine in ("torch", "bf16") else ("torch", engine, "onnxscript")
     network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim", "transform"})
-    machine = [platform.machine(), _processor(model.device), str(torch.get_num_threads())]
+    device = model.device
+    processor = f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
+    processor = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
+    machine = [platform.machine(), processor, str(torch.get_num_threads())]
     decoding = [f"draft {DRAFT}"] if draft else []
     depends = json.dumps([model.fingerprint(), network, *machine, *map(version, packages), *decoding])
     return Path(folder, "dmlkit", f"engine-{hashlib.sha256(depends.encode()).hexdigest()[:16]}-{engine}.json")
-
-
-def _processor(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def training_inputs(recipe: Recipe, option: str, *, draft: bool = False) -> Tensor:
@@ -234,8 +231,6 @@ def compare(
     """Return how far the points of two models agree; engine and precision are those of torch in float32.
 
     Args:
-        model, computed: the models.
-        inputs: inputs of both.
         drafted: inputs of the second one, if its images are decoded at a smaller size.
     """
     pairs = ((model, inputs), (computed, inputs if drafted is None else drafted))

@@ -31,7 +31,6 @@ class DuplicateGroups:
     """Groups of images in which every pair reaches a threshold, the largest first.
 
     Args:
-        collection: the images.
         pairs: all pairs that reach the threshold.
         groups: rows of each group.
     """
@@ -191,13 +190,8 @@ def check_leaks(
     """Embed all images with a run's model, and add the near-duplicates in two splits to findings.
 
     Args:
-        listing: listing of the dataset.
         findings: findings to extend; a pair is an error, or a note for a published benchmark.
-        run: run with the model.
-        threshold: minimum similarity of a near-duplicate.
         is_published: whether the images are a published benchmark, whose splits are fixed.
-        device: see `start_ranks`.
-        bar: shows each step.
 
     Raises:
         UserError: there is no such run, it takes other samples, or see `duplicate_groups`.
@@ -269,8 +263,6 @@ def most_similar_pairs(
 
     Args:
         one, other: the sources; None: pairs within the first.
-        count: number of pairs.
-        bar: shows the progress.
 
     Raises:
         UserError: the sources have two models, or there is no pair.

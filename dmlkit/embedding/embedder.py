@@ -21,7 +21,7 @@ from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import Samples
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.hub import download, is_hub_address, is_hub_folder, load_hub
+from dmlkit.embedding.hub import SCHEME, download, is_hub_folder, load_hub
 from dmlkit.embedding.in_memory import embed_images
 from dmlkit.embedding.parts import BATCH_IMAGES
 from dmlkit.embedding.progress_bar import image_progress, no_bar
@@ -113,7 +113,7 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
         >>> embeddings.shape, round(float(model.similarity(embeddings, embeddings)[0, 1]), 4)
         ((2, 1280), 1.0)
     """
-    is_address = isinstance(run, str) and is_hub_address(run)
+    is_address = isinstance(run, str) and run.startswith(SCHEME)
     is_name = isinstance(run, str) and not is_address and _is_backbone_name(run)
     if not (is_address or is_name or is_hub_folder(Path(run))):
         fabric = start_ranks(device)

@@ -39,11 +39,7 @@ from dmlkit.transforms.base import TransformConfig
 
 
 class Views(Dataset):
-    """Dataset with each image several times.
-
-    Args:
-        views: number of times.
-    """
+    """Dataset with each image several times."""
 
     def __init__(self, dataset: Dataset, views: int) -> None:
         images = np.arange(len(dataset)).repeat(views)
@@ -61,12 +57,7 @@ class Views(Dataset):
 
 
 class AugmentedViews(Inputs):
-    """Views, each augmented by its own number, so that they are the same in every process.
-
-    Args:
-        views: views of a dataset's images.
-        transform: transform, applied as in training.
-    """
+    """Views, each augmented by its own number, so that they are the same in every process."""
 
     def __init__(self, views: Views, transform: TransformConfig) -> None:
         super().__init__(views)
@@ -187,14 +178,9 @@ def cached_features(
     The ranks share the work; an interrupted computation resumes.
 
     Args:
-        dataset: the images.
-        recipe: recipe of the model.
         model: model with the backbone, which is moved to the fabric's device.
-        fabric: the ranks.
         folder: folder for the features alone.
         views: number of augmented views of each image; 0 takes the image as in evaluation.
-        bar: shows the progress.
-        split: name of the images.
 
     Raises:
         UserError: the folder holds something else, or features of other weights, images or transforms; an image
@@ -264,14 +250,8 @@ def stored_features(
 ) -> CachedFeatures | None:
     """Return the features of a split that the training of a run has stored; None if there are none of this backbone.
 
-    The weights, the preprocessing, the images, the software and the device must be those of the features.
-
-    Args:
-        run: the run.
-        trained: a model with the backbone of the run.
-        fabric: the ranks; the first one decides.
-        dataset: all images of the split.
-        split: name of the split.
+    The weights, the preprocessing, all images of the split, the software and the device must be those of the features;
+    the first rank decides.
     """
     tuning = trained.recipe.backbone.tuning
     if not isinstance(tuning, NoTuningConfig) or tuning.features == "live" or dataset.in_memory:

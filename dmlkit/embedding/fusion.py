@@ -58,11 +58,6 @@ OWN_MODEL = ModelChoice()
 def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:
     """Return the model that embeds with two runs, see `join`.
 
-    Args:
-        first: model of the first run.
-        fusion: the second run, and the weight of its similarity.
-        fabric: device.
-
     Raises:
         UserError: the second run is missing or has other weights, or a similarity is not a cosine.
     """
@@ -96,12 +91,7 @@ def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:
 
 
 def with_local(trained: TrainedModel, local: LocalFusion | None, where: str) -> TrainedModel:
-    """Return a model that computes local features with its points.
-
-    Args:
-        trained: the model.
-        local: the features. Default: none.
-        where: what they are for.
+    """Return a model that computes local features with its points, for what ``where`` names; with None, no features.
 
     Raises:
         UserError: patches are those of another network, or something else than torch computes the network.
@@ -118,25 +108,13 @@ def with_local(trained: TrainedModel, local: LocalFusion | None, where: str) -> 
 
 
 def require_torch(trained: TrainedModel) -> None:
-    """Raise an error unless torch computes a network in float32, whose maps can be read.
-
-    Raises:
-        UserError: something else does.
-    """
+    """Raise a `UserError` unless torch computes a network in float32, whose maps can be read."""
     if trained.computation is not None:
         raise UserError(f"--with {LOCAL}: needs torch in float32; use --device without {trained.computation.option}")
 
 
 def check_fusible(first: TrainedModel, second: TrainedModel, path: Path) -> None:
-    """Raise an error unless two models can be fused.
-
-    Args:
-        first, second: the models.
-        path: run of the second one.
-
-    Raises:
-        UserError: they are the same model, take other samples, or a similarity is not a cosine.
-    """
+    """Raise a `UserError` if models are the same, take other samples, or have a similarity that is not a cosine."""
     if first.fingerprint == second.fingerprint:
         raise UserError(f"--with {path}: has the same weights as the first run; name another run")
     if first.samples.name != second.samples.name:

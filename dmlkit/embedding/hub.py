@@ -48,11 +48,6 @@ def is_hub_folder(path: Path) -> bool:
     return all((path / name).is_file() for name in (CONFIG, WEIGHTS, RECIPE))
 
 
-def is_hub_address(text: str) -> bool:
-    """Return whether a text is meant as the address of a repository of the Hub."""
-    return text.startswith(SCHEME)
-
-
 def download(address: str) -> Path:
     """Return the folder of a model of the Hub: three files, which huggingface_hub downloads once and keeps.
 

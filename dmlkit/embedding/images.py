@@ -33,7 +33,6 @@ class ImageList(Dataset):
     """Image files, each with or without a label.
 
     Args:
-        paths: the files.
         labels: label of each file, or None. Default: none has a label.
         boxes: box of each file. Default: the full images.
     """
@@ -65,7 +64,6 @@ def dataset_of(
     Args:
         images: see `images_at`; a file of vectors if the recipe's samples are vectors.
         split: split of the recipe's dataset, used without ``images``.
-        recipe: recipe with the dataset.
         labels, boxes: see `images_at`.
 
     Raises:

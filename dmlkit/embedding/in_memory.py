@@ -68,9 +68,7 @@ def embed_dataset(
     ``dmlkit embed`` wrote, every embedding is the same to the bit.
 
     Args:
-        fabric: the device, and the ranks.
         model: model on the device; its mode is restored afterwards.
-        dataset: the samples.
         transform: transform, applied as in evaluation; None for vectors.
         indices: images to embed. Default: all.
         workers: number of processes that read images, see `dmlkit.loading.batches.make_loader`.

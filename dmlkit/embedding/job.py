@@ -43,7 +43,6 @@ class EmbedJob:
     """Images to embed, and the output.
 
     Args:
-        dataset: the images.
         source: name of the images, for the manifest.
         output: folder that all processes can reach, without embeddings yet.
         skip_bad_images: leave out images that cannot be read, instead of stopping.
@@ -174,11 +173,7 @@ class PartEmbedder:
 
 
 class PartBatches:
-    """Batches of some parts, one after another; set ``numbers`` before each pass.
-
-    Args:
-        known: images whose points are known.
-    """
+    """Batches of some parts, one after another; set ``numbers`` before each pass."""
 
     def __init__(self, parts: PartFolder, known: Container[int]) -> None:
         self.parts, self.known = parts, known
@@ -208,9 +203,6 @@ def embed_job(
     share of the missing parts; the first rank puts them all together.
 
     Args:
-        job: images to embed, and the output.
-        trained: the model.
-        fabric: the ranks.
         compute: computes the share of a rank.
         advance: called with the number of images of every batch, on the first rank.
         say: called with a message about parts that were complete already.
@@ -288,8 +280,6 @@ def write_embeddings(
     Until the manifest exists this may be repeated, also by another process at the same time.
 
     Args:
-        job: the images and the output.
-        description: description of the model.
         read: returns all parts in the order of the images; they are kept.
         scratch: folder on the file system of the output, for temporary files.
 

@@ -36,11 +36,7 @@ def maps_of(trained: TrainedModel, fabric: Ranks, dataset: Dataset, rows: Tensor
     transformer.
 
     Args:
-        trained: the model.
-        fabric: the device; one process.
-        dataset: the images.
         rows: (N,) indices of the images, all of which can be read.
-        bar: shows the images.
 
     Raises:
         UserError: the samples are no images, the network has no such map, or there are several processes.
@@ -108,10 +104,6 @@ def features_of(
 ) -> Tensor:
     """Return the local features (N, P, C) float16 of images, to be compared with others of the same fusion.
 
-    Args:
-        local: their kind, and the mean of all patches.
-        trained, fabric, dataset, rows, bar: see `maps_of`.
-
     Raises:
         UserError: see `maps_of` and `keypoints_of`.
     """
@@ -162,11 +154,7 @@ def match_features(kind: str, queries: Tensor, gallery: Tensor) -> Match:
 
 
 def require_one_process(kind: str, fabric: Ranks) -> None:
-    """Raise an error if there are several processes.
-
-    Raises:
-        UserError: there are.
-    """
+    """Raise a `UserError` if there are several processes."""
     if fabric.world_size > 1:
         raise UserError(f"--with {kind}: runs in one process, got {fabric.world_size}; start it without ranks")
 
@@ -209,9 +197,7 @@ def keypoints_of(dataset: Dataset, rows: Tensor, bar: Bar = no_bar) -> Keypoints
     The roots are those of RootSIFT (Arandjelović & Zisserman 2012), whose cosine compares histograms.
 
     Args:
-        dataset: the images.
         rows: (N,) indices of the images, all of which can be read.
-        bar: shows the images.
 
     Raises:
         UserError: OpenCV is not installed, or the samples are no images.

@@ -272,11 +272,7 @@ def index_of(manifold: Manifold) -> SearchIndex:
 def check_same_description(theirs: Description, whose: str, ours: Description, where: str) -> None:
     """Raise a `UserError` unless embeddings are of one model, or of one mapped into the space of the other.
 
-    Args:
-        theirs: description of what is compared.
-        whose: its name, for the error.
-        ours: description of what is there.
-        where: its name.
+    ``whose`` names what is compared in the error, and ``where`` what is there.
     """
     advice = f"embed with the model of {where}, or map the newer model with dmlkit align{ours.renewal}"
     is_aligned = theirs.space == ours.space and theirs.model.fingerprint != ours.model.fingerprint

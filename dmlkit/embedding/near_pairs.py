@@ -154,7 +154,6 @@ def complete_groups(pairs: NearPairs, count: int) -> list[Tensor]:
     connected component is grouped alone, so that memory holds the pairs of one at a time.
 
     Args:
-        pairs: pairs within the points.
         count: N, number of points.
 
     Returns:
@@ -165,12 +164,7 @@ def complete_groups(pairs: NearPairs, count: int) -> list[Tensor]:
         >>> complete_groups(chain, 3)  # 0 and 2 are not similar
         [tensor([0, 1])]
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    ends = (pairs.first.numpy(), pairs.second.numpy())
-    graph = coo_array((torch.ones(len(pairs.first)).numpy(), ends), shape=(count, count))
-    part_of = torch.from_numpy(connected_components(graph, directed=False)[1])[pairs.first]
+    part_of = torch.from_numpy(components_of(pairs.first, pairs.second, count))[pairs.first]
     order = part_of.argsort(stable=True)
     sizes = part_of.unique(return_counts=True)[1].tolist()
     groups: list[Tensor] = []
@@ -182,6 +176,15 @@ def complete_groups(pairs: NearPairs, count: int) -> list[Tensor]:
             columns = (pairs.first[rows].tolist(), pairs.second[rows].tolist(), pairs.similarities[rows].tolist())
             groups += _merge(list(zip(*columns, strict=True)))
     return sorted(groups, key=lambda group: int(group[0]))
+
+
+def components_of(first: Tensor, second: Tensor, count: int) -> np.ndarray:
+    """Return the connected component (``count``,) of each point, given the ends of the links."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    links = coo_array((np.ones(len(first)), (first.numpy(), second.numpy())), shape=(count, count))
+    return connected_components(links, directed=False)[1]
 
 
 def _merge(edges: list[tuple[int, int, float]]) -> list[Tensor]:
@@ -226,7 +229,6 @@ def neighbors_of(
     Args:
         manifold: geometry whose similarity is the order.
         points: (N, D).
-        k: number of neighbors.
         others: (M, D) to search in, at least k; None: the points, at least k + 1, each without itself.
         advance: called with the number of points done.
 

@@ -43,10 +43,6 @@ class PartFolder:
     A part gets its name when it is complete, so it does not matter who computes it, how often, or which process dies.
     Parts are cut by the length of the list alone, and at whole batches: however many processes share the work,
     every image is in the same batch and its embedding the same to the bit.
-
-    Args:
-        output: folder of the embeddings.
-        count: number of images in the list.
     """
 
     def __init__(self, output: Path, count: int) -> None:
@@ -121,8 +117,6 @@ class PartFolder:
         """Return the parts that are still to be computed, including those that do not match the request.
 
         Args:
-            parts: numbers of the parts to check.
-            dim: number of coordinates of an embedding.
             skip_bad_images: accept parts that left images out.
         """
         contents = ((part, self._content(part)) for part in parts)

@@ -196,8 +196,9 @@ def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: st
         if not numbers:
             return
         with ray_cluster("finished parts are kept, and the same command resumes") as is_new:
-            if is_new:
-                _keep_quiet()
+            if is_new:  # its errors reach the user as exceptions
+                ray.data.DataContext.get_current().enable_progress_bars = False
+                logging.getLogger("ray.data").setLevel(logging.CRITICAL)
             gpus, processors = worker_share(device)
             arguments = (ray.put(job), run, checkpoint, "cuda" if gpus else "cpu", processors, Path.cwd())
             items = ray.data.from_items([{"part": part} for part in numbers], override_num_blocks=len(numbers))
@@ -217,22 +218,11 @@ def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: st
     return compute
 
 
-def _keep_quiet() -> None:
-    """Silence Ray Data's log; its errors reach the user as exceptions."""
-    import ray.data
-
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-
-
 class RayWorker:
     """Worker of Ray: it loads the model once; called with the number of a part, it computes and writes that part.
 
     Args:
-        job: images to embed and the output, or Ray's reference to it.
-        run: run folder.
-        checkpoint: name of the checkpoint.
-        device: ``cpu`` or ``cuda``.
+        job: Ray's reference to the job.
         processors: its share of the processors.
         folder: working directory of the command, to which relative paths refer.
     """

@@ -32,12 +32,7 @@ AT_ONCE = 16  # queries whose candidates are in memory at once: 36 MB of 100 pat
 
 
 class FeatureStore:
-    """Local features by number: first those of a gallery, read when they are needed, and then those that were added.
-
-    Args:
-        gallery: the gallery, if there is one.
-        local: kind of the features.
-    """
+    """Local features by number: first those of a gallery, read when they are needed, and then those that were added."""
 
     def __init__(self, gallery: GalleryFolder | None, local: LocalFusion) -> None:
         self.gallery, self.local, self.size = gallery, local, 0 if gallery is None else len(gallery)
@@ -72,10 +67,6 @@ class MatchedSpace(ScoredSpace):
     """Geometry of points that are followed by the number of their local features, in float64.
 
     The similarity is that of the points with the score of the matches, in the shares of `LocalFusion`.
-
-    Args:
-        space: geometry of the points.
-        store: the features.
     """
 
     def __init__(self, space: Manifold, store: FeatureStore) -> None:
@@ -136,8 +127,6 @@ class MatchedSearch:
         """Return the k most similar points of each query (Q, D + 1), those of its own unit with a similarity of -inf.
 
         Args:
-            queries: the queries.
-            k: number of neighbors.
             units: (N,) integers from 0, the unit of each point.
             own: (Q,) the unit of each query, or -1.
         """
@@ -174,7 +163,6 @@ def matched_queries(
         asked: points of images that were embedded now, or of a gallery with the same features.
         model: device.
         rows: (M,) the rows of the queries that are wanted. Default: all.
-        bar: shows the images.
 
     Raises:
         UserError: the queries have no features, or those of another network.
@@ -259,8 +247,6 @@ def place_queries(images: Path, asked: PointSet, fusion: PlaceFusion) -> PointsI
 
     Args:
         images: where they are from: a table, or a gallery.
-        asked: the points.
-        fusion: weight of the evidence.
 
     Raises:
         UserError: they are from something else, the table lacks a column, a cell is out of range, or no place is known.

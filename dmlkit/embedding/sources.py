@@ -45,14 +45,11 @@ def open_points(
     """Open a run, a folder of embeddings, a gallery or an array; a run's images are embedded if they are not yet.
 
     Args:
-        source: path of one of these.
         split: split of a run's dataset. Default: test, or all if every class was trained on.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
         labels: ``.npy`` file of the labels (N,) of an array.
         manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
-        may_be_empty: accept a source without points.
         model: checkpoint and device of a run, and a second model that embeds its images too.
-        bar: shows each step.
 
     Raises:
         UserError: the source is none of these or has no points, or an option does not apply to it.
@@ -97,11 +94,9 @@ def open_queries(
 
     Args:
         queries: an image, a list of images, a folder or table of images, or whatever `open_points` takes.
-        searched: points to search in.
         boxes: boxes of the images, see `images_at`.
         local: compute the local features too that the searched gallery keeps, if it does.
         model: model that embeds images. Default: that of ``searched``.
-        bar: shows each step.
 
     Raises:
         UserError: there is nothing to read, it comes from another model, no run is known that embeds images, or boxes
@@ -122,15 +117,10 @@ def open_queries(
     elif boxes is not None:
         raise UserError("boxes: applies to a folder or a table of images, not to a list; give one of them")
     fabric = model.start()
-    trained = _model_of_queries(searched, model, fabric, local=local)
-    return embedded_points(trained, fabric, _images_of(queries, trained, boxes), str(path_of(queries)), bar)
-
-
-def _model_of_queries(searched: PointSet, model: ModelChoice, fabric: Ranks, *, local: bool) -> TrainedModel:
-    """Return the model that made the searched points; if asked to, it computes the local features of a gallery too."""
     trained = load_same_model(searched, model, fabric)
-    kept = searched.manifest.local if local and isinstance(searched, GalleryFolder) else None
-    return trained if kept is None else with_local(trained, kept, searched.source)
+    if local and isinstance(searched, GalleryFolder):
+        trained = with_local(trained, searched.manifest.local, searched.source)
+    return embedded_points(trained, fabric, _images_of(queries, trained, boxes), str(path_of(queries)), bar)
 
 
 def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Boxes | None) -> Dataset:
@@ -197,7 +187,6 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str) -> Poin
     """Read an ``.npy`` file of embeddings of any model, (N, D) numbers.
 
     Args:
-        path: the file.
         labels: file of its labels, (N,) integers or text.
         space: the manifold of the rows, or its name: ``sphere`` (cosine of the directions) or ``euclidean``.
 

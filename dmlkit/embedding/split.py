@@ -30,7 +30,6 @@ class ClassProxies(NamedTuple):
     Args:
         points: (P, D) float32.
         labels: (P,) int64, training class of each proxy, ascending.
-        class_names: names of the training classes.
     """
 
     points: Tensor
@@ -42,10 +41,7 @@ class ClassProxies(NamedTuple):
 def proxies_of(run: RunFolder, checkpoint: CheckpointName, manifold: Manifold) -> ClassProxies | None:
     """Return the proxies of a run's loss; None if it has none, or if they are not points of the embeddings' space.
 
-    Args:
-        run: folder of the run.
-        checkpoint: checkpoint with the proxies.
-        manifold: manifold of the embeddings, with the curvature of that checkpoint.
+    The manifold is that of the embeddings, with the curvature of the checkpoint.
     """
     objective = run.load_checkpoint(checkpoint)["objective"]
     found = [tensor for name, tensor in objective.items() if name.startswith("loss.") and name.endswith(".proxies")]
@@ -78,11 +74,7 @@ class EmbeddedSplit:
     """Images of a split, their points and labels.
 
     Args:
-        fabric: device of the model.
-        run: the run.
-        trained: model of the run.
         dataset: all images of the split, in its own order.
-        split: name of the split.
         points: (N, D) float32 on the CPU.
         labels: (N,) int64, into the dataset's class names.
         rows: (N,) int64, into the dataset.
@@ -158,12 +150,8 @@ def embed_split(
     """Return a split of a run's dataset with its embeddings, see `split_embeddings`.
 
     Args:
-        path: folder of the run.
-        split: split to embed.
         checkpoint: checkpoint to use. Default: best, otherwise last.
-        device: device, see `start_ranks`.
         overrides: changes of the run's dataset, which may have moved, each ``key=value``.
-        bar: shows the images if they are embedded.
 
     Raises:
         UserError: there is no run, an image cannot be read, or see `embed_dataset`.

@@ -55,13 +55,11 @@ def split_embeddings(
     dataset or transform than the run's own, and another computation than torch's, are embedded without the folder.
 
     Args:
-        run: the run.
         trained: its model, with the recipe of the dataset.
         fabric: the device, and the ranks; the first one reads and writes the folder.
         dataset: all images of the split.
         split: name of the split.
         of: name of a part of the model, if it is not all of it, for a folder of its own.
-        bar: shows the images if they are embedded.
 
     Raises:
         UserError: no image could be read, or see `embed_dataset`.
@@ -109,11 +107,7 @@ def _embedded(
 
 
 class StoredSplit:
-    """Embeddings of a split in a run's folder, or the place for them.
-
-    Args:
-        job: the images and the folder.
-    """
+    """Embeddings of a split in a run's folder, or the place for them, by the job that embeds them."""
 
     def __init__(self, job: EmbedJob, trained: TrainedModel) -> None:
         self.job, self.description, self.recipe = job, describe(trained), trained.recipe
@@ -247,10 +241,6 @@ def split_job(
     """Return the job that embeds a split of a run into the run's folder of these embeddings.
 
     Args:
-        run: the run.
-        trained: its model, with the recipe of the dataset.
-        dataset: all images of the split.
-        split: name of the split.
         device: kind of the device; empty if it is known only later, and any will do.
         of: see `split_embeddings`.
     """

@@ -129,8 +129,6 @@ def load_model(
     """Load the model of a run; by default its best checkpoint, or the last if there is no best.
 
     Args:
-        run: folder of the run.
-        fabric: device.
         checkpoint: name of the checkpoint.
         overrides: changes of the dataset, whose images may have moved, each ``key=value``.
         merged: add low-rank updates to the weights, see `Backbone.merge`.
@@ -265,12 +263,8 @@ def shortened(trained: TrainedModel, dims: int) -> TrainedModel:
     Its head has only the first rows of the weights. So a point is that of the first features, as in the loss: on the
     sphere it is normalized again, in hyperbolic space it is mapped from the first coordinates of the log map.
 
-    Args:
-        trained: the whole model.
-        dims: number of features that are kept.
-
     Raises:
-        UserError: there are fewer, the head is not linear, or the manifold is a product.
+        UserError: there are fewer features, the head is not linear, or the manifold is a product.
     """
     recipe, model = trained.recipe, deepcopy(trained.model)
     if not 1 <= dims <= recipe.embedding_dim:

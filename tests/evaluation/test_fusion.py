@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from dmlkit.cli.console import fusion_line
 from dmlkit.datasets.files.image import read_image
 from dmlkit.embedding.fusion import ModelChoice, join
 from dmlkit.embedding.gallery.folder import GalleryFolder
@@ -39,6 +40,12 @@ def test_the_cosine_of_joined_points_is_the_weighted_mean(share: float):
         expected = expected + weight * rows @ rows.T
     found = join(spaces, points, share)
     assert (found @ found.T).numpy() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("together", "says"), [(0.5, True), (0.7, False)])
+def test_a_fusion_that_is_worse_than_the_run_alone_is_reported(together: float, says: bool):
+    fusion = {"alone": 0.6, "together": together, "weights": "mean", "run": "b", "share": 0.3}
+    assert ("the run alone is better" in fusion_line(fusion)) == says
 
 
 def slopes_of(features: np.ndarray, same: np.ndarray) -> np.ndarray:

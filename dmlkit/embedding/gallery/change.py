@@ -29,9 +29,9 @@ from dmlkit.embedding.gallery.manifest import (
     GalleryModel,
     check_content,
     content_of,
-    kept_state,
     manifest_at,
     read_gallery_manifest,
+    state_of,
 )
 from dmlkit.embedding.gallery.table import lancedb, model_name, open_table, reading
 from dmlkit.embedding.manifest import check_same_description
@@ -45,6 +45,7 @@ from dmlkit.files.outputs import check_place, writing
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
+MOST_LABELS = 10_000  # in the recorded state: reading a million from gallery.json would slow down every command
 PATIENCE = 600  # seconds that a writer waits for another, which holds a gallery for one commit alone
 
 
@@ -63,13 +64,11 @@ def add_images(
     If the process is stopped, the gallery is unchanged, and the same call resumes with the parts that were embedded.
 
     Args:
-        path: the gallery.
         images: see `images_of`; or images that were listed before.
         label: label of all images, for a path.
         boxes: boxes of the images, each of which is added, see `images_at`; for a path.
         model: the gallery's run, if it has moved, and the device.
         trained: the gallery's model, if it is loaded already, on the device.
-        bar: shows each step.
 
     Raises:
         UserError: there is no gallery or no image, or the run has another model.
@@ -99,7 +98,6 @@ def add_images(
                 table.add(rows.reader(incoming.new, table.schema))
     with suppress(OSError):  # another process waited for this one, and is there now
         place.rmdir()
-    incoming.added = len(incoming.new)
     return incoming
 
 
@@ -207,15 +205,25 @@ def record_content(path: Path, *, forget: bool = False) -> None:
     table = open_table(path)
     manifest = _record_model(path, table)
     if manifest.contents and table.version not in manifest.contents:
-        contents = {**manifest.contents, table.version: content_of(table)}
-        recorded = recorded_files(path, manifest)
+        found = _with_content(path, manifest, table)
         if forget:
-            kept = {found["version"] for found in table.list_versions()}
-            contents = {version: content for version, content in contents.items() if version in kept}
-            there = {name for name in recorded["files"] if (path / name).exists()}
-            recorded = {key: {name: known[name] for name in known if name in there} for key, known in recorded.items()}
-        update = {"contents": contents, "state": kept_state(table, manifest.approximate), **recorded}
-        manifest.model_copy(update=update).write(path / MANIFEST)
+            kept = {one["version"] for one in table.list_versions()}
+            update: dict[str, Any] = {"contents": {key: one for key, one in found.contents.items() if key in kept}}
+            for name, known in (("files", found.files), ("stamps", found.stamps)):
+                update[name] = {file: one for file, one in known.items() if (path / file).exists()}
+            found = found.model_copy(update=update)
+        found.write(path / MANIFEST)
+
+
+def _with_content(path: Path, manifest: GalleryManifest, table: Any) -> GalleryManifest:
+    """Return a manifest with the contents of a table's version and the files; to be called while `reading`."""
+    state = state_of(table, manifest.approximate)
+    update = {
+        "contents": {**manifest.contents, table.version: content_of(table)},
+        "state": state if len(state.labels) <= MOST_LABELS else None,
+        **recorded_files(path, manifest),
+    }
+    return manifest.model_copy(update=update)
 
 
 class GallerySettings(NamedTuple):
@@ -251,7 +259,6 @@ def create_gallery(
         boxes: boxes of the images, each of which is added, see `images_at`.
         settings: thumbnails and threshold.
         model: checkpoint, second model and device.
-        bar: shows each step.
 
     Raises:
         UserError: the folder is not empty, or see `images_of` and `load_model`.
@@ -276,16 +283,12 @@ def create_gallery(
             place = incoming.place(output)
             with incoming.embedded(manifest, trained, fabric, place, bar) as rows, writing(output, RuntimeError):
                 table = database.connect(output).create_table(TABLE, rows.reader(incoming.new))
-                contents = {table.version: content_of(table)}
-                recorded = recorded_files(output, manifest)
-                update = {"contents": contents, "state": kept_state(table, None), **recorded}
-                manifest.model_copy(update=update).write(output / CREATING)
+                _with_content(output, manifest, table).write(output / CREATING)
         except BaseException:
             _discard(output)
             raise
         (output / CREATING).replace(output / MANIFEST)
         remove_interrupted(output)  # of other images
-    incoming.added = len(incoming.new)
     return incoming
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from uuid import UUID
 
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
@@ -117,8 +117,8 @@ class GalleryState(BaseModel, frozen=True, extra="forbid", strict=True):
         return sum(self.labels.values()) + self.without_label
 
 
-class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
-    """``gallery.json`` without the classes of its model: `GalleryManifest` checks what is only kept here."""
+class RecordedGallery(Document, frozen=True, strict=True):
+    """What ``gallery.json`` records besides the models."""
 
     kind: ClassVar[str] = "manifest of a gallery"
     version: ClassVar[int] = 11
@@ -126,6 +126,24 @@ class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
     # state and no fusion; 6 no computation; 7 no aligned_to; 8 no places of images; 9 no boxes and one model; 10 no
     # local features
     older: ClassVar[dict[int, tuple[str, ...]]] = dict.fromkeys(range(1, 11), ())
+
+    thumbnails: bool
+    """Whether rows have small pictures."""
+    current: str = ""
+    """Name of the model described here, which the table's schema has at those versions that it embedded; empty for the
+    model of the creation."""
+    contents: dict[int, Content] = Field(default_factory=dict[int, Content])
+    """Contents by version; empty if rows have no checksums. A version may be missing if its writer was killed."""
+    files: dict[str, int] = Field(default_factory=dict[str, int])
+    """CRC-32 of LanceDB's files, which never change: manifests, deletions, rows and indices."""
+    stamps: dict[str, FileStamp] = Field(default_factory=dict[str, FileStamp])
+    """Stamps of the files of rows and indices; a file that still has its stamp is not compared with its checksum."""
+    state: GalleryState | None = None
+    """Contents of the newest version; null if they are not known, or have too many labels."""
+
+
+class GallerySummary(RecordedGallery, frozen=True, strict=True, extra="allow"):
+    """``gallery.json`` without the classes of its model: `GalleryManifest` checks what is only kept here."""
 
     dim: PositiveInt
     """Number of coordinates of an embedding."""
@@ -139,16 +157,10 @@ class GallerySummary(Document, frozen=True, strict=True, extra="allow"):
     """Second source, see `Fusion`."""
     run: str
     """See `GalleryManifest`, as for all that follow."""
-    thumbnails: bool
     threshold: FiniteFloat | None
     approximate: ApproximateIndex | None = None
     local: dict[str, Any] | None = None
-    current: str = ""
     others: dict[str, Any] = Field(default_factory=dict[str, Any])
-    contents: dict[int, Content] = Field(default_factory=dict[int, Content])
-    files: dict[str, int] = Field(default_factory=dict[str, int])
-    stamps: dict[str, FileStamp] = Field(default_factory=dict[str, FileStamp])
-    state: GalleryState | None = None
 
 
 class CalibrationSummary(Document, frozen=True, extra="allow"):
@@ -159,14 +171,14 @@ class CalibrationSummary(Document, frozen=True, extra="allow"):
     older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # of galleries that had one model
 
     gallery_model: str = ""
-    """Model that was calibrated, see `GalleryManifest.current`."""
+    """Model that was calibrated, see `RecordedGallery.current`; the calibration does not hold for others."""
 
 
 def is_calibrated(path: Path, model: str) -> bool:
     """Return whether a gallery has a calibration, and it is for one of its models.
 
     Args:
-        model: see `GalleryManifest.current`.
+        model: see `RecordedGallery.current`.
 
     Raises:
         UserError: the calibration is damaged.
@@ -198,20 +210,6 @@ def check_fusion(source: Path, other: Path | None) -> None:
                 f"--with {other}: {source} has embeddings of one run; create a gallery of both with dmlkit gallery "
                 f"create RUN IMAGES --with {other}"
             )
-
-
-class RecordedFiles(Protocol):
-    """Manifest that records files."""
-
-    @property
-    def files(self) -> dict[str, int]:
-        """CRC-32 by file."""
-        ...
-
-    @property
-    def stamps(self) -> dict[str, FileStamp]:
-        """Stamps of the files of rows and indices."""
-        ...
 
 
 def recorded_state(path: Path, summary: GallerySummary) -> GalleryState | None:
@@ -258,7 +256,7 @@ def _name_in_manifest(file: Path) -> bytes:
         return file.name.encode()
 
 
-def recorded_files(path: Path, manifest: RecordedFiles) -> dict[str, Any]:
+def recorded_files(path: Path, manifest: RecordedGallery) -> dict[str, Any]:
     """Return the checksums and stamps of a gallery's files, as fields of its manifest; known files are not read."""
     files, stamps, large = dict(manifest.files), dict(manifest.stamps), _large_files(path)
     for file in (*manifests_of(path).values(), *_deletions(path), *large):
@@ -271,7 +269,7 @@ def recorded_files(path: Path, manifest: RecordedFiles) -> dict[str, Any]:
 
 def check_files(
     path: Path,
-    manifest: RecordedFiles,
+    manifest: RecordedGallery,
     version: int | None = None,
     *,
     all_versions: bool = False,
@@ -283,8 +281,6 @@ def check_files(
     request, killed after it has filled the memory: there is no error to catch.
 
     Args:
-        path: the gallery.
-        manifest: its manifest.
         version: the version whose manifest, rows and indices to check. Default: the newest.
         all_versions: check the manifests of all versions, and no rows.
         trust_stamps: do not read files of rows and indices that have the size and time with which they were written.

@@ -122,7 +122,6 @@ class EmbeddedRows:
         """Return the rows of some ids as an Arrow stream.
 
         Args:
-            ids: ids of the rows.
             schema: schema of a table from before rows had checksums, or places. Default: all columns.
         """
         import pyarrow as pa
@@ -247,6 +246,7 @@ class Incoming:
                 refuse_nothing_read(len(self.new) + len(self.repeated), self.skipped, "the images")
                 yield rows
             parts.discard()
+            self.added = len(self.new)
         finally:
             parts.leave()
             with suppress(OSError):  # it has complete parts, or a lock
@@ -258,11 +258,7 @@ def embed_parts(
 ) -> int:
     """Embed the images of a job in one process, and return how many were embedded before.
 
-    Args:
-        job: the images, and the folder of their parts, from which those of other images are removed.
-        trained, fabric: the model, and its device.
-        known: returns the points that need not be computed; local features are always computed.
-        bar: shows the images.
+    Parts of other images are removed. ``known`` returns points that need not be computed; local features always are.
 
     Raises:
         UserError: see `PartEmbedder`.

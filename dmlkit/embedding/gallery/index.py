@@ -70,7 +70,6 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
     The queries are random images of the gallery, each searched without itself.
 
     Args:
-        path: the gallery.
         kind: one of `IndexKind`, see LanceDB.
         recall: share of the 10 nearest that must be found, on average and with 95 % confidence.
 

@@ -14,9 +14,8 @@ from dmlkit.embedding.gallery.files import (
     MANIFEST,
     ApproximateIndex,
     Content,
-    FileStamp,
     GalleryState,
-    GallerySummary,
+    RecordedGallery,
     way_back,
 )
 from dmlkit.embedding.gallery.table import model_name, reading
@@ -24,8 +23,6 @@ from dmlkit.embedding.manifest import Description, LocalFusion
 from dmlkit.errors import UserError, counted
 from dmlkit.files.arrays import Values
 from dmlkit.files.source import require_gallery
-
-MOST_LABELS = 10_000  # in the recorded state: reading a million from gallery.json would slow down every command
 
 
 class GalleryModel(Description, frozen=True, strict=True):
@@ -47,28 +44,11 @@ class GalleryModel(Description, frozen=True, strict=True):
     """Local features of all images, in the column ``local``; null if there are none."""
 
 
-class GalleryManifest(GalleryModel, frozen=True, strict=True):
+class GalleryManifest(RecordedGallery, GalleryModel, frozen=True, strict=True):
     """``gallery.json``: the model of all embeddings of a gallery, its options and its checksums."""
 
-    kind: ClassVar[str] = GallerySummary.kind
-    version: ClassVar[int] = GallerySummary.version
-    older: ClassVar[dict[int, tuple[str, ...]]] = GallerySummary.older
-
-    thumbnails: bool
-    """Whether rows have small pictures."""
-    current: str = ""
-    """Name of the model described here, which the table's schema has at those versions that it embedded; empty for the
-    model of the creation."""
     others: dict[str, GalleryModel] = Field(default_factory=dict[str, GalleryModel])
     """Models of other versions by their names, see ``dmlkit gallery migrate``."""
-    contents: dict[int, Content] = Field(default_factory=dict[int, Content])
-    """Contents by version; empty if rows have no checksums. A version may be missing if its writer was killed."""
-    files: dict[str, int] = Field(default_factory=dict[str, int])
-    """CRC-32 of LanceDB's files, which never change: manifests, deletions, rows and indices."""
-    stamps: dict[str, FileStamp] = Field(default_factory=dict[str, FileStamp])
-    """Stamps of the files of rows and indices; a file that still has its stamp is not compared with its checksum."""
-    state: GalleryState | None = None
-    """Contents of the newest version; null if they are not known, or have more than `MOST_LABELS` labels."""
 
     def of_model(self, name: str) -> Self:
         """Return the manifest with one of its models described first; an unknown name is a `KeyError`."""
@@ -83,12 +63,8 @@ class GalleryManifest(GalleryModel, frozen=True, strict=True):
 def manifest_at(path: Path, manifest: GalleryManifest, table: Any) -> GalleryManifest:
     """Return a manifest with the model of a table's version described first; to be called while `reading`.
 
-    A migration names its model in ``gallery.json`` before its only commit, so that every reader knows the model.
-
-    Args:
-        path: the gallery.
-        manifest: manifest, read before the table was opened.
-        table: table, at the version.
+    A migration names its model in ``gallery.json`` before its only commit, so that every reader knows the model. The
+    manifest was read before the table was opened.
     """
     name = model_name(table)
     if name not in (manifest.current, *manifest.others):  # the migration began in the meantime
@@ -156,14 +132,7 @@ def checksum_field(width: int) -> Any:
 
 
 def check_rows(path: Path, batch: Any, columns: Sequence[str], numbers: Sequence[int]) -> None:
-    """Raise a `UserError` unless columns of some rows are what was written, by their checksums.
-
-    Args:
-        path: the gallery.
-        batch: Arrow arrays with the columns and the checksums.
-        columns: names of the columns to check.
-        numbers: numbers of the rows, for the error.
-    """
+    """Raise a `UserError` unless columns of some rows, given by their numbers, have the checksums in an Arrow batch."""
     stored = matrix_of(batch.column(CHECKSUM))
     for name in columns:
         differ = column_checksums(batch.column(name)) != stored[:, CHECKED.index(name)]
@@ -200,19 +169,11 @@ def state_of(table: Any, approximate: ApproximateIndex | None) -> GalleryState:
     )
 
 
-def kept_state(table: Any, approximate: ApproximateIndex | None) -> GalleryState | None:
-    """Return what `state_of` returns if it is short enough for a manifest."""
-    state = state_of(table, approximate)
-    return state if len(state.labels) <= MOST_LABELS else None
-
-
 def check_content(path: Path, manifest: GalleryManifest, table: Any, *, is_newest: bool = True) -> bool:
     """Raise an error unless a version of a gallery has the rows that it had when it was written.
 
     Args:
-        path: the gallery.
         manifest: manifest, read before the table was opened.
-        table: table, at the version.
         is_newest: whether LanceDB takes the version for the newest one.
 
     Returns:

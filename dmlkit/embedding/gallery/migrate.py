@@ -88,11 +88,9 @@ def migrate_gallery(
     embeddings remain a version of the gallery, see `restore_version`, with their threshold, calibration and index.
 
     Args:
-        path: the gallery.
         run: run whose model embeds from now on.
         images: folder that has the images now, if they have moved: an image is looked for by the end of its path.
         model: checkpoint, second model and device.
-        bar: shows each step.
 
     Raises:
         UserError: an image is missing or has changed or cannot be read; then the gallery is unchanged.
@@ -136,16 +134,7 @@ def _has_model(gallery: GalleryFolder, trained: TrainedModel) -> bool:
 
 
 class Migration:
-    """Embeddings of a gallery's images by another model, in parts on the disk.
-
-    Args:
-        gallery: the gallery, at its version now.
-        trained: the new model.
-        fabric: device of the model.
-        place: folder in the gallery for the parts, of which this process is the sole writer.
-        images: folder that has the images now, if they have moved.
-        bar: shows each step.
-    """
+    """Embeddings of a gallery's images by another model, in parts in a folder with this process as the sole writer."""
 
     def __init__(
         self, gallery: GalleryFolder, trained: TrainedModel, fabric: Ranks, place: Path, images: Path | None, bar: Bar

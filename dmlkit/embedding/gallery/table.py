@@ -52,7 +52,6 @@ def reading(path: Path, doing: str = "read", advice: str | None = None) -> Gener
     since suppressing it would redirect stderr for all threads of the process.
 
     Args:
-        path: the gallery.
         doing: verb for what the block does with it.
         advice: what to do about the error. Default: restore its files or an earlier version.
 
@@ -101,7 +100,7 @@ def history(path: Path) -> list[GalleryVersion]:
 
 
 MODEL = b"dmlkit.model"
-"""Key of a table's schema: the name of the model of its embeddings, see `GalleryManifest.current`."""
+"""Key of a table's schema: the name of the model of its embeddings, see `RecordedGallery.current`."""
 
 
 def model_name(table: Any) -> str:

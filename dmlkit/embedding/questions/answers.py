@@ -71,7 +71,6 @@ class Answers:
     """Nearest neighbors of each query, nearest first.
 
     Args:
-        searched: what was searched.
         queries: Q paths, or names of groups of images.
         similarities: (Q, k), a tensor or an array.
         rows: (Q, k) rows of what was searched, in the same form.
@@ -154,8 +153,6 @@ def vote(near: Sequence[int], similarities: Sequence[float], voters: int = 1) ->
 
     Args:
         near: labels of images as integers, those of the nearest first; with several labels if there are several.
-        similarities: similarities of these images.
-        voters: number of images that vote.
 
     Example:
         >>> vote([7, 8, 8], [0.75, 0.5, 0.25], voters=3)
@@ -263,15 +260,7 @@ def answer_of(
     threshold: float | None,
     least_probability: float | None,
 ) -> Answer:
-    """Return the answer of a decision.
-
-    Args:
-        names: labels by their codes.
-        decision: the decision.
-        sigmoid: probability of guesses, if it is known.
-        threshold: score below which an image is unknown.
-        least_probability: probability below which an image is unknown.
-    """
+    """Return the answer of a decision; an image with a lower score or probability is unknown. Names are by code."""
     code, score, margin = decision
     guess, probability = names[code], None if sigmoid is None else sigmoid.at(margin, score)
     is_low = threshold is not None and score < threshold
@@ -364,14 +353,7 @@ class Identified:
 def known_labels(
     images: Path, paths: Sequence[str], own: Sequence[str | None], names: Sequence[str]
 ) -> Iterator[str | None]:
-    """Yield the correct label of each query: its own, or the outermost folder named after a label of the source.
-
-    Args:
-        images: where the queries are from.
-        paths: their paths.
-        own: their own labels.
-        names: labels of the source.
-    """
+    """Yield the correct label of each query: its own, or its outermost folder whose name is one of ``names``."""
     labels, root = set(names), images.absolute()
     for path, label in zip(paths, own, strict=True):
         if label or not root.is_dir():

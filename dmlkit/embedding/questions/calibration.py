@@ -7,16 +7,18 @@ compared with every label at once, so that some label exceeds it more often the 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.files import IDENTIFICATION, CalibrationSummary
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.near_pairs import check_reachable, near_pairs
+from dmlkit.embedding.near_pairs import check_reachable, components_of, near_pairs
 from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, load_same_model, require_one_label
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Rule, Sigmoid
@@ -44,7 +46,6 @@ from dmlkit.embedding.questions.rates import (
 from dmlkit.embedding.scored import MatchedSpace, PlaceFusion, matched_gallery, place_gallery, place_queries
 from dmlkit.embedding.sources import open_points, open_queries, split_points
 from dmlkit.errors import UserError
-from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_writable, writing
 from dmlkit.files.source import PLACE
@@ -58,18 +59,16 @@ USUAL_FPIR = 0.01
 """Requested FPIR, if none is given and the images allow it."""
 LEAST_ACCEPTED = 5  # images of absent labels that get a label: fewer say little about their rate
 SECOND_IMAGE = "add a second image of some labels"  # an image is decided on without itself
+MORE_IMAGES = (
+    f"add images until there are {LEAST_ACCEPTED + 1} with at least 2 labels, or name images of other labels with "
+    "--strangers IMAGES"
+)
 STALE = 0.2  # share of the images that may change before a gallery is calibrated again
 
 
-class Identification(Document, frozen=True):
+class Identification(CalibrationSummary, frozen=True, extra="forbid"):
     """``identification.json``: the calibration of ``dmlkit identify`` that is kept in a gallery."""
 
-    kind: ClassVar[str] = CalibrationSummary.kind
-    version: ClassVar[int] = CalibrationSummary.version
-    older: ClassVar[dict[int, tuple[str, ...]]] = CalibrationSummary.older
-
-    gallery_model: str = ""
-    """Model that was calibrated, see `GalleryManifest.current`; the calibration does not hold for others."""
     gallery_version: NonNegativeInt
     """Version of the gallery that was calibrated."""
     images: NonNegativeInt
@@ -141,7 +140,6 @@ def calibrate_gallery(
     there are enough others.
 
     Args:
-        path: the gallery.
         fpir: the largest share of the images of absent labels that may get a label, in (0, 1). Default: 0.01, or the
             lowest share that the images allow.
         strangers: images whose labels are not in the gallery, see `open_queries`. Default: the run's validation images
@@ -150,7 +148,6 @@ def calibrate_gallery(
         place: weight of the evidence of place and time. Then nothing is written, because `identify` calibrates places
             itself, and strangers are from a table with such columns. Default of strangers: none.
         model: run of the gallery, if it was moved, and device.
-        bar: shows each step.
 
     Raises:
         UserError: the gallery has too few labels or images for ``fpir``; the message names the lowest possible one; or
@@ -208,16 +205,23 @@ def labeled_decider(
     return [str(name) for name in names], Decider(searched, codes, rule, k, groups)
 
 
+def lacks_absent(gallery: GalleryFolder, decider: Decider) -> bool:
+    """Return whether `calibrate_gallery` would find too few images of absent labels for any rate.
+
+    They are the gallery's own, each with its label left out, and the validation images of its run.
+    """
+    if lowest_share(LEAST_ACCEPTED, len(decider.codes) if len(decider.sizes) > 1 else 0) < 1:
+        return False
+    with suppress(UserError):  # the run is damaged
+        return gallery.run is None or not RunFolder(gallery.run).recipe().dataset.validates
+    return True
+
+
 def near_groups(searched: PointSet, codes: np.ndarray, near: float) -> np.ndarray:
     """Return the group (N,) of each image: near-duplicates with the same code have the same one."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     pairs = near_pairs(searched.manifold, all_points(searched), None, near)
-    first, second = pairs.first.numpy(), pairs.second.numpy()
-    same = codes[first] == codes[second]
-    links = coo_array((np.ones(int(same.sum())), (first[same], second[same])), (len(codes), len(codes)))
-    return connected_components(links, directed=False)[1]
+    same = torch.from_numpy(codes[pairs.first.numpy()] == codes[pairs.second.numpy()])
+    return components_of(pairs.first[same], pairs.second[same], len(codes))
 
 
 def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider) -> Acceptance | None:
@@ -242,16 +246,18 @@ def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider
     if stored.near is not None:
         decider = decider.grouped(near_groups(gallery, decider.codes, stored.near))
     advice = f"calibrate again with dmlkit calibrate {command_word(gallery.path)}"
-    if is_placed:
-        return _with_places(gallery, names, decider, stored, advice)
-    others = stored_strangers(gallery, np.array(stored.strangers, np.int64), decider)
+    others = stored_strangers(gallery, stored.strangers, decider)
     try:
         if not is_kept:
-            trials, _ = _measured(gallery, names, decider, others, stored.trained_labels)
+            trials, is_optimistic = _measured(gallery, names, decider, others, stored.trained_labels)
             fit = best_fit(trials, _allowed(stored.requested, trials))
-            return Acceptance(fit.sigmoid, fit.threshold)
+            trained = ", which the model was trained on, so it is optimistic" if is_optimistic else ""
+            note = f"the probability for --with {PLACE} is calibrated on labels of the gallery alone{trained}"
+            return Acceptance(fit.sigmoid, fit.threshold, note if is_placed else None)
         found = _calibrated(gallery, names, decider, others, stored.requested, stored.near, stored.trained_labels)
     except UserError as error:
+        if is_placed:
+            raise UserError(f"--with {PLACE}: {error}; {advice}") from None
         return stored.acceptance._replace(note=f"the gallery has changed, and {error}; {advice}")
     note = f"{changed} images have changed since the gallery was calibrated, so it was calibrated again"
     try:
@@ -260,25 +266,6 @@ def acceptance_of(gallery: GalleryFolder, names: Sequence[str], decider: Decider
     except UserError as error:
         note += f", but this could not be stored: {error}"
     return found.acceptance._replace(note=note)
-
-
-def _with_places(
-    gallery: GalleryFolder, names: Sequence[str], decider: Decider, stored: Identification, advice: str
-) -> Acceptance:
-    """Return the acceptance by similarity and places, on images of the gallery alone.
-
-    Raises:
-        UserError: there are too few images.
-    """
-    others = stored_strangers(gallery, np.array(stored.strangers, np.int64), decider)
-    try:
-        trials, is_optimistic = _measured(gallery, names, decider, others, stored.trained_labels)
-        fit = best_fit(trials, _allowed(stored.requested, trials))
-    except UserError as error:
-        raise UserError(f"--with {PLACE}: {error}; {advice}") from None
-    note = f"the probability for --with {PLACE} is calibrated on labels of the gallery alone"
-    note += ", which the model was trained on, so it is optimistic" if is_optimistic else ""
-    return Acceptance(fit.sigmoid, fit.threshold, note)
 
 
 def group_probability(gallery: PointSet, names: Sequence[str], decider: Decider, size: int) -> Sigmoid | None:
@@ -295,7 +282,7 @@ def group_probability(gallery: PointSet, names: Sequence[str], decider: Decider,
         return estimate_probability(decider, size)
     if stored.near is not None:
         decider = decider.grouped(near_groups(gallery, decider.codes, stored.near))
-    others = stored_strangers(gallery, np.array(stored.strangers, np.int64), decider)
+    others = stored_strangers(gallery, stored.strangers, decider)
     is_trained = np.isin(names, stored.trained_labels or ())
     found = Trials.all(
         trials_on(part, is_trained, others.together(size, seed), again=True)[0]
@@ -370,12 +357,15 @@ def _allowed(fpir: float | None, trials: Trials) -> float:
     """
     count = int(trials.absent.sum())
     lowest = lowest_share(LEAST_ACCEPTED, count)
+    if lowest == 1:
+        raise UserError(
+            f"a calibration needs at least {LEAST_ACCEPTED + 1} images of absent labels, got {count}; {MORE_IMAGES}"
+        )
     fpir = max(USUAL_FPIR, lowest) if fpir is None else fpir
-    if fpir * count < LEAST_ACCEPTED or fpir >= 1:
-        advice = f"the lowest possible is {lowest:g}" if lowest < 1 else "add images"
+    if fpir * count < LEAST_ACCEPTED:
         raise UserError(
             f"--fpir {fpir:g}: needs at least {LEAST_ACCEPTED / fpir:,.0f} images of absent labels, got {count}; "
-            f"{advice}, or name more images of other labels with --strangers IMAGES"
+            f"the lowest possible is {lowest:g}, or name more images of other labels with --strangers IMAGES"
         )
     return fpir
 

@@ -70,10 +70,7 @@ def check_queries(path: Path, images: Path, *, model: ModelChoice = OWN_MODEL, b
     is compared.
 
     Args:
-        path: the gallery.
-        images: the new images, see `open_queries`.
         model: run of the gallery, if it was moved, and device.
-        bar: shows each step.
 
     Raises:
         UserError: the gallery is not calibrated, or there are too few images to compare.
@@ -112,7 +109,6 @@ def compare_images(decider: Decider, queries: Tensor, groups: np.ndarray, *, see
         decider: labeled points; one image of each group is drawn.
         queries: (M, D) the new points.
         groups: (M,) their groups.
-        seed: seed of the draws.
     """
     generator = np.random.default_rng(seed)
     searched, order = decider.searched, _one_of_each(decider.groups, generator)
@@ -124,15 +120,11 @@ def compare_images(decider: Decider, queries: Tensor, groups: np.ndarray, *, see
     rows = torch.from_numpy(_one_of_each(groups, generator)[:MOST])
     sides = searched.points_at(torch.from_numpy(own)), queries[rows]
     decisions = [reference.decide(side) for side in sides]
-    guesses = [np.array([one.code for one in side], np.int64) for side in decisions]
+    guesses = [torch.tensor([one.code for one in side], dtype=torch.int64) for side in decisions]
     scores = [torch.tensor([one.score for one in side], dtype=torch.float64) for side in decisions]
-    kept = [np.isin(guesses[side], guesses[1 - side]) for side in (0, 1)]
-    masks = torch.from_numpy(kept[0]), torch.from_numpy(kept[1])
-    return Compared(
-        (sides[0][masks[0]], sides[1][masks[1]]),
-        (scores[0][masks[0]], scores[1][masks[1]]),
-        (torch.from_numpy(guesses[0][kept[0]]), torch.from_numpy(guesses[1][kept[1]])),
-    )
+    kept = [torch.isin(one, other) for one, other in (guesses, guesses[::-1])]
+    first, second = ((sides[side][rows], scores[side][rows], guesses[side][rows]) for side, rows in enumerate(kept))
+    return Compared(*zip(first, second, strict=True))
 
 
 def measure_difference(compared: Compared, decider: Decider, *, seed: int = 0) -> QueriesCheck:
@@ -203,7 +195,6 @@ def energy_test(
         first, second: (N, D) and (M, D) points.
         strata: (N,) and (M,) int64, the stratum of each point.
         distance: function of two sets of points (n, D) and (m, D), which returns their distances (n, m).
-        seed: seed of the permutations.
 
     Returns:
         The result; None if no stratum has points of both samples.

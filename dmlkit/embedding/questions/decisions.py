@@ -25,10 +25,8 @@ class Decider:
     """Labeled points with a rule for the label of other points.
 
     Args:
-        searched: the points.
         codes: (N,) the labels of all points as integers from 0.
         rule: see `dmlkit.embedding.questions.identify.identify`.
-        k: number of images that vote.
         groups: (N,) integers from 0; images of one group, e.g. near-duplicates, are left out together. Default: each
             image is a group.
 
@@ -112,7 +110,6 @@ class Decider:
         votes.
 
         Args:
-            points: the points.
             own: (Q,) rows of the points if they are labeled ones; their groups are left out of their own decisions.
                 Fastest in the order of their labels.
             absent: leave out the whole labels of ``own``, of which at least one other must remain.

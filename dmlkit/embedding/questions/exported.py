@@ -76,9 +76,6 @@ class GalleryRecord(Document, frozen=True, strict=True):
 class ExportedGallery:
     """Exported gallery, opened.
 
-    Args:
-        path: the ONNX file.
-
     Raises:
         UserError: onnxruntime is not installed, or the file is no exported gallery.
     """
@@ -139,11 +136,9 @@ def search_exported(
     """Find the k nearest images of each query in an exported gallery, exactly.
 
     Args:
-        source: the ONNX file.
         queries: an image, or a folder of images.
         k: neighbors per query; all images if there are fewer.
         others: values of the options that apply to other sources alone, see `check_plain`.
-        bar: shows the images.
 
     Raises:
         UserError: k is below 1, an option does not apply, there is no exported gallery, or no query can be read.
@@ -168,11 +163,9 @@ def identify_exported(
     """Find the label of each image by the nearest image of an exported gallery, or report it as unknown.
 
     Args:
-        source: the ONNX file.
         images: an image, or a folder of images.
         threshold: similarity below which an image is unknown. Default: as in the gallery when it was exported.
         others: values of the options that apply to other sources alone, see `check_plain`.
-        bar: shows the images.
 
     Raises:
         UserError: an option does not apply, there is no exported gallery, or no image can be read.

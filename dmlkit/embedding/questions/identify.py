@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from dmlkit.datasets.files.boxes import Boxes
@@ -27,7 +26,14 @@ from dmlkit.embedding.questions.answers import (
     are_nearest,
     known_labels,
 )
-from dmlkit.embedding.questions.calibration import SECOND_IMAGE, acceptance_of, group_probability, labeled_decider
+from dmlkit.embedding.questions.calibration import (
+    MORE_IMAGES,
+    SECOND_IMAGE,
+    acceptance_of,
+    group_probability,
+    labeled_decider,
+    lacks_absent,
+)
 from dmlkit.embedding.questions.decisions import Decider
 from dmlkit.embedding.questions.probability import estimate_probability
 from dmlkit.embedding.questions.search import RERANKED, RerankedGallery, check_together, nearest, open_searched
@@ -110,7 +116,6 @@ def identify(
         boxes: boxes of the images, each of which gets an answer, see `images_at`.
         model: model that embeds images. Default: that of ``source``.
         labels, manifold: of an array, see `open_points`.
-        bar: shows each step.
 
     Raises:
         UserError: the source is empty or has an image without a label, or the queries come from another model,
@@ -137,11 +142,6 @@ def identify(
 
 class Identifier:
     """Labeled points that decide on the labels of others, see `identify`.
-
-    Args:
-        searched: labeled points.
-        rule: how a label is decided.
-        bar: shows each step.
 
     Raises:
         UserError: there are no points, or one has no label.
@@ -260,9 +260,9 @@ def _advice(searched: PointSet, threshold: float | None, decider: Decider) -> st
     if not isinstance(searched, GalleryFolder):
         return f"{what}; use --threshold, or calibrate a gallery"
     command = f"run dmlkit calibrate {command_word(searched.source)} to choose one for this gallery"
-    if np.bincount(decider.codes).max() == 1:
-        return f"{what}; each label has a single image: {SECOND_IMAGE}, then {command}"
-    return f"{what}; {command}"
+    missing = [f"each label has a single image: {SECOND_IMAGE}"] if decider.sizes.max() == 1 else []
+    missing += [MORE_IMAGES] if lacks_absent(searched, decider) else []
+    return f"{what}; {'; '.join(missing)}{', then ' if missing else ''}{command}"
 
 
 def _pair_threshold(searched: PointSet) -> float | None:

@@ -45,7 +45,6 @@ class Picture:
     """Picture of a page.
 
     Args:
-        path: path of the image.
         lines: text below it, in addition to the path.
         stored: JPEG; empty if there is none; None: the file is read.
         box: box that is drawn into the picture.
@@ -108,8 +107,6 @@ def open_page(path: Path, title: str, *, style: str = "", script: str = "") -> G
     """Open a page that is written atomically; it loads nothing, and runs no script except the given one.
 
     Args:
-        path: the file.
-        title: title of the page.
         style: CSS in addition to `STYLE`.
         script: JavaScript that runs when the page is loaded; the policy of the page allows it by its hash.
 
@@ -127,8 +124,6 @@ def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[S
     """Write a page of shelves.
 
     Args:
-        path: the file.
-        title: title of the page.
         notes: lines below the title.
         shelves: rows, of which the first `MOST` are shown.
         rows: plural noun for the rows.

@@ -35,8 +35,6 @@ class Trials(NamedTuple):
         """Decide on points (M, D), see `Decider.decide`.
 
         Args:
-            decider: labeled points.
-            points: the points.
             classes: (M,) codes of their labels; unless absent, those of the decider.
             own: (M,) their rows, if they are labeled points themselves.
             absent: whether the decider has no image of their labels, or shall leave them out.
@@ -113,14 +111,9 @@ def fit_sigmoid(
 
 
 def estimate_probability(decider: Decider, size: int = 1) -> Sigmoid | None:
-    """Return the probability of guesses, from a sample of the labeled images whose label others have too.
+    """Return the probability of guesses on ``size`` images, from a sample of those whose label others have too.
 
-    Args:
-        decider: labeled points.
-        size: number of images that are decided on together.
-
-    Returns:
-        The probability; None for fewer than `LEAST` trials or two labels.
+    Return None for fewer than `LEAST` trials or two labels.
     """
     if len(decider.sizes) < 2:
         return None
@@ -148,10 +141,7 @@ def tried_together(decider: Decider, size: int) -> Iterator[tuple[int, Decider]]
 def repeated_rows(decider: Decider, most: int, allowed: np.ndarray | None = None) -> np.ndarray:
     """Draw rows whose label has images outside of their group, at most so many, in the order of their labels.
 
-    Args:
-        decider: labeled points.
-        most: number of rows.
-        allowed: (N,) bool, the rows to draw from. Default: all.
+    They are drawn from the rows allowed, (N,) bool. Default: all.
     """
     pairs = np.unique(np.stack([decider.codes, decider.groups]), axis=1)
     repeated = (np.bincount(pairs[0], minlength=len(decider.sizes))[decider.codes] > 1) & decider.tried

@@ -87,9 +87,7 @@ def trials_on(
     """Decide on images whose answer is known; return also whether some labels of either kind were trained on.
 
     Args:
-        decider: labeled points.
         is_trained: (L,) bool, which labels were trained on.
-        strangers: points of other labels.
         again: decide on fewer images where matches are compared, because this is one of several measurements.
     """
     most = most_trials(decider, again=again)
@@ -161,7 +159,6 @@ def fpir_at(threshold: float, probabilities: np.ndarray, classes: np.ndarray, fp
         threshold: the threshold that was chosen on these images.
         probabilities: (M,) their probabilities.
         classes: (M,) their classes.
-        fpir: the requested rate.
     """
     interval = _fpir_interval(probabilities, classes, fpir)
     rate = float((probabilities >= threshold).mean())
@@ -212,9 +209,7 @@ def rates_by_size(
     """Measure the rates with a quarter and half of the labels, and extrapolate them to `LARGER` times as many.
 
     Args:
-        decider: labeled points.
         is_trained: (L,) bool, see `trials_on`.
-        strangers: points of other labels.
         fit: probability and threshold that all sizes use.
         everything: rates with all labels.
 
@@ -309,8 +304,8 @@ def write_strangers(path: Path, strangers: Strangers, decider: Decider) -> None:
             np.save(file, array.numpy(), allow_pickle=False)
 
 
-def stored_strangers(gallery: GalleryFolder, classes: np.ndarray, decider: Decider) -> Strangers:
-    """Return the strangers of a calibration, given their classes (M,); none with places, which are not kept.
+def stored_strangers(gallery: GalleryFolder, classes: Sequence[int], decider: Decider) -> Strangers:
+    """Return the strangers of a calibration, given their M classes; none with places, which are not kept.
 
     Raises:
         UserError: a file is missing or damaged.
@@ -318,37 +313,18 @@ def stored_strangers(gallery: GalleryFolder, classes: np.ndarray, decider: Decid
     space, count = decider.searched.manifold, len(classes)
     if isinstance(space, PlacedSpace):
         return Strangers(torch.empty(0, 0), np.empty(0, np.int64))
-    points = _stored_points(gallery, count)
-    if isinstance(space, MatchedSpace):
-        points = space.matched(points, space.store.add(_stored_features(gallery, (count, *space.store.local.shape))))
-    return Strangers(points, classes)
+    advice = f"calibrate again with dmlkit calibrate {command_word(gallery.path)}"
 
+    def read(name: str, kind: str, shape: tuple[int, ...]) -> torch.Tensor:
+        found = np.array(read_array(gallery.path / name))
+        if len(found) != count or (count and found.shape[1:] != shape) or found.dtype != kind:
+            expected = f"{kind} {(count, *shape)}"
+            raise UserError(f"{gallery.path / name}: this file is damaged: expected {expected}; {advice}")
+        return torch.from_numpy(found)
 
-def _stored_points(gallery: GalleryFolder, count: int) -> torch.Tensor:
-    """Read the points of the strangers of a calibration.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
-    path, advice = gallery.path / STRANGERS, f"calibrate again with dmlkit calibrate {command_word(gallery.path)}"
-    points = torch.from_numpy(np.array(read_array(path)))
-    width = gallery.manifold.point_dim
-    if len(points) != count or (count and points.shape[1:] != (width,)) or points.dtype != torch.float32:
-        raise UserError(f"{path}: this file is damaged: expected float32 ({count}, {width}); {advice}")
+    points = read(STRANGERS, "float32", (gallery.manifold.point_dim,))
     if count:
-        check_points(gallery.manifold, points, lambda row: f"{path}: row {row}", advice)
-    return points
-
-
-def _stored_features(gallery: GalleryFolder, shape: tuple[int, ...]) -> torch.Tensor:
-    """Read the local features of the strangers of a calibration.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
-    path = gallery.path / FEATURES
-    features = torch.from_numpy(np.array(read_array(path)))
-    if features.shape != shape or features.dtype != torch.float16:
-        advice = f"calibrate again with dmlkit calibrate {command_word(gallery.path)}"
-        raise UserError(f"{path}: this file is damaged: expected float16 {shape}; {advice}")
-    return features
+        check_points(gallery.manifold, points, lambda row: f"{gallery.path / STRANGERS}: row {row}", advice)
+    if isinstance(space, MatchedSpace):
+        points = space.matched(points, space.store.add(read(FEATURES, "float16", space.store.local.shape)))
+    return Strangers(points, np.array(classes, np.int64))

@@ -13,6 +13,7 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.index import ApproximateGallery
+from dmlkit.embedding.items import PointItem
 from dmlkit.embedding.points import PointSet, PointsInMemory, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Answers
@@ -75,7 +76,6 @@ def search(
         manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`.
         model: model that embeds images. Default: that of ``source``.
-        bar: shows each step.
 
     Raises:
         UserError: k is below 1, there is nothing to search in or with, or the queries come from another model,
@@ -113,9 +113,7 @@ class RerankedGallery:
     `KReciprocal`. All points are in memory.
 
     Args:
-        searched: the points.
         method: how they are re-ranked.
-        bar: shows the comparison of the points with each other.
 
     Raises:
         UserError: there are too few points for the options, or an option is out of its range.
@@ -186,7 +184,17 @@ def nearest(
 
 @dataclass(frozen=True)
 class SearchedOften(PointsInMemory):
-    """Points in memory that keep what a search computes of all of them: vectors, or only their rounding bounds."""
+    """Points in memory that keep what a search computes of all of them: vectors, or only their rounding bounds.
+
+    Args:
+        ids: N ids of the images.
+    """
+
+    ids: Sequence[str | int] = ()
+
+    def items_at(self, rows: Tensor) -> list[PointItem]:
+        found = map(int, rows)
+        return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.box(row)) for row in found]
 
     @cached_property
     def searcher(self) -> StoredGallery | Gallery | ApproximateGallery:

@@ -93,10 +93,7 @@ def explain(
     """Explain by their patches how similar two images are to the model of a run.
 
     Args:
-        path: folder of the run.
-        a, b: the images.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
-        fabric: the device.
 
     Raises:
         UserError: an image cannot be read, the model takes no images, or its features are not pooled from a map.
@@ -109,16 +106,7 @@ def explain(
 
 
 def explain_images(trained: TrainedModel, images: Dataset, run: RunFolder | None) -> Seen:
-    """Explain by their patches how similar the two images of a dataset are to a model, see `explain`.
-
-    Args:
-        trained: the model.
-        images: two images.
-        run: run of the model, for its threshold.
-
-    Raises:
-        UserError: see `explain`.
-    """
+    """Explain how similar the two images of a dataset are to a model, see `explain`; its run has the threshold."""
     inputs = inputs_of(images, trained.recipe.transform, training=False)
     shown: list[Tensor] = []
     for index in range(2):
@@ -158,7 +146,6 @@ def painted_falls(
     Args:
         model: the model, in evaluation mode.
         images: (2, 3, S, S) uint8, on the device of the model.
-        grid: rows and columns of patches.
 
     Returns:
         For each image the fall of each patch, row by row.
@@ -202,7 +189,6 @@ def pair_contributions(model: EmbeddingModel, a: Tensor, b: Tensor, *, source: s
     Args:
         model: the model, in evaluation mode.
         a, b: images (3, S, S) uint8, on the device of the model.
-        source: name of the model in errors.
 
     Raises:
         UserError: the features are not pooled from a map.

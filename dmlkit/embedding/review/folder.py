@@ -92,7 +92,6 @@ class ReviewFolder:
 
         Args:
             given: the correct label by the position of the proposal; None if the person cannot tell.
-            reviewer: name of the person.
 
         Returns:
             Number of new answers.

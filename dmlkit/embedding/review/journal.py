@@ -140,11 +140,8 @@ def next_question(
     Doubtful labels are checked if this is expected to save more draws than it costs answers.
 
     Args:
-        found: the answers so far.
         left: (N,) bool, labels that were not asked about; at least one.
-        wrong: share of wrong labels to reach.
         audit: share of draws while doubtful labels are checked.
-        random: random numbers.
         repeated: (N,) bool, labels of near-duplicates of images that were asked about; only a draw asks about these.
     """
     rows = np.flatnonzero(left)
@@ -159,7 +156,6 @@ def best_doubtful(found: LabelAudit, probabilities: np.ndarray, most: int) -> in
     """Return after how many of the most doubtful labels only draws should follow, for the fewest answers in all.
 
     Args:
-        found: the answers so far.
         probabilities: (R,), of the labels that were not asked about.
         most: largest number of wrong labels to reach.
     """

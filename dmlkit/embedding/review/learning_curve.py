@@ -68,8 +68,6 @@ def measure(
         points: the images; those without a label are left out.
         count: number of images per round.
         rule, threshold: see `dmlkit.embedding.review.select.select`.
-        seeds: number of repetitions.
-        bar: shows the repetitions.
 
     Raises:
         UserError: there are fewer than two labels, an image has several, or there are too few images for two rounds.

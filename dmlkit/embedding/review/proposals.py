@@ -17,7 +17,6 @@ from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage
 from dmlkit.embedding.near_pairs import complete_groups, near_pairs
 from dmlkit.embedding.points import PointSet, PointsInMemory, in_memory
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.answers import Identified
 from dmlkit.embedding.questions.identify import Identifier
 from dmlkit.embedding.questions.search import open_searched
 from dmlkit.embedding.sources import open_queries
@@ -116,27 +115,20 @@ def propose(
     groups = [[rows[one] for one in group] for group in _groups(points, rows, closest)]
     groups += [[unknown[one] for one in group] for group in _groups(points, unknown, close)]
     group_of = {row: number for number, group in enumerate(groups) for row in group}
-    nearest = [tuple(str(one.item.id) for one in near[:NEAREST]) for _, near in found.neighbors.neighbors()]
-    return Review(
-        gallery=str(gallery),
-        images=str(images),
-        wrong=wrong,
-        audit=audit,
-        proposals=tuple(_proposal(found, row, group_of.get(row), nearest[row]) for row in rows + unknown),
+    labels = {row: found.answers[row].label for row in rows}
+    near = list(found.neighbors.neighbors())
+    proposals = tuple(
+        ProposedLabel(
+            path=near[row][0],
+            label=labels.get(row),
+            probability=(found.answers[row].probability or 0.0) if row in labels else 0.0,
+            id=content_id(near[row][0]),
+            group=group_of.get(row),
+            nearest=tuple(str(one.item.id) for one in near[row][1][:NEAREST]),
+        )
+        for row in rows + unknown
     )
-
-
-def _proposal(found: Identified, row: int, group: int | None, nearest: tuple[str, ...]) -> ProposedLabel:
-    answer, path = found.answers[row], found.neighbors.queries[row]
-    is_known = answer.label != UNKNOWN
-    return ProposedLabel(
-        path=path,
-        label=answer.label if is_known else None,
-        probability=(answer.probability or 0.0) if is_known else 0.0,
-        id=content_id(path),
-        group=group,
-        nearest=nearest,
-    )
+    return Review(gallery=str(gallery), images=str(images), wrong=wrong, audit=audit, proposals=proposals)
 
 
 def pair_thresholds(searched: PointSet) -> tuple[float, float]:

@@ -117,7 +117,6 @@ def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (),
         folder: folder of the review.
         name: end of the name of the table.
         levels: names of the levels of the recipe's labels, coarsest first; none for labels that are no paths.
-        bar: shows the reading of the gallery.
 
     Raises:
         UserError: there is no review, its gallery cannot be read, or a label has other levels.
@@ -156,9 +155,6 @@ def compare_on_answers(folder: Path, run: RunFolder, fabric: Ranks, *, bar: Bar 
 
     Args:
         folder: folder of a review, also of another than that of the table.
-        run: a run that was trained on a table.
-        fabric: device.
-        bar: shows the images.
 
     Raises:
         UserError: the run was trained on no table, there is no such answer, or a model cannot be read.

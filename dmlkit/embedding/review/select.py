@@ -132,7 +132,6 @@ def select(
         rule: ``coverage`` or ``k_center``.
         threshold: least similarity of near-duplicates, see `dmlkit duplicates`. Default: that of equal images; other
             near-duplicates have small scores.
-        bar: shows the progress.
 
     Raises:
         UserError: there is nothing to choose from, no image of ``source`` has a label although ``images`` are given, or
@@ -176,13 +175,7 @@ def choose(
     threshold: float | None = None,
     bar: Bar = no_bar,
 ) -> ChosenImages:
-    """Choose images to label next, see `select`.
-
-    Args:
-        labeled: the labeled images; there may be none.
-        images: at least one unlabeled image.
-        count, rule, threshold, bar: see `select`.
-    """
+    """Choose at least one of unlabeled images, see `select`; there may be no labeled one."""
     names, codes = labeled.class_codes()
     guesses: list[str | None] = [None] * len(images)
     nearest, margins = torch.full((len(images),), -torch.inf), torch.full((len(images),), torch.nan)
@@ -220,7 +213,6 @@ class Pool:
     """Unlabeled points, and how similar each is to the nearest center, labeled or chosen.
 
     Args:
-        manifold: geometry.
         points: (N, D).
         nearest: (N,) similarity to the nearest labeled point; -inf if there is none.
         margins: (N,) the same less that to the nearest point with another label; nan if there is none.

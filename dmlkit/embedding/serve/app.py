@@ -76,12 +76,7 @@ class WantedVersion(BaseModel):
 
 
 class Served(Collector):
-    """What requests are answered with.
-
-    Args:
-        service: model and points.
-        access: what requests may do.
-    """
+    """What requests are answered with."""
 
     def __init__(self, service: Service, access: Access) -> None:
         self.service, self.allow_writes, self.images = service, access.allow_writes, access.images
@@ -279,10 +274,10 @@ async def restore(server: Writer, wanted: WantedVersion) -> dict[str, Any]:
 @api.post("/review/add")
 async def add_reviewed(server: Writer, request: Request) -> dict[str, Any]:
     """Add the images of the review with their labels to the gallery, as a new version."""
-    async with server.adding:  # each would load a model
-        images = await asyncio.to_thread(review_of(request).to_add)
-        found = await asyncio.to_thread(server.service.add_listed, images)
-    return {**found, "version": await server.answered([], lambda _: server.service.snapshot.version)}
+    review = review_of(request)
+    with server.seconds.time():
+        async with server.adding:  # each would load a model
+            return await asyncio.to_thread(lambda: server.service.add_listed(review.to_add()))
 
 
 def make_app(service: Service, access: Access, *, review: Path | None = None) -> FastAPI:

@@ -7,7 +7,7 @@ import asyncio
 import base64
 import binascii
 import hmac
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -66,9 +66,6 @@ class Guard:
     """Middleware that refuses requests that are too large or slow, come from other pages, or lack the token.
 
     Args:
-        app: application that answers the others.
-        access: who reaches the server.
-        most_bytes: size of a body.
         patience: seconds to wait for the next piece of a body.
     """
 
@@ -165,22 +162,28 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _headers(pairs: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode()) for name, value in pairs]
-
-
-SAFE = _headers(
-    [
-        ("content-security-policy", POLICY),
-        ("x-content-type-options", "nosniff"),
-        ("referrer-policy", "no-referrer"),
-        ("cache-control", "no-store"),
-    ]
-)
+SAFE = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+]
 
 
 MOST_IMAGES = 64  # of one request
 MOST_BYTES = 64_000_000  # of one request's body
+
+
+class Images(BaseModel):
+    """Images as JSON."""
+
+    model_config = ConfigDict(extra="forbid")
+    images: Annotated[list[str], Field(description="Image files in base64.", max_length=MOST_IMAGES)] = []
+    paths: Annotated[
+        list[str], Field(description="Files below the server's --images folder.", max_length=MOST_IMAGES)
+    ] = []
+
+
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -192,16 +195,7 @@ BODY: dict[str, Any] = {
                     "properties": {"images": {"type": "array", "items": {"type": "string", "format": "binary"}}},
                 }
             },
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {
-                        "images": {"type": "array", "items": {"type": "string", "format": "byte"}},
-                        "paths": {"type": "array", "items": {"type": "string"}},
-                    },
-                }
-            },
+            "application/json": {"schema": Images.model_json_schema()},
         },
     }
 }
@@ -220,16 +214,6 @@ class SentImage(NamedTuple):
         """Suffix for a file of the image."""
         suffix = Path(self.name).suffix.lower()
         return suffix if suffix in EXTENSIONS else ".jpg"
-
-
-class Images(BaseModel):
-    """Images as JSON."""
-
-    model_config = ConfigDict(extra="forbid")
-    images: Annotated[list[str], Field(description="Image files in base64.", max_length=MOST_IMAGES)] = []
-    paths: Annotated[
-        list[str], Field(description="Files below the server's --images folder.", max_length=MOST_IMAGES)
-    ] = []
 
 
 Check = Callable[[str, Pixels], None]

@@ -55,8 +55,6 @@ class ServedReview:
     """A review that several people answer at once.
 
     Args:
-        folder: folder of the review.
-        source: gallery that is served.
         label: returns the label of an image of the gallery by its id.
 
     Raises:

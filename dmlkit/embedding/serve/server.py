@@ -135,9 +135,7 @@ def run_server(serving: Serving, *, port: int, workers: int, started: Callable[[
     """Serve a source until the process gets SIGINT or SIGTERM; requests that are running are finished.
 
     Args:
-        serving: what is served.
         port: port; 0 takes a free one.
-        workers: number of processes.
         started: called with the address and the number of images when the server listens.
 
     Raises:

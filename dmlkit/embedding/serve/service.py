@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,6 @@ from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import LabelledImage, check_images
 from dmlkit.embedding.gallery.table import history
 from dmlkit.embedding.points import (
-    PointItem,
     PointSet,
     PointsInMemory,
     in_memory,
@@ -59,22 +58,6 @@ class BusyError(Exception):
     """Too many images wait for the model."""
 
 
-@dataclass(frozen=True)
-class KnownPoints(SearchedOften):
-    """Points in memory with the ids of their images.
-
-    Args:
-        ids: N ids.
-    """
-
-    ids: Sequence[str | int] = ()
-
-    def items_at(self, rows: Tensor) -> list[PointItem]:
-        """Return what is known of the images of rows (M,)."""
-        found = map(int, rows)
-        return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.box(row)) for row in found]
-
-
 class Snapshot:
     """The points that are served, at one version.
 
@@ -85,7 +68,7 @@ class Snapshot:
 
     def __init__(self, opened: PointSet, stamp: object) -> None:
         loaded, gallery = in_memory(opened), opened if isinstance(opened, GalleryFolder) else None
-        self.points = KnownPoints(
+        self.points = SearchedOften(
             **{one.name: getattr(loaded, one.name) for one in fields(PointsInMemory)},
             ids=gallery.ids if gallery else range(len(loaded)),
         )
@@ -293,7 +276,7 @@ class Service:
         self._require_gallery()
         torch.set_num_threads(1)  # of this thread: requests need the other cores
         found = add_images(self.source, images, model=self.chosen)
-        return {"added": found.added, "messages": [*found.repeated, *found.skipped]}
+        return {"added": found.added, "messages": [*found.repeated, *found.skipped], "version": self._reopen()}
 
     def remove(self, labels: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
         """Remove images from the gallery.
@@ -351,7 +334,8 @@ class Service:
         try:
             images = [image for task in tasks for image in task.images]
             points = torch.from_numpy(self._embed(images))
-            self._refresh()
+            if self.kind == "gallery" and self._stamp() != self.snapshot.stamp:  # another process has changed it
+                self._reopen()
         except BaseException as error:  # each request reports it
             for task in tasks:
                 task.done.set_exception(error)
@@ -377,11 +361,6 @@ class Service:
         parts = (images[start:end] for start, end in pairwise(ends))
         return np.concatenate(list(self._pool.map(self.embedder.embed, parts)))
 
-    def _refresh(self) -> None:
-        """Open the gallery again if it has changed since."""
-        if self.kind == "gallery" and self._stamp() != self.snapshot.stamp:
-            self._reopen()
-
     def _reopen(self) -> int:
         """Open the newest version of the gallery, and return its number."""
         stamp, gallery, manifest = self._stamp(), GalleryFolder(self.source), self.snapshot.points.manifest
@@ -398,7 +377,7 @@ class Service:
         if self.kind != "gallery":
             raise UserError(f"{self.source}: is not a gallery; serve a gallery to change it")
 
-    def _points(self) -> KnownPoints:
+    def _points(self) -> SearchedOften:
         if not len(self.snapshot.points):
             raise UserError(f"{self.source}: this gallery is empty; add images first")
         return self.snapshot.points

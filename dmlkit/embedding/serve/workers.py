@@ -42,7 +42,6 @@ def run_workers(work: Work, count: int, started: Callable[[int], None]) -> None:
 
     Args:
         work: what each worker does; a function of a module, with arguments that can be pickled.
-        count: number of workers.
         started: called with the number of images when all of them serve.
 
     Raises:

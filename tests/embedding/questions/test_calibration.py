@@ -28,7 +28,8 @@ from dmlkit.embedding.sources import open_points
 from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import gallery as load_gallery
 from dmlkit.manifolds.sphere import Sphere
-from tests.conftest import Result
+from dmlkit.run_folder.folder import RunFolder
+from tests.conftest import ONE_EPOCH, Result
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
 from tests.embedding.stored import ON_CPU
@@ -224,6 +225,30 @@ def test_a_gallery_with_one_image_per_label_needs_a_second_image(place: Path, tm
     add_images(path, tmp_path / "new.jpg", label="oak", model=ON_CPU)
     after = identify(path, asked, model=ON_CPU).note
     assert after is not None and "; run dmlkit calibrate" in after and "single image" not in after
+
+
+@pytest.mark.slow
+def test_a_gallery_that_is_too_small_for_a_calibration_says_what_it_lacks(
+    trained_once: Callable[..., Path],
+    place: Path,  # noqa: F811
+    tmp_path: Path,
+):
+    """Without validation images of the run, `identify` advises what `calibrate` asks for; 6 images are enough."""
+    trained_once(tmp_path, ONE_EPOCH.replace("validation_fraction: 0.34", "validation_fraction: 0"))
+    assert not RunFolder(tmp_path / "run").recipe().dataset.validates
+    path, photos = tmp_path / "birds", [place / "photos" / name / "0.jpg" for name in ("crow", "dove")]
+    create_gallery(tmp_path / "run", None, path, model=ON_CPU)
+    for index in range(6):
+        photo = tmp_path / f"{index}.jpg"
+        trees.photo(photo, 60 + index, (40, 30))
+        add_images(path, photo, label="crow" if index % 2 else "dove", model=ON_CPU)
+        note, more = identify(path, photos[0], model=ON_CPU).note or "", "add images until there are 6 with at least 2"
+        assert "then run dmlkit calibrate" in note or index == 5
+        assert (more in note) == (index < 5) and ("single image" in note) == (index < 2)
+        if 1 < index < 5:
+            with pytest.raises(UserError, match=f"at least 6 images of absent labels, got {index + 1}; {more}"):
+                calibrate_gallery(path, model=ON_CPU)
+    assert calibrate_gallery(path, model=ON_CPU).requested == 0.84
 
 
 @pytest.mark.slow

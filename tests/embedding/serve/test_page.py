@@ -134,6 +134,17 @@ def test_questions_are_answered_with_keys_and_explained(page: Any, server: tuple
     assert len(given) == 3 and given[1:] == ["a new bird", None]
 
 
+def test_an_answer_that_comes_in_another_view_is_not_announced_there(page: Any, server: tuple[str, Path]):
+    held = list[Any]()
+    page.route("**/v1/identify", lambda sent: held.append(sent))
+    page.set_input_files("input[data-use=identify]", server[1] / "photos" / "crow" / "0.jpg")
+    page.locator("#message", has_text="1 photo sent").wait_for()
+    page.click("nav a[href='#search']")
+    held[0].continue_()
+    page.locator("section[data-view=identify] .verdict").wait_for(state="attached")
+    assert page.inner_text("#message") == ""
+
+
 def test_names_are_shown_as_text(page: Any):
     page.click("nav a[href='#gallery']")
     page.wait_for_selector("#labels button")

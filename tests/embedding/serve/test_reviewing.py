@@ -151,6 +151,16 @@ def test_requests_are_answered_while_a_review_is_added(folder: Path, serve: Any,
     assert before["path"] != after["path"] == str(folder / "inbox" / "0.jpg")
 
 
+def test_an_addition_is_timed_from_its_begin(serve: Any, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any, **__: Any) -> None:
+        raise UserError("the disk is full")
+
+    client = serve()
+    monkeypatch.setattr(serving, "add_images", fail)
+    assert client.post("/v1/review/add").status_code == 409
+    assert "dmlkit_request_seconds_count 1.0" in client.get("/metrics").text
+
+
 def test_why_is_that_of_the_command(folder: Path, place: Path, serve: Any):  # noqa: F811
     client = serve()
     question = ask(client, "ada")

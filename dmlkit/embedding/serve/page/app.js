@@ -51,13 +51,13 @@ const uses = {
         node("p", { className: "detail", textContent: `${guess}${detail}` }),
         shelf(answer.nearest, files[row]), adding(files[row], isUnknown ? "" : answer.label)));
     }));
-    say(`${plural(answers.length, "photo", "photos")} identified.`);
+    return `${plural(answers.length, "photo", "photos")} identified.`;
   },
   async search(files, results) {
     const { queries } = await post(`/v1/search?k=${Number($("#neighbors").value) || 12}`, form(files));
     results.replaceChildren(...queries.map((query, row) =>
       node("article", { className: "answer" }, own(files[row]), shelf(query.nearest, files[row]))));
-    say(`${plural(queries.length, "photo", "photos")} searched.`);
+    return `${plural(queries.length, "photo", "photos")} searched.`;
   },
   async compare(files, results) {
     if (files.length !== 2) {
@@ -75,7 +75,7 @@ const uses = {
       node("p", { className: "detail", textContent: detail }),
       node("div", { className: "pair" }, own(files[0]), own(files[1])),
       whyButton("these photos", () => explain("/v1/why", form(files))));
-    say(words);
+    return words;
   },
 };
 
@@ -83,7 +83,10 @@ function take(section, files) {
   const images = [...files].filter((file) => file.type.startsWith("image/"));
   if (!images.length) return say("That is not an image.", true);
   const use = section.dataset.view;
-  attempt(`${plural(images.length, "photo", "photos")} sent ...`, () => uses[use](images, $(".results", section)));
+  attempt(`${plural(images.length, "photo", "photos")} sent ...`, async () => {
+    const done = await uses[use](images, $(".results", section));
+    if (!section.hidden) say(done);  // in another view it would seem to be about that one
+  });
 }
 
 for (const input of document.querySelectorAll("input[type=file]")) {

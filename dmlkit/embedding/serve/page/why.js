@@ -1,6 +1,6 @@
 // Why two images are similar: a heat map of how much each patch is needed, and lines between the strongest pairs.
 
-import { $, attempt, node, number, post, say } from "./core.js";
+import { $, attempt, node, number, post } from "./core.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const GAP = 8;  // percent of a side, between the images
@@ -43,7 +43,6 @@ export async function explain(path, body) {
   $("#why-list").replaceChildren(...found.pairs.map(({ a, b, contribution }) => node("li", {
     textContent: `${contribution.toPrecision(2)}: ${place(a)} of the first, ${place(b)} of the second`,
   })));
-  say("");
   $("#why").showModal();
   $("#why-title").focus();
 }
