@@ -388,10 +388,10 @@ def test_parts_of_somebody_else_are_computed_again_s11(here: Path, command: Comm
 
     assert command("embed", "run", "photos", "-o", "whole")[0] == 0
     words = ("embed", "run", "photos", "-o", "new")
-    steps = in_child(command, words, here, None)
+    steps = in_child(words, here, None)
     for step in range(1, steps):
         shutil.rmtree("new", ignore_errors=True)
-        in_child(command, words, here, step)
+        in_child(words, here, step)
         if parts := list(Path("new").glob("parts/part-*.safetensors")):
             break
     with safe_open(parts[0], "pt") as stored:
