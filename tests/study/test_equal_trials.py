@@ -30,7 +30,7 @@ def test_every_variant_of_a_claim_has_as_many_trials_as_the_others(path: Path):
 
 @pytest.mark.parametrize("name", sorted(TUNED))
 def test_the_whole_proxy_anchor_family_tunes_alpha_and_margin_over_grids_of_the_same_shape(name: str):
-    """A grid may be centered elsewhere, on what an earlier run chose: all then add as many steps from their best ones."""
+    """A grid may be centered elsewhere, on what an earlier run chose: all add as many steps from their best ones."""
     study = read_once(ROOT / "recipes" / "study" / f"{name}.yaml")
     grids: set[frozenset[tuple[float, float]]] = set()
     for variant in study.variants:
