@@ -1,10 +1,9 @@
 """Multi-Proxies Anchor loss: Proxy-Anchor with several proxies per class."""
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
-from torch import Tensor
 
 from dmlkit.losses.proxies.centers import CenterPooling, center_regularizer, pool_centers
-from dmlkit.losses.proxies.classes import Classes
+from dmlkit.losses.proxies.classes import Block, ClosedForm, anchor_terms
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.losses.proxy_anchor import AnchorLoss
 
@@ -46,5 +45,8 @@ class MPA(AnchorLoss, name="mpa"):
     def __post_init__(self) -> None:
         super().__post_init__(self.proxies_per_class, pool_centers(self.class_similarity, self.gamma))
 
-    def over(self, classes: Classes) -> Tensor:
-        return super().over(classes) + center_regularizer(self.manifold, classes, self.regularizer_weight)
+    def class_terms(self, block: Block) -> ClosedForm:
+        terms = anchor_terms(block, self.scale, self.margin)
+        if self.regularizer_weight == 0 or self.proxies_per_class == 1:
+            return terms
+        return terms._replace(of_proxies=center_regularizer(self.manifold, block, self.regularizer_weight))

@@ -3,7 +3,7 @@
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from dmlkit.losses.proxies.centers import center_regularizer, pool_centers
+from dmlkit.losses.proxies.centers import over_all_centers, pool_centers
 from dmlkit.losses.proxies.classes import Classes
 from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
 from dmlkit.losses.proxies.softmax import RowLosses
@@ -49,4 +49,7 @@ class SoftTriple(SoftmaxLoss, name="soft_triple"):
         return super().row_losses(others, own - self.scale * self.margin)
 
     def over(self, classes: Classes) -> Tensor:
-        return super().over(classes) + center_regularizer(self.manifold, classes, self.regularizer_weight)
+        loss = super().over(classes)
+        if self.regularizer_weight == 0 or self.centers_per_class == 1:
+            return loss
+        return loss + over_all_centers(self.manifold, classes, self.regularizer_weight)

@@ -44,8 +44,8 @@ def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
     return pool
 
 
-def center_regularizer(manifold: Manifold, classes: Classes, weight: float) -> Tensor:
-    r"""Compute half the mean distance between two proxies of a class: MPA eq. 3, also in SoftTriple; 0 for K = 1.
+def center_regularizer(manifold: Manifold, block: Block, weight: float) -> Tensor:
+    r"""Compute a block's part of half the mean distance between two of K > 1 proxies of a class: MPA eq. 3, SoftTriple.
 
     .. math:: \frac{\tau}{C K (K - 1)} \sum_c \sum_{s < t} d(w_{cs}, w_{ct})
 
@@ -53,22 +53,22 @@ def center_regularizer(manifold: Manifold, classes: Classes, weight: float) -> T
 
     Args:
         manifold: the geometry.
-        classes: the classes of the step, with proxies (n, K, d).
+        block: the block, with proxies (w, K, d).
         weight: tau.
     """
-    per_class = classes.proxies.shape[1]
-    if weight == 0 or per_class == 1:
-        return classes.embeddings.new_zeros(())
-    factor = 0.5 * weight / (classes.total * per_class * (per_class - 1))  # each pair occurs twice
+    per_class = block.proxies.shape[1]
+    factor = 0.5 * weight / (block.classes.total * per_class * (per_class - 1))  # each pair occurs twice
+    return distances_within(manifold, manifold.proxy_points(block.proxies)).sum() * factor
+
+
+def over_all_centers(manifold: Manifold, classes: Classes, weight: float) -> Tensor:
+    """Sum `center_regularizer` over all classes, for a loss that is no sum of terms of its classes."""
 
     def nothing(_: Tensor, proxies: Tensor) -> Tensor:
         return proxies.new_empty(0)
 
-    def terms(block: Block) -> Tensor:
-        return distances_within(manifold, manifold.proxy_points(block.proxies)).sum((1, 2)) * factor
-
     within = replace(classes, embeddings=classes.proxies.new_empty(0), measure=by_autograd(nothing))
-    return sum_over_classes(within, terms)
+    return sum_over_classes(within, lambda block: center_regularizer(manifold, block, weight))
 
 
 def distances_within(manifold: Manifold, points: Tensor) -> Tensor:

@@ -18,10 +18,11 @@ class ClosedForm(NamedTuple):
 
     values: Tensor  # (w,)
     gradient: Tensor  # (B, w): each column belongs to one term
+    of_proxies: Tensor | None = None  # a scalar to add that depends only on the proxies of the block, with a graph
 
     def sum(self) -> Tensor:
         """Return the sum of the terms, a scalar."""
-        return self.values.sum()
+        return self.values.sum() if self.of_proxies is None else self.values.sum() + self.of_proxies
 
 
 Terms = Tensor | ClosedForm
@@ -41,13 +42,15 @@ class GradientSums:
         total = terms.sum()
         if isinstance(terms, ClosedForm):
             self.add(block, block.similarity, terms.gradient)
+            if terms.of_proxies is not None:
+                self.rows(block).add_(torch.autograd.grad(terms.of_proxies, block.proxies)[0])
         else:
             self.add(block, total)
         return total.detach()
 
     def add(self, block: "Block", outputs: Tensor, gradient: Tensor | None = None) -> None:
         """Add the gradients of ``outputs`` of a block times ``gradient``, which may be omitted for a scalar."""
-        rows = self.of_proxies[block.first : block.first + len(block.proxies)]
+        rows = self.rows(block)
         if outputs is block.similarity:  # autograd would return its input, and take 50 us
             of_similarity, of_proxies, *of_parameters = gradient, None
         else:
@@ -66,6 +69,10 @@ class GradientSums:
         self.of_shared = (
             [old.add_(more) for old, more in zip(self.of_shared, new, strict=True)] if self.of_shared else new
         )
+
+    def rows(self, block: "Block") -> Tensor:
+        """Return the gradient of the proxies of a block, to write to."""
+        return self.of_proxies[block.first : block.first + len(block.proxies)]
 
     def over_ranks(self) -> tuple[Tensor, ...]:
         """Return the sums; those of embeddings and parameters are summed over the ranks, as all ranks contribute."""

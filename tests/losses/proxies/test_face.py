@@ -14,6 +14,8 @@ from torch.nn.functional import cross_entropy, normalize
 from dmlkit.component import MemberError, one_of
 from dmlkit.losses import Grouplet, proxy_anchor, proxy_isa
 from dmlkit.losses.base import LossConfig
+from dmlkit.losses.mpa import MPA
+from dmlkit.losses.proxies.centers import center_regularizer
 from dmlkit.losses.proxies.classes import Block, ClosedForm, GradientSums, Terms
 from dmlkit.losses.proxies.proxy_loss import ClassSumLoss, ProxyLoss, SoftmaxLoss
 from dmlkit.manifolds import Euclidean, Sphere
@@ -128,6 +130,12 @@ def plain_push_terms(loss: Grouplet, block: Block, grouping: list[Tensor], facto
     return factor * torch.stack([exponentials[images].sum(1).log1p().sum(0) for images in grouping]).sum(0)
 
 
+def plain_mpa_terms(loss: MPA, block: Block) -> Tensor:
+    """The terms of MPA with its regularizer, whose gradient autograd computes in one."""
+    terms = plain_terms(block, loss.scale, loss.margin).sum()
+    return terms + center_regularizer(loss.manifold, block, loss.regularizer_weight)
+
+
 @pytest.mark.parametrize("chunk_size", [None, 3])
 @pytest.mark.parametrize("scale", [2.0, 32.0])  # at 32 a negative distance of 1 counts e^-32: pushes are lost in pulls
 @pytest.mark.parametrize("space", MANIFOLDS)
@@ -155,6 +163,7 @@ def test_closed_form_equals_plain_form(
         if not is_closed:
             monkeypatch.setattr(proxy_anchor, "anchor_terms", plain_terms)
             monkeypatch.setattr(proxy_isa, "anchor_terms", plain_terms)
+            monkeypatch.setattr(MPA, "class_terms", plain_mpa_terms)
             monkeypatch.setattr(Grouplet, "_push_terms", plain_push_terms)
         loss = build_case(name, options | {"scale": scale, "chunk_size": chunk_size}, epoch, manifold)
         points = draw(0, manifold).requires_grad_()
