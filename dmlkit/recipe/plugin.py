@@ -28,7 +28,6 @@ from dmlkit.component import ComponentConfig, MemberError, NameTakenError, compo
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import check_regular
-from dmlkit.recipe.yaml_tree import models_in
 
 GROUP = "dmlkit"  # group of entry points
 
@@ -224,6 +223,8 @@ def _below(root: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 def _holds_union(model: type[BaseModel], known: dict[type[BaseModel], bool]) -> bool:
     """Return whether the model, or a model nested in it, has a union of members."""
+    from dmlkit.recipe.yaml_tree import models_in  # with YAML: 30 ms, which only plug-ins need
+
     if model not in known:
         known[model] = False  # for now: models may refer to each other in a cycle
         inside = [part for field in model.model_fields.values() for part in models_in(field.annotation)]
