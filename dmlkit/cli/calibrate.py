@@ -163,7 +163,7 @@ def calibrate(
     from dmlkit.evaluation.calibration import plot_reliability
 
     console = Console(stderr=json)
-    model, place = chosen.choose(source, bars(console))
+    model, place = chosen.choose_with_place(source, bars(console))
     if place is not None and asked is not None:
         raise UserError(f"calibrate: --by {column.by}: does not apply to --with place; leave one out")
     if asked is not None:

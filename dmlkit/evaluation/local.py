@@ -33,7 +33,7 @@ from dmlkit.embedding.stored import hash_images, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.calibration import threshold_on
-from dmlkit.evaluation.fusion import PairOfModels, fusion_of
+from dmlkit.evaluation.fusion import PairOfModels, choose_fusion
 from dmlkit.files.document import Document
 from dmlkit.files.source import LOCAL, PARTNERS, SIFT
 from dmlkit.loading.cache import images_of_split
@@ -127,9 +127,12 @@ def fusion_or_local_of(
     Raises:
         UserError: see `choose_local` and `choose_fusion`.
     """
-    if other is None or other not in PARTNERS:
-        return fusion_of(run, other, checkpoint=checkpoint, device=device, bar=bar)
-    return choose_local(run, kind=other.name, checkpoint=checkpoint, fabric=start_ranks(device), bar=bar)
+    if other is None:
+        return None
+    fabric = start_ranks(device)
+    if other in PARTNERS:
+        return choose_local(run, kind=other.name, checkpoint=checkpoint, fabric=fabric, bar=bar)
+    return choose_fusion(run, other, checkpoint=checkpoint, fabric=fabric, bar=bar)
 
 
 class PairOfScores(PairOfModels):
