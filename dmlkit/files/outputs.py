@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import spreadsheet
 
@@ -133,10 +133,9 @@ def writing(path: Path, *errors: type[Exception], advice: str = "") -> Generator
     try:
         yield
     except (OSError, *errors) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        first_line = (reason.splitlines() or [type(error).__name__])[0]
+        reason = (isinstance(error, OSError) and error.strerror) or first_line(error)
         after = f"; {advice}" if advice else ""
-        raise UserError(f"{path}: cannot write this file: {first_line}{after}") from error
+        raise UserError(f"{path}: cannot write this file: {reason}{after}") from error
 
 
 def check_writable(folder: Path) -> None:
