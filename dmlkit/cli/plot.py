@@ -244,6 +244,7 @@ def results(
     from dmlkit.study.reports.report import plot_study, requested_metrics
 
     output = output or study / "plots" / "results.png"
+    check_picture(output)
     found = read_results(study)
     metrics = requested_metrics(found, metric)
     output.parent.mkdir(parents=True, exist_ok=True)
