@@ -61,7 +61,7 @@ def verified_patches(patches: torch.Tensor) -> Match:
         items = patches.index_select(0, rows).float()
         cosines = items @ patches[row].float().T  # (K, cells of the image, cells of the query)
         best, nearest, mutual = mutual_nearest(cosines)
-        return (best * verify_affine(places, places[nearest], mutual & (best > 0), CELLS).inliers).mean(1)
+        return (best * verify_affine(places, places[nearest], mutual & (best > 0), CELLS)).mean(1)
 
     return scores
 

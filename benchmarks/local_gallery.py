@@ -29,12 +29,13 @@ import numpy as np
 import torch
 from report import write_report
 
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.change import add_images, create_gallery
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.questions.rates import threshold_for
 from dmlkit.evaluation.image_gallery import ImageGallery
-from dmlkit.evaluation.local import fusion_or_local_of
+from dmlkit.evaluation.run import choose_second
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.statistics import paired_comparison
 from dmlkit.run_folder.folder import RunFolder
@@ -51,7 +52,7 @@ def main(run: Path) -> None:
     kept = [generator.permutation(np.flatnonzero(labels == code))[: ENROLLED + ASKED] for code in np.unique(labels)]
     paths, names = [str(path) for path in images.paths], [images.class_names[code] for code in labels]
     on_cpu = ModelChoice(device="cpu")
-    fusion = fusion_or_local_of(run, Path(KIND), device="cpu")
+    fusion = choose_second(run, Path(KIND), fabric=start_ranks("cpu"))
     found: dict[tuple[str, bool], list[np.ndarray]] = {(name, both): [] for name in NAMES for both in (False, True)}
     classes: dict[str, list[np.ndarray]] = {"asked": [], "strangers": []}
     for division in range(DIVISIONS):

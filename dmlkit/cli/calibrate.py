@@ -25,9 +25,7 @@ from dmlkit.cli.options import (
 from dmlkit.cli.search import check_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
-from dmlkit.files.outputs import GALLERY_MARK
 from dmlkit.files.source import (
-    CREATING_MARK,
     PLACE,
     check_options,
     kind_of,
@@ -52,10 +50,8 @@ def require_calibratable(path: Path) -> None:
     Raises:
         UserError: it is not, or the creation of the gallery was interrupted.
     """
-    if any((path / name).exists() for name in (GALLERY_MARK, CREATING_MARK)):
-        require_gallery(path)
-    else:
-        require_run(path)
+    is_gallery = path.exists() and kind_of(path) == "gallery"
+    (require_gallery if is_gallery else require_run)(path)
 
 
 @dataclass(frozen=True)
@@ -163,7 +159,7 @@ def calibrate(
     from dmlkit.evaluation.calibration import plot_reliability
 
     console = Console(stderr=json)
-    model, place = chosen.choose(source, bars(console))
+    model, place = chosen.choose_with_place(source, bars(console))
     if place is not None and asked is not None:
         raise UserError(f"calibrate: --by {column.by}: does not apply to --with place; leave one out")
     if asked is not None:

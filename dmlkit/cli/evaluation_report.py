@@ -9,7 +9,6 @@ from rich.console import Console
 
 from dmlkit.cli.compare import gain_of
 from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table, say, say_json, say_prose, say_skipped
-from dmlkit.files.source import PARTNERS, PLACE
 
 if TYPE_CHECKING:
     from dmlkit.distributed.launch import Ranks
@@ -197,27 +196,16 @@ def tell_run(
     second: Path | None,
 ) -> None:
     """Evaluate a run, and print the gain from training and the path of its report."""
+    from dmlkit.embedding.manifest import LocalFusion
     from dmlkit.evaluation.compare import result_of
-    from dmlkit.evaluation.fusion import choose_fusion
-    from dmlkit.evaluation.local import choose_local
-    from dmlkit.evaluation.place import choose_place
-    from dmlkit.evaluation.run import ScoredAgain, check_scope, evaluate_scope
+    from dmlkit.evaluation.run import ScoredAgain, check_scope, choose_second, evaluate_scope
 
+    progress = bars(shown.console)
     if second is not None:
         check_scope(source, scope)
-        options: Any = {"checkpoint": checkpoint, "fabric": fabric, "bar": bars(shown.console)}
-        if second in PARTNERS:
-            is_place = second == Path(PLACE)
-            fusion = (
-                choose_place(source, **options)
-                if is_place
-                else choose_local(source, kind=second.name, **options).weight
-            )
-        else:
-            fusion = choose_fusion(source, second, **options)
-        shown = replace(shown, fusion=fusion)
+        fusion = choose_second(source, second, checkpoint=checkpoint, fabric=fabric, bar=progress)
+        shown = replace(shown, fusion=fusion.weight if isinstance(fusion, LocalFusion) else fusion)
     others = ScoredAgain(shown.rerank, shown.copies, shown.fusion)
-    progress = bars(shown.console)
     run = evaluate_scope(source, fabric, scope, checkpoint=checkpoint, scored_again=others, bar=progress)
     if not fabric.is_global_zero:
         return

@@ -20,6 +20,7 @@ from dmlkit.files.export_formats import (
     ModelFormat,
     ModelInput,
     StoreFormat,
+    WantedModel,
     check_export,
 )
 
@@ -60,17 +61,6 @@ class ExportedModelOptions:
     checkpoint: Checkpoint = None
     overrides: SetDataset = None
 
-    def given(self) -> dict[str, object]:
-        """Return the values by the names of the options."""
-        return {
-            "--input": self.takes,
-            "--dims": self.dims,
-            "--precision": self.precision,
-            "--license": self.license_name,
-            "--checkpoint": self.checkpoint,
-            "--set": self.overrides,
-        }
-
 
 @app.command(
     rich_help_panel=USE,
@@ -106,15 +96,14 @@ def export(
     model: ExportedModelOptions,
 ) -> None:
     """Export the model of a run, a gallery with its model, or embeddings, for other programs."""
-    check_export(source, format, {"--table": table, "--overwrite": overwrite, **model.given()})
-
-    from dmlkit.export.export import WantedModel
-    from dmlkit.export.export import export as export_source
-
-    console = Console()
     wanted = WantedModel(
         model.checkpoint, model.overrides or [], model.takes, model.dims, model.license_name, model.precision
     )
+    check_export(source, format, {"--table": table, "--overwrite": overwrite, **wanted.options()})
+
+    from dmlkit.export.export import export as export_source
+
+    console = Console()
     errors = Console(file=sys.stderr)  # PyTorch's exporters get another stream meanwhile
     with _tracing(errors) if format in PROGRAMS else nullcontext():
         exported = export_source(

@@ -48,11 +48,16 @@ class KeptModelOptions:
     device: ModelDevice = "auto"
 
     def choose(self, run: Path, bar: "Bar") -> "ModelChoice":
-        """Return the model of a run, see `dmlkit.evaluation.local.fusion_or_local_of`."""
+        """Return the model of a run, see `dmlkit.evaluation.run.choose_second`."""
         from dmlkit.embedding.fusion import ModelChoice
-        from dmlkit.evaluation.local import fusion_or_local_of
 
-        fusion = fusion_or_local_of(run, self.second, checkpoint=self.checkpoint, device=self.device, bar=bar)
+        fusion = None
+        if self.second is not None:
+            from dmlkit.distributed.launch import start_ranks
+            from dmlkit.evaluation.run import choose_second
+
+            fabric = start_ranks(self.device)
+            fusion = choose_second(run, self.second, checkpoint=self.checkpoint, fabric=fabric, bar=bar)
         return ModelChoice(checkpoint=self.checkpoint, fusion=fusion, device=self.device)
 
 

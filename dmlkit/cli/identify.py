@@ -1,6 +1,6 @@
 """``dmlkit identify``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -108,12 +108,14 @@ def identify(
         from dmlkit.embedding.questions.identify import LabelRule
         from dmlkit.embedding.questions.identify import identify as identify_images
 
-        model, place = chosen.choose(source, bars(console))
+        asked = LabelRule(rule.by, rule.k, rule.threshold, rule.by_group, rerank_of(rule.rerank))
+        asked.check()  # before images are embedded to choose a weight
+        model, place = chosen.choose_with_place(source, bars(console))
         added = model.fusion or place
         found = identify_images(
             source,
             images,
-            rule=LabelRule(rule.by, rule.k, rule.threshold, rule.by_group, rerank_of(rule.rerank), place),
+            rule=replace(asked, place=place),
             boxes=boxes.read(),
             model=model,
             labels=array.labels,

@@ -156,7 +156,7 @@ class FusedModelOptions(ModelOptions):
 
 
 @dataclass(frozen=True)
-class PlacedModelOptions(ModelOptions):
+class PlacedModelOptions(FusedModelOptions):
     """Options on the model that embeds new images, and on a second one, or place and time."""
 
     second: Annotated[
@@ -170,11 +170,21 @@ class PlacedModelOptions(ModelOptions):
         ),
     ] = None
 
-    def choose(self, source: Path, bar: "Bar") -> "tuple[ModelChoice, PlaceFusion | None]":
-        """Return the model for images that are compared with a source, and the weight of place and time.
+    @property
+    def has_place(self) -> bool:
+        """Whether place and time are added, instead of a second run."""
+        return self.second == Path(PLACE)
 
-        See `dmlkit.evaluation.place.model_with`.
+    def choose_with_place(self, source: Path, bar: "Bar") -> "tuple[ModelChoice, PlaceFusion | None]":
+        """Return the model for images that are compared with a source, and the weight of place and time in a gallery.
+
+        See `choose` and `dmlkit.evaluation.place.place_in`.
         """
-        from dmlkit.evaluation.place import model_with
+        if not self.has_place:
+            return self.choose(source, bar=bar), None
+        from dmlkit.embedding.fusion import ModelChoice
+        from dmlkit.embedding.gallery.folder import GalleryFolder
+        from dmlkit.evaluation.place import place_in
 
-        return model_with(source, self.second, run=self.run, device=self.device, bar=bar)
+        place = place_in(GalleryFolder(source), run=self.run, device=self.device, bar=bar)
+        return ModelChoice(self.run, device=self.device), place

@@ -216,7 +216,6 @@ def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -
         from dmlkit.study.reports.overview import read_results
         from dmlkit.study.reports.report import epoch_groups
 
-        check_target(output, [])
         results = read_results(sources[0])
         output = output or sources[0] / "plots" / "epochs.png"
         plot_epochs(epoch_groups(sources[0], results), output, metric=metric)
@@ -245,7 +244,7 @@ def results(
     from dmlkit.study.reports.report import plot_study, requested_metrics
 
     output = output or study / "plots" / "results.png"
-    check_target(output, [])
+    check_picture(output)
     found = read_results(study)
     metrics = requested_metrics(found, metric)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -263,9 +262,7 @@ def check_target(output: Path | None, runs: Sequence[Path]) -> None:
     """
     from dmlkit.run_folder.folder import RunFolder
 
-    if output is None:
-        return
-    if output.suffix.lower() in EXTENSIONS:
+    if output is not None and output.suffix.lower() in EXTENSIONS:
         check_outside_data(output, [RunFolder(run).recipe().dataset.data_root for run in runs])
 
 

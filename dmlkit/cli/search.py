@@ -25,7 +25,7 @@ from dmlkit.cli.options import (
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import NEIGHBOR_COLUMNS, check_file, is_table
-from dmlkit.files.source import PLACE, Kind, check_options, is_exported, kind_of
+from dmlkit.files.source import NAMES, PLACE, Kind, check_options, is_exported, kind_of
 
 if TYPE_CHECKING:
     from dmlkit.embedding.questions.answers import Answers, Neighbor
@@ -86,8 +86,8 @@ def search(
         from dmlkit.embedding.questions.search import search as search_images
 
         again = rerank_of(rerank)
-        model, place = chosen.choose(source, bars(console))
-        check_together(again, place)
+        check_together(again, has_place=chosen.has_place)
+        model, place = chosen.choose_with_place(source, bars(console))
         added = model.fusion or place
         answers = search_images(
             source,
@@ -122,7 +122,7 @@ def others_of(
     return {**boxes.given(), **model, "--device": device}
 
 
-def check_model(chosen: FusedModelOptions | PlacedModelOptions, source: Path, *queries: Path) -> None:
+def check_model(chosen: FusedModelOptions, source: Path, *queries: Path) -> None:
     """Check the options on a model, before torch is imported.
 
     Args:
@@ -131,9 +131,14 @@ def check_model(chosen: FusedModelOptions | PlacedModelOptions, source: Path, *q
         queries: what it is searched with; without it, the device is that of a network in any case.
 
     Raises:
-        UserError: see `check_fusion` and `check_device`.
+        UserError: place and time are added to something else than a gallery, or see `check_fusion` and `check_device`.
     """
-    if isinstance(chosen, PlacedModelOptions) and chosen.second == Path(PLACE):
+    if isinstance(chosen, PlacedModelOptions) and chosen.has_place:
+        if (kind := kind_of(source)) != "gallery":
+            raise UserError(
+                f"--with {PLACE}: applies to a gallery, but {source} is {NAMES[kind]}; create a gallery from a table "
+                "with the columns path, label, latitude, longitude and time"
+            )
         return
     from dmlkit.embedding.gallery.files import check_fusion
 

@@ -47,8 +47,11 @@ def why(
     from dmlkit.embedding.questions.why import explain
     from dmlkit.evaluation.plots.why import plot_explanation
 
+    fabric = start_ranks(device)
+    found, images = explain(run, a, b, checkpoint=checkpoint, fabric=fabric)
+    if not fabric.is_global_zero:
+        return
     console = Console(stderr=json)
-    found, images = explain(run, a, b, checkpoint=checkpoint, fabric=start_ranks(device))
     if output is not None:
         plot_explanation(found, images, output, lines=top)
     if json:

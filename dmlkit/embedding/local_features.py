@@ -237,7 +237,7 @@ def match_keypoints(queries: Keypoints, gallery: Keypoints) -> Match:
         place, matched = matches(queries.descriptors[row].float(), descriptors.float())
         others = gallery.places[rows].gather(1, place[..., None].expand(-1, -1, 2))
         found = verify_affine(queries.places[row], others, matched, TOLERANCE)
-        return (found.inliers.sum(1) + 1).log() / log(MOST_KEYPOINTS + 1)
+        return (found.sum(1) + 1).log() / log(MOST_KEYPOINTS + 1)
 
     return scores
 
@@ -271,20 +271,11 @@ def _opencv() -> Any:
         raise UserError(f"--with {SIFT}: this needs OpenCV; install it with: pip install 'dmlkit[sift]'") from None
 
 
-class Verified(NamedTuple):
-    """Affine maps of K pairs of images, and the matches that fit them."""
-
-    inliers: Tensor
-    """(K, M) bool."""
-    maps: Tensor
-    """(K, 3, 2): the places of a query (M, 2), with a column of ones, times the map are those of the other image."""
-
-
-def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: float) -> Verified:
-    """Find the affine map that most of the matches fit, by RANSAC (Fischler & Bolles 1981), and fit it to them.
+def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: float) -> Tensor:
+    """Find the matches that fit the affine map of most of them, by RANSAC (Fischler & Bolles 1981), (K, M) bool.
 
     Maps that mirror, or change the area more than `LARGEST_CHANGE` times, are left out. The same matches give the same
-    maps.
+    result.
 
     Args:
         query: (M, 2) places in the query.
@@ -296,14 +287,13 @@ def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: floa
         >>> query = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 0.2]])
         >>> turned = torch.stack([2 - query[:, 1], query[:, 0]], dim=1)  # by 90 degrees, and moved
         >>> turned[4] = 9.0
-        >>> found = verify_affine(query, turned[None], torch.ones(1, 5, dtype=torch.bool), 0.1)
-        >>> found.inliers.tolist(), (found.maps[0].round(decimals=3) + 0.0).tolist()
-        ([[True, True, True, True, False]], [[0.0, 1.0], [-1.0, 0.0], [2.0, 0.0]])
+        >>> verify_affine(query, turned[None], torch.ones(1, 5, dtype=torch.bool), 0.1).tolist()
+        [[True, True, True, True, False]]
     """
-    inliers, maps = torch.zeros_like(matched), torch.zeros(len(items), 3, 2)
+    inliers = torch.zeros_like(matched)
     enough = (matched.sum(1) >= LEAST_MATCHES).nonzero()[:, 0]
     if not len(enough):
-        return Verified(inliers, maps)
+        return inliers
     places, others, kept = query.T, items[enough].movedim(2, 0), matched[enough]  # (2, M), (2, K', M) and (K', M)
     pairs, numbers = kept.nonzero(as_tuple=True)  # the T matches of all pairs in one list, since most pairs have few
     first, second, counts = places[:, numbers], others[:, pairs, numbers], kept.sum(1)
@@ -319,10 +309,9 @@ def verify_affine(query: Tensor, items: Tensor, matched: Tensor, tolerance: floa
     again = _least_squares(places, others, found, fitted)
     wider = _fitting(places[:, None], others, again[..., None], tolerance) & kept
     is_better = wider.sum(1) > found.sum(1)
-    found[is_better], fitted[..., is_better] = wider[is_better], again[..., is_better]
+    found[is_better] = wider[is_better]
     inliers[enough] = found
-    maps[enough] = _least_squares(places, others, found, fitted).movedim(2, 0)
-    return Verified(inliers, maps)
+    return inliers
 
 
 def _maps_through(places: Tensor, items: Tensor, tolerance: float) -> Tensor:

@@ -236,9 +236,11 @@ def read_labels(path: Path) -> Values:
     """Read labels (N,), integers or text; bytes must be UTF-8, and text must not have unpaired surrogates.
 
     Raises:
-        UserError: the file cannot be read, or has another shape.
+        UserError: the file cannot be read, or has another shape or other values.
     """
     labels = _array(path, 1)
+    if labels.dtype.kind not in "iuSU":  # numbers with fractions would each be a label of its own
+        raise UserError(f"{path}: labels: expected integers or text, got {labels.dtype}")
     try:
         if labels.dtype.kind == "S":
             labels = np.strings.decode(labels, "utf-8")

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.fusion import check_fusible, join
-from dmlkit.embedding.gallery.files import check_fusion
 from dmlkit.embedding.gallery.manifest import read_gallery_manifest
 from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
@@ -39,28 +38,25 @@ def fusion_of(
     source: Path,
     other: Path | None,
     *,
-    checkpoint: CheckpointName | None = None,
     device: str = "auto",
     bar: Bar = no_bar,
 ) -> Fusion | None:
     """Return the fusion that ``--with`` asks for; None without it.
 
     Args:
-        source: a run; or a gallery of two runs, whose second run is named because it has moved.
+        source: a run; or a gallery of two runs, whose second run is named because it has moved; see `check_fusion`.
         other: the second run.
-        checkpoint, device, bar: see `choose_fusion`.
+        device, bar: see `choose_fusion`.
 
     Raises:
-        UserError: see `check_fusion` and `choose_fusion`.
+        UserError: see `choose_fusion`.
     """
     if other is None:
         return None
-    check_fusion(source, other)
     if kind_of(source) == "run":
-        return choose_fusion(source, other, checkpoint=checkpoint, fabric=start_ranks(device), bar=bar)
-    require_run(other)
+        return choose_fusion(source, other, fabric=start_ranks(device), bar=bar)
     stored = read_gallery_manifest(source).fusion
-    assert stored is not None  # as was checked
+    assert stored is not None  # see check_fusion
     return stored.model_copy(update={"run": str(other.resolve())})
 
 

@@ -16,8 +16,8 @@ from dmlkit.embedding.questions.calibration import Identification, calibrate_gal
 from dmlkit.embedding.questions.check import QueriesCheck, check_queries
 from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.search import search
-from dmlkit.evaluation.place import PlaceFusion, place_fusion_of
-from dmlkit.files.source import PLACE, kind_of
+from dmlkit.evaluation.place import PlaceFusion, place_in
+from dmlkit.files.source import kind_of
 
 ImagePaths = str | Path | Sequence[str | Path]
 """What is asked about: the path of images, of a table or of points; or a list of paths of images."""
@@ -207,7 +207,7 @@ class ImageGallery:
 
     def _place(self, is_wanted: bool) -> PlaceFusion | None:
         """Return the weight of place and time, chosen on validation classes of the gallery's run."""
-        return place_fusion_of(self.path, Path(PLACE), run=self.run, device=self.device) if is_wanted else None
+        return place_in(GalleryFolder(self.path), run=self.run, device=self.device) if is_wanted else None
 
 
 def _paths(call: str, given: Any) -> Path | list[Path]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.features import software_of
 from dmlkit.embedding.fusion import require_torch
 from dmlkit.embedding.images import ImageList
@@ -33,9 +33,9 @@ from dmlkit.embedding.stored import hash_images, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.calibration import threshold_on
-from dmlkit.evaluation.fusion import PairOfModels, fusion_of
+from dmlkit.evaluation.fusion import PairOfModels
 from dmlkit.files.document import Document
-from dmlkit.files.source import LOCAL, PARTNERS, SIFT
+from dmlkit.files.source import LOCAL, SIFT
 from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.manifolds.base import Manifold
@@ -108,28 +108,6 @@ def local_choice(run: RunFolder, trained: TrainedModel, kind: str, fabric: Ranks
         shape=(features.shape[1], features.shape[2]),
     )
     return LocalChoice(fusion, found, features)
-
-
-def fusion_or_local_of(
-    run: Path,
-    other: Path | None,
-    *,
-    checkpoint: CheckpointName | None = None,
-    device: str = "auto",
-    bar: Bar = no_bar,
-) -> Fusion | None:
-    """Return the fusion that ``--with`` asks for when a gallery is embedded: a second run, or local features.
-
-    Args:
-        other: a second run, ``local`` or ``sift``. Default: no fusion.
-        checkpoint, device, bar: see `choose_fusion`.
-
-    Raises:
-        UserError: see `choose_local` and `choose_fusion`.
-    """
-    if other is None or other not in PARTNERS:
-        return fusion_of(run, other, checkpoint=checkpoint, device=device, bar=bar)
-    return choose_local(run, kind=other.name, checkpoint=checkpoint, fabric=start_ranks(device), bar=bar)
 
 
 class PairOfScores(PairOfModels):

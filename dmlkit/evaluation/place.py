@@ -12,7 +12,6 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.table_file import LIMITS, column_names, days_of, degrees_of
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.progress_bar import Bar, no_bar
@@ -22,8 +21,8 @@ from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import read_column, table_of
-from dmlkit.evaluation.fusion import PairOfModels, fusion_of
-from dmlkit.files.source import NAMES, PLACE, kind_of
+from dmlkit.evaluation.fusion import PairOfModels
+from dmlkit.files.source import PLACE
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.ranking.scored import PlaceScores, Range, Sightings, kilometers
@@ -73,50 +72,22 @@ def choose_place(
     )
 
 
-def model_with(
-    source: Path, other: Path | None, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
-) -> tuple[ModelChoice, PlaceFusion | None]:
-    """Return the model that embeds queries, and the weight of place and time, as ``--run`` and ``--with`` ask for.
+def place_in(
+    gallery: GalleryFolder, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
+) -> PlaceFusion:
+    """Choose the weight of place and time in a gallery, see `choose_place`.
 
     Args:
-        source: what the queries are compared with.
-        other: the value of ``--with``: a second run, ``place``, or nothing.
-        run: the value of ``--run``.
-        device, bar: see `fusion_of`.
-
-    Raises:
-        UserError: see `fusion_of` and `place_fusion_of`.
-    """
-    place = place_fusion_of(source, other, run=run, device=device, bar=bar)
-    fusion = fusion_of(source, None if place else other, device=device, bar=bar)
-    return ModelChoice(run, fusion=fusion, device=device), place
-
-
-def place_fusion_of(
-    source: Path, other: Path | None, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
-) -> PlaceFusion | None:
-    """Return the weight of place and time that ``--with place`` asks for in a gallery; None for anything else.
-
-    Args:
-        other: the value of ``--with``.
         run: run of the gallery. Default: the one that it was created with.
-        device, bar: see `choose_place`.
+        device: device, see `start_ranks`; a runtime after it is that of the queries.
 
     Raises:
-        UserError: the source is no gallery, its images have no places, its run is not known, or see `choose_place`.
+        UserError: the images of the gallery have no places, its run is not known, or see `choose_place`.
     """
-    if other != Path(PLACE):
-        return None
-    if kind_of(source) != "gallery":
-        raise UserError(
-            f"--with {PLACE}: applies to a gallery, but {source} is {NAMES[kind_of(source)]}; create a gallery from a "
-            "table with the columns path, label, latitude, longitude and time"
-        )
-    gallery = GalleryFolder(source)
     check_placed(gallery)
     home = run or gallery.run
     if home is None:
-        raise UserError(f"{source}: the run that made it is unknown or has moved; name the run with --run RUN")
+        raise UserError(f"{gallery.source}: the run that made it is unknown or has moved; name the run with --run RUN")
     checkpoint = gallery.manifest.model.checkpoint
     return choose_place(home, checkpoint=checkpoint, fabric=start_ranks(device.partition("+")[0]), bar=bar)
 

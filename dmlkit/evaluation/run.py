@@ -22,10 +22,11 @@ from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.augmented import Copies, check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
-from dmlkit.evaluation.local import local_scores
-from dmlkit.evaluation.place import PlaceFusion, place_scores
+from dmlkit.evaluation.fusion import choose_fusion
+from dmlkit.evaluation.local import choose_local, local_scores
+from dmlkit.evaluation.place import PlaceFusion, choose_place, place_scores
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
-from dmlkit.files.source import LOCAL, SIFT
+from dmlkit.files.source import LOCAL, PARTNERS, PLACE, SIFT
 from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rankings import Ties
@@ -207,6 +208,25 @@ def _with_ranges(evaluation: Evaluation, run: RunFolder, model: TrainedModel, fa
 
     rescoring = replace(evaluation.rescoring, ranges=ranges, ranges_of="the training split")
     return replace(evaluation, rescoring=rescoring)
+
+
+def choose_second(
+    run: Path, other: Path, *, checkpoint: CheckpointName | None = None, fabric: Ranks, bar: Bar = no_bar
+) -> Fusion:
+    """Choose the weight of the similarity that ``--with`` adds, on the validation classes of a run.
+
+    Args:
+        other: a second run, or one of `PARTNERS`.
+        checkpoint: checkpoint of the run. Default: best, otherwise last.
+
+    Raises:
+        UserError: see `choose_fusion`, `choose_local` and `choose_place`.
+    """
+    if other == Path(PLACE):
+        return choose_place(run, checkpoint=checkpoint, fabric=fabric, bar=bar)
+    if other in PARTNERS:
+        return choose_local(run, kind=other.name, checkpoint=checkpoint, fabric=fabric, bar=bar)
+    return choose_fusion(run, other, checkpoint=checkpoint, fabric=fabric, bar=bar)
 
 
 def _with_fusion(

@@ -23,21 +23,21 @@ from dmlkit.export.model import Parity, check_model_output, export_model, manife
 from dmlkit.export.precision import lower
 from dmlkit.export.store import Destination, is_address
 from dmlkit.files.export_formats import (
+    AS_TRAINED,
     MODEL_FORMATS,
     PROGRAMS,
     STORES,
     EmbeddingFormat,
-    IndexPrecision,
     ModelFormat,
-    ModelInput,
     ModelPrecision,
     StoreFormat,
+    WantedModel,
     check_export,
 )
 from dmlkit.files.outputs import check_place
 from dmlkit.files.source import kind_of
 from dmlkit.run_folder.documents import TrainingClasses
-from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
 TABLE = "embeddings"  # default name of a table
@@ -73,39 +73,6 @@ def export_to_store(
 
 
 @dataclass(frozen=True)
-class WantedModel:
-    """Which model of a run is exported, and in what form.
-
-    Args:
-        checkpoint: checkpoint of the run. Default: best, otherwise last.
-        overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
-        takes: input of a model of images, see `export_model`. Default: ``images`` for ``onnx`` and ``torch-export``.
-        dims: number of first coordinates that the exported model returns, see `shortened`. Default: all.
-        license: identifier of the license, for the model card of ``hub``.
-        precision: precision of an ``onnx`` model, see `lower`, or of the vectors of a ``faiss`` index, which alone may
-            be ``binary``. Default: ``fp32``.
-    """
-
-    checkpoint: CheckpointName | None = None
-    overrides: Sequence[str] = ()
-    takes: ModelInput | None = None
-    dims: int | None = None
-    license: str | None = None
-    precision: IndexPrecision | None = None
-
-    def options(self) -> dict[str, object]:
-        """Return the values by the names that they have on the command line."""
-        return {
-            "--checkpoint": self.checkpoint,
-            "--set": list(self.overrides),
-            "--input": self.takes,
-            "--dims": self.dims,
-            "--license": self.license,
-            "--precision": self.precision,
-        }
-
-
-@dataclass(frozen=True)
 class Exported:
     """The result of an export."""
 
@@ -121,7 +88,7 @@ def export(
     output: Path | str | None = None,
     table: str | None = None,
     overwrite: bool = False,
-    model: WantedModel = WantedModel(),
+    model: WantedModel = AS_TRAINED,
     bar: Bar = no_bar,
 ) -> Exported:
     """Export a run's model, a gallery with its model, or embeddings, for other programs.

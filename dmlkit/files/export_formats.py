@@ -3,7 +3,8 @@
 It imports no torch, so that the command line refuses a wrong option at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -36,6 +37,43 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "--license": ("hub",),
 }
 """The formats that each option applies to; options that are not here depend on the source."""
+
+
+@dataclass(frozen=True)
+class WantedModel:
+    """Which model of a run is exported, and in what form.
+
+    Args:
+        checkpoint: checkpoint of the run. Default: best, otherwise last.
+        overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
+        takes: input of a model of images. Default: ``images`` for ``onnx`` and ``torch-export``.
+        dims: number of first coordinates that the exported model returns. Default: all.
+        license: identifier of the license, for the model card of ``hub``.
+        precision: precision of an ``onnx`` model, or of the vectors of a ``faiss`` index, which alone may be
+            ``binary``. Default: ``fp32``.
+    """
+
+    checkpoint: Literal["last", "best"] | None = None
+    overrides: Sequence[str] = ()
+    takes: ModelInput | None = None
+    dims: int | None = None
+    license: str | None = None
+    precision: IndexPrecision | None = None
+
+    def options(self) -> dict[str, object]:
+        """Return the values by the names that they have on the command line."""
+        return {
+            "--checkpoint": self.checkpoint,
+            "--set": list(self.overrides),
+            "--input": self.takes,
+            "--dims": self.dims,
+            "--license": self.license,
+            "--precision": self.precision,
+        }
+
+
+AS_TRAINED = WantedModel()
+"""The model of a run as `dmlkit train` chose it."""
 
 
 def check_export(source: Path, export_format: str, options: Mapping[str, object]) -> None:

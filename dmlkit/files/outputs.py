@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import spreadsheet
 
@@ -53,10 +53,11 @@ def check_output(
         sources: files that the command reads, which are never replaced.
 
     Raises:
-        UserError: the path is a folder, a source, or a file that this command did not write.
+        UserError: the path is a folder, inside a file, a source, or a file that this command did not write.
     """
     if path.is_dir():
         raise UserError(f"{option} {path}: this is a folder; expected the name of a file")
+    refuse_inside_file(path, option)
     if not path.exists():
         return
     if any(source.exists() and path.samefile(source) for source in sources):
@@ -66,6 +67,12 @@ def check_output(
             f"{option} {path}: this file exists already and was not written by this command; remove it, or choose "
             f"another {option}"
         )
+
+
+def refuse_inside_file(path: Path, option: str) -> None:
+    """Raise a `UserError` if one of the folders of an output is a file."""
+    if file := next((one for one in path.parents if one.is_file()), None):
+        raise UserError(f"{option} {path}: {file} is a file; expected a folder")
 
 
 def check_outside_data(output: Path, data: Iterable[Path | None], *, option: str = "--output") -> None:
@@ -133,10 +140,9 @@ def writing(path: Path, *errors: type[Exception], advice: str = "") -> Generator
     try:
         yield
     except (OSError, *errors) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        first_line = (reason.splitlines() or [type(error).__name__])[0]
+        reason = (isinstance(error, OSError) and error.strerror) or first_line(error)
         after = f"; {advice}" if advice else ""
-        raise UserError(f"{path}: cannot write this file: {first_line}{after}") from error
+        raise UserError(f"{path}: cannot write this file: {reason}{after}") from error
 
 
 def check_writable(folder: Path) -> None:
@@ -222,10 +228,11 @@ def check_folder(
         sources: paths that the command reads; the folder must not be inside a folder of images among them.
 
     Raises:
-        UserError: it is a file, has other files, or is inside a folder of data, a gallery or a run.
+        UserError: it is a file, has other files, or is inside a file, a folder of data, a gallery or a run.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{option} {path}: this is a file; expected the name of a folder")
+    refuse_inside_file(path, option)
     check_place(path, [source for source in sources if is_plain_folder(source)], option=option)
     if mark is None or not path.is_dir() or (path / mark).exists():
         return

@@ -14,13 +14,14 @@ from dmlkit.manifolds.poincare import Poincare
 ARC_POINTS = 30  # per drawn geodesic
 
 
-def require_disk(manifold: Manifold) -> None:
-    """Check that the points of a manifold lie in the disk.
+def lies_in_disk(manifold: Manifold) -> bool:
+    """Return whether the points of a manifold lie in the disk: it is hyperbolic, and has 2 dimensions."""
+    return isinstance(manifold, Poincare | Lorentz) and manifold.dim == 2
 
-    Raises:
-        UserError: the manifold is neither ``poincare`` nor ``lorentz``, or has more than 2 dimensions.
-    """
-    if not isinstance(manifold, Poincare | Lorentz) or manifold.dim != 2:
+
+def require_disk(manifold: Manifold) -> None:
+    """Raise a `UserError` unless the points of a manifold lie in the disk."""
+    if not lies_in_disk(manifold):
         raise UserError(
             f"plot disk: the disk shows 2-d embeddings on poincare or lorentz, got {manifold.dim}-d on "
             f"{type(manifold).__name__.lower()}; use dmlkit plot pca or dmlkit plot tsne, or train for the disk: "

@@ -14,8 +14,6 @@ from dmlkit.errors import UserError
 from dmlkit.files.pictures import COLUMN, picture, shortened_apart
 from dmlkit.geometry.planes import draw_disk, neighbor_plane, principal_plane, require_disk, to_unit_disk
 from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.lorentz import Lorentz
-from dmlkit.manifolds.poincare import Poincare
 from dmlkit.run_folder.folder import RunFolder
 
 MapKind = Literal["disk", "pca", "tsne"]
@@ -144,11 +142,6 @@ def draw_legend(figure: Any, dots: list[Any], names: list[str]) -> None:
     legend = figure.legend(dots, ["name"] * len(dots), loc="outside lower center", ncols=2, frameon=False)
     for text, name in zip(legend.get_texts(), shortened_apart(names, LONGEST_NAME), strict=True):
         text.set(text=name, parse_math=False)
-
-
-def default_kind(manifold: Manifold) -> MapKind:
-    """Return ``disk`` for embeddings that lie in the disk, otherwise ``pca``."""
-    return "disk" if isinstance(manifold, Poincare | Lorentz) and manifold.dim == 2 else "pca"
 
 
 def color(position: int, count: int) -> tuple[float, float, float]:

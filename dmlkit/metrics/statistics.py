@@ -4,7 +4,7 @@ First the comparison of runs by seeds, then the correction of p-values, and then
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import hypot, isfinite
 from typing import Literal
 
@@ -16,7 +16,7 @@ MOST_RUNS = 1000  # a difference that needs more runs has no practical relevance
 
 @dataclass(frozen=True)
 class Interval:
-    """Mean and its 95 % interval."""
+    """Mean and its 95 % interval, which is infinite if there are too few values for one."""
 
     mean: float
     low: float
@@ -29,28 +29,24 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Difference between a second model and a first, on the same queries or with the same seeds.
+class Comparison(Interval):
+    """Mean difference, second - first, between two models on the same queries or with the same seeds.
 
     Args:
-        difference: mean of second - first.
-        low, high: 95 % interval of the difference; infinite if there are too few values for an interval.
         p_value: probability of a difference at least this far from 0 if there is no true difference.
     """
 
-    difference: float
-    low: float
-    high: float
     p_value: float
 
     @property
-    def ends(self) -> tuple[float, float] | None:
-        """Interval; None if it is infinite."""
-        return (self.low, self.high) if isfinite(self.low) else None
+    def difference(self) -> float:
+        """Mean of second - first."""
+        return self.mean
 
     def as_dict(self) -> dict[str, float | None]:
-        """Return the fields for JSON, with null for infinite values."""
-        return {name: value if isfinite(value) else None for name, value in asdict(self).items()}
+        """Return the values for JSON, with null for infinite ones."""
+        values = {"difference": self.mean, "low": self.low, "high": self.high, "p_value": self.p_value}
+        return {name: value if isfinite(value) else None for name, value in values.items()}
 
 
 def t_interval(values: list[float]) -> Interval:

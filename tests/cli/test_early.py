@@ -29,6 +29,7 @@ NO_DATA = (
 NO_GALLERY = "no gallery here (gallery.json is missing); expected a folder that dmlkit gallery create wrote"
 ONE_RUN = "has embeddings of one run; create a gallery of both with dmlkit gallery create RUN IMAGES --with run"
 NO_SECOND, REMOVE = "applies to a run or a gallery", "remove this option"
+PLACED = "create a gallery from a table with the columns path, label, latitude, longitude and time"
 NO_STUDY = "is not a study (study.json is missing); expected a folder that dmlkit study wrote"
 NO_RECIPE = "no such file; expected a recipe or a name that dmlkit list recipes shows"
 COMMANDS = """
@@ -120,6 +121,7 @@ NOT_OURS = "this file exists already and was not written by this command; remove
 NO_PATHS = "kept.csv: has no column 'path'; it has image, label"
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
 INSIDE = "this is inside photos, where every file is read as data; choose a path outside that folder"
+IN_FILE = "x.npy is a file; expected a folder"
 FOREIGN = "exists and is not a dmlkit run; choose another --output"
 USED = (
     "trained: this folder already holds a run; continue it with --resume, replace it with --overwrite, or choose "
@@ -156,6 +158,10 @@ WRITTEN = [  # what is in the way of a path that a command writes
     ("search x.npy x.npy --csv empty", "--csv empty: this is a folder; expected the name of a file"),
     ("search x.npy x.npy --csv no/x.csv", "--csv no/x.csv: the folder no does not exist; create it first"),
     ("search x.npy x.npy --html x.npy", "--html x.npy: this command reads this file; choose another --html"),
+    ("search x.npy x.npy --csv x.npy/a.csv", f"--csv x.npy/a.csv: {IN_FILE}"),
+    ("plot pca run -o x.npy/new/a.png", f"--output x.npy/new/a.png: {IN_FILE}"),
+    ("embed run photos -o x.npy/a", f"--output x.npy/a: {IN_FILE}"),
+    ("gallery create run photos -o x.npy/a", f"--output x.npy/a: {IN_FILE}"),
     ("verify run x.npy x.npy --csv kept.csv", f"--csv kept.csv: {NOT_OURS} --csv"),
     ("duplicates x.npy --threshold 0.9 --csv kept.csv", f"--csv kept.csv: {NOT_OURS} --csv"),
     ("duplicates x.npy --threshold 0.9 --html kept.html", f"--html kept.html: {NOT_OURS} --html"),
@@ -366,6 +372,8 @@ MISTAKES = [
     ("calibrate single --with run", f"--with run: single {ONE_RUN}"),
     ("serve single --with run", f"--with run: single {ONE_RUN}"),
     ("serve embedded --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
+    ("search x.npy photos --with place", f"--with place: applies to a gallery, but x.npy is an .npy file; {PLACED}"),
+    ("identify run photos --with place", f"--with place: applies to a gallery, but run is a run; {PLACED}"),
     ("search embedded x.npy --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
     ("identify x.npy x.npy --with run", f"--with run: {NO_SECOND}, but x.npy is an .npy file; {REMOVE}"),
     ("status none", "none: no such file or folder; expected a folder that dmlkit study wrote"),

@@ -128,6 +128,16 @@ def test_somebody_elses_picture_stays(dmlkit, here: Path, suffix: str):
     assert theirs.read_bytes() == b"not ours"
 
 
+@pytest.mark.parametrize("words", [("results", "study"), ("epochs", "study"), ("pca", "one")])
+def test_somebody_elses_picture_stays_where_ours_would_be(dmlkit, here: Path, words: tuple[str, str]):
+    theirs = here / words[1] / "plots" / f"{'test-pca' if words[0] == 'pca' else words[0]}.png"
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_bytes(b"not ours")
+    result = dmlkit("plot", *words)
+    assert result.code == 2 and "was not written by this command" in result.err
+    assert theirs.read_bytes() == b"not ours"
+
+
 def test_a_study_that_is_not_finished_says_how_to_go_on(dmlkit, here: Path):
     (here / "study" / "results.json").unlink()
     result = dmlkit("plot", "results", "study")

@@ -237,6 +237,8 @@ def test_an_option_that_does_not_apply_is_refused_in_the_same_words(
 def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
     np.save(tmp_path / "three.npy", np.zeros((2, 2, 2)))
     np.save(tmp_path / "two.npy", np.array(["a", "b"]))
+    np.save(tmp_path / "shares.npy", np.linspace(0, 1, len(home.labels["array"])))
+    no_labels = "shares.npy: labels: expected integers or text, got float64"
     np.save(tmp_path / "width.npy", np.eye(5, dtype=np.float32))
     (tmp_path / "empty").mkdir()
     expected = "expected a run, a folder of embeddings, a gallery or an .npy file"
@@ -246,6 +248,8 @@ def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
         (("cluster", tmp_path / "empty", "--clusters", 2), f"{tmp_path / 'empty'}: {expected}"),
         (("cluster", tmp_path / "three.npy", "--clusters", 2), "expected an array of 2 dimensions"),
         (("cluster", home.array, "--clusters", 2, "--labels", tmp_path / "two.npy"), "has 2 labels, but"),
+        (("identify", home.array, home.array, "--labels", tmp_path / "shares.npy"), no_labels),
+        (("eval", home.array, "--labels", tmp_path / "shares.npy"), no_labels),
         (("search", home.gallery, tmp_path / "gone"), "no such file or folder; expected an image, a folder of images"),
         (("search", home.gallery, tmp_path / "width.npy"), "expected 8 coordinates, got 5"),
         (("search", home.array, home.photos), "the model of an array is unknown"),

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding import scored
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images, restore_version
@@ -22,7 +23,7 @@ from dmlkit.embedding.questions.probability import Trials
 from dmlkit.embedding.questions.search import search
 from dmlkit.embedding.scored import MatchedSpace, matched_gallery
 from dmlkit.errors import UserError
-from dmlkit.evaluation.local import fusion_or_local_of
+from dmlkit.evaluation.run import choose_second
 from tests.conftest import Result
 from tests.datasets import trees
 from tests.evaluation.test_local import naive_match
@@ -45,7 +46,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(patches_run: Path) -> ModelChoice:
     """The run with patches."""
-    fusion = fusion_or_local_of(patches_run, Path("local"), device="cpu")
+    fusion = choose_second(patches_run, Path("local"), fabric=start_ranks("cpu"))
     assert isinstance(fusion, LocalFusion)
     return ModelChoice(fusion=fusion.model_copy(update={"share": 0.4}), device="cpu")  # so that they count
 
@@ -63,7 +64,6 @@ def gallery(patches_run: Path, photos: Path, model: ModelChoice, tmp_path_factor
 
 def naive_patches(run: Path, paths: list[str], mean: Tensor) -> np.ndarray:
     """The last map of the small network, whose layers are run one after the other."""
-    from dmlkit.distributed.launch import start_ranks
     from dmlkit.embedding.trained import load_model
     from dmlkit.run_folder.folder import RunFolder
 
@@ -363,7 +363,7 @@ def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice
     (tmp_path / "pairs.csv").write_text("a,b\n" + "".join(f"{first},{other}\n" for other in others))
     words = ("verify", run, "--pairs", tmp_path / "pairs.csv", "--with", "local", "--json", "--device", "cpu")
     found = json.loads(dmlkit(*words).out)
-    fusion = fusion_or_local_of(run, Path("local"), device="cpu")
+    fusion = choose_second(run, Path("local"), fabric=start_ranks("cpu"))
     assert isinstance(fusion, LocalFusion) and found["fusion"] == fusion.weight.model_dump(mode="json")
     assert found["similarity"] == "cosine_and_matches"
 
@@ -389,7 +389,6 @@ def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice
 
 
 def test_patches_of_other_weights_are_refused(gallery: Path, patches_run: Path):
-    from dmlkit.distributed.launch import start_ranks
     from dmlkit.embedding.fusion import with_local
     from dmlkit.embedding.trained import load_model
     from dmlkit.run_folder.folder import RunFolder

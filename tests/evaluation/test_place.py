@@ -171,13 +171,13 @@ def asked(run: Path) -> tuple[Path, Path, np.ndarray]:
 
 @pytest.mark.slow
 def test_a_gallery_answers_by_place_and_time(asked: tuple[Path, Path, np.ndarray], dmlkit: Cli, tmp_path: Path):
-    """Against a loop over queries and images, with the range and weight that `place_fusion_of` chooses."""
+    """Against a loop over queries and images, with the range and weight that `place_in` chooses."""
     from dmlkit.embedding.gallery.folder import GalleryFolder
-    from dmlkit.evaluation.place import place_fusion_of
+    from dmlkit.evaluation.place import place_in
 
     gallery, table, rows = asked
-    place = place_fusion_of(gallery, Path("place"), device="cpu")
-    assert place is not None and place.share > 0.1
+    place = place_in(GalleryFolder(gallery), device="cpu")
+    assert place.share > 0.1
     found = json.loads(dmlkit("search", gallery, table, "--with", "place", "-k", 3, "--json", "--device", "cpu").out)
     plain = json.loads(dmlkit("search", gallery, table, "-k", 48, "--json", "--device", "cpu").out)
     assert found["similarity"] == "cosine_and_place"
@@ -212,11 +212,11 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
     from dmlkit.embedding.gallery.folder import GalleryFolder
     from dmlkit.embedding.questions.calibration import acceptance_of, labeled_decider
     from dmlkit.embedding.scored import place_gallery
-    from dmlkit.evaluation.place import place_fusion_of
+    from dmlkit.evaluation.place import place_in
 
     gallery, table, _ = asked
-    place = place_fusion_of(gallery, Path("place"), device="cpu")
-    assert place is not None and dmlkit("calibrate", gallery, "--fpir", "0.2", "--device", "cpu").code == 0
+    place = place_in(GalleryFolder(gallery), device="cpu")
+    assert dmlkit("calibrate", gallery, "--fpir", "0.2", "--device", "cpu").code == 0
     placed = place_gallery(GalleryFolder(gallery), place)
     names, decider = labeled_decider(placed)
     accepted = acceptance_of(GalleryFolder(gallery), names, decider)
@@ -278,6 +278,24 @@ def test_mistakes_with_a_gallery(asked: tuple[Path, Path, np.ndarray], run: Path
     assert wrong.code == 2 and "latitude: got '9" in wrong.err and "version 1" in dmlkit("gallery", "info", gallery).out
     bad.write_text(text.replace(",animal00,", ",animal00,9", 2))  # all faults are named at once
     assert dmlkit("gallery", "add", gallery, bad, "--device", "cpu").err.count("latitude: got '9") == 2
+
+
+@pytest.mark.slow
+def test_options_that_do_not_apply_are_refused_before_anything_is_embedded(
+    asked: tuple[Path, Path, np.ndarray], dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
+):
+    def embed(*_: object, **__: object) -> None:
+        raise AssertionError("images are embedded to choose the weight of places")
+
+    monkeypatch.setattr("dmlkit.evaluation.place.choose_place", embed)
+    gallery, table, _ = asked
+    for words, message in (
+        (("identify", gallery, table, "-k", "3"), "-k 3: applies to --by vote"),
+        (("identify", gallery, table, "--threshold", "nan"), "--threshold nan: expected a similarity"),
+        (("search", gallery, table, "--rerank", "expansion"), "--rerank: does not apply to --with place"),
+    ):
+        wrong = dmlkit(*words, "--with", "place", "--device", "cpu")
+        assert wrong.code == 2 and message in wrong.err, wrong
 
 
 @pytest.mark.slow

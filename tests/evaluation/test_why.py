@@ -8,6 +8,7 @@ from PIL import Image
 
 from dmlkit.loading.cache import images_of_split
 from dmlkit.run_folder.folder import RunFolder
+from tests.processes import command_line, start_ranks
 
 
 def test_the_command_explains_the_score_of_search(dmlkit, trained_run: Path, tmp_path: Path):
@@ -30,3 +31,12 @@ def test_the_command_explains_the_score_of_search(dmlkit, trained_run: Path, tmp
     for bad, message in ((tmp_path, "this is a folder"), (tmp_path / "d.png", "no such file"), ("c", "c.png")):
         refused = dmlkit("why", trained_run, pair[0], tmp_path / "c.png" if bad == "c" else bad)
         assert refused.code == 2 and message in refused.err and refused.err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_one_of_two_ranks_prints(trained_run: Path, tmp_path: Path):
+    image, output = tmp_path / "a.png", tmp_path / "why.png"
+    Image.new("RGB", (32, 32), "red").save(image)
+    words = ("why", trained_run, image, image, "-o", output, "--device", "cpu")
+    printed = start_ranks(2, command_line, *map(str, words))
+    assert "".join(printed).count(f"written to {output}") == 1 and output.exists()

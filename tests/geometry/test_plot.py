@@ -9,12 +9,11 @@ import torch
 from matplotlib.figure import Figure
 
 from dmlkit.errors import UserError
-from dmlkit.geometry.planes import centroid, geodesics, principal_plane, to_unit_disk
+from dmlkit.geometry.planes import centroid, geodesics, lies_in_disk, principal_plane, to_unit_disk
 from dmlkit.geometry.plot import (
     MapKind,
     Mapped,
     color,
-    default_kind,
     draw_legend,
     plot_embeddings,
     with_room,
@@ -62,9 +61,9 @@ def test_the_principal_plane_keeps_the_distances_of_flat_data():
     assert torch.allclose(torch.cdist(plane, plane).float(), torch.cdist(flat, flat), atol=1e-3)
 
 
-def test_the_kind_fits_the_space():
-    assert default_kind(Poincare(2)) == default_kind(Lorentz(2)) == "disk"
-    assert default_kind(Poincare(3)) == default_kind(Sphere(2)) == "pca"
+def test_the_disk_shows_hyperbolic_planes_alone_and_classes_have_distinct_colors():
+    assert lies_in_disk(Poincare(2)) and lies_in_disk(Lorentz(2))
+    assert not lies_in_disk(Poincare(3)) and not lies_in_disk(Sphere(2))
     assert len({color(position, 100) for position in range(100)}) == 100
 
 

@@ -70,7 +70,7 @@ class LabelRule:
     """Rank the labeled images once more for each image, see `RerankedGallery`. Answers have no probability then, and
     an image is unknown only below ``threshold``."""
     place: PlaceFusion | None = None
-    """Weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_fusion_of`."""
+    """Weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_in`."""
 
     def check(self) -> None:
         """Raise a `UserError` unless the parts of the rule are in their ranges and apply to each other."""
@@ -84,7 +84,7 @@ class LabelRule:
             raise UserError(f"-k {self.k}: applies to --by vote, got --by {self.by}; add --by vote, or remove -k")
         if self.k is not None and self.k < 1:
             raise UserError(f"-k {self.k}: expected at least 1 neighbor, with --by vote")
-        check_together(self.rerank, self.place)
+        check_together(self.rerank, has_place=self.place is not None)
         if self.by == "mean" and self.place is not None:
             raise UserError("--by mean: does not apply to --with place, since a mean has no place; use --by nearest")
 

@@ -72,7 +72,7 @@ def search(
         k: neighbors per query; all points if there are fewer.
         method: ``index``: by the index of a gallery, or exactly if it has none; ``exact``; a `Rerank`: rank the points
             once more for each query, exactly, see `RerankedGallery`; or a `PlaceFusion`: add the evidence of place and
-            time in a gallery, with this weight, see `dmlkit.evaluation.place.place_fusion_of`.
+            time in a gallery, with this weight, see `dmlkit.evaluation.place.place_in`.
         manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`.
         model: model that embeds images. Default: that of ``source``.
@@ -100,9 +100,9 @@ def open_searched(source: Path, model: ModelChoice, bar: Bar, **options: Any) ->
     return open_points(source, model=own, bar=bar, **options)
 
 
-def check_together(rerank: Rerank | None, place: PlaceFusion | None) -> None:
+def check_together(rerank: Rerank | None, *, has_place: bool) -> None:
     """Raise a `UserError` for two changes of the similarity."""
-    if rerank is not None and place is not None:
+    if rerank is not None and has_place:
         raise UserError("--rerank: does not apply to --with place; leave one out")
 
 

@@ -23,8 +23,7 @@ from dmlkit.evaluation.evaluate import Evaluation, score_dataset
 from dmlkit.evaluation.mistakes import NEIGHBORS, ScoreHistograms, score_histograms
 from dmlkit.evaluation.report import Report
 from dmlkit.files.source import check_options, kind_of
-from dmlkit.geometry.planes import neighbor_plane, principal_plane, to_unit_disk
-from dmlkit.geometry.plot import default_kind
+from dmlkit.geometry.planes import lies_in_disk, neighbor_plane, principal_plane, to_unit_disk
 from dmlkit.metrics.base import Points
 from dmlkit.recipe.file import dump_recipe
 from dmlkit.run_folder.documents import EpochRow, Metrics, Summary
@@ -188,6 +187,6 @@ def _look(images: PointsInMemory, bar: Bar) -> ModelInspection:
     if 10 <= len(points) <= MOST_TSNE:
         with bar("t-SNE", len(points)) as advance:
             planes = {"t-SNE": neighbor_plane(manifold, points, advance=advance), **planes}
-    if default_kind(manifold) == "disk":
+    if lies_in_disk(manifold):
         planes = {"disk": to_unit_disk(manifold, points), **planes}
     return ModelInspection(images, names, labels, neighbors, planes, histograms=histograms, notes=tuple(notes))
