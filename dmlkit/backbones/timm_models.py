@@ -153,23 +153,19 @@ def _download(repository: str, revision: str | None, names: tuple[str, ...]) -> 
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    failure: Exception | None = None
+    failure = Exception()
     for name in names:
         try:
             with without_hub_warnings():  # it logs twelve lines of retries before our one error
                 return Path(hf_hub_download(repository, name, revision=revision))
-        except LocalEntryNotFoundError as error:  # no network; a subclass of EntryNotFoundError
+        except Exception as error:  # many kinds: no network, no such repository, license not accepted, disk full
             failure = error
-            break
-        except EntryNotFoundError as error:
-            failure = error
-        except Exception as error:  # many kinds: no such repository, license not accepted, disk full
-            failure = error
-            break
-    reason = str(failure).strip().splitlines()[0] if failure and str(failure).strip() else type(failure).__name__
+            # without network it is a LocalEntryNotFoundError, a subclass
+            if not isinstance(error, EntryNotFoundError) or isinstance(error, LocalEntryNotFoundError):
+                break
     raise OptionError(
         "backbone.model",
-        f"cannot download {' or '.join(names)} of {repository} ({reason}); download {CONFIG} and "
+        f"cannot download {' or '.join(names)} of {repository} ({first_line(failure)}); download {CONFIG} and "
         f"{WEIGHTS[0]} (or {WEIGHTS[1]}) from https://huggingface.co/{repository} on a machine with network access, "
         f"put both into a folder and set backbone.model to {FOLDER}FOLDER",
     ) from failure
