@@ -393,6 +393,15 @@ def final_place(path: Path, output: Path | None) -> Path:
 
 
 def _next_to(path: Path, suffix: str) -> Path:
-    """Return a path in the folder of a run with the run's name and a suffix; ``.`` and ``..`` are no names."""
-    run = path.resolve() if path.name in ("", "..") else path
+    run = named(path)
     return run.parent / f"{run.name}-{suffix}"
+
+
+def named(path: Path) -> Path:
+    """Return a path that ends with the name of the folder: an absolute one in place of ``.`` and ``..``.
+
+    Example:
+        >>> named(Path("runs/mine")).as_posix(), named(Path(".")) == Path.cwd()
+        ('runs/mine', True)
+    """
+    return path.resolve() if path.name in ("", "..") else path

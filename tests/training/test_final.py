@@ -12,6 +12,7 @@ import yaml
 from PIL import Image
 
 from dmlkit.run_folder.folder import RunFolder, aligned_place, final_place
+from dmlkit.training.summary import final_recipe
 from tests.conftest import END
 from tests.processes import Forked, held_command_line, start, wait_until
 
@@ -148,6 +149,11 @@ def test_the_new_run_lies_next_to_a_run_that_is_named_from_inside(tmp_path, monk
     monkeypatch.chdir(tmp_path / here)
     places = [place(Path(given), None).resolve() for place in (aligned_place, final_place)]
     assert places == [tmp_path.resolve() / "runs" / name for name in ("mine-aligned", "mine-final")]
+
+
+def test_a_reference_run_that_is_named_from_inside_is_recorded_by_its_path(run, monkeypatch):
+    monkeypatch.chdir(run)
+    assert Path(final_recipe(Path())[1].run) == run.resolve()
 
 
 def test_what_cannot_be_the_last_step_is_refused_in_one_line(dmlkit, run, tmp_path):
