@@ -1,7 +1,7 @@
 """Status of a study, read from its folder while the study runs or after it ended in any way; durations as text."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -149,17 +149,13 @@ class _Reader:
         return self._waiting(variant, label, seed).model_copy(update=found)
 
     def _waiting(self, variant: str, label: str | None, seed: int) -> RunStatus:
-        epochs = trained_epochs(self._training(variant)) * self.models
-        return RunStatus(variant=variant, choice=label, seed=seed, of_epochs=epochs)
+        training = self._training(variant)
+        epochs = training.get("stop_after") or training["epochs"]
+        return RunStatus(variant=variant, choice=label, seed=seed, of_epochs=epochs * self.models)
 
     def _training(self, variant: str) -> dict[str, Any]:
         training = next(iter(self.study.variants[variant].values()))["training"]
         return {**training, "select_by": "map@r"} if self.models > 1 else training
-
-
-def trained_epochs(training: Mapping[str, Any]) -> int:
-    """Return the number of epochs that the settings of a training, as plain data, train."""
-    return training.get("stop_after") or training["epochs"]
 
 
 def _progress(run: RunFolder, select_by: str) -> tuple[int, float | None, float]:
