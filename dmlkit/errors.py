@@ -45,12 +45,11 @@ class OptionError(UserError):
         return f"{self.key}: {self.message}"
 
 
+FULL = "/dev/shm is full, through which readers send images; enlarge it, e.g. by docker run --shm-size 2g"
 LIMITS = {
     "can't start new thread": "no thread can be started; raise the limits that ulimit -v and ulimit -u print",
-    "allocate shared memory": "/dev/shm is full, through which readers send images; enlarge it, e.g. by docker run "
-    "--shm-size 2g",
-    "workers are out of shared memory": "/dev/shm is full, through which readers send images; enlarge it, e.g. by "
-    "docker run --shm-size 2g",
+    "allocate shared memory": FULL,
+    "workers are out of shared memory": FULL,
     "unable to resize file </torch": "ulimit -f limits the shared memory too, through which readers send images; "
     "raise it",
 }

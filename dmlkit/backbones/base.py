@@ -12,6 +12,8 @@ from dmlkit.component import Component, ComponentConfig, one_of, option
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Pooling
 
+BatchNorm = nn.modules.batchnorm._BatchNorm  # pyright: ignore[reportPrivateUsage] - the one base of all batch norms
+
 
 class BackboneConfig(ComponentConfig, frozen=True):
     """Root of the backbone family."""
@@ -202,8 +204,7 @@ class Backbone(Component, nn.Module, ABC, family=BackboneConfig):
         return self
 
     def _batchnorms(self) -> list[nn.Module]:
-        kind = nn.modules.batchnorm._BatchNorm  # pyright: ignore[reportPrivateUsage] - the one base of all batch norms
-        return [module for module in self.modules() if isinstance(module, kind)]
+        return [module for module in self.modules() if isinstance(module, BatchNorm)]
 
 
 def blocks_in(network: nn.Module, *containers: str) -> list[nn.Module]:

@@ -23,14 +23,16 @@ class IdentityConfig(BackboneConfig, frozen=True):
         return Identity(num_features)
 
     def requirements(self) -> Iterable[Requirement]:
-        nothing = "the backbone identity has no weights"
-        yield Requirement("backbone.tuning.name", ("full",), nothing)
-        yield Requirement("backbone.freeze_batchnorm_statistics", (False,), nothing)
-        yield Requirement("backbone.freeze_batchnorm_affine", (False,), nothing)
-        yield Requirement("backbone.freeze_epochs", (0,), nothing)
-        yield Requirement("optimizer.lr_multipliers.backbone", (1.0,), nothing)
-        yield Requirement("training.compile", (False,), nothing)
-        yield Requirement("training.gradient_checkpointing", (False,), nothing)
+        unchanged: dict[str, object] = {
+            "backbone.tuning.name": "full",
+            "backbone.freeze_batchnorm_statistics": False,
+            "backbone.freeze_batchnorm_affine": False,
+            "backbone.freeze_epochs": 0,
+            "optimizer.lr_multipliers.backbone": 1.0,
+            "training.compile": False,
+            "training.gradient_checkpointing": False,
+        }
+        return [Requirement(key, (value,), "the backbone identity has no weights") for key, value in unchanged.items()]
 
 
 class Identity(Backbone):

@@ -23,7 +23,7 @@ from dmlkit.backbones.timm_models import (
     read_model,
     registered_settings,
 )
-from dmlkit.backbones.weights import PublishedInput, input_requirements, is_file, load_weights, timm_input
+from dmlkit.backbones.weights import PublishedInput, input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, from_weights, option
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Cls, Pooling
@@ -169,3 +169,26 @@ class Timm(Backbone, name="timm"):
         if getattr(self.network, "output_fmt", "NCHW") == "NHWC":
             features = features.permute(0, 3, 1, 2)
         return self.pooling(features)
+
+
+def timm_input(model: str, settings: Any, image_size: int | None) -> PublishedInput:
+    """Return the preprocessing that timm's settings of a model's weights describe.
+
+    Raises:
+        UserError: dmlkit has no such preprocessing.
+    """
+    channels, height, width = settings.input_size
+    if channels != 3 or height != width:
+        raise OptionError(
+            "backbone.model",
+            f"{model} takes images of {channels} x {height} x {width}, expected 3 x N x N; use another model",
+        )
+    if settings.crop_mode not in ("center", "squash"):
+        raise OptionError(
+            "transform.name",
+            f"the images of {model} are cropped with crop_mode {settings.crop_mode!r}, which "
+            "pretrained does not support (center or squash); use another transform, e.g. imagenet",
+        )
+    square = settings.crop_mode == "squash"
+    size, mean, std = image_size or height, tuple(settings.mean), tuple(settings.std)
+    return PublishedInput(size, settings.crop_pct, square, settings.interpolation, mean, std)

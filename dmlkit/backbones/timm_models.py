@@ -45,10 +45,8 @@ def check_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
         if name in (*OWN, *FORBIDDEN) or name.startswith("pretrained"):
             raise ValueError(f"{excerpt(name)}: dmlkit does not pass this argument to the network; remove it")
         for item in value if isinstance(value, list | tuple) else [value]:
-            is_plain = (
-                item is None or isinstance(item, str | float) or (isinstance(item, int) and abs(item) <= MAX_ARGUMENT)
-            )
-            if not is_plain:
+            is_small = isinstance(item, int | float) and abs(item) <= MAX_ARGUMENT
+            if not (item is None or isinstance(item, str) or is_small):
                 raise ValueError(
                     f"{excerpt(name)}: got {excerpt(repr(value))}, expected text, true or false, a number of at most "
                     f"{MAX_ARGUMENT:,}, or a list of such values"
@@ -153,23 +151,19 @@ def _download(repository: str, revision: str | None, names: tuple[str, ...]) -> 
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    failure: Exception | None = None
+    failure = Exception()
     for name in names:
         try:
             with without_hub_warnings():  # it logs twelve lines of retries before our one error
                 return Path(hf_hub_download(repository, name, revision=revision))
-        except LocalEntryNotFoundError as error:  # no network; a subclass of EntryNotFoundError
+        except Exception as error:  # many kinds: no network, no such repository, license not accepted, disk full
             failure = error
-            break
-        except EntryNotFoundError as error:
-            failure = error
-        except Exception as error:  # many kinds: no such repository, license not accepted, disk full
-            failure = error
-            break
-    reason = str(failure).strip().splitlines()[0] if failure and str(failure).strip() else type(failure).__name__
+            # without network it is a LocalEntryNotFoundError, a subclass
+            if not isinstance(error, EntryNotFoundError) or isinstance(error, LocalEntryNotFoundError):
+                break
     raise OptionError(
         "backbone.model",
-        f"cannot download {' or '.join(names)} of {repository} ({reason}); download {CONFIG} and "
+        f"cannot download {' or '.join(names)} of {repository} ({first_line(failure)}); download {CONFIG} and "
         f"{WEIGHTS[0]} (or {WEIGHTS[1]}) from https://huggingface.co/{repository} on a machine with network access, "
         f"put both into a folder and set backbone.model to {FOLDER}FOLDER",
     ) from failure
@@ -248,9 +242,10 @@ def create(model: str, *, pretrained: bool, **options: Any) -> Any:
 
     try:
         return timm.create_model(model, pretrained=pretrained, num_classes=0, **options)
-    except (AssertionError, TypeError, ZeroDivisionError) as error:  # timm checks few options, with assertions
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError) as error:
+        # timm checks few options: an unknown act_layer is a KeyError
         given = ", ".join(f"{name} {value}" for name, value in options.items())
-        raise ValueError(f"{model} cannot be built with {given}: {error or type(error).__name__}") from error
+        raise ValueError(f"{model} cannot be built with {given}: {first_line(error)}") from error
     except (OSError, RuntimeError, ValueError) as error:  # no network | an unknown tag | a damaged download
         if not pretrained:
             raise

@@ -44,76 +44,70 @@ class Torchvision(Backbone):
         return input_requirements(IMAGENET, reason)
 
     def check_weights(self) -> None:
-        if self.weights is not None and not is_file(self.weights):
-            named_weights(self.architecture, self.weights)
+        self.published_weights()
+
+    def published_weights(self) -> Any:
+        """Return torchvision's weights that the recipe names; None if it names none or a file.
+
+        Raises:
+            UserError: the name is unknown.
+        """
+        from torchvision.models import get_model_weights
+
+        if self.weights is None or is_file(self.weights):
+            return None
+        enum: Any = get_model_weights(self.architecture)
+        known = {"imagenet": enum.DEFAULT, **enum.__members__}
+        if self.weights not in known:
+            near = get_close_matches(self.weights, known, n=1)
+            names = ", ".join(enum.__members__)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected imagenet, one of {names}, or a file"
+            raise OptionError("backbone.weights", f"unknown weights {self.weights!r}; {hint}")
+        return known[self.weights]
 
     def published_input(self) -> PublishedInput:
-        if self.weights is None or is_file(self.weights):
+        published = self.published_weights()
+        if published is None:
             found = "null" if self.weights is None else "a file, whose preprocessing is unknown"
             raise OptionError(
                 "transform.name",
                 "pretrained uses the preprocessing published with the weights, but backbone.weights is "
                 f"{found}; use another transform, e.g. imagenet",
             )
-        preset: Any = named_weights(self.architecture, self.weights).transforms()
+        preset: Any = published.transforms()
         (crop,), (resize,) = preset.crop_size, preset.resize_size
         interpolation = preset.interpolation.value
         return PublishedInput(crop, crop / resize, False, interpolation, tuple(preset.mean), tuple(preset.std))
 
+    def build_network(self, head: str, **options: Any) -> None:
+        """Set the network, with its weights and without its classifier, and the number of its features.
 
-def build_torchvision(network: str, weights: str | None, head: str, **options: Any) -> tuple[Any, int]:
-    """Build a torchvision model without its classifier, with torchvision's weights or those of a file.
+        Args:
+            head: name of the linear classifier, which the identity replaces.
+            options: further arguments of torchvision's model.
 
-    Args:
-        network: name of the model in ``torchvision.models``.
-        weights: ``"imagenet"`` (torchvision's best), the name of one of them, the path of a file, or None.
-        head: name of the linear classifier, which the identity replaces.
-        options: further arguments of the model.
+        Raises:
+            UserError: see the class.
+        """
+        from torchvision import models
 
-    Returns:
-        The model and the number of features that enter its head.
-    """
-    from torchvision import models
-
-    build = getattr(models, network)
-    named = weights if weights is not None and not is_file(weights) else None
-    model = build(weights=None, **options) if named is None else _download(build, network, named, options)
-    classifier = model.get_submodule(head)
-    assert isinstance(classifier, nn.Linear)
-    model.set_submodule(head, nn.Identity())
-    if weights is not None and named is None:
-        load_weights(model, Path(weights))
-    return model, classifier.in_features
-
-
-def _download(build: Any, network: str, weights: str, options: dict[str, Any]) -> nn.Module:
-    chosen = named_weights(network, weights)
-    try:
-        return build(weights=chosen, **options)
-    except (OSError, RuntimeError) as error:  # no network | a download that does not match its hash
-        file = Path(torch.hub.get_dir()) / "checkpoints" / chosen.url.rsplit("/", 1)[1]
-        raise OptionError(
-            "backbone.weights",
-            f"cannot download {weights} ({error}); download {chosen.url} to {file}, "
-            "or set backbone.weights to the path of the file, or to null",
-        ) from error
-
-
-def named_weights(network: str, weights: str) -> Any:
-    """Return the member of torchvision's weights that a recipe names; ``imagenet`` is the best one.
-
-    Raises:
-        UserError: the name is unknown.
-    """
-    from torchvision.models import get_model_weights
-
-    enum: Any = get_model_weights(network)
-    known = list(enum.__members__)
-    if weights not in ("imagenet", "DEFAULT", *known):
-        near = get_close_matches(weights, ["imagenet", *known], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected imagenet, one of {', '.join(known)}, or a file"
-        raise OptionError("backbone.weights", f"unknown weights {weights!r}; {hint}")
-    return enum.DEFAULT if weights in ("imagenet", "DEFAULT") else enum[weights]
+        published = self.published_weights()
+        try:
+            network: Any = getattr(models, self.architecture)(weights=published, **options)
+        except (OSError, RuntimeError) as error:  # no network | a download that does not match its hash
+            if published is None:
+                raise
+            file = Path(torch.hub.get_dir()) / "checkpoints" / published.url.rsplit("/", 1)[1]
+            raise OptionError(
+                "backbone.weights",
+                f"cannot download {self.weights} ({error}); download {published.url} to {file}, "
+                "or set backbone.weights to the path of the file, or to null",
+            ) from error
+        self.num_features = network.get_submodule(head).in_features
+        network.set_submodule(head, nn.Identity())
+        if self.weights is not None and published is None:
+            load_weights(network, Path(self.weights))
+        self.network = network
 
 
 Size = Literal["tiny", "small", "base", "large"]
@@ -135,7 +129,7 @@ class ConvNeXt(Torchvision, name="convnext"):
     def __post_init__(self) -> None:
         super().__post_init__()
         pooling = self.take_pooling()
-        self.network, self.num_features = build_torchvision(self.architecture, self.weights, "classifier.2")
+        self.build_network("classifier.2")
         self.pooling = pooling
 
     def blocks(self) -> list[nn.Module]:
@@ -160,8 +154,7 @@ class GoogLeNet(Torchvision, name="googlenet"):
         super().__post_init__()
         # torchvision's weights need pixels in -1..1; transform_input converts them from ImageNet's statistics. It is
         # always on, so that a trained model does not depend on where its first weights came from.
-        options = {"transform_input": True, "aux_logits": False, "init_weights": False}
-        self.network, self.num_features = build_torchvision(self.architecture, self.weights, "fc", **options)
+        self.build_network("fc", transform_input=True, aux_logits=False, init_weights=False)
         self.network.avgpool = self.take_pooling()
         self.network.dropout = nn.Identity()
 
@@ -177,7 +170,7 @@ class ResNet(Torchvision):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.network, self.num_features = build_torchvision(self.architecture, self.weights, "fc")
+        self.build_network("fc")
         self.network.avgpool = self.take_pooling()
 
     def blocks(self) -> list[nn.Module]:
@@ -224,8 +217,7 @@ class ViT(Torchvision, name="vit"):
         pooling, patch = self.take_pooling(), int(self.variant.split("_")[1])
         if self.image_size % patch:
             raise ValueError(f"image_size: got {self.image_size}, expected a multiple of {patch} (the side of a patch)")
-        options = {"image_size": self.image_size}
-        self.network, self.num_features = build_torchvision(self.architecture, self.weights, "heads.head", **options)
+        self.build_network("heads.head", image_size=self.image_size)
         self.pooling = pooling
         self.side = self.image_size // patch  # patches in a row
 

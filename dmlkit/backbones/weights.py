@@ -161,26 +161,3 @@ class PublishedInput(NamedTuple):
         resize = floor(side / self.crop + 1e-6)  # 235 / 0.94 is 249.99999999999997
         shape = {"size": side, "resize": resize, "square": self.square, "interpolation": self.interpolation}
         return {**shape, "mean": list(self.mean), "std": list(self.std)}
-
-
-def timm_input(model: str, settings: Any, image_size: int | None) -> PublishedInput:
-    """Return the preprocessing that timm's settings of a model's weights describe.
-
-    Raises:
-        UserError: dmlkit has no such preprocessing.
-    """
-    channels, height, width = settings.input_size
-    if channels != 3 or height != width:
-        raise OptionError(
-            "backbone.model",
-            f"{model} takes images of {channels} x {height} x {width}, expected 3 x N x N; use another model",
-        )
-    if settings.crop_mode not in ("center", "squash"):
-        raise OptionError(
-            "transform.name",
-            f"the images of {model} are cropped with crop_mode {settings.crop_mode!r}, which "
-            "pretrained does not support (center or squash); use another transform, e.g. imagenet",
-        )
-    square = settings.crop_mode == "squash"
-    size, mean, std = image_size or height, tuple(settings.mean), tuple(settings.std)
-    return PublishedInput(size, settings.crop_pct, square, settings.interpolation, mean, std)

@@ -183,7 +183,7 @@ def describe(study: "Study", output: Path, console: Console) -> None:
     say(console, study.config.claim)
     show_table(table, console)
     complete = len(list((output / "runs").rglob("summary.json")))
-    models = study.num_runs * study.models_per_run
+    models = study.num_runs * study.config.models_per_run
     for note in notes:
         say(console, f"note: {note}")
     if study.most_added_runs:

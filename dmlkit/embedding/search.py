@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from dmlkit.errors import UserError
 from dmlkit.manifolds.base import Manifold, find_invalid_point
 
 MARGIN = 8  # candidates beyond k: enough at the first try for all but near-duplicates; 16 take 5 % longer
@@ -87,6 +88,7 @@ class _ExactSearch(ABC):
 
         Raises:
             ValueError: the queries are not points of this manifold, or k is not in 1..N.
+            UserError: the points are so long that their products overflow.
         """
         _check_points("queries", queries, self.manifold)
         size = len(self)
@@ -101,6 +103,8 @@ class _ExactSearch(ABC):
         length = min(k + self.margin, size)
         while len(open_queries):
             bounds, candidates = self.short_list(bounded[open_queries], length)
+            if not bounds.isfinite().all() or (candidates < 0).any():  # faiss has no row for a product of -inf or nan
+                raise UserError("embeddings: they are too long, so that their inner products overflow; rescale them")
             best = self._rank(queries[open_queries], candidates, k)
             similarities[open_queries], indices[open_queries] = best
             last = self.manifold.index_vectors(self.points_at(best.indices[:, -1]).double(), "gallery")

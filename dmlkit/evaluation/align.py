@@ -33,7 +33,7 @@ from dmlkit.manifolds.sphere import Sphere
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Alignment, TrainingClasses
-from dmlkit.run_folder.folder import CheckpointName, RunFolder, aligned_place
+from dmlkit.run_folder.folder import CheckpointName, RunFolder, aligned_place, named
 
 FLAT = ("sphere", "euclidean")
 
@@ -101,7 +101,7 @@ def align(
     alignment = Alignment(
         embeddings=str(older),
         fingerprint=manifest.space,
-        run=str(run),
+        run=str(named(run)),
         **chosen._asdict(),
         measured=len(parts.measure),
         held_out=parts.held_out,

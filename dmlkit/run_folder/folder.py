@@ -370,7 +370,7 @@ def aligned_place(path: Path, output: Path | None) -> Path:
     Raises:
         UserError: it exists already.
     """
-    place = output or path.parent / f"{path.name or path.resolve().name}-aligned"
+    place = output or _next_to(path, "aligned")
     if place.exists():
         raise UserError(f"{place}: exists already; choose another --output")
     return place
@@ -386,7 +386,22 @@ def final_place(path: Path, output: Path | None) -> Path:
         >>> final_place(Path("runs/mine"), None).as_posix()
         'runs/mine-final'
     """
-    place = output or path.parent / f"{path.name or path.resolve().name}-final"
+    place = output or _next_to(path, "final")
     if place.resolve() == path.resolve():
         raise UserError(f"--output {place}: is the run to train again on every class; expected another folder")
     return place
+
+
+def _next_to(path: Path, suffix: str) -> Path:
+    run = named(path)
+    return run.parent / f"{run.name}-{suffix}"
+
+
+def named(path: Path) -> Path:
+    """Return a path that ends with the name of the folder: an absolute one in place of ``.`` and ``..``.
+
+    Example:
+        >>> named(Path("runs/mine")).as_posix(), named(Path(".")) == Path.cwd()
+        ('runs/mine', True)
+    """
+    return path.resolve() if path.name in ("", "..") else path

@@ -4,9 +4,9 @@ import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, ValidationError
 
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial
@@ -25,33 +25,56 @@ REWORDED = ("claim", "paper", "table", "negligible")
 
 
 class StudySettings(BaseModel, frozen=True, extra="forbid"):
-    """The claim of a study and its settings, which its record and its results have in common."""
+    """The claim of a study and its settings, which its file, its record and its results have in common."""
 
     claim: str
-    """The claim."""
-    paper: str | None
+    """The claim in one line; the first key of the file."""
+    paper: str | None = None
     """Paper that makes the claim."""
-    table: str | None
+    table: str | None = None
     """Table of the paper that supports the claim."""
-    protocol: ProtocolName
+    protocol: ProtocolName = "official"
     """Protocol that splits and scores a run."""
-    seeds: tuple[int, ...]
-    """Seeds; each variant has one run per seed."""
-    metrics: tuple[str, ...]
-    """Names of the figures."""
-    reference: str
-    """Variant with which the others are compared."""
-    tune_seeds: tuple[int, ...] = ()
-    """Seeds that choose among tuned values; the first of ``seeds`` if empty."""
-    more_seeds: int = 0
-    """Number of seeds that may be added; the intervals of verdicts are corrected for them."""
-    negligible: float | None = None
-    """Largest difference that does not matter; an interval within it makes no difference."""
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
+    """Seeds; each variant has one run per seed. More seeds may be added later."""
+    metrics: tuple[str, ...] = ()
+    """Figures to report. Default: see `dmlkit.study.definition.config.FIGURES`."""
+    reference: str | None = None
+    """Variant with which the others are compared. Default: the first."""
+    tune_seeds: tuple[NonNegativeInt, ...] = ()
+    """Seeds that choose among the values of ``tune`` by their mean score. Default: the first of ``seeds``."""
+    more_seeds: Annotated[int, Field(ge=0, le=50)] = 0
+    """Number of seeds that may be added to variants of statements that are not separable yet."""
+    negligible: PositiveFloat | None = None
+    """Largest difference that does not matter; a statement is also decided if its interval lies within it."""
     rotate_folds: bool = False
-    """Whether each seed validates on the next fold of the training classes."""
+    """Validate seed s on fold s mod 4, so that seeds validate on different classes; needs split reality_check."""
+
+    @property
+    def models_per_run(self) -> int:
+        """Number of models per run; the Reality Check trains one model per fold."""
+        if self.protocol != "reality_check":
+            return 1
+        from dmlkit.datasets.base import FOLDS  # imports torch
+
+        return FOLDS
+
+    def first_seeds(self, *, is_tuned: bool) -> tuple[int, ...]:
+        """Return the seeds that train every candidate: the tuning seeds, or all seeds if nothing is tuned."""
+        return (self.tune_seeds or self.seeds[:1]) if is_tuned else self.seeds
 
 
-class RecordedStudy(StudySettings, frozen=True):
+class ResolvedSettings(StudySettings, frozen=True):
+    """Settings with the figures and the reference that the file may leave out."""
+
+    # the inherited default would let a file leave them out
+    metrics: tuple[str, ...]  # pyright: ignore[reportGeneralTypeIssues]
+    """Names of the figures."""
+    reference: str  # pyright: ignore[reportGeneralTypeIssues]
+    """Variant with which the others are compared."""
+
+
+class RecordedStudy(ResolvedSettings, frozen=True):
     """The claim of a study, and everything on which its figures depend."""
 
     extend: int = 0

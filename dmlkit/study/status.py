@@ -1,7 +1,7 @@
 """Status of a study, read from its folder while the study runs or after it ended in any way; durations as text."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -90,7 +90,8 @@ class _Reader:
     def __init__(self, folder: Path, study: RecordedStudy, failed: dict[str, str]) -> None:
         self.folder, self.study, self.failed = folder / "runs", study, failed
         self.is_tuned = any(len(recipes) > 1 for recipes in study.variants.values())
-        self.first = (study.tune_seeds or study.seeds[:1]) if self.is_tuned else study.seeds
+        self.first = study.first_seeds(is_tuned=self.is_tuned)
+        self.models = study.models_per_run
 
     def runs_of(self, variant: str, best: dict[str, str]) -> Iterator[RunStatus]:
         """Yield the runs of all tried values, then those of the best value, whose label is added to ``best``."""
@@ -124,7 +125,7 @@ class _Reader:
     def _run(self, variant: str, label: str, seed: int) -> RunStatus:
         folder = self.folder / variant / label / f"seed-{seed}"
         name = str(folder.relative_to(self.folder))
-        models = [folder / f"fold-{fold}" for fold in range(self._models)] if self._models > 1 else [folder]
+        models = [folder / f"fold-{fold}" for fold in range(self.models)] if self.models > 1 else [folder]
         far = [_progress(RunFolder(path), self._training(variant)["select_by"]) for path in models]
         scores = [score for _, score, _ in far if score is not None]
         reason = self.failed.get(name)
@@ -148,25 +149,13 @@ class _Reader:
         return self._waiting(variant, label, seed).model_copy(update=found)
 
     def _waiting(self, variant: str, label: str | None, seed: int) -> RunStatus:
-        epochs = trained_epochs(self._training(variant)) * self._models
-        return RunStatus(variant=variant, choice=label, seed=seed, of_epochs=epochs)
-
-    @property
-    def _models(self) -> int:
-        if self.study.protocol != "reality_check":
-            return 1
-        from dmlkit.datasets.base import FOLDS  # imports torch
-
-        return FOLDS
+        training = self._training(variant)
+        epochs = training.get("stop_after") or training["epochs"]
+        return RunStatus(variant=variant, choice=label, seed=seed, of_epochs=epochs * self.models)
 
     def _training(self, variant: str) -> dict[str, Any]:
         training = next(iter(self.study.variants[variant].values()))["training"]
-        return {**training, "select_by": "map@r"} if self._models > 1 else training
-
-
-def trained_epochs(training: Mapping[str, Any]) -> int:
-    """Return the number of epochs that the settings of a training, as plain data, train."""
-    return training.get("stop_after") or training["epochs"]
+        return {**training, "select_by": "map@r"} if self.models > 1 else training
 
 
 def _progress(run: RunFolder, select_by: str) -> tuple[int, float | None, float]:

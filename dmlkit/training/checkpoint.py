@@ -124,6 +124,7 @@ def save_best(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, 
 def save(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state: State) -> None:
     """Write the last checkpoint. It has everything that the rest of the run depends on, for any number of ranks."""
     weights, optimizer = _weights(experiment), _optimizer_state(experiment)
+    latest = experiment.average.model_weights if experiment.average else {}
     state.skipped = list(dict.fromkeys(gather_lists(fabric, state.skipped)))
     if fabric.is_global_zero:
         random = {"cpu": torch.get_rng_state()}
@@ -133,7 +134,7 @@ def save(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state
             "last",
             {
                 **weights,
-                LATEST: _latest_weights(experiment),
+                LATEST: {name: weight.detach() for name, weight in latest.items()},
                 **asdict(state),
                 "optimizer": optimizer,
                 "precision": fabric.strategy.precision.state_dict(),
@@ -214,12 +215,6 @@ def _weights(experiment: Experiment) -> dict[str, Any]:
     for name in experiment.model.frozen_weights():
         del model[name]
     return {**weights, FROZEN: experiment.frozen_pretrained}
-
-
-def _latest_weights(experiment: Experiment) -> dict[str, Tensor]:
-    """Return the weights after the last step, where the checkpoint's model has their average."""
-    latest = experiment.average.model_weights if experiment.average else {}
-    return {name: weight.detach() for name, weight in latest.items()}
 
 
 def _optimizer_state(experiment: Experiment) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from dmlkit.backbones.base import BatchNorm
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.exchange import ShardedParameter
 from dmlkit.errors import OptionError, UserError
@@ -27,7 +28,7 @@ from dmlkit.recipe.file import dump_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.regularizers import Regularizer
 from dmlkit.samplers import Hierarchical, Sampler
-from dmlkit.training.gradient_checkpointing import chunks_of, recompute_blocks, recompute_chunks
+from dmlkit.training.gradient_checkpointing import recompute_blocks, recompute_chunks
 from dmlkit.training.progress import check_loggers
 
 
@@ -154,10 +155,6 @@ class Experiment:
         """Number of optimizer steps per epoch; the last step may have fewer batches than the others."""
         return ceil(len(self.sampler) / self.recipe.training.accumulate)
 
-    def averaged(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the weights to evaluate: their average, where one is kept."""
-        return self.average.in_place() if self.average else nullcontext()
-
     @cached_property
     def recipe_text(self) -> str:
         """The resolved recipe as YAML, for every checkpoint; writing it takes 8 ms."""
@@ -275,14 +272,13 @@ def _try_single_images(recipe: Recipe, model: EmbeddingModel, blank: Tensor, sha
     if share == 1:
         with recipe.errors_at("sampler"):
             try_single_image(model, blank, "a batch of 1 image per rank", "use at least 2 images per rank")
-    elif share and share // chunks_of(share, chunk) == 1:
+    elif share and share // ceil(share / chunk) == 1:
         with recipe.errors_at("training", "gradient_cache"):
             try_single_image(model, blank, "a chunk of 1 image", "use larger chunks")
 
 
 def _warn_of_batchnorms(recipe: Recipe, model: EmbeddingModel) -> None:
-    kind = nn.modules.batchnorm._BatchNorm  # pyright: ignore[reportPrivateUsage] - the one base of all batch norms
-    if any(isinstance(module, kind) and module.training for module in model.modules()):
+    if any(isinstance(module, BatchNorm) and module.training for module in model.modules()):
         text = (
             "batch norms compute their statistics per chunk instead of per batch, so weights differ from those of a "
             "training without chunks; backbone.freeze_batchnorm_statistics=true removes this difference"

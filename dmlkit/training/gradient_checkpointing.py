@@ -106,18 +106,8 @@ class ChunkedForward(RecomputedForward):
         if not torch.is_grad_enabled() or len(inputs) <= self.chunk:
             return self.forward(inputs)
         points: list[Tensor] = []
-        for part in inputs.tensor_split(chunks_of(len(inputs), self.chunk)):
+        for part in inputs.tensor_split(ceil(len(inputs) / self.chunk)):
             # otherwise chunks share the half-precision copies of weights, and their gradients are summed in 8 bits
             torch.clear_autocast_cache()
             points.append(super().__call__(part))
         return torch.cat(points)
-
-
-def chunks_of(batch: int, chunk: int) -> int:
-    """Return the number of chunks of a batch.
-
-    Example:
-        >>> chunks_of(8, 3), chunks_of(8, 100)
-        (3, 1)
-    """
-    return ceil(batch / chunk)

@@ -28,7 +28,7 @@ from dmlkit.files.document import Document
 from dmlkit.recipe.file import plain
 from dmlkit.recipe.schema import LoggerName, Recipe
 from dmlkit.run_folder.documents import EpochRow, Metrics, Summary
-from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.folder import RunFolder, named
 
 
 class Progress(Protocol):
@@ -276,7 +276,7 @@ class MirroredProgress:
         logged = self._record().loggers.get(name)
         if name not in self._open:
             earlier = (logged.known_as, logged.epochs) if logged else (None, 0)
-            self._open[name] = CLASSES[name](self._run.path, plain(self._recipe), *earlier)
+            self._open[name] = CLASSES[name](named(self._run.path), plain(self._recipe), *earlier)
         return self._open[name], logged or LoggedRun(known_as=self._open[name].known_as, epochs=0, tested=False)
 
     def _record(self) -> LoggedRuns:

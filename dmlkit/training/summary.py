@@ -23,7 +23,7 @@ from dmlkit.evaluation.report import Figures
 from dmlkit.files.atomic import atomic_write
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Alignment, Basis, ClassMetrics, EpochRow, Metrics, ScoredCheckpoint, Summary
-from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.folder import RunFolder, named
 from dmlkit.training.checkpoint import State
 from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment
@@ -206,4 +206,6 @@ def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Bas
         "training": recipe.training.model_copy(update={"stop_after": summary.chosen.epoch}),
     }
     selected_by = summary.selected_by or recipe.training.select_by
-    return recipe.model_copy(update=changes), Basis(run=str(path), selected_by=selected_by, checkpoint=summary.chosen)
+    return recipe.model_copy(update=changes), Basis(
+        run=str(named(path)), selected_by=selected_by, checkpoint=summary.chosen
+    )

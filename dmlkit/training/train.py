@@ -240,12 +240,12 @@ def finish_epoch(
     """Validate, write the row of the epoch, and save the checkpoint if it is the best so far."""
     writer.wait()  # every epoch in metrics.jsonl has a checkpoint, except the last one
     settings, schedule, steps = experiment.recipe.training, experiment.recipe.schedule, experiment.steps
-    epoch, loss = state.epoch + 1, state.loss_sum / steps
+    loss = state.loss_sum / steps
     state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
     metrics: dict[str, float] | None = None
     is_last = state.epoch == settings.trained_epochs
     if data.validation is not None and (state.epoch % settings.validate_every == 0 or is_last):
-        with experiment.averaged():
+        with experiment.average.in_place() if experiment.average else nullcontext():
             evaluation = evaluate(fabric, data.model, data.validation, experiment.recipe, split="validation")
         state.note_skipped(evaluation.faults)
         metrics = evaluation.scores.values
@@ -253,9 +253,9 @@ def finish_epoch(
             state.best = {"epoch": state.epoch, "metrics": metrics}
             save_best(experiment, writer, fabric, state)
     row = EpochRow(
-        epoch=epoch,
+        epoch=state.epoch,
         loss=loss,
-        lr=experiment.recipe.optimizer.lr * schedule.factor(epoch - 1 + (steps - 1) / steps, settings.epochs),
+        lr=experiment.recipe.optimizer.lr * schedule.factor(state.epoch - 1 + (steps - 1) / steps, settings.epochs),
         images_per_second=round(pace.images / pace.seconds, 1),
         waiting=round(pace.waiting / pace.seconds, 3),
         seconds=round(state.seconds + pace.seconds, 2),

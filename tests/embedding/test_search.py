@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dmlkit.embedding import search
 from dmlkit.embedding.search import Gallery, HalfGallery, StoredGallery
+from dmlkit.errors import UserError
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 
@@ -137,6 +138,13 @@ def test_a_learned_curvature_is_searched():
     ball = Poincare(3, learnable_curvature=True)
     points = ball.from_features(torch.randn(20, 3))
     assert Gallery(ball, points).search(points, k=1).indices[:, 0].tolist() == list(range(20))
+
+
+def test_points_whose_products_overflow_are_refused_in_memory_and_stored():
+    manifold, points = Euclidean(3), 1e30 * torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    for gallery in (Gallery(manifold, points), StoredGallery(manifold, Pieces(points))):
+        with pytest.raises(UserError, match="too long, so that their inner products overflow; rescale them"):
+            gallery.search(points, 2)
 
 
 @pytest.mark.parametrize(

@@ -737,6 +737,11 @@ def test_what_does_not_fit_together_is_told_with_its_line(dmlkit, tmp_path: Path
         ("small: {}", f"{'s' * 300}: {{}}", "is not valid; expected at most 255 bytes of letters"),
         ("than: small", "than: large", "study.yaml:12: expect.0: large cannot be better than itself"),
         (
+            "metric: recall@1}",
+            "metric: recall@1, paper: one}\n- {better: large, than: small, metric: recall@1, paper: two}",
+            "study.yaml:13: expect.1: the same statement is above with paper one; expected it once, with one paper",
+        ),
+        (
             "paper:",
             "protocol: reality_check\npaper:",
             "metrics.0: 'recall@1': not a metric of the Reality Check; expected one of separated",

@@ -11,7 +11,8 @@ import torch
 import yaml
 from PIL import Image
 
-from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.folder import RunFolder, aligned_place, final_place
+from dmlkit.training.summary import final_recipe
 from tests.conftest import END
 from tests.processes import Forked, held_command_line, start, wait_until
 
@@ -140,6 +141,19 @@ def test_it_is_used_as_any_run(dmlkit, run, tmp_path):
     assert rows
     assert dmlkit("export", final, "--format", "safetensors").code == 0
     assert dmlkit("cluster", final, "--clusters", "4", "--device", "cpu").code == 0
+
+
+@pytest.mark.parametrize(("here", "given"), [("runs/mine", "."), ("runs/mine/checkpoints", ".."), ("runs", "mine")])
+def test_the_new_run_lies_next_to_a_run_that_is_named_from_inside(tmp_path, monkeypatch, here, given):
+    (tmp_path / here).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / here)
+    places = [place(Path(given), None).resolve() for place in (aligned_place, final_place)]
+    assert places == [tmp_path.resolve() / "runs" / name for name in ("mine-aligned", "mine-final")]
+
+
+def test_a_reference_run_that_is_named_from_inside_is_recorded_by_its_path(run, monkeypatch):
+    monkeypatch.chdir(run)
+    assert Path(final_recipe(Path())[1].run) == run.resolve()
 
 
 def test_what_cannot_be_the_last_step_is_refused_in_one_line(dmlkit, run, tmp_path):

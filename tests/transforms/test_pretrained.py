@@ -11,7 +11,7 @@ from timm.data import create_transform, resolve_data_config
 from torchvision import models
 from torchvision.transforms.functional import pil_to_tensor
 
-from dmlkit.backbones.weights import timm_input
+from dmlkit.backbones.timm import timm_input
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.reference import schema

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
+from pydantic import BaseModel, Field
 
-from dmlkit.datasets.base import FOLDS
 from dmlkit.recipe.schema import Recipe
 from dmlkit.study.protocol import METRICS
-from dmlkit.study.record import ProtocolName
+from dmlkit.study.record import ProtocolName, StudySettings
 
 Values = Annotated[tuple[Any, ...], Field(min_length=1)]
 FIGURES: dict[ProtocolName, tuple[str, ...]] = {
@@ -60,33 +59,11 @@ class MethodsConfig(BaseModel, frozen=True, strict=True):
     one on validation classes is chosen. Every variant must have the same number of combinations."""
 
 
-class StudyConfig(MethodsConfig, frozen=True, extra="forbid"):
+class StudyConfig(StudySettings, MethodsConfig, frozen=True, extra="forbid"):
     """File of a study: a claim, and the runs that test it."""
 
-    claim: str
-    """The claim in one line; the first key of the file."""
-    paper: str | None = None
-    """Paper that makes the claim."""
-    table: str | None = None
-    """Table of the paper that supports the claim."""
-    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
-    """Seeds; each variant has one run per seed. More seeds may be added later."""
-    tune_seeds: tuple[NonNegativeInt, ...] = ()
-    """Seeds that choose among the values of ``tune`` by their mean score. Default: the first of ``seeds``."""
     extend: Annotated[int, Field(ge=0, le=50)] = 0
     """Number of values that each variant adds to ``tune``, one by one, each a step from the best one that has one."""
-    more_seeds: Annotated[int, Field(ge=0, le=50)] = 0
-    """Number of seeds that may be added to variants of statements that are not separable yet."""
-    negligible: PositiveFloat | None = None
-    """Largest difference that does not matter; a statement is also decided if its interval lies within it."""
-    rotate_folds: bool = False
-    """Validate seed s on fold s mod 4, so that seeds validate on different classes; needs split reality_check."""
-    protocol: ProtocolName = "official"
-    """Protocol that splits and scores a run."""
-    metrics: tuple[str, ...] = ()
-    """Figures to report. Default: see `FIGURES`."""
-    reference: str | None = None
-    """Variant with which the others are compared. Default: the first."""
     expect: tuple[Expectation, ...] = ()
     """Statements of the claim; each gets a verdict."""
 
@@ -137,10 +114,8 @@ class Study:
 
     @property
     def first_seeds(self) -> tuple[int, ...]:
-        """Seeds that train every candidate: the tuning seeds, or all seeds if nothing is tuned."""
-        if not self.is_tuned:
-            return self.config.seeds
-        return self.config.tune_seeds or self.config.seeds[:1]
+        """Seeds that train every candidate."""
+        return self.config.first_seeds(is_tuned=self.is_tuned)
 
     @property
     def later_seeds(self) -> tuple[int, ...]:
@@ -159,14 +134,9 @@ class Study:
         beyond = self.config.extend * len(self.first_seeds) * len(self.variants) if self.is_tuned else 0
         return beyond + self.config.more_seeds * len(named)
 
-    @property
-    def models_per_run(self) -> int:
-        """Number of models per run; the Reality Check trains one model per fold."""
-        return FOLDS if self.config.protocol == "reality_check" else 1
-
     def epochs_per_run(self, recipe: Recipe) -> int:
         """Return the number of epochs of all models of a run."""
-        return recipe.training.trained_epochs * self.models_per_run
+        return recipe.training.trained_epochs * self.config.models_per_run
 
     @property
     def num_epochs(self) -> int:

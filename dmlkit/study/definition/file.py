@@ -185,7 +185,12 @@ def _seed_faults(config: StudyConfig) -> Iterator[Fault]:
 
 
 def _expectation_faults(config: StudyConfig, names: Sequence[str]) -> Iterator[Fault]:
+    papers: dict[tuple[str, str, str], str | None] = {}
     for index, expectation in enumerate(config.expect):
+        statement = expectation.better, expectation.than, expectation.metric
+        if papers.setdefault(statement, expectation.paper) != expectation.paper:
+            text = f"the same statement is above with paper {papers[statement]}; expected it once, with one paper"
+            yield ("expect", index), text
         known = {"better": names, "than": names, "metric": config.reported()}
         for key, choices in known.items():
             name = getattr(expectation, key)

@@ -29,7 +29,7 @@ class Kept(Logger):
     def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
         if self.faults:
             raise self.faults.pop()
-        self.known_as = known_as or f"run {len(self.shown)}"
+        self.known_as = known_as or f"{folder.name} {len(self.shown)}"
 
     def log(self, figures: Metrics, epoch: int) -> None:
         self.shown.append((epoch, figures))
@@ -132,10 +132,13 @@ def test_a_damaged_record_costs_the_logger_alone(recipe: Path, kept: type[Kept],
     assert result.code == 0 and result.err.count("loggers.json") == 1
 
 
-def test_overwriting_a_run_begins_a_new_one_in_the_logger(recipe: Path, kept: type[Kept], dmlkit: Dmlkit):
+def test_overwriting_a_run_begins_a_new_one_in_the_logger_named_like_the_folder(
+    recipe: Path, kept: type[Kept], dmlkit: Dmlkit, monkeypatch: pytest.MonkeyPatch
+):
     folder = recipe.parent / "run"
     assert dmlkit("train", recipe, "-o", folder).code == 0
-    assert dmlkit("train", recipe, "-o", folder, "--overwrite").code == 0
+    monkeypatch.chdir(folder)
+    assert dmlkit("train", recipe, "-o", ".", "--overwrite").code == 0
     assert [epoch for epoch, _ in kept.shown] == [1, 2, 3, 3] * 2
     assert json.loads((folder / "loggers.json").read_text())["loggers"]["tensorboard"]["known_as"] == "run 4"
 
