@@ -110,6 +110,7 @@ def no_plot(_: Any, path: Path, suffix: str = ".png", **__: Any) -> None:
     Figure(figsize=(1, 1)).savefig(path, format=suffix.removeprefix("."), metadata=metadata)
 
 
+LOADERS = ("dmlkit.loading.batches", "dmlkit.loading.cache", "dmlkit.loading.check")
 PICTURES = {
     "dmlkit.training.summary": ("plot_curves", no_curves),
     "dmlkit.study.reports.report": ("plot_study", no_plot),
@@ -125,6 +126,12 @@ def draw_pictures(patch: pytest.MonkeyPatch, *functions: str) -> None:
             patch.setattr(module, function, inspect.unwrap(getattr(module, function)))
 
 
+def no_readers() -> int:
+    """As many processes that read images as a test has limited them to; without a limit none."""
+    batches = sys.modules["dmlkit.loading.batches"]
+    return 0 if batches._most_workers == [8] else inspect.unwrap(batches.default_workers)()
+
+
 def lighten() -> None:
     """Spare tests what takes long and says nothing about them, in the modules imported so far.
 
@@ -137,6 +144,8 @@ def lighten() -> None:
       `pictures_are_drawn`.
     - Each export to ONNX reads the source of all operators, 0.7 s of its 2 s; they are read once.
     - A glyph takes 0.3 ms, a third of a study's dry run; it is drawn once for all runs that show it.
+    - To fork a process of 1 GB for the images of a test takes 70 ms, and to read them 1 ms; the test reads them itself,
+      unless it gives a number of workers or asks for `images_have_readers`.
     """
     if torch := sys.modules.get("torch"):
         for device in (torch.cuda, torch.mtia, torch.xpu):
@@ -156,6 +165,12 @@ def lighten() -> None:
             setattr(module, function, wraps(drawn)(instead))
     if (glyphs := sys.modules.get("dmlkit.datasets.glyphs")) and not hasattr(glyphs.render, "__wrapped__"):
         glyphs.render = lru_cache(maxsize=20_000)(glyphs.render)
+    if (batches := sys.modules.get(LOADERS[0])) and not hasattr(batches.default_workers, "__wrapped__"):
+        import_module("dmlkit.training.estimate")  # which counts those of a real run
+        for module in map(import_module, LOADERS[1:]):
+            module.default_workers = wraps(batches.default_workers)(no_readers)
+            module.WORKER_START = None  # torch refuses one where it starts no process
+        batches.default_workers = wraps(batches.default_workers)(no_readers)
 
 
 # Let Python free what was left out, as extensions written in C++ expect when it ends; not before, since pytest collects
@@ -235,7 +250,7 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 @pytest.fixture
 def dmlkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """Run the command line in this process, as the console script would."""
-    for name in ("dmlkit.datasets.glyphs", "dmlkit.training.summary"):
+    for name in ("dmlkit.datasets.glyphs", "dmlkit.training.summary", LOADERS[0]):
         import_module(name)
     lighten()
 
@@ -257,6 +272,15 @@ def dmlkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 def pictures_are_drawn(dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the curves of runs and the plots of studies, for tests that look at them."""
     draw_pictures(monkeypatch, "plot_curves", "plot_study")
+
+
+@pytest.fixture
+def images_have_readers(dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start as many processes that read images as dmlkit does, for tests of them."""
+    for name in LOADERS:
+        module: Any = import_module(name)
+        monkeypatch.setattr(module, "default_workers", inspect.unwrap(module.default_workers))
+        monkeypatch.setattr(module, "WORKER_START", sys.modules[LOADERS[0]].__dict__["WORKER_START"])
 
 
 @pytest.fixture(scope="module")

@@ -92,6 +92,7 @@ def test_workers_name_the_broken_image_too(dmlkit: Cli, tiny_recipe: Path, tmp_p
     gc.collect()  # what the loader's process still writes is written here
 
 
+@pytest.mark.usefixtures("images_have_readers")
 def test_every_kind_of_image_trains(dmlkit: Cli, tiny_recipe: Path, tmp_path: Path, image_folder: Path):
     for index, mode in enumerate(("L", "RGBA", "CMYK", "I;16")):
         (image_folder / "class0" / f"{index}.png").unlink()

@@ -21,7 +21,11 @@ from dmlkit.backbones.tuning import LoRAConfig, LowRankUpdate
 from dmlkit.export.hub import write_adapter
 from tests.conftest import ONE_EPOCH, Result
 
-peft: Any = pytest.importorskip("peft", reason="it comes with the extra dmlkit[dev]")
+
+@pytest.fixture
+def peft() -> Any:
+    """Imported by the tests that need it: with transformers, 1.3 s for each process that collects tests."""
+    return pytest.importorskip("peft", reason="it comes with the extra dmlkit[dev]")
 
 
 class Given(Backbone):
@@ -47,7 +51,7 @@ def vision_transformer() -> nn.Module:
     ],
 )
 def test_peft_computes_the_features(
-    build: Callable[[], nn.Module], config: Any, targets: Literal["attention", "all"], tmp_path: Path
+    build: Callable[[], nn.Module], config: Any, targets: Literal["attention", "all"], tmp_path: Path, peft: Any
 ):
     torch.manual_seed(0)
     plain = build().eval()
@@ -73,7 +77,7 @@ def test_peft_computes_the_features(
 
 @pytest.mark.slow
 def test_a_folder_for_the_hub_has_it(
-    trained_once: Callable[..., Path], tmp_path: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    trained_once: Callable[..., Path], tmp_path: Path, dmlkit: Callable[..., Result], peft: Any
 ):
     torch.manual_seed(0)
     network = timm.create_model("test_vit", num_classes=0, img_size=32)

@@ -70,6 +70,7 @@ def test_embeddings_equal_the_model_and_keep_their_order(run, embeddings):
     assert manifest["model"]["fingerprint"] == trained.model.fingerprint()
 
 
+@pytest.mark.usefixtures("images_have_readers")
 def test_a_folder_of_images_with_bad_ones_left_out(dmlkit, run, tmp_path):
     images = tmp_path / "photos"
     (images / "sub").mkdir(parents=True)
@@ -226,13 +227,11 @@ NOTHING, NAN = torch.zeros(8), torch.full((8,), torch.nan)
 
 
 def test_operators_that_a_graph_cannot_express_are_named_with_a_way_round(dmlkit, run, tmp_path, monkeypatch):
-    plain = SmallCNN.forward
-
-    def with_svd(self, images):
-        return plain(self, images) + torch.linalg.svdvals(images.mean(1)).sum(1, keepdim=True)
+    def with_svd(self, images):  # of few layers, which six exports trace
+        return torch.linalg.svdvals(images.mean(1))
 
     def with_a_choice(self, images):
-        return plain(self, images) if images.sum() > 0 else plain(self, -images)
+        return images.mean((1, 2)) if images.sum() > 0 else -images.mean((1, 2))
 
     missing = "ONNX cannot express this model (no form of the operator aten._linalg_svd)"
     Image.new("RGB", (20, 16), "orange").save(tmp_path / "one.png")

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,17 @@ def map_at_r(points: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean(found))
 
 
+def traced_before(monkeypatch: pytest.MonkeyPatch, graph: Any) -> None:
+    """Let the network have been traced, with this graph."""
+    monkeypatch.setattr("dmlkit.export.precision.traced", lambda *_: None)
+    monkeypatch.setattr("dmlkit.export.precision.onnx_program", lambda *_: SimpleNamespace(model_proto=graph))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "kind"), [("int8", onnx.TensorProto.UINT8), ("fp16", onnx.TensorProto.FLOAT16)])
 def test_the_file_is_smaller_and_what_was_reported(run: Path, precision: str, kind: int, dmlkit: Cli):
     result = dmlkit("export", run, "--format", "onnx", "--precision", precision)
-    assert result.code == 0, result.err
+    assert (result.code, result.err) == (0, "")
     path = run / "exports" / f"model.{precision}.onnx"
     weights = [one for one in onnx.load(path).graph.initializer if len(one.dims) in (2, 4)]
     sizes = {one.name: (one.data_type == kind, int(np.prod(one.dims))) for one in weights}
@@ -96,6 +103,8 @@ def test_points_of_a_curved_space_are_on_it(
         return lambda batch: 2 + torch.zeros(len(batch), 4)
 
     monkeypatch.setattr("dmlkit.export.precision.onnx_session", outside)
+    traced_before(monkeypatch, lowered.graph)
+    monkeypatch.setattr("dmlkit.export.precision.to_int8", lambda *_: lowered.graph)
     with pytest.raises(UserError, match=r"--precision int8: training image 0: .* too coarse for .* \(poincare\)"):
         lower(run, trained, "int8", fabric)
 
@@ -104,10 +113,8 @@ def test_points_of_a_curved_space_are_on_it(
 def test_a_terminal_shows_that_a_network_is_traced(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
 ):
-    words = ("export", run, "--format", "onnx", "-o", tmp_path / "model.onnx")
-    assert dmlkit(*words).err == ""
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    result = dmlkit(*words)
+    result = dmlkit("export", run, "--format", "torch-export", "--input", "squares", "-o", tmp_path / "model.pt2")
     assert result.code == 0 and "tracing the model, which can take minutes" in result.err
 
 
@@ -130,6 +137,7 @@ def test_what_cannot_be_converted_is_refused(run: Path, monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise ValueError("operator Foo is unknown\nand more")
 
+    traced_before(monkeypatch, nothing)
     monkeypatch.setattr("dmlkit.export.precision.to_int8", fail)
     found = refused("--format", "onnx", "--precision", "int8")
     assert "onnxruntime cannot convert this model (operator Foo is unknown); use --precision fp32" in found

@@ -31,6 +31,7 @@ def test_time_in_the_loader_is_told_from_time_in_the_step(monkeypatch: pytest.Mo
     assert batches.seconds == 3.75
 
 
+@pytest.mark.usefixtures("images_have_readers")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_loader_starts_no_more_processes_than_it_may_or_has_batches(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dmlkit.loading.batches.count_cores", lambda: 64)

@@ -248,6 +248,7 @@ def test_killed_while_files_are_renamed_the_same_command_goes_on_d5(renamed: int
     assert images_of_split(config, "all").resizing == "16 x 16 pixels, bilinear"
 
 
+@pytest.mark.usefixtures("images_have_readers")
 def test_unreadable_images_stop_or_are_skipped(tmp_path: Path):
     root = trees.cub(tmp_path / "cub")
     recipe = recipe_of(root, "plain")
@@ -262,6 +263,7 @@ def test_unreadable_images_stop_or_are_skipped(tmp_path: Path):
     assert images.sample(3).shape == (3, 16, 16)
 
 
+@pytest.mark.usefixtures("images_have_readers")
 def test_command(dmlkit, tiny_recipe: Path, tmp_path: Path):
     root = trees.cub(tmp_path / "cub")
     options = ["--set", f"dataset={{name: cub200, root: '{root}', validation_fraction: 0}}"]

@@ -55,6 +55,7 @@ def test_benchmarks_are_recognised_and_counted(
     assert result.code == 1 and f"{recognised}:" in result.out.replace("\n", "")
 
 
+@pytest.mark.usefixtures("images_have_readers")
 def test_every_fault_of_a_damaged_copy_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     root = trees.presplit(tmp_path)
     train = root / "train" / "1"

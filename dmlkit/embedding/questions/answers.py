@@ -213,7 +213,9 @@ class AnswersFile(Document, frozen=True):
     """Probability below which an image is unknown, in a calibrated gallery."""
     accuracy: Accuracy | None
     """Counts over images whose correct label is known; null if there are none."""
-    images: tuple[dict[str, str | float | list[float] | list[dict[str, str | float | int | None]] | None], ...]
+    images: tuple[
+        dict[str, str | float | list[float] | list[dict[str, str | float | int | list[float] | None]] | None], ...
+    ]
     """Path, box, label, guess, probability, score, margin, known, number of images and nearest images of each answer.
     A box is x1, y1, x2, y2 in pixels, without its margin; null for a full image or a group."""
     skipped: tuple[str, ...]
