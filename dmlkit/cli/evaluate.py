@@ -148,6 +148,8 @@ class EvaluatedOptions:
             if self.source is not None and given == ["--labels"]:
                 check_options(self.source, kind_of(self.source), {"--labels": self.labels})
             raise UserError("eval: expected a run, an embeddings folder, a gallery, or x.npy --labels y.npy")
+        if self.embeddings is not None and self.labels is None:
+            raise UserError(f"eval: {self.embeddings}: an .npy file needs its labels; add --labels FILE")
         if given not in ([], ["--embeddings", "--labels"], list(self.arrays)):
             raise UserError(
                 f"eval: got {' '.join(given)}; expected --embeddings and --labels, and optionally both --gallery and "

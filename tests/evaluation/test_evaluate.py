@@ -294,7 +294,8 @@ def test_bad_input_of_eval(dmlkit, arrays):
     x, y = folder / "x.npy", folder / "y.npy"
     refused(dmlkit("eval"), "eval: expected a run, an embeddings folder")
     refused(dmlkit("eval", folder, "--embeddings", x, "--labels", y), "eval: expected a run, an embeddings folder")
-    refused(dmlkit("eval", "--embeddings", x), "expected --embeddings and --labels")
+    for words in (["--embeddings", x], [x], [x, "--gallery", x]):
+        refused(dmlkit("eval", *words), f"eval: {x}: an .npy file needs its labels; add --labels FILE")
     refused(
         dmlkit("eval", "--embeddings", x, "--labels", y, "--gallery", x),
         "optionally both --gallery and --gallery-labels",
@@ -308,7 +309,7 @@ def test_bad_input_of_eval(dmlkit, arrays):
     np.save(folder / "short.npy", labels[:50])
     refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "short.npy"), "shape (90,), got (50,)")
     np.save(folder / "float.npy", labels.astype(np.float32))
-    refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "float.npy"), "integers or strings, got float32")
+    refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "float.npy"), "integers or text, got float32")
     np.save(folder / "one.npy", labels * 0)
     refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "one.npy"), "all 90 embeddings are of one class")
     for name in ("x.npy", "copy.npy", "link.npy"):
