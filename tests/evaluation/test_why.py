@@ -33,7 +33,7 @@ def test_the_command_explains_the_score_of_search(dmlkit, trained_run: Path, tmp
         assert refused.code == 2 and message in refused.err and refused.err.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_one_of_two_ranks_prints(trained_run: Path, tmp_path: Path):
     image, output = tmp_path / "a.png", tmp_path / "why.png"
     Image.new("RGB", (32, 32), "red").save(image)

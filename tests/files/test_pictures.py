@@ -32,7 +32,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path):
         _ = 1 / 0
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"), picture(tmp_path / "file" / "p.png", 40) as figure:
+    with pytest.raises(UserError, match="is a file; expected"), picture(tmp_path / "file" / "p.png", 40) as figure:
         figure.subplots()
 
 
