@@ -54,7 +54,10 @@ def center_regularizer(manifold: Manifold, block: Block, weight: float) -> Tenso
     Args:
         manifold: the geometry.
         block: the block, with proxies (w, K, d).
-        weight: tau.
+        weight: tau, >= 0.
+
+    Returns:
+        A scalar with a graph; the terms of all blocks add up to the regularizer.
     """
     per_class = block.proxies.shape[1]
     factor = 0.5 * weight / (block.classes.total * per_class * (per_class - 1))  # each pair occurs twice
@@ -62,7 +65,7 @@ def center_regularizer(manifold: Manifold, block: Block, weight: float) -> Tenso
 
 
 def over_all_centers(manifold: Manifold, classes: Classes, weight: float) -> Tensor:
-    """Sum `center_regularizer` over all classes, for a loss that is no sum of terms of its classes."""
+    """Return the sum, a scalar, of `center_regularizer` over all blocks, for a loss that is no sum over its classes."""
 
     def nothing(_: Tensor, proxies: Tensor) -> Tensor:
         return proxies.new_empty(0)
