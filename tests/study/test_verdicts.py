@@ -114,8 +114,9 @@ def test_a_statement_is_judged_by_both_figures_and_corrected_for_all_of_them():
     }
     for seed, row in runs["method"].items():
         row["map@r"] = runs["base"][seed]["map@r"] + 0.05 + 0.01 * rng.normal()
+    summary = {figure: MeanInterval.of([0.5]) for figure in figures}
     variants = {
-        name: VariantResults.model_validate({"tuned": None, "difference": None, "runs": of, "summary": {}})
+        name: VariantResults.model_validate({"tuned": None, "difference": None, "runs": of, "summary": summary})
         for name, of in runs.items()
     }
     stated = by_both_figures([statement(), statement("other")], figures)
@@ -168,6 +169,15 @@ def test_a_variant_below_its_network_before_training_is_not_trained_never_worse(
     told = verdict_text(judged, {"base": base, "method": method})
     assert told == "not trained; below the network before training: method (0.6000)"
     assert one(base=base, method=variant(BASE, untrained={"recall@1": 0.9})).not_trained == ()
+
+
+@pytest.mark.parametrize(("floor", "verdict"), [(0.99, "not trained"), (0.97, "holds")])
+def test_a_variant_that_training_improved_by_another_metric_is_judged(floor: float, verdict: str):
+    method = variant([value + 0.05 for value in BASE], untrained={"map@r": 0.6, "recall@1": floor})
+    runs = {seed: {**figures, "recall@1": 0.98} for seed, figures in method.runs.items()}
+    summary = {**method.summary, "recall@1": MeanInterval.of([0.98] * len(BASE))}
+    judged = one(base=variant(BASE), method=method.model_copy(update={"runs": runs, "summary": summary}))
+    assert (judged.verdict, judged.not_trained) == (verdict, ("method",))
 
 
 def test_equal_figures_on_all_seeds_are_equal_by_construction():

@@ -57,6 +57,11 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
         return floor is not None and fmean(run[metric] for run in self.runs.values()) < floor
 
     @property
+    def is_trained(self) -> bool:
+        """Whether training improved the backbone by at least one metric, or that is unknown."""
+        return not all(self.is_below_untrained(metric) for metric in self.summary)
+
+    @property
     def measured(self) -> "Runs":
         """Figures by seed, and on each class."""
         return self.runs, self.classes
@@ -152,7 +157,7 @@ class JudgedStatement(PairedDifference, Expectation, frozen=True):
     at_edge: tuple[str, ...] = ()
     """Those of the two variants whose tuned values are at an edge."""
     not_trained: tuple[str, ...] = ()
-    """Those of the two variants that are below their backbone before training."""
+    """Those of the two variants that are below their backbone before training by this metric."""
 
 
 FIGURE_PAIRS = (("recall@1", "map@r"), ("precision@1", "map@r"))
@@ -197,8 +202,8 @@ def judge(
 ) -> tuple[JudgedStatement, ...]:
     """Return a verdict for each statement whose variants have runs with common seeds.
 
-    If both variants have the same figures, or training did not improve one of them, the difference says nothing about
-    the claim even if it is certain: the verdict is then "equal by construction" or "not trained".
+    If both variants have the same figures, or training improved one of them by no metric, the difference says nothing
+    about the claim even if it is certain: the verdict is then "equal by construction" or "not trained".
 
     Args:
         statements: statements of the claim, each by one figure; see `by_both_figures`. All of them are corrected for.
@@ -255,7 +260,7 @@ def _aside(one: Expectation, variants: Mapping[str, VariantResults]) -> Verdict 
     better, than = variants[one.better], variants[one.than]
     if are_equal(better.runs, than.runs) and are_equal(better.last, than.last):
         return "equal by construction"
-    return "not trained" if better.is_below_untrained(one.metric) or than.is_below_untrained(one.metric) else None
+    return None if better.is_trained and than.is_trained else "not trained"
 
 
 def _judged(

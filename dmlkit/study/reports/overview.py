@@ -113,10 +113,11 @@ def read_results(folder: Path) -> StudyResults:
     _check_complete(results, path)
     check_derived(results, path)
     statements = by_both_figures(_statements(results), results.metrics)
-    if len(statements) == len(results.verdicts):
+    if len(statements) == len(results.verdicts) and all(one.verdict != "not trained" for one in results.verdicts):
         return results
+    # an older dmlkit judged each statement by one metric, and called a variant not trained by each metric on its own
     verdicts = judge(statements, results.variants, len(results.seeds), results.more_seeds, results.negligible)
-    return results.model_copy(update={"verdicts": verdicts})  # an older dmlkit judged each statement by one figure
+    return results.model_copy(update={"verdicts": verdicts})
 
 
 def _check_complete(results: StudyResults, path: Path) -> None:
@@ -221,7 +222,7 @@ def check_derived(results: StudyResults, path: Path) -> None:
         raise _edited(path, "verdicts", results)
     for stored, derived in zip(results.verdicts, derived_verdicts, strict=True):
         fields = stored.model_dump()
-        if stored.corrected_p_value is None:  # results of dmlkit 0.1.0, which has fewer fields and verdicts
+        if stored.corrected_p_value is None or stored.verdict == "not trained":  # of an older dmlkit
             fields = {name: fields[name] for name in PairedDifference.model_fields}
         if not _is_close(fields, {name: value for name, value in derived.model_dump().items() if name in fields}):
             raise _edited(path, f"the verdict on {stored.better!r} and {stored.than!r}", results)
