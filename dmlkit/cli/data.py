@@ -98,8 +98,9 @@ def check(
 def check_target(target: Path, dataset: str | None, overrides: list[str] | None) -> None:
     """Check what can be checked of a target before torch is imported."""
     from dmlkit.recipe.early import check_recipe
+    from dmlkit.recipe.overrides import is_recipe
 
-    if target.suffix in (".yaml", ".yml"):
+    if is_recipe(target):
         check_recipe(target, overrides or [])
     elif dataset is None:  # a missing folder of a benchmark gets the advice where to download it
         require_dataset(target, EXPECTED_DATA)

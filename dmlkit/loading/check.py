@@ -31,6 +31,7 @@ from dmlkit.files.image_file import BadImageError, Box, decoding, opened
 from dmlkit.files.source import EXPECTED_DATA, require_path
 from dmlkit.loading.batches import WORKER_START, default_workers
 from dmlkit.recipe.file import read_recipe
+from dmlkit.recipe.overrides import is_recipe
 from dmlkit.recipe.start import validation_fraction
 
 SAMPLE = 10_000  # images, at most, whose headers are read: 1 400 take 0.2 s
@@ -161,7 +162,7 @@ def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str
     Raises:
         UserError: there is no such folder, or the path is a file of another kind.
     """
-    if target.suffix in (".yaml", ".yml"):
+    if is_recipe(target):
         if dataset is not None:
             raise UserError("--dataset applies only to folders; remove it, since a recipe names its dataset")
         return read_recipe(target, overrides).dataset

@@ -215,6 +215,16 @@ def names_of_recipes() -> list[str]:
     return [f"{paper.name}/{header.path.stem}" for paper, headers in papers for header in headers]
 
 
+def is_recipe(path: Path) -> bool:
+    """Return whether a path is meant as a recipe: a YAML file, or the name of one that comes with dmlkit.
+
+    Example:
+        >>> is_recipe(Path("glyphs/proxy_anchor")), is_recipe(Path("photos"))
+        (True, False)
+    """
+    return path.suffix in (".yaml", ".yml") or (not path.exists() and path.as_posix() in names_of_recipes())
+
+
 def find_recipe(path: Path) -> Path:
     """Return the file of a recipe, given its path or its name.
 

@@ -178,6 +178,13 @@ def test_a_recipe_is_checked_with_its_own_validation_classes_u11(dmlkit, tiny_re
     assert dmlkit("data", "check", tiny_recipe, "--set", ours).code == 0
 
 
+def test_a_recipe_that_comes_with_dmlkit_is_checked_by_its_name(dmlkit, tmp_path: Path):
+    root = trees.presplit(tmp_path / "tree")
+    ours = f"dataset={{name: folder, root: '{root}', validation_fraction: 0}}"
+    result = dmlkit("data", "check", "glyphs/proxy_anchor", "--set", ours)
+    assert result.code == 0 and "folder: glyphs/proxy_anchor" in result.out, result.err
+
+
 def test_a_file_of_another_kind_is_told_u12(dmlkit, tmp_path: Path):
     (tmp_path / "t.txt").write_text("path,label\n")
     result = dmlkit("data", "check", tmp_path / "t.txt")
