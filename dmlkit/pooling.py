@@ -110,8 +110,10 @@ class GeM(Pooling, name="gem"):
 
     def forward(self, maps: Tensor, token: Tensor | None = None) -> Tensor:
         with torch.autocast(maps.device.type, enabled=False):  # 41^3 overflows float16
-            powers = maps.float().clamp(min=SMALLEST).pow(self.p)
-            return powers.mean((2, 3)).pow(1 / self.p)
+            maps = maps.float().clamp(min=SMALLEST)
+            # 7^100 overflows float32; the mean is homogeneous, so that this factor has no gradient
+            largest = maps.detach().amax((2, 3), keepdim=True)
+            return largest[..., 0, 0] * (maps / largest).pow(self.p).mean((2, 3)).pow(1 / self.p)
 
 
 class Cls(Pooling, name="cls"):

@@ -35,6 +35,19 @@ def test_gem_runs_from_average_to_maximum_and_learns():
     assert zeros.grad is not None and zeros.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 1e4])
+def test_gem_neither_overflows_nor_underflows(scale: float):
+    """Against float64, which holds these powers: values, and the gradients of the maps and of p."""
+    maps = (scale * torch.tensor([[[[3.0, 5.0, 7.0]]]])).requires_grad_()
+    pool = GeM(p=30.0, learn=True)
+    pool(maps).sum().backward()
+    exact, p = maps.detach().double().requires_grad_(), torch.tensor(30.0, dtype=torch.float64, requires_grad=True)
+    (pooled := exact.pow(p).mean().pow(1 / p)).backward()
+    torch.testing.assert_close(pool(maps).item(), pooled.item(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(maps.grad, exact.grad.float(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(pool.p.grad, p.grad.float(), rtol=1e-4, atol=0)
+
+
 def test_gem_survives_half_precision():
     large = torch.full((1, 1, 2, 2), 1000.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
