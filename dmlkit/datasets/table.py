@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.boxes import ROUNDING
 from dmlkit.datasets.files.class_names import cut_between_groups, in_groups, label_set, path_fault
+from dmlkit.datasets.files.image import ROUNDING
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.datasets.files.paths import SUSPICIOUS, inside, leaves_root
 from dmlkit.datasets.files.table_file import (

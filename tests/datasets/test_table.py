@@ -123,8 +123,14 @@ def test_boxes_outside_the_image_and_empty_ones_are_faults(tmp_path: Path):
         and ":2: got the box x1 5, y1 0, x2 5, y2 9; expected 0 <= x1" in config.listing().faults[0]
     )
     config = write(tmp_path, box | {"x1": [0] * 8})
-    with pytest.raises(UserError, match=r"the box \(0, 0, 99, 9\) is not inside the 24 x 18 image"):
+    with pytest.raises(UserError, match=r"the box \(0, 0, 99, 9\) of .* is not inside the 24 x 18 image"):
         config.build("all").sample(1)
+
+
+def test_a_box_that_exceeds_its_image_by_a_pixel_is_cut_at_each_border(tmp_path: Path):
+    exceeding = {"x1": [-0.8] * 8, "y1": [-0.7] * 8, "x2": [24.9] * 8, "y2": [18.6] * 8}
+    whole = write(tmp_path, {"x1": [0] * 8, "y1": [0] * 8, "x2": [24] * 8, "y2": [18] * 8}).build("all").sample(1)
+    assert torch.equal(write(tmp_path, exceeding).build("all").sample(1), whole)
 
 
 def test_a_label_of_two_super_classes_is_a_fault(tmp_path: Path):

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.image import upright_size
+from dmlkit.datasets.files.image import fitted, upright_size
 from dmlkit.datasets.files.paths import inside
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
@@ -18,7 +18,6 @@ from dmlkit.files.image_file import BadImageError, Box, decoding
 from dmlkit.files.regular import EXTENSIONS, read_text
 
 MOST_LISTED = 3  # problems in a message: a wrong unit or other sizes of images are the same problem in each box
-ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are written with few digits
 LEAST_CONFIDENCE = 0.2  # of a detected box
 ANIMAL = "animal"  # the category of MegaDetector that is used, instead of persons and vehicles
 CLASSES = "classes.txt"  # names of YOLO's classes, in the folder of its labels
@@ -118,7 +117,7 @@ def read_boxes(images: Path, boxes: Path, confidence: float | None) -> list[Imag
             if path not in sizes:
                 with decoding(path):
                     sizes[path] = upright_size(path)
-            found.append(ImageBox(path, _fitted(row.sides(*sizes[path]), path, *sizes[path]), row.label))
+            found.append(ImageBox(path, fitted(row.sides(*sizes[path]), path, *sizes[path]), row.label))
         except BadImageError as error:
             faults.append(f"{row.where}: {error}")
     _refuse(f"--boxes {boxes}", faults)
@@ -129,23 +128,6 @@ def read_boxes(images: Path, boxes: Path, confidence: float | None) -> list[Imag
             reason = f" of a confidence of at least {least:g}; {best}: lower --box-confidence"
         raise UserError(f"--boxes {boxes}: no boxes of {images}{reason}")
     return found
-
-
-def _fitted(sides: Four, path: str, width: int, height: int) -> Box:
-    """Return a box in pixels, cut at the border of its image if it exceeds it by at most `ROUNDING`.
-
-    Raises:
-        BadImageError: it is not inside the image, or has no pixels.
-    """
-    left, top, right, bottom = sides
-    is_inside = min(left, top, width - right, height - bottom) >= -ROUNDING
-    box = Box(max(0.0, left), max(0.0, top), min(float(width), right), min(float(height), bottom))
-    if not is_inside or round(box.left) >= round(box.right) or round(box.top) >= round(box.bottom):
-        wrong = f"not inside the {width} x {height} image"
-        if is_inside:
-            wrong = "empty; expected left < right and top < bottom in pixels"
-        raise BadImageError(f"the box ({left:g}, {top:g}, {right:g}, {bottom:g}) of {path} is {wrong}")
-    return box
 
 
 def check_boxes(dataset: Dataset, source: Path, where: Callable[[int], str]) -> None:
@@ -176,7 +158,7 @@ def check_boxes(dataset: Dataset, source: Path, where: Callable[[int], str]) -> 
         if (size := sizes[path]) is None or (0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]):
             continue  # a box that is inside after rounding keeps its numbers, of which ids of galleries are made
         try:
-            boxes[row] = _fitted(box[:4], path, *size)[:4]
+            boxes[row] = fitted(box[:4], path, *size)[:4]
         except BadImageError as error:
             faults.append(f"{where(row)}: {error}")
     _refuse(str(source), faults)

@@ -18,6 +18,8 @@ from dmlkit.errors import UserError
 from dmlkit.files.image_file import BadImageError, Box, check_size, decoding, opened, shrink, to_rgb
 from dmlkit.files.regular import VIDEOS
 
+ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are written with few digits
+
 
 def read_image(path: str | Path, box: Box | None = None, least_side: int | None = None) -> Tensor:
     """Decode an image file, or a box of it, to (3, H, W) uint8 RGB, upright.
@@ -74,14 +76,9 @@ def crop_box(image: Image.Image, box: Box, path: str | Path) -> Image.Image:
     """Crop an image to a box and its margin, rounded to integer pixels.
 
     Raises:
-        BadImageError: the box is empty or extends beyond the image.
+        BadImageError: the box is empty or extends beyond the image, see `fitted`.
     """
-    left, top, right, bottom = (round(side) for side in box[:4])
-    if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
-        raise BadImageError(
-            f"{path}: the box ({left}, {top}, {right}, {bottom}) is not inside the {image.width} x {image.height} "
-            "image; expected left < right and top < bottom in pixels"
-        )
+    box = Box(*fitted(box[:4], path, image.width, image.height)[:4], box.margin)
     across, down = box.margin * (box.right - box.left), box.margin * (box.bottom - box.top)
     return image.crop(
         (
@@ -91,6 +88,23 @@ def crop_box(image: Image.Image, box: Box, path: str | Path) -> Image.Image:
             min(image.height, round(box.bottom + down)),
         )
     )
+
+
+def fitted(sides: tuple[float, float, float, float], path: str | Path, width: int, height: int) -> Box:
+    """Return a box in pixels, cut at the border of its image if it exceeds it by at most `ROUNDING`.
+
+    Raises:
+        BadImageError: it is not inside the image, or has no pixels.
+    """
+    left, top, right, bottom = sides
+    is_inside = min(left, top, width - right, height - bottom) >= -ROUNDING
+    box = Box(max(0.0, left), max(0.0, top), min(float(width), right), min(float(height), bottom))
+    if not is_inside or round(box.left) >= round(box.right) or round(box.top) >= round(box.bottom):
+        wrong = f"not inside the {width} x {height} image"
+        if is_inside:
+            wrong = "empty; expected left < right and top < bottom in pixels"
+        raise BadImageError(f"the box ({left:g}, {top:g}, {right:g}, {bottom:g}) of {path} is {wrong}")
+    return box
 
 
 def upright_size(path: str | Path) -> tuple[int, int]:
