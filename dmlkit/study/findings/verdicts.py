@@ -1,6 +1,6 @@
 """Verdicts on the statements of a claim, from the runs of two variants, with a correction for added seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from statistics import fmean
@@ -56,10 +56,9 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
         floor = None if self.untrained is None else self.untrained.get(metric)
         return floor is not None and fmean(run[metric] for run in self.runs.values()) < floor
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether training improved the backbone by at least one metric, or that is unknown."""
-        return not all(self.is_below_untrained(metric) for metric in self.summary)
+    def is_trained(self, metrics: Iterable[str]) -> bool:
+        """Return whether training improved the backbone by at least one of some metrics; True if that is unknown."""
+        return not all(self.is_below_untrained(metric) for metric in metrics)
 
     @property
     def measured(self) -> "Runs":
@@ -202,8 +201,9 @@ def judge(
 ) -> tuple[JudgedStatement, ...]:
     """Return a verdict for each statement whose variants have runs with common seeds.
 
-    If both variants have the same figures, or training improved one of them by no metric, the difference says nothing
-    about the claim even if it is certain: the verdict is then "equal by construction" or "not trained".
+    If both variants have the same figures, or training improved one of them by no figure by which the statement is
+    judged, the difference says nothing about the claim even if it is certain: the verdict is then "equal by
+    construction" or "not trained".
 
     Args:
         statements: statements of the claim, each by one figure; see `by_both_figures`. All of them are corrected for.
@@ -260,7 +260,8 @@ def _aside(one: Expectation, variants: Mapping[str, VariantResults]) -> Verdict 
     better, than = variants[one.better], variants[one.than]
     if are_equal(better.runs, than.runs) and are_equal(better.last, than.last):
         return "equal by construction"
-    return None if better.is_trained and than.is_trained else "not trained"
+    figures = _figures_of(one.metric, tuple(better.summary))
+    return None if better.is_trained(figures) and than.is_trained(figures) else "not trained"
 
 
 def _judged(

@@ -55,8 +55,8 @@ it is below 0. If the interval contains 0, the verdict is "makes no difference" 
 below the tables of the study), and "not separable at this size" otherwise; the table then estimates how many seeds
 would decide it if mean and spread stayed the same. The table also marks verdicts that the correction changes, and
 variants whose tuned value is the lowest or highest that was tried, or that score below their own network before
-training. A variant that does so by every metric of the study is "not trained", and two variants with the same results
-with every seed are "equal by construction": such a difference says nothing about the claim."""
+training. A variant that does so by every metric by which a statement is judged is "not trained", and two variants with
+the same results with every seed are "equal by construction": such a difference says nothing about the claim."""
 
 
 def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
