@@ -197,7 +197,6 @@ class ReportPage:
 
 
 ROUNDING = 1e-6  # of metrics that are computed again, perhaps by a different version of SciPy
-FOLLOWING = ("corrected_verdict", "runs_to_separate")  # fields of a judged statement that follow from its verdict
 STATED = set(Expectation.model_fields)  # fields of a judged statement that come from the study's file
 
 
@@ -226,7 +225,8 @@ def check_derived(results: StudyResults, path: Path) -> None:
         if stored.corrected_p_value is None:  # results of dmlkit 0.1.0, which has fewer fields and verdicts
             fields = {name: fields[name] for name in PairedDifference.model_fields}
         elif stored.verdict == "not trained":  # perhaps of an older dmlkit; it is judged again, see `read_results`
-            fields = {name: fields[name] for name in fields.keys() - {"verdict", *FOLLOWING}}
+            judged = {"verdict", "corrected_verdict", "runs_to_separate"}
+            fields = {name: fields[name] for name in fields.keys() - judged}
         if not _is_close(fields, {name: value for name, value in derived.model_dump().items() if name in fields}):
             raise _edited(path, f"the verdict on {stored.better!r} and {stored.than!r}", results)
 
