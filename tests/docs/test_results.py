@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.reports.overview import BEGINNING, END, report
+from dmlkit.study.reports.overview import BEGINNING, END, read_results, report
 from tests.conftest import ROOT
 
 FIRST = f"{BEGINNING} docs/"  # of a block whose studies lie here
@@ -15,6 +15,30 @@ PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if f"\n{FIRST}" 
 PAPERS = sorted((ROOT / "docs" / "papers").glob("*.md"))
 SUMMARY = ROOT / "docs" / "papers.md"
 STUDIES = sorted((ROOT / "docs" / "studies").iterdir())
+DATA = {
+    "glyphs": "glyphs_claims",
+    "modes": "modes_claims",
+    "frozen photos": "photos_claims",
+    "trained photos": "photos_network_claims",
+    "Caltech 101": "caltech_claims",
+}
+METHODS = {
+    "ProxyGML": "proxy_gml",
+    "SoftTriple": "soft_triple",
+    "MPA": "mpa",
+    "Proxy-Anchor": "proxy_anchor",
+    "Proxy-ISA": "proxy_isa",
+    "Grouplet, over the batch": "grouplet_batch",
+    "Grouplet, within groups": "grouplet",
+    "CGML": "cgml",
+    "binomial deviance": "binomial_deviance",
+}
+WORDS = {
+    "holds": "better",
+    "does not hold": "worse",
+    "makes no difference": "equal",
+    "not separable at this size": "open",
+}
 
 
 def words_of(page: Path) -> tuple[list[str], str | None]:
@@ -58,6 +82,23 @@ def test_the_summary_tells_of_the_studies_that_are_not_one_papers_own():
     shared = [study for study in STUDIES if StudyResults.read(study / "results.json").paper is None]
     folders, paper = words_of(SUMMARY)
     assert (sorted(folders), paper) == ([f"docs/studies/{study.name}" for study in shared], None)
+
+
+def test_the_table_of_the_summary_has_the_words_of_the_verdicts():
+    text = SUMMARY.read_text("utf-8")
+    lines = text[text.index("| method | compared with |") :].partition("\n\n")[0].splitlines()
+    (_, _, *columns), _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    told = {
+        (column, METHODS[method], METHODS[base]): cell
+        for method, base, *cells in rows
+        for column, cell in zip(columns, cells, strict=True)
+        if cell
+    }
+    words: dict[tuple[str, str, str], dict[str, str]] = {}
+    for column, name in DATA.items():
+        for one in read_results(ROOT / "docs" / "studies" / name).verdicts:
+            words.setdefault((column, one.better, one.than), {})[one.metric] = WORDS[one.corrected_verdict]
+    assert told == {key: f"{by['recall@1']} / {by['map@r']}" for key, by in words.items()}
 
 
 def test_there_are_such_pages():

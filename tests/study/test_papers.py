@@ -199,10 +199,10 @@ def test_the_page_says_what_reused_runs_of_tuning_change():
             if one.corrected_verdict in ("holds", "does not hold"):
                 assert change * one.difference > 0
                 moved.append(abs(change - one.difference))
-    assert set(gaps) == {"caltech_claims", "photos_network_claims"}  # which the page names in words
-    means = sorted(float(np.mean(gap)) for gap in gaps.values())
-    assert f"on average {means[0]:.3f} and {means[1]:.3f} above that of the other seeds" in text
-    assert "none changes by more than 0.003" in text and max(moved) < 0.003
+    assert set(gaps) == {"photos_network_claims"}  # which the page names in words
+    (mean,) = (float(np.mean(gap)) for gap in gaps.values())
+    assert f"on average {mean:.3f} above that of the other seeds" in text
+    assert "none changes by more than 0.002" in text and max(moved) < 0.002
 
 
 def test_a_statement_that_an_older_dmlkit_called_not_trained_is_judged_again(grounds, tmp_path: Path):
