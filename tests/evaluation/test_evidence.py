@@ -104,12 +104,15 @@ def trained_on(folder: Path, manifold: Manifold, size: int = 1) -> tuple[Any, ..
     return trained, dataset, Embeddings(points, dataset.labels, torch.arange(len(dataset)), []), images
 
 
-def map_at_r(points: Tensor, labels: Tensor, manifold: Manifold) -> Tensor:
-    """The metric by loops; ties do not occur."""
+def map_at_r(points: Tensor, labels: Tensor, manifold: Manifold, favor: float = 0.0) -> Tensor:
+    """The metric by loops, with an amount added to the similarities of the same class."""
     values: list[float] = []
     for query in range(len(points)):
         others = [row for row in range(len(points)) if row != query]
-        similarity = {row: float(manifold.paired_similarity(points[query], points[row])) for row in others}
+        similarity = {
+            row: float(manifold.paired_similarity(points[query], points[row])) + favor * (labels[row] == labels[query])
+            for row in others
+        }
         ranked = sorted(others, key=lambda row: -similarity[row])
         hits = [float(labels[row] == labels[query]) for row in ranked]
         relevant = int(sum(hits))
@@ -136,13 +139,14 @@ def test_the_share_is_that_of_painted_images(table: str, size: int, manifold: Ma
         painted[~kept] = color
         shown.append(torch.from_numpy(painted).permute(0, 3, 1, 2).contiguous())
     with torch.no_grad():
-        inside, outside = (map_at_r(trained.model(one), dataset.labels, manifold) for one in shown)
-    whole = map_at_r(embeddings.points, dataset.labels, manifold)
+        embedded = embeddings.points, *map(trained.model, shown)
+    for value, points in zip((found.whole, found.inside, found.outside), embedded, strict=True):
+        # processors round similarities differently, so that neighbors that are equally near change places
+        low, high = (float(map_at_r(points, dataset.labels, manifold, favor).mean()) for favor in (-2e-7, 2e-7))
+        assert low - 1e-3 < value < high + 1e-3 and high - low < 0.01
+    whole, inside, outside = (map_at_r(points, dataset.labels, manifold) for points in embedded)
     # by chance: positives are equally likely at each rank; 4 of 39 are of the class
     chance = sum((1 + place * 3 / 38) / (place + 1) * 4 / 39 for place in range(4)) / 4
-    assert (found.whole, found.inside, found.outside) == pytest.approx(
-        (float(whole.mean()), float(inside.mean()), float(outside.mean())), abs=1e-3
-    )
     assert found.chance == pytest.approx(chance, abs=1e-6) and found.area == pytest.approx(0.75)
     expected = float(((outside - chance) + (whole - inside)).mean() / 2 / (whole - chance).mean())
     assert found.share == pytest.approx(expected, abs=5e-3)
