@@ -20,6 +20,13 @@ from dmlkit.study.protocol import MeanInterval
 End = Literal["lowest", "highest", "only", "only, lowest", "only, highest"]
 """Place of a chosen value among the values tried with the chosen values of the other keys. The only one of these may
 also be the lowest or highest of all values of the key."""
+END_TEXTS: dict[End, str] = {
+    "lowest": "the lowest tried",
+    "highest": "the highest tried",
+    "only": "the only one tried with the other chosen values",
+    "only, lowest": "the lowest tried, and the only one with the other chosen values",
+    "only, highest": "the highest tried, and the only one with the other chosen values",
+}
 
 
 class Tuned(BaseModel, frozen=True, extra="forbid"):
@@ -126,6 +133,11 @@ def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, En
         if known and is_alone:
             edges.setdefault(key, "only")
     return edges
+
+
+def end_text(edge: Mapping[str, End]) -> str:
+    """Return which chosen values are at an edge, in words; empty without any."""
+    return ", ".join(f"{key} {END_TEXTS[end]}" for key, end in edge.items())
 
 
 Verdict = Literal[

@@ -12,16 +12,9 @@ from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
 from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.study.definition.file import is_error_rate
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.findings.verdicts import End, JudgedStatement, VariantResults
+from dmlkit.study.findings.verdicts import JudgedStatement, VariantResults, end_text
 from dmlkit.study.protocol import MeanInterval, ProtocolResults
 
-END_TEXTS: dict[End, str] = {
-    "lowest": "the lowest tried",
-    "highest": "the highest tried",
-    "only": "the only one tried with the other chosen values",
-    "only, lowest": "the lowest tried, and the only one with the other chosen values",
-    "only, highest": "the highest tried, and the only one with the other chosen values",
-}
 Pair = tuple[str, str]  # which variant is better, and than which
 
 
@@ -239,8 +232,7 @@ def _untrained(variant: VariantResults, metric: str) -> str:
 
 
 def _ends(variant: VariantResults) -> str:
-    edge = variant.tuned.edge if variant.tuned else {}
-    return ", ".join(f"{key} {END_TEXTS[end]}" for key, end in edge.items())
+    return end_text(variant.tuned.edge) if variant.tuned else ""
 
 
 def _chosen(variant: VariantResults) -> str:

@@ -16,7 +16,7 @@ from dmlkit.study.definition.config import Candidate, Study, Variant
 from dmlkit.study.definition.methods import beyond_edge, with_values
 from dmlkit.study.findings.results import Choice
 from dmlkit.study.findings.two_way import VariantClasses
-from dmlkit.study.findings.verdicts import PairedFigures, is_decided
+from dmlkit.study.findings.verdicts import PairedFigures, edges_of, end_text, is_decided
 from dmlkit.study.protocol import fold_recipe
 from dmlkit.study.record import ProtocolName
 from dmlkit.study.runs.workers import Run
@@ -106,6 +106,13 @@ class Plan:
             for variant in self.study.variants
         ]
         return replace(self.study, variants=tuple(variants))
+
+    def edges(self) -> dict[str, str]:
+        """Return by variant which of its chosen values are at an edge, in words; see `edges_of`."""
+        variants = self.as_tried().variants if self.study.is_tuned else ()
+        chosen = [(one, self.chosen[one.name]) for one in variants if one.name in self.chosen]
+        found = {variant.name: end_text(edges_of(variant.candidates, candidate)) for variant, candidate in chosen}
+        return {name: text for name, text in found.items() if text}
 
     def run(self, variant: Variant, candidate: Candidate, seed: int) -> Run:
         """Return the run of a candidate with a seed."""

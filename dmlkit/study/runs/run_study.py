@@ -47,7 +47,7 @@ class StudyProgress(Protocol):
     """Receiver of the events of a study."""
 
     def note(self, line: str) -> None:
-        """Report a weakness of the study before its first run."""
+        """Report a weakness of the study before its first run, or before the first one with chosen values."""
 
     def expect(self, runs: int, epochs: int) -> None:
         """Report the total number of runs and epochs, before the first run and whenever more are known."""
@@ -140,8 +140,14 @@ class _Runs:
         """Train round by round; runs that failed in an earlier session are tried again."""
         if self.fabric.is_global_zero:
             (self.plan.folder / FAILURES).unlink(missing_ok=True)
+        edges_are_told = False
         for runs in self.plan.rounds():
             self.progress.expect(self.plan.num_runs, self.plan.num_epochs)
+            if not edges_are_told and self.plan.chosen and not all(map(self._is_complete, runs)):
+                edges_are_told = True  # before hours of runs with values that are not the best ones
+                for name, text in self.plan.edges().items():
+                    chosen = self.plan.chosen[name].label
+                    self.progress.note(f"{name} chose {chosen}: {text}; to try more, stop and increase extend")
             at_once = self.jobs > 1 or self.ray is not None
             together = [run for run in runs if at_once and not self._is_complete(run)]
             names = {run.name for run in together}
