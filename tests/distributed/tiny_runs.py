@@ -73,11 +73,12 @@ def recipe_of(loss: str, overrides: tuple[str, ...] = ()) -> Recipe:
 def train_all(output: Path, *continued: Path) -> None:
     """Every loss and tuning into ``output``, where it is not there yet, after the runs that were stopped."""
     torch.set_num_threads(1)
+    is_there = output.exists()  # before the ranks meet: afterwards the first one may have created it
     fabric = start_fabric("cpu")
     lighten()
     for path in continued:
         train(recipe_of("mpa", RESUMED), path, device=fabric, resume=True)
-    if output.exists():
+    if is_there:
         return
     for name in sorted(LossConfig.variants):
         train(recipe_of(name), output / name, device=fabric)
