@@ -28,8 +28,8 @@ METHODS = {
     "MPA": "mpa",
     "Proxy-Anchor": "proxy_anchor",
     "Proxy-ISA": "proxy_isa",
-    "Grouplet, over the batch": "grouplet_batch",
-    "Grouplet, within groups": "grouplet",
+    "Grouplet over the batch": "grouplet_batch",
+    "Grouplet within groups": "grouplet",
     "CGML": "cgml",
     "binomial deviance": "binomial_deviance",
 }
@@ -86,18 +86,18 @@ def test_the_summary_tells_of_the_studies_that_are_not_one_papers_own():
 
 def test_the_table_of_the_summary_has_the_words_of_the_verdicts():
     text = SUMMARY.read_text("utf-8")
-    lines = text[text.index("| method | compared with |") :].partition("\n\n")[0].splitlines()
-    (_, _, *columns), _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    lines = text[text.index("| methods | glyphs |") :].partition("\n\n")[0].splitlines()
+    (_, *columns), _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     told = {
-        (column, METHODS[method], METHODS[base]): cell
-        for method, base, *cells in rows
+        (column, *(METHODS[name] for name in methods.split(" against "))): cell
+        for methods, *cells in rows
         for column, cell in zip(columns, cells, strict=True)
         if cell
     }
     words: dict[tuple[str, str, str], dict[str, str]] = {}
     for column, name in DATA.items():
         for one in read_results(ROOT / "docs" / "studies" / name).verdicts:
-            words.setdefault((column, one.better, one.than), {})[one.metric] = WORDS[one.corrected_verdict]
+            words.setdefault((column, one.better, one.than), {})[one.metric] = WORDS[str(one.corrected_verdict)]
     assert told == {key: f"{by['recall@1']} / {by['map@r']}" for key, by in words.items()}
 
 
