@@ -88,7 +88,7 @@ def test_the_table_of_the_summary_has_the_words_of_the_verdicts():
     text = SUMMARY.read_text("utf-8")
     lines = text[text.index("| methods | glyphs |") :].partition("\n\n")[0].splitlines()
     (_, *columns), _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-    told = {
+    table = {
         (column, *(METHODS[name] for name in methods.split(" against "))): cell
         for methods, *cells in rows
         for column, cell in zip(columns, cells, strict=True)
@@ -98,7 +98,7 @@ def test_the_table_of_the_summary_has_the_words_of_the_verdicts():
     for column, name in DATA.items():
         for one in read_results(ROOT / "docs" / "studies" / name).verdicts:
             words.setdefault((column, one.better, one.than), {})[one.metric] = WORDS[str(one.corrected_verdict)]
-    assert told == {key: f"{by['recall@1']} / {by['map@r']}" for key, by in words.items()}
+    assert table == {key: f"{by['recall@1']} / {by['map@r']}" for key, by in words.items()}
 
 
 def test_there_are_such_pages():

@@ -206,9 +206,9 @@ def test_the_grid_may_be_extended_later_and_nothing_is_trained_twice(
     path, out = write_study(tmp_path, TUNED), tmp_path / "out"
     trained = train_by(monkeypatch, peak(1.0))
     first = study(dmlkit, path)
-    told = "note: small chose lr=0.004: optimizer.lr the highest tried; to try more, stop and increase extend\n"
-    assert first.code == 0 and first.out.index("run 6/8") < first.out.index(told) < first.out.index("run 7/8")
-    assert told not in study(dmlkit, path).out, "nothing is left to train"
+    note = "note: small chose lr=0.004: optimizer.lr the highest tried; to try more, stop and increase extend\n"
+    assert first.code == 0 and first.out.index("run 6/8") < first.out.index(note) < first.out.index("run 7/8")
+    assert note not in study(dmlkit, path).out, "nothing is left to train"
     path.write_text(TUNED.replace("tune:", "extend: 1\ntune:"))
     again = study(dmlkit, path)
     assert again.code == 0 and "run 10/10" in again.out, again.out

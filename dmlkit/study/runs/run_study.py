@@ -140,11 +140,11 @@ class _Runs:
         """Train round by round; runs that failed in an earlier session are tried again."""
         if self.fabric.is_global_zero:
             (self.plan.folder / FAILURES).unlink(missing_ok=True)
-        edges_are_told = False
+        noted_edges = False
         for runs in self.plan.rounds():
             self.progress.expect(self.plan.num_runs, self.plan.num_epochs)
-            if not edges_are_told and self.plan.chosen and not all(map(self._is_complete, runs)):
-                edges_are_told = True  # before hours of runs with values that are not the best ones
+            if not noted_edges and self.plan.chosen and not all(map(self._is_complete, runs)):
+                noted_edges = True  # before hours of runs with values that may not be the best ones
                 for name, text in self.plan.edges().items():
                     chosen = self.plan.chosen[name].label
                     self.progress.note(f"{name} chose {chosen}: {text}; to try more, stop and increase extend")
