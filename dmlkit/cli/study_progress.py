@@ -28,6 +28,7 @@ class RunsProgress:
         self.training: dict[str, float] = {}  # runs in progress, with their finished epochs
         self.trained = 0  # epochs of this session
         self.started: float | None = None  # when this session started to train
+        self.failed: dict[str, str] = {}  # the first run that failed for a reason
         self.bar = Progress(
             TextColumn("run {task.fields[run]}/{task.fields[runs]} {task.fields[name]}", markup=False),
             BarColumn(),
@@ -118,7 +119,8 @@ class RunLine(Silent):
         study = self.study
         study.epochs_behind += self.epochs
         study.training.pop(self.name, None)
-        say(study.console, f"{self.name} failed: {reason}")
+        first = study.failed.setdefault(reason, self.name)
+        say(study.console, f"{self.name} failed: {reason if first == self.name else f'as {first} did'}")
 
     def finish(self, figures: dict[str, float]) -> None:
         """See `dmlkit.study.runs.run_study.RunProgress`."""

@@ -191,6 +191,26 @@ def test_a_study_whose_runs_all_failed_is_one_screen_and_no_results(
     assert not list(out.glob("results.*"))
 
 
+@pytest.mark.parametrize(
+    ("fails", "trained"),
+    [
+        (lambda recipe: True, 8),
+        (lambda recipe: margin_of(recipe) == 0.3, 40),  # perhaps this variant cannot be trained, but the other can
+        (lambda recipe: recipe.seed > 0, 40),
+    ],
+    ids=["every run", "one variant", "all but the first runs"],
+)
+def test_a_study_stops_only_when_all_its_first_runs_fail_for_one_reason(
+    fails: Callable[[Recipe], bool], trained: int, dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    runs = train_by(monkeypatch, lambda recipe: "no photos" if fails(recipe) else figures(recipe))
+    result = study(dmlkit, write_study(tmp_path, STUDY.replace("[0, 1]", f"{list(range(20))}")))
+    assert result.code == 2 and len(runs.folders) == trained
+    stopped = "error: small/seed-0, large/seed-0, small/seed-1 and 5 more: no photos; no run has succeeded"
+    assert result.err.startswith(stopped) == (trained == 8), result.err
+    assert result.out.count("no photos") == (1 if trained == 8 else 2)  # and in the list of failures at the end
+
+
 def test_results_that_were_complete_stay_when_a_run_is_damaged(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     train_by(monkeypatch, figures)
     path, out = write_study(tmp_path), tmp_path / "out"

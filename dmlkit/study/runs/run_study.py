@@ -83,7 +83,7 @@ def run_study(
     """Train the missing runs of a study, and judge its claim by the figures of all; see `summarize_study`.
 
     `Plan` names the runs and their folders. Complete runs are never repeated, and interrupted runs are resumed. A run
-    that fails is reported, and the other runs continue.
+    that fails is reported, and the other runs continue, unless none has succeeded and all fail for the same reason.
 
     Args:
         folder: output folder for ``study.json``, ``runs/``, ``failures.json`` and ``results.json``.
@@ -95,7 +95,7 @@ def run_study(
         budget: seconds after which every run stops after a checkpoint, and no other run starts.
 
     Raises:
-        UserError: the folder has another study, or every run failed.
+        UserError: the folder has another study, every run failed, or so did the first ones, all for the same reason.
         BudgetUsedError: the time budget is used up; it has the results of complete runs.
         TrainingStoppedError: Ctrl-C or SIGTERM stopped the study after a checkpoint or between two runs.
     """
@@ -237,7 +237,15 @@ class _Runs:
     def _fail(self, run: Run, progress: RunProgress, reason: str) -> None:
         self.failures[run.name] = reason
         progress.fail(reason)  # first: a full disk may not take the file
-        StudyFailures(failed=self.failures).write(self.plan.folder / FAILURES)
+        failures = StudyFailures(failed=self.failures)
+        failures.write(self.plan.folder / FAILURES)
+        variants = {name.split("/")[0] for name in self.failures}
+        is_common = len(set(self.failures.values())) == 1 and len(variants) > 1  # not one variant's learning rate
+        if is_common and not self.plan.figures and len(self.failures) >= HOPELESS:
+            raise UserError(f"{failures.lines()[0]}; no run has succeeded, so no other one was tried")
+
+
+HOPELESS = 8  # failed runs of several variants; a study of 873 had told the same wrong folder of features 873 times
 
 
 def flat_figures(figures: Figures) -> Metrics:
