@@ -97,7 +97,7 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
         if claims[results.claim] > 1:  # the same study of other data
             results = results.model_copy(update={"claim": f"{results.claim} ({name})"})
         sections.append(study_section(results, plots[name], heading="##"))
-    return [*disagreement_paragraphs(studies), _counts(list(studies.values())), EXPLANATION, *tables, *sections]
+    return [*disagreement_paragraphs(studies), _counts(list(studies.values())), *tables, EXPLANATION, *sections]
 
 
 def read_results(folder: Path) -> StudyResults:
