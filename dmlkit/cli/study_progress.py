@@ -28,7 +28,7 @@ class RunsProgress:
         self.training: dict[str, float] = {}  # runs in progress, with their finished epochs
         self.trained = 0  # epochs of this session
         self.started: float | None = None  # when this session started to train
-        self.failed: dict[str, str] = {}  # the first run that failed for a reason
+        self.failed: dict[str, str] = {}  # the first run that failed, by its reason
         self.bar = Progress(
             TextColumn("run {task.fields[run]}/{task.fields[runs]} {task.fields[name]}", markup=False),
             BarColumn(),

@@ -241,11 +241,11 @@ class _Runs:
         failures.write(self.plan.folder / FAILURES)
         variants = {name.split("/")[0] for name in self.failures}
         is_common = len(set(self.failures.values())) == 1 and len(variants) > 1  # not one variant's learning rate
-        if is_common and not self.plan.figures and len(self.failures) >= HOPELESS:
+        if is_common and not self.plan.figures and len(self.failures) >= MIN_COMMON_FAILURES:
             raise UserError(f"{failures.lines()[0]}; no run has succeeded, so no other one was tried")
 
 
-HOPELESS = 8  # failed runs of several variants; a study of 873 had told the same wrong folder of features 873 times
+MIN_COMMON_FAILURES = 8  # to stop a study: one with a wrong folder of features failed all its 873 runs
 
 
 def flat_figures(figures: Figures) -> Metrics:
