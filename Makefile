@@ -85,7 +85,7 @@ bench: setup  ## Run the benchmarks and write benchmarks/results; PHOTOS=FOLDER 
 	for name in start training_loop transport grouplet evaluation reranking gallery look manifolds scale gradient_checkpointing; do \
 	  $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/python benchmarks/data.py $(PHOTOS)
-	for name in $(if $(PHOTOS),calibration embed frozen align teachers matryoshka serve one_image); do $(BIN)/python benchmarks/$$name.py $(PHOTOS) || exit 1; done
+	for name in $(if $(PHOTOS),calibration embed frozen align teachers matryoshka serve); do $(BIN)/python benchmarks/$$name.py $(PHOTOS) || exit 1; done
 	$(if $(PHOTOS),$(BIN)/python benchmarks/serve.py $(PHOTOS) soak 30)
 
 ifdef PHOTOS

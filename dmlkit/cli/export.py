@@ -68,20 +68,19 @@ class ExportedModelOptions:
         "dmlkit export runs/demo --format onnx",
         "dmlkit export runs/demo --format onnx --precision int8",
         "dmlkit export runs/demo --format hub --license mit -o birds-model",
-        "dmlkit export galleries/birds --format onnx",
         "dmlkit export embeddings/photos --format faiss --precision int8",
         "dmlkit export embeddings/photos --format pgvector -o postgresql://me@db/birds",
     ),
 )
 @with_common_options
 def export(
-    source: Annotated[Path, argument("SOURCE", "Run, gallery, or embeddings folder.")],
+    source: Annotated[Path, argument("SOURCE", "Run, or embeddings folder.")],
     format: Annotated[  # noqa: A002
         Literal[ModelFormat, EmbeddingFormat, StoreFormat],
         option(
             "FORMAT",
-            f"For a run: {', '.join(MODEL_FORMATS[:-1])} or {MODEL_FORMATS[-1]}. For a gallery: onnx. For "
-            f"embeddings: {', '.join(get_args(EmbeddingFormat))}, or a database: {', '.join(get_args(StoreFormat))}.",
+            f"For a run: {', '.join(MODEL_FORMATS[:-1])} or {MODEL_FORMATS[-1]}. For embeddings: "
+            f"{', '.join(get_args(EmbeddingFormat))}, or a database: {', '.join(get_args(StoreFormat))}.",
         ),
     ],
     output: Annotated[
@@ -95,7 +94,7 @@ def export(
     *,
     model: ExportedModelOptions,
 ) -> None:
-    """Export the model of a run, a gallery with its model, or embeddings, for other programs."""
+    """Export the model of a run, or embeddings, for other programs."""
     wanted = WantedModel(
         model.checkpoint, model.overrides or [], model.takes, model.dims, model.license_name, model.precision
     )

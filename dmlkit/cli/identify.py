@@ -15,14 +15,13 @@ from dmlkit.cli.options import (
     Html,
     QueryPath,
     RerankMethod,
-    SearchedPath,
+    SourcePath,
     Writes,
     examples,
     option,
     with_common_options,
 )
-from dmlkit.cli.search import check_model, others_of, pictures_of, rerank_of, tell_page
-from dmlkit.files.source import is_exported
+from dmlkit.cli.search import check_model, pictures_of, rerank_of, tell_page
 
 if TYPE_CHECKING:
     from dmlkit.embedding.questions.answers import Answer, Identified
@@ -77,7 +76,7 @@ class RuleOptions:
 )
 @with_common_options
 def identify(
-    source: SearchedPath,
+    source: SourcePath,
     images: QueryPath,
     output: Annotated[
         Path | None,
@@ -95,33 +94,26 @@ def identify(
 
     It prints the 10 most doubtful images, each with the best guess and its probability.
     """
-    console, added = Console(), None
-    if is_exported(source):
-        from dmlkit.embedding.questions.exported import identify_exported
+    console = Console()
+    check_model(chosen, source, images)
 
-        others = {"--by": None if rule.by == "nearest" else rule.by, "-k": rule.k, "--by-group": rule.by_group}
-        others |= {"--labels": array.labels, **others_of(boxes, chosen, rule.rerank, array.manifold)}
-        found = identify_exported(source, images, threshold=rule.threshold, others=others, bar=bars(console))
-    else:
-        check_model(chosen, source, images)
+    from dmlkit.embedding.questions.identify import LabelRule
+    from dmlkit.embedding.questions.identify import identify as identify_images
 
-        from dmlkit.embedding.questions.identify import LabelRule
-        from dmlkit.embedding.questions.identify import identify as identify_images
-
-        asked = LabelRule(rule.by, rule.k, rule.threshold, rule.by_group, rerank_of(rule.rerank))
-        asked.check()  # before images are embedded to choose a weight
-        model, place = chosen.choose_with_place(source, bars(console))
-        added = model.fusion or place
-        found = identify_images(
-            source,
-            images,
-            rule=replace(asked, place=place),
-            boxes=boxes.read(),
-            model=model,
-            labels=array.labels,
-            manifold=array.manifold,
-            bar=bars(console),
-        )
+    asked = LabelRule(rule.by, rule.k, rule.threshold, rule.by_group, rerank_of(rule.rerank))
+    asked.check()  # before images are embedded to choose a weight
+    model, place = chosen.choose_with_place(source, bars(console))
+    added = model.fusion or place
+    found = identify_images(
+        source,
+        images,
+        rule=replace(asked, place=place),
+        boxes=boxes.read(),
+        model=model,
+        labels=array.labels,
+        manifold=array.manifold,
+        bar=bars(console),
+    )
     print_answers(found, images, console, is_kept=output is not None or html is not None)
     if added is not None:
         say(console, fusion_line(added.model_dump()))

@@ -18,7 +18,6 @@ from dmlkit.files.source import (
     require_path,
     require_queries,
     require_run,
-    require_searched,
     require_second_run,
     require_source,
     without_set,
@@ -256,14 +255,6 @@ QueryPath = Annotated[
 ]
 SourcePath = Annotated[
     Path, argument("SOURCE", "Run, embeddings folder, gallery, or .npy file (N, D) of vectors.", check=require_source)
-]
-SearchedPath = Annotated[
-    Path,
-    argument(
-        "SOURCE",
-        "Run, embeddings folder, gallery, exported gallery (.onnx), or .npy file (N, D) of vectors.",
-        check=require_searched,
-    ),
 ]
 RecipePath = Annotated[
     Path, argument("RECIPE", "YAML file, or a name from dmlkit list recipes, e.g. glyphs/proxy_anchor.")

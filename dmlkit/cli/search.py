@@ -17,7 +17,7 @@ from dmlkit.cli.options import (
     Json,
     QueryPath,
     RerankMethod,
-    SearchedPath,
+    SourcePath,
     Writes,
     examples,
     option,
@@ -25,7 +25,7 @@ from dmlkit.cli.options import (
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import NEIGHBOR_COLUMNS, check_file, is_table
-from dmlkit.files.source import NAMES, PLACE, Kind, check_options, is_exported, kind_of
+from dmlkit.files.source import NAMES, PLACE, Kind, check_options, kind_of
 
 if TYPE_CHECKING:
     from dmlkit.embedding.questions.answers import Answers, Neighbor
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 MOST_SHOWN = 10  # queries printed in the terminal
-EXPORTED_DEVICES = ("auto", "cpu", "cpu+onnxruntime")  # that compute exported galleries
 
 
 @app.command(
@@ -47,7 +46,7 @@ EXPORTED_DEVICES = ("auto", "cpu", "cpu+onnxruntime")  # that compute exported g
 )
 @with_common_options
 def search(
-    source: SearchedPath,
+    source: SourcePath,
     queries: QueryPath,
     k: Annotated[int, option("COUNT", "Number of neighbors per query.", "-k")] = 10,
     exact: Annotated[
@@ -73,32 +72,26 @@ def search(
     """
     from dmlkit.embedding.questions.answers import write_neighbors
 
-    console, added = Console(stderr=json), None
-    if is_exported(source):
-        from dmlkit.embedding.questions.exported import search_exported
+    console = Console(stderr=json)
+    check_model(chosen, source, queries)
 
-        others = others_of(boxes, chosen, rerank, manifold)
-        answers = search_exported(source, queries, k=k, others=others, bar=bars(console))
-    else:
-        check_model(chosen, source, queries)
+    from dmlkit.embedding.questions.search import check_together
+    from dmlkit.embedding.questions.search import search as search_images
 
-        from dmlkit.embedding.questions.search import check_together
-        from dmlkit.embedding.questions.search import search as search_images
-
-        again = rerank_of(rerank)
-        check_together(again, has_place=chosen.has_place)
-        model, place = chosen.choose_with_place(source, bars(console))
-        added = model.fusion or place
-        answers = search_images(
-            source,
-            queries,
-            k=k,
-            method=again or place or ("exact" if exact else "index"),
-            manifold=manifold,
-            boxes=boxes.read(),
-            model=model,
-            bar=bars(console),
-        )
+    again = rerank_of(rerank)
+    check_together(again, has_place=chosen.has_place)
+    model, place = chosen.choose_with_place(source, bars(console))
+    added = model.fusion or place
+    answers = search_images(
+        source,
+        queries,
+        k=k,
+        method=again or place or ("exact" if exact else "index"),
+        manifold=manifold,
+        boxes=boxes.read(),
+        model=model,
+        bar=bars(console),
+    )
     if json:
         say_json(answers.plain())
     else:
@@ -111,15 +104,6 @@ def search(
         say(console, f"wrote {csv}")
     if html is not None:
         write_neighbors_page(answers, html, (queries, source), console)
-
-
-def others_of(
-    boxes: BoxOptions, chosen: PlacedModelOptions, rerank: str | None, manifold: str | None
-) -> dict[str, object]:
-    """Return the values of options of search and identify that do not apply to an exported gallery, by their names."""
-    device = None if chosen.device in EXPORTED_DEVICES else chosen.device
-    model = {"--run": chosen.run, "--with": chosen.second, "--rerank": rerank, "--manifold": manifold}
-    return {**boxes.given(), **model, "--device": device}
 
 
 def check_model(chosen: FusedModelOptions, source: Path, *queries: Path) -> None:

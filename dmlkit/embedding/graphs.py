@@ -89,20 +89,14 @@ def traced(model: nn.Module, inputs: Tensor, *dynamic: str) -> torch.export.Expo
         return torch.export.export(model, (example,), dynamic_shapes=(sizes,))
 
 
-def onnx_program(program: torch.export.ExportedProgram, name: str, *more: str) -> Any:
-    """Return the ONNX program of a traced model, whose input has a name and whose first output is ``embeddings``.
-
-    Args:
-        program: the traced model.
-        name: name of the input.
-        more: names of further outputs.
+def onnx_program(program: torch.export.ExportedProgram, name: str) -> Any:
+    """Return the ONNX program of a traced model, whose input has a name and whose output is ``embeddings``.
 
     Raises:
         NotExportableError: ONNX cannot express an operator.
     """
-    outputs = ["embeddings", *more]
     with _in_one_line("ONNX cannot express this model"):
-        return torch.onnx.export(program, input_names=[name], output_names=outputs, dynamo=True, verbose=False)
+        return torch.onnx.export(program, input_names=[name], output_names=["embeddings"], dynamo=True, verbose=False)
 
 
 def onnx_session(runtime: ModuleType, graph: Path | bytes) -> Callable[[Tensor], Tensor]:

@@ -1,4 +1,4 @@
-"""Export of the model of a run, of a gallery, or of a folder of embeddings, by the name of the format."""
+"""Export of the model of a run, or of a folder of embeddings, by the name of the format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,14 +9,12 @@ from typing import cast
 from dmlkit.backbones.tuning import LoRAConfig
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.gallery.manifest import read_gallery_manifest
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import load_model, shortened
 from dmlkit.errors import UserError
 from dmlkit.export.databases import write_lancedb, write_pgvector, write_qdrant
 from dmlkit.export.formats import FORMATS, check_embeddings_output, export_embeddings
 from dmlkit.export.formats.faiss import cost_of
-from dmlkit.export.gallery import export_gallery
 from dmlkit.export.hub import export_hub
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
 from dmlkit.export.model import Parity, check_model_output, export_model, manifest_path
@@ -35,7 +33,6 @@ from dmlkit.files.export_formats import (
     check_export,
 )
 from dmlkit.files.outputs import check_place
-from dmlkit.files.source import kind_of
 from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
@@ -91,11 +88,10 @@ def export(
     model: WantedModel = AS_TRAINED,
     bar: Bar = no_bar,
 ) -> Exported:
-    """Export a run's model, a gallery with its model, or embeddings, for other programs.
+    """Export a run's model, or embeddings, for other programs.
 
     Args:
-        source: a run for ``safetensors``, ``onnx``, ``torch-export`` and ``hub``, or a gallery for ``onnx``;
-            embeddings for other formats.
+        source: a run for ``safetensors``, ``onnx``, ``torch-export`` and ``hub``; embeddings for other formats.
         format: one of `ModelFormat`, `EmbeddingFormat` or `StoreFormat`.
         output: the file to write (a folder for hub, tensorboard, lancedb and qdrant), or the address of a store.
             Default: a name in the source.
@@ -115,11 +111,6 @@ def export(
     if output is not None and not is_store and is_address(str(output)):
         raise UserError(f"--output: got an address, but --format {format} writes a file; give a file name")
     path = None if output is None or is_address(str(output)) else Path(output)
-    if kind_of(source) == "gallery":
-        path, parity = export_gallery(source, path)
-        has_local = read_gallery_manifest(source).local is not None
-        notes = ["answers compare embeddings alone; its patches or keypoints stay in the gallery"] if has_local else []
-        return Exported([path], _agreement(parity, "images"), notes)
     if format in MODEL_FORMATS:
         return _export_run(source, format, path, model)
     folder = EmbeddingFolder(source)

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
-from dmlkit.files.source import NAMES, check_options, kind_of, require_gallery, require_path, require_run
+from dmlkit.files.source import NAMES, check_options, kind_of, require_path, require_run
 
 ModelFormat = Literal["safetensors", "onnx", "torch-export", "hub"]
 """Formats in which dmlkit export writes a model; the others are of embeddings."""
@@ -94,20 +94,14 @@ def check_export(source: Path, export_format: str, options: Mapping[str, object]
     if export_format == "onnx" and given.get("--precision") == "binary":
         raise UserError("export: --precision binary applies only to faiss; an onnx model has fp32, fp16 or int8")
     require_exportable(source, export_format)
-    if kind_of(source) == "gallery":
-        for name in ("--input", "--dims", "--precision", "--checkpoint", "--set"):
-            if name in given:
-                raise UserError(f"export: {name} applies only to runs; remove this option")
-    elif export_format not in MODEL_FORMATS:
+    if export_format not in MODEL_FORMATS:
         check_options(source, "embeddings", {name: given.get(name) for name in ("--checkpoint", "--set")})
 
 
 def require_exportable(path: Path, export_format: str) -> None:
-    """Raise a `UserError` unless a format exports a path: a run, a gallery as ``onnx``, or a folder of embeddings."""
+    """Raise a `UserError` unless a format exports a path: a run, or a folder of embeddings."""
     kind = kind_of(path) if path.exists() else "images"
-    if export_format == "onnx" and kind == "gallery":
-        require_gallery(path)
-    elif export_format in MODEL_FORMATS:
+    if export_format in MODEL_FORMATS:
         if kind not in ("run", "images"):
             raise UserError(
                 f"{path}: expected a run, since --format {export_format} exports a model; got {NAMES[kind]}"

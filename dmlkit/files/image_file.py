@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from dmlkit.errors import UserError
 from dmlkit.files.regular import EXTENSIONS, check_regular
@@ -138,18 +138,6 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def read_pixels(path: str | Path) -> np.ndarray:
-    """Decode an image file to (H, W, 3) uint8 RGB, upright: the pixels of `dmlkit.datasets.files.image.read_image`.
-
-    Raises:
-        BadImageError: see `read_image`.
-    """
-    with decoding(path), opened(path) as image:
-        check_size(path, image)
-        ImageOps.exif_transpose(image, in_place=True)
-        return np.array(to_rgb(image))
 
 
 def image_files(folder: Path, *, images: bool = True) -> list[str]:

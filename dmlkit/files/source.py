@@ -79,17 +79,6 @@ def kind_of(path: Path, expected: str = EXPECTED) -> Kind:
     return "run" if any((path / name).exists() for name in RUN_MARKS) else "images"
 
 
-def is_exported(path: Path) -> bool:
-    """Return whether a path is meant as a gallery in one file, see `dmlkit.embedding.questions.exported`."""
-    return path.suffix.lower() == ".onnx" and path.is_file()
-
-
-def require_searched(path: Path) -> None:
-    """Raise a `UserError` unless a path is what `require_source` takes, or an exported gallery."""
-    if not is_exported(path):
-        require_source(path)
-
-
 def require_source(path: Path) -> Kind:
     """Return what a path is: a run, embeddings, a gallery or an array.
 
@@ -97,8 +86,6 @@ def require_source(path: Path) -> Kind:
         UserError: it is none of these.
     """
     kind = kind_of(path)
-    if is_exported(path):
-        raise UserError(f"{path}: only identify and search read exported galleries; expected {EXPECTED}")
     if kind == "images":
         raise UserError(f"{path}: expected {EXPECTED}; embed images with dmlkit embed first")
     if kind == "run":

@@ -108,6 +108,29 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Callable[.
     return folder
 
 
+@pytest.mark.slow
+def test_the_program_identifies_as_dmlkit_does(exported: Path, dmlkit: Callable[..., Any]):
+    for index in range(8):
+        trees.photo(exported / "known" / "abcd"[index // 2] / f"{index}.jpg", index)
+    asked = sorted((exported / "photos").iterdir())
+    for words in (
+        ["calibrate", "runs/demo"],
+        ["embed", "runs/demo", "known", "-o", "embeddings/known"],
+        ["identify", "embeddings/known", "photos", "-o", "answers.json"],
+    ):
+        assert dmlkit(*words).code == 0
+    answers = json.loads((exported / "answers.json").read_text())["images"]
+    printed = subprocess.run(
+        [sys.executable, "identify.py", *map(str, asked)], cwd=exported, capture_output=True, text=True, check=True
+    )
+    assert len(answers) == 7 and {"a", "b", "unknown"} <= {answer["label"] for answer in answers}
+    for line, answer in zip(printed.stdout.splitlines(), answers, strict=True):
+        path, label, score, nearest = line.split("\t")
+        assert (Path(path).name, label) == (Path(answer["path"]).name, answer["label"])
+        assert float(score) == pytest.approx(answer["score"], abs=2e-4)
+        assert Path(nearest).name == Path(answer["nearest"][0]["path"]).name
+
+
 USE = """
 import io, json, sys, threading, urllib.error, urllib.request
 from pathlib import Path

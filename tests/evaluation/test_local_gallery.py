@@ -274,9 +274,6 @@ def test_mistakes(gallery: Path, photos: Path, patches_run: Path, tmp_path: Path
         assert wrong.code == 2 and message in wrong.err and len(wrong.err.strip().splitlines()) == 1, (words, wrong)
     assert not new.exists()
     assert "cosine" in dmlkit("search", gallery, asked, "--rerank", "expansion:n=2,alpha=1", "--json", *device).out
-    pytest.importorskip("onnxruntime")
-    exported = dmlkit("export", gallery, "--format", "onnx", "-o", tmp_path / "gallery.onnx")
-    assert exported.code == 0 and "note: answers compare embeddings alone" in exported.out, exported.err
 
 
 def test_a_gallery_keeps_keypoints(photos: Path, patches_run: Path, tmp_path: Path, dmlkit: Cli):

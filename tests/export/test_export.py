@@ -234,15 +234,12 @@ def test_operators_that_a_graph_cannot_express_are_named_with_a_way_round(dmlkit
         return images.mean((1, 2)) if images.sum() > 0 else -images.mean((1, 2))
 
     missing = "ONNX cannot express this model (no form of the operator aten._linalg_svd)"
-    Image.new("RGB", (20, 16), "orange").save(tmp_path / "one.png")
-    assert dmlkit("gallery", "create", run, tmp_path / "one.png", "--label", "a", "-o", tmp_path / "gallery").code == 0
     monkeypatch.setattr(SmallCNN, "forward", with_svd)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     to = tmp_path / "model.onnx"
     for words, expected in (
         (["export", run, "--format", "onnx", "-o", to], f"--format onnx: {missing}; use --format torch-export"),
         (["export", run, "--format", "onnx", "--precision", "int8", "-o", to], f"int8: {missing}; use --format torch"),
-        (["export", tmp_path / "gallery", "--format", "onnx", "-o", to], f"gallery: {missing}; use the gallery itself"),
         (
             ["embed", run, "--split", "test", "-o", tmp_path / "e", "--device", "cpu+onnxruntime"],
             f"{missing}; leave it out, or use bf16",

@@ -1,4 +1,4 @@
-"""Answers of ``dmlkit search`` and ``dmlkit identify``, and their files. This module imports no torch.
+"""Answers of ``dmlkit search`` and ``dmlkit identify``, and their files.
 
 A search finds neighbors. Identification decides on a label by the nearest ones, with the probability that it is right.
 """
@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel
 
 from dmlkit.embedding.gallery.files import UNKNOWN, ApproximateIndex
-from dmlkit.embedding.items import PointItem
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.files.outputs import (
@@ -31,25 +30,12 @@ from dmlkit.files.outputs import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dmlkit.embedding.items import PointItem
+    from dmlkit.embedding.points import PointSet
     from dmlkit.files.image_file import Box
     from dmlkit.metrics.ranking.rerank import Rerank
-
-
-class Searched(Protocol):
-    """What was searched: points, or an exported gallery."""
-
-    @property
-    def source(self) -> str:
-        """Name for people."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-        ...
-
-    def items_at(self, rows: Any) -> list[PointItem]:
-        """Return what is known of the images of rows (M,)."""
-        ...
 
 
 class Neighbor(NamedTuple):
@@ -57,7 +43,7 @@ class Neighbor(NamedTuple):
 
     rank: int  # from 1
     similarity: float
-    item: PointItem
+    item: "PointItem"
 
     def plain(self) -> dict[str, Any]:
         """Return plain data."""
@@ -72,8 +58,8 @@ class Answers:
 
     Args:
         queries: Q paths, or names of groups of images.
-        similarities: (Q, k), a tensor or an array.
-        rows: (Q, k) rows of what was searched, in the same form.
+        similarities: (Q, k).
+        rows: (Q, k) rows of what was searched.
         skipped: one message per query that could not be read.
         pictures: Q paths of the images that show the queries.
         boxes: Q boxes of the queries in these images; None for a full image.
@@ -82,10 +68,10 @@ class Answers:
         rerank: how the gallery was re-ranked for each query, if it was.
     """
 
-    searched: Searched
+    searched: "PointSet"
     queries: Sequence[str]
-    similarities: Any
-    rows: Any
+    similarities: "Tensor"
+    rows: "Tensor"
     skipped: Sequence[str]
     pictures: Sequence[str]
     boxes: "Sequence[Box | None]"
@@ -181,7 +167,7 @@ class Sigmoid(NamedTuple):
         return float(self.of(np.array([margin or 0.0]), np.array([score]))[0])
 
     def of(self, margins: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """Return the probabilities (N,) of guesses; without scipy, whose import takes as long as that of NumPy."""
+        """Return the probabilities (N,) of guesses."""
         logits = self.margin_slope * margins + self.score_slope * scores + self.offset
         small = np.exp(-np.abs(logits))  # never overflows
         return np.where(logits < 0, small, 1.0) / (1 + small)
