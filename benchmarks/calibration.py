@@ -24,7 +24,7 @@ from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
-from dmlkit.metrics.ranking.rankings import as_points
+from dmlkit.metrics.ranking.rankings import as_directions
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training.progress import Silent
@@ -56,7 +56,7 @@ def photo_features(photos: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 def coverage(what: str, features: torch.Tensor, labels: torch.Tensor, far: float) -> list[str]:
     manifold = Sphere(features.shape[1])
-    points = as_points(features, manifold, "embeddings")
+    points = as_directions(features, "embeddings")
     generator = torch.Generator().manual_seed(1)
     classes = int(labels.max()) + 1
     held, wide, rates = 0, list[float](), list[float]()

@@ -27,7 +27,7 @@ from dmlkit.files.source import check_options, require_queries, require_source
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.metrics.ranking.rankings import as_embeddings, as_points, require_points
+from dmlkit.metrics.ranking.rankings import as_directions, as_embeddings, require_points
 from dmlkit.run_folder.folder import RunFolder
 
 
@@ -225,7 +225,7 @@ def points_of_rows(features: Tensor, manifold: Manifold, path: Path) -> Tensor:
     """
     try:
         if isinstance(manifold, Sphere) and features.shape[1] == manifold.dim:
-            return as_points(features, manifold, str(path))
+            return as_directions(features, str(path))
         require_points(manifold, features, str(path))
         return features
     except ValueError as error:

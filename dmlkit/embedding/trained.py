@@ -28,7 +28,7 @@ from dmlkit.embedding.manifest import (
     index_of,
 )
 from dmlkit.errors import OptionError, UserError, warn
-from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
 from dmlkit.recipe.file import dump_recipe, parse_recipe
@@ -38,7 +38,6 @@ from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 MANIFOLD = "head.manifold."  # before the names of its learned options in a state dict
-CUT_SPACES = ("sphere", "euclidean", "lorentz", "poincare")  # whose maps take features of any number
 FROZEN = "frozen"
 """Key of a checkpoint without the pretrained weights that were not trained: the hash of these weights."""
 MOVED_FILE = re.compile(r"if it has moved, use --set (?!dataset\.root=)[\w.]+=PATH")
@@ -271,14 +270,14 @@ def shortened(trained: TrainedModel, dims: int) -> TrainedModel:
         raise UserError(f"--dims {dims}: expected 1 to {recipe.embedding_dim}, the width of the run's embeddings")
     for part, name, allowed in (
         ("head", recipe.head.name, ("linear",)),
-        ("manifold", recipe.manifold.name, CUT_SPACES),
+        ("manifold", recipe.manifold.name, [name for name, one in ManifoldConfig.variants.items() if one.has_prefixes]),
     ):
         if name not in allowed:
             raise UserError(
                 f"--dims {dims}: the first coordinates of a model with {part} {name} are no embedding; expected "
                 f"{part} {', '.join(allowed)}"
             )
-    head = recipe.head.build(model.backbone.num_features, recipe.manifold.build(dims))
+    head = recipe.head.build(model.backbone.num_features, model.manifold.with_dim(dims))
     weights = model.head.state_dict().items()
     head.load_state_dict({name: tensor[:dims] if name.startswith("linear.") else tensor for name, tensor in weights})
     model.head = head.to(trained.device).eval()

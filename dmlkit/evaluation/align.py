@@ -95,7 +95,7 @@ def align(
         embedded.points,
         found.points_at(rows),
         [label or other for label, other in zip(labels, own, strict=True)],
-        (trained.recipe.manifold.build(trained.recipe.embedding_dim), found.manifold),
+        (trained.manifold, found.manifold),
     )
     point_map, parts, chosen = shared.choice()
     alignment = Alignment(

@@ -1,7 +1,6 @@
 """A loss on several spaces at once: on nested prefixes of the embeddings, or on the factors of a product space."""
 
 from collections.abc import Iterable, Sequence
-from copy import copy
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -116,7 +115,7 @@ class Matryoshka(LossOfSpaces, name="matryoshka"):
         if self.weights is not None and len(self.weights) != len(self.dims or ()):
             raise ValueError(f"Matryoshka: weights: expected one for each of dims {self.dims}, got {self.weights}")
         self.dims, self.weights = dims, self.weights or (1.0,) * len(dims)
-        self.build_each(self.loss, [prefix_manifold(self.manifold, dim) for dim in dims])
+        self.build_each(self.loss, [self.manifold.with_dim(dim) for dim in dims])
         super().__post_init__()
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -130,21 +129,6 @@ def _halved(width: int) -> Iterable[int]:
     while width // 2 >= SMALLEST:
         width //= 2
         yield width
-
-
-def prefix_manifold(manifold: Manifold, dim: int) -> Manifold:
-    """Return the same space with ``dim`` dimensions; it shares the manifold's learned curvature.
-
-    Example:
-        >>> from dmlkit.manifolds import Lorentz
-        >>> prefix_manifold(Lorentz(4), 2).point_dim
-        3
-    """
-    if dim == manifold.dim:
-        return manifold
-    cut = copy(manifold)
-    cut.dim, cut.point_dim = dim, manifold.point_dim - manifold.dim + dim
-    return cut
 
 
 def prefix(manifold: Manifold, cut: Manifold, points: Tensor) -> Tensor:

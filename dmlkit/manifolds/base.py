@@ -3,7 +3,8 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from copy import copy
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ Side = Literal["query", "gallery"]
 # Distance from the origin. Glyphs, 5 epochs, Proxy-Anchor's defaults on the hyperboloid, mean of 3 seeds on validation:
 # map@r 0.867 at radius 1, 0.877 at 1.5, 0.896 at 2, 0.669 at 3.
 UNRELATED_RADIUS = 2.0
+MEAN_STEPS = 200  # maximum number of iterations of a mean; 5 to 30 suffice
+MEAN_PRECISION = 1e-10  # length of the mean tangent vector at which to stop; it is 0 at the mean
 NEEDS_BOUNDED = Requirement(
     "manifold.similarity",
     (
@@ -72,6 +75,25 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
         if self.dim < 1:
             raise ValueError(f"{type(self).__name__}: dim must be at least 1, got {self.dim}")
         self.point_dim = self.dim
+
+    def with_dim(self, dim: int) -> Self:
+        """Return the same space for the first ``dim`` features, with all options and the same learned curvature.
+
+        Raises:
+            ValueError: the manifold is a product, whose first features are those of its first factor.
+
+        Example:
+            >>> from dmlkit.manifolds import Euclidean
+            >>> Euclidean(8, similarity="dot").with_dim(2).similarity_name
+            'dot'
+        """
+        if dim == self.dim:
+            return self
+        if not self.has_prefixes:
+            raise ValueError(f"{type(self).__name__}: the first {dim} of its {self.dim} features are no point of it")
+        shorter = copy(self)  # shares the parameters
+        shorter.dim, shorter.point_dim = dim, self.point_dim - self.dim + dim
+        return shorter
 
     @abstractmethod
     def from_features(self, features: Tensor) -> Tensor:
@@ -147,6 +169,27 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
         sphere both points have distance 1 from the center.
         """
         return 2**0.5 * UNRELATED_RADIUS
+
+    def karcher_mean(self, points: Tensor) -> Tensor:
+        """Return the point (D,) with the minimum sum of squared distances to points (N, D) float64.
+
+        Follow the mean tangent vector until it vanishes (Karcher flow); halve a step that increases the sum.
+        """
+        mean = self.from_features(self.to_features(points).mean(0))
+        spread, step = self.paired_distance(mean, points).square().mean(), 1.0
+        for _ in range(MEAN_STEPS):
+            tangent = self.geometry.logmap(mean, points).mean(0)
+            if tangent.norm() <= MEAN_PRECISION:
+                break
+            nearer = self.geometry.expmap(mean, step * tangent)
+            nearer_spread = self.paired_distance(nearer, points).square().mean()
+            if nearer_spread < spread:
+                mean, spread = nearer, nearer_spread
+            else:
+                step /= 2
+                if step < MEAN_PRECISION:
+                    break
+        return mean
 
     def relative_similarity(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute `similarity` of points x (N, D) and y (M, D) in units of a cosine, for losses: (N, M).
@@ -265,17 +308,12 @@ def check_points(manifold: Manifold, points: Tensor, name: Callable[[int], str],
         raise UserError(f"{name(row)}: {what}; {advice}")
 
 
-MEAN_STEPS = 200  # maximum number of iterations; 5 to 30 suffice
-MEAN_PRECISION = 1e-10  # length of the mean tangent vector at which to stop; it is 0 at the mean
-
-
 @torch.no_grad()
 def frechet_mean(manifold: Manifold, points: Tensor) -> Tensor:
     r"""Compute the Fréchet mean: the point with minimum :math:`\sum_i d(m, x_i)^2`, in float64.
 
     If the similarity is an inner product or a cosine, not a distance, compute the point with the maximum sum of
-    similarities, a mean direction; the same holds for the sphere's chord. In curved space, follow the mean tangent
-    vector at m until it vanishes (Karcher flow); halve a step that increases the spread.
+    similarities, a mean direction.
 
     Args:
         manifold: the geometry.
@@ -290,25 +328,6 @@ def frechet_mean(manifold: Manifold, points: Tensor) -> Tensor:
         True
     """
     points = points.double()
-    if not manifold.similarity_name.endswith("distance") or getattr(manifold, "metric", "") == "chord":
-        return manifold.from_features(manifold.product_vectors(points).mean(0))
-    geometry = manifold.geometry
-    mean = manifold.from_features(manifold.to_features(points).mean(0))
-    spread, step = _spread(manifold, mean, points), 1.0
-    for _ in range(MEAN_STEPS):
-        tangent = geometry.logmap(mean, points).mean(0)
-        if tangent.norm() <= MEAN_PRECISION:
-            break
-        nearer = geometry.expmap(mean, step * tangent)
-        found = _spread(manifold, nearer, points)
-        if found < spread:
-            mean, spread = nearer, found
-        else:
-            step /= 2
-            if step < MEAN_PRECISION:
-                break
-    return mean
-
-
-def _spread(manifold: Manifold, mean: Tensor, points: Tensor) -> Tensor:
-    return manifold.paired_distance(mean, points).square().mean()
+    if manifold.similarity_name.endswith("distance"):
+        return manifold.karcher_mean(points)
+    return manifold.from_features(manifold.product_vectors(points).mean(0))

@@ -143,6 +143,10 @@ class Product(Manifold, name="product"):
         u = self.unrelated_distance()
         return 1 + self.similarity(x, y) / (u.square() if "squared" in self.similarity_name else u)
 
+    def karcher_mean(self, points: Tensor) -> Tensor:
+        """Return the means of the factors: no squared distance depends on two factors."""
+        return torch.cat([part.karcher_mean(side) for part, side in self._parts(points)], -1)
+
     def product_vectors(self, points: Tensor) -> Tensor:
         raise TypeError("product: the similarity is a distance, not an inner product; use index_vectors")
 

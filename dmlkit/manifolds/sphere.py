@@ -65,6 +65,10 @@ class Sphere(Manifold, name="sphere"):
     def unrelated_distance(self) -> float:
         return 2**0.5 if self.metric == "chord" else math.pi / 2
 
+    def karcher_mean(self, points: Tensor) -> Tensor:
+        """Return the mean direction for the chord, whose squares are 2 - 2 <x, y>."""
+        return self.from_features(points.mean(0)) if self.metric == "chord" else super().karcher_mean(points)
+
     def product_vectors(self, points: Tensor) -> Tensor:
         return points
 

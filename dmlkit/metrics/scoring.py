@@ -19,8 +19,8 @@ from dmlkit.metrics.base import Array, Labeled, Labels, MetricConfig, Points, Ra
 from dmlkit.metrics.ranking.labels import Labeling, check_sides, identities
 from dmlkit.metrics.ranking.rankings import (
     Ties,
+    as_directions,
     as_embeddings,
-    as_points,
     build_search,
     rankings,
     require_points,
@@ -160,8 +160,8 @@ def score_retrieval(
         raise ValueError(f"labels: all {len(points)} embeddings are of one class; retrieval needs at least two")
     if manifold is None:
         manifold = Sphere(points.shape[1])
-        points = as_points(points, manifold, "embeddings")
-        items = None if items is None else as_points(items, manifold, "gallery")
+        points = as_directions(points, "embeddings")
+        items = None if items is None else as_directions(items, "gallery")
     require_points(manifold, points, "embeddings")
     if items is not None:
         require_points(manifold, items, "gallery")

@@ -187,6 +187,23 @@ def the_state_dict_brings_back_the_geometry(config: ManifoldConfig) -> None:
     expect(torch.equal(other.index_vectors(x, "query"), manifold.index_vectors(x, "query")), "index vectors differ")
 
 
+def fewer_dimensions_keep_everything_else(config: ManifoldConfig) -> None:
+    """Check that `Manifold.with_dim` equals the space built with that width, and shares what training changes."""
+    fields = type(config).model_fields
+    other = {"curvature": -0.3, "learnable_curvature": True, "clip_distance": 0.5, "metric": "arc"}
+    config = changed(config, **{key: value for key, value in other.items() if key in fields})
+    manifold = config.build(DIM)
+    if not manifold.has_prefixes:
+        expect_refused(lambda: manifold.with_dim(3), ValueError, "the first 3 of its 6 features are no point", "dim 3")
+        return
+    shorter, built, raw = manifold.with_dim(3), config.build(3), features(5)[:, :3]
+    x, y = shorter.from_features(raw), built.from_features(raw)
+    expect(torch.equal(x, y) and shorter.point_dim == built.point_dim, "points differ")
+    expect(torch.equal(shorter.similarity(x, x), built.similarity(y, y)), "similarities differ")
+    shared = zip(manifold.parameters(), shorter.parameters(), strict=True)
+    expect(all(one is other for one, other in shared), "a parameter is not shared")
+
+
 def proxies_are_points_either_way(config: ManifoldConfig) -> None:
     """Check that proxies are on the manifold, whether stored as features or as points."""
     for proxies in ("features", "points"):
@@ -226,6 +243,7 @@ MANIFOLD: tuple[Promise, ...] = (
     the_gallery_finds_what_brute_force_finds,
     features_come_back_from_points,
     the_state_dict_brings_back_the_geometry,
+    fewer_dimensions_keep_everything_else,
     proxies_are_points_either_way,
     half_precision_features_become_exact_points,
     bad_arguments_are_refused,

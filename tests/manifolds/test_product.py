@@ -147,15 +147,19 @@ def test_learned_values_are_options_of_a_new_space():
     )
 
 
-def test_the_frechet_mean_is_that_of_each_factor():
-    product, raw = space(scales=None), features(9, 10)
+@pytest.mark.parametrize("metric", ["chord", "arc"])
+def test_the_frechet_mean_is_that_of_each_factor_and_no_point_nearby_is_nearer_to_all(metric: str):
+    spheres = FACTORS[0], Sphere.Config.model_validate({"metric": metric}), *FACTORS[2:]
+    product, raw = space(factors=spheres, scales=(0.1, 3.0, 0.8, 12.0)), features(9, 10)
     raw[:, 3] += 4  # points within half a sphere have one mean
-    spaces = alone()
-    spaces[1] = Sphere(4, metric="arc", similarity="negative_distance")  # the mean of arcs, not of directions
+    spaces, points = alone(), product.from_features(raw)
+    spaces[1] = spheres[1].model_copy(update={"similarity": "negative_distance"}).build(4)
+    mean = frechet_mean(product, points)
     expected = [frechet_mean(part, own) for part, own in zip(spaces, parts_of(raw), strict=True)]
-    torch.testing.assert_close(
-        frechet_mean(product, product.from_features(raw)), torch.cat(expected), rtol=1e-5, atol=1e-6
-    )
+    torch.testing.assert_close(mean, torch.cat(expected), rtol=1e-9, atol=1e-9)
+    nearby = product.to_features(mean) + torch.cat([size * features(200, 11) for size in (1e-3, 0.1, 1.0)])
+    spreads = product.paired_distance(product.from_features(nearby)[:, None], points).square().sum(1)
+    assert (spreads > product.paired_distance(mean, points).square().sum()).all()
 
 
 SPHERES = "[{name: sphere}, {name: sphere}]"

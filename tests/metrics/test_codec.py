@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.manifolds import Euclidean, Lorentz, Sphere
+from dmlkit.manifolds import Euclidean, Lorentz, Manifold, Sphere
 from dmlkit.metrics import Labeled, retrieval_metrics
 from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Rescore, Stored, parse_stored
 from dmlkit.metrics.scoring import score_retrieval
@@ -41,6 +41,23 @@ def test_the_decoded_points_are_those_of_a_naive_encoder(precision: Precision, c
 def test_euclidean_prefixes_are_not_normalized():
     whole = 3 * points()
     assert torch.equal(Codec(Euclidean(16), Stored(4, "fp32"), whole).decode(whole), whole[:, :4])
+
+
+@pytest.mark.parametrize(
+    "manifold",
+    [
+        *(Euclidean(16, clip_distance=0.9, similarity=name) for name in ("dot", "cosine", "negative_distance")),
+        *(Sphere(16, metric=name, similarity="negative_distance") for name in ("chord", "arc")),
+    ],
+)
+def test_the_form_that_keeps_everything_has_the_scores_of_the_embeddings(manifold: Manifold):
+    whole = manifold.from_features(points() * torch.linspace(0.1, 3, 60)[:, None])
+    codec = Codec(manifold, Stored(None, "fp32"), whole)
+    expected = retrieval_metrics(whole, LABELS, manifold=manifold, metrics=["map@r"])
+    assert retrieval_metrics(codec.decode(whole), LABELS, manifold=codec.space, metrics=["map@r"]) == expected
+    half = Codec(manifold, Stored(8, "fp32"), whole)
+    x = half.decode(whole)
+    torch.testing.assert_close(half.space.similarity(x, x), manifold.similarity(*[torch.cat([x, 0 * x], 1)] * 2))
 
 
 def test_candidates_are_ordered_again_by_the_full_points():

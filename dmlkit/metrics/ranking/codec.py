@@ -10,7 +10,7 @@ from torch import Tensor
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.metrics.ranking.rankings import as_points
+from dmlkit.metrics.ranking.rankings import as_directions
 from dmlkit.metrics.ranking.scored import ordered_first
 
 Precision = Literal["fp32", "fp16", "int8", "binary", "rescored"]
@@ -104,9 +104,7 @@ class Codec:
     @property
     def space(self) -> Manifold:
         """Geometry of the decoded points."""
-        if isinstance(self.manifold, Sphere):
-            return Sphere(self.dims, similarity=self.manifold.similarity_name, metric=self.manifold.metric)
-        return type(self.manifold)(self.dims)
+        return self.manifold.with_dim(self.dims)
 
     def decode(self, points: Tensor) -> Tensor:
         """Return what the stored form keeps of points (N, D), as points (N, dims) float32.
@@ -127,12 +125,15 @@ class Codec:
                 kept = torch.where(kept < 0, -1.0, 1.0)
             case _:
                 pass
-        return as_points(kept, self.space, "embeddings")
+        return self._as_points(kept)
 
     def _prefix(self, points: Tensor) -> Tensor:
         if self.dims == points.shape[1]:
             return points.float()
-        return as_points(points[:, : self.dims].float().contiguous(), self.space, "embeddings")
+        return self._as_points(points[:, : self.dims].float().contiguous())
+
+    def _as_points(self, vectors: Tensor) -> Tensor:
+        return as_directions(vectors, "embeddings") if isinstance(self.manifold, Sphere) else vectors
 
 
 class Rescore(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold, find_invalid_point
-from dmlkit.manifolds.sphere import Sphere
+from dmlkit.manifolds.products import unit_vectors
 from dmlkit.metrics.base import Array, MetricConfig, Ranking
 from dmlkit.metrics.ranking import cpu_search, gpu_search
 from dmlkit.metrics.ranking.search import Depth, Lookup, Search, SharedLabels, Standing
@@ -54,14 +54,12 @@ def as_embeddings(values: Array, name: str) -> Tensor:
     return embeddings.contiguous()
 
 
-def as_points(features: Tensor, manifold: Manifold, name: str) -> Tensor:
-    """Map features (N, D) of any model to points; on the sphere to their directions, whatever their length.
+def as_directions(features: Tensor, name: str) -> Tensor:
+    """Return the unit vectors of features (N, D) of any model, whatever their length.
 
     Raises:
-        ValueError: a row is zero and the manifold is the sphere.
+        ValueError: a row is zero.
     """
-    if not isinstance(manifold, Sphere):
-        return manifold.from_features(features)
     largest = features.abs().amax(1, keepdim=True)
     zero = (largest[:, 0] == 0).nonzero()
     if len(zero):
@@ -71,7 +69,7 @@ def as_points(features: Tensor, manifold: Manifold, name: str) -> Tensor:
         )
     # a model's outputs are near 1; below 1e-6 the sphere's gradient is capped, above 2e19 squares overflow in float32
     extreme = (largest < 1e-6) | (largest > 1e15)
-    return manifold.from_features(features / largest.where(extreme, 1.0))
+    return unit_vectors(features / largest.where(extreme, 1.0))
 
 
 def require_points(manifold: Manifold, points: Tensor, name: str) -> None:
