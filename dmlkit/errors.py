@@ -4,7 +4,6 @@ import logging
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from threading import Timer
 
 
 class UserError(Exception):
@@ -140,18 +139,6 @@ def reason_of(error: UserError | OSError) -> str:
 def warn(text: str) -> None:
     """Warn of something that the user should know and that ends nothing, e.g. of what costs time."""
     logging.getLogger("dmlkit").warning(text)
-
-
-@contextmanager
-def warn_after(seconds: float, text: str) -> Generator[None]:
-    """Warn if the block takes longer than some seconds."""
-    timer = Timer(seconds, warn, [text])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def first_line(error: BaseException) -> str:

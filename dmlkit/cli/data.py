@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="data", no_args_is_help=True, rich_help_panel=TRAIN, help="Check a dataset on disk, or make it faster to read."
 )
-Target = Annotated[Path, argument("RECIPE|ROOT|TABLE", "Recipe, folder of a dataset, or table of images and labels.")]
-DatasetName = Annotated[str | None, option("NAME", "Dataset in ROOT, e.g. cub200. Default: recognized by its files.")]
 DATA_ERROR = 1  # exit code of check if it finds errors in the data
 
 
@@ -45,8 +43,12 @@ DATA_ERROR = 1  # exit code of check if it finds errors in the data
 )
 @with_common_options
 def check(
-    target: Target,
-    dataset: DatasetName = None,
+    target: Annotated[
+        Path, argument("RECIPE|ROOT|TABLE", "Recipe, folder of a dataset, or table of images and labels.")
+    ],
+    dataset: Annotated[
+        str | None, option("NAME", "Dataset in ROOT, e.g. cub200. Default: recognized by its files.")
+    ] = None,
     overrides: Set = None,
     model: Annotated[
         Path | None,
@@ -69,7 +71,14 @@ def check(
         raise UserError(
             "data check: --model RUN needs --threshold SIMILARITY, and --threshold and --device need --model RUN"
         )
-    check_target(target, dataset, overrides)
+
+    from dmlkit.recipe.early import check_recipe
+    from dmlkit.recipe.overrides import is_recipe
+
+    if is_recipe(target):
+        check_recipe(target, overrides or [])
+    elif dataset is None:  # a missing folder of a benchmark gets the advice where to download it
+        require_dataset(target, EXPECTED_DATA)
 
     from dmlkit.loading.check import check_files, check_images, dataset_at
 
@@ -93,17 +102,6 @@ def check(
     print_findings(findings, f"{config.name}: {target}", console)
     if findings.errors:
         raise typer.Exit(DATA_ERROR)
-
-
-def check_target(target: Path, dataset: str | None, overrides: list[str] | None) -> None:
-    """Check what can be checked of a target before torch is imported."""
-    from dmlkit.recipe.early import check_recipe
-    from dmlkit.recipe.overrides import is_recipe
-
-    if is_recipe(target):
-        check_recipe(target, overrides or [])
-    elif dataset is None:  # a missing folder of a benchmark gets the advice where to download it
-        require_dataset(target, EXPECTED_DATA)
 
 
 def print_findings(findings: "Findings", title: str, console: Console) -> None:
@@ -150,32 +148,3 @@ def cache(
         images = counted(len(manifest.skipped), "image", "images")
         say(console, f"{images} could not be read; {output / 'manifest.json'} lists them")
     say(console, f"use it with --set dataset.cache={output}")
-
-
-@app.command(epilog=examples("dmlkit data shards photos -o shards/photos"))
-@with_common_options
-def shards(
-    target: Target,
-    output: Annotated[
-        Path,
-        Writes(check_folder, "manifest.json", "shards that dmlkit wrote"),
-        option("FOLDER", "Folder to write.", "--output", "-o"),
-    ],
-    images_per_shard: Annotated[int, option("COUNT", "Number of images per tar file.", min=1)] = 10_000,
-    dataset: DatasetName = None,
-    overrides: Set = None,
-) -> None:
-    """Write a dataset as tar files, for disks on which opening millions of files takes too long."""
-    check_target(target, dataset, overrides)
-
-    from dmlkit.loading.check import dataset_at
-    from dmlkit.loading.shard_writer import ShardWriter
-
-    writer = ShardWriter(dataset_at(target, dataset, overrides or []), images_per_shard)
-    console = Console()
-    with bars(console)("writing images", len(writer)) as advance:
-        manifest = writer.write(output, advance)
-    size = sum((output / shard).stat().st_size for shard in manifest.shards)
-    files = counted(len(manifest.shards), "shard", "shards")
-    say(console, f"wrote {output}: {len(writer)} images in {files}, {size / 1e9:.2f} GB")
-    say(console, f"use it with dataset: {{name: shards, root: {output}}}")

@@ -8,7 +8,6 @@ from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.glyphs import GlyphsConfig
 from dmlkit.datasets.hf import HfConfig
 from dmlkit.datasets.inshop import InShopConfig
-from dmlkit.datasets.shards import ShardsConfig
 from dmlkit.datasets.sop import SopConfig
 from dmlkit.datasets.table import TableConfig
 from dmlkit.datasets.vectors import VectorsConfig
@@ -21,7 +20,6 @@ __all__ = [
     "GlyphsConfig",
     "HfConfig",
     "InShopConfig",
-    "ShardsConfig",
     "SopConfig",
     "TableConfig",
     "VectorsConfig",

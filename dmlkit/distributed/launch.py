@@ -8,12 +8,13 @@ import re
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Timer
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
 from dmlkit.distributed.device_name import parse_device
-from dmlkit.errors import OptionError, UserError, warn, warn_after
+from dmlkit.errors import OptionError, UserError, warn
 from dmlkit.files.escape import excerpt
 
 if TYPE_CHECKING:
@@ -174,16 +175,20 @@ def meet(ranks: int) -> object:
     expected = " ".join(f"{name}={os.environ[name]}" for name in variables)
     waiting = f"waiting for the other ranks, for at most {PATIENCE} seconds: {expected}"
     patience = timedelta(seconds=PATIENCE)
+    timer = Timer(WARN_AFTER, warn, [waiting])
+    timer.daemon = True
+    timer.start()
     try:
-        with warn_after(WARN_AFTER, waiting):
-            store, rank, _ = next(rendezvous("env://", timeout=patience))
-            store.set(f"dmlkit/{rank}", "here")
-            store.wait([f"dmlkit/{other}" for other in range(ranks)], patience)
+        store, rank, _ = next(rendezvous("env://", timeout=patience))
+        store.set(f"dmlkit/{rank}", "here")
+        store.wait([f"dmlkit/{other}" for other in range(ranks)], patience)
     except torch.distributed.DistError as error:
         raise UserError(
             f"not all of {ranks} ranks have joined within {PATIENCE} seconds ({expected}); start all ranks with "
             "torchrun, or unset WORLD_SIZE to run a single process"
         ) from error
+    finally:
+        timer.cancel()
     return store
 
 

@@ -1,4 +1,4 @@
-"""Images to embed, with their labels: files, folders, shards, tables, vectors, or a split of a recipe's dataset."""
+"""Images to embed, with their labels: files, folders, tables, vectors, or a split of a recipe's dataset."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -17,7 +17,6 @@ from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.files.table_file import LABEL, column_names, read_images_table
 from dmlkit.datasets.folder import is_split
-from dmlkit.datasets.shards import ShardsConfig, holds_shards
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, warn
 from dmlkit.files.image_file import Box, image_files
@@ -107,14 +106,14 @@ def label_depth(recipe: Recipe) -> int:
 
 
 def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = None, *, depth: int = 1) -> Dataset:
-    """Return the images of a file, a folder, shards or a table, with their labels: the one rule for all commands.
+    """Return the images of a file, a folder or a table, with their labels: the one rule for all commands.
 
     Args:
-        source: image; folder of image files or shards; or table with a column ``path``, and the box ``x1 y1 x2 y2`` or
+        source: image; folder of image files; or table with a column ``path``, and the box ``x1 y1 x2 y2`` or
             ``x y width height`` if it has one.
         labels: ``folder``, the default except for tables: an image in a subfolder has its name, or in ``train/`` and
-            ``test/`` folders the name of the folder below them, an image at the top has no label, and shards have their
-            own labels. ``none``: no image has a label. Otherwise a column of a table. Default: ``label``.
+            ``test/`` folders the name of the folder below them, and an image at the top has no label.
+            ``none``: no image has a label. Otherwise a column of a table. Default: ``label``.
         boxes: boxes of an image or of a folder of image files, see `read_boxes`; each is a sample, and a category of
             COCO is its label. For a table only their margin.
         depth: number of folders that a label names, e.g. 2 for ``genus/species``, see `label_depth`.
@@ -137,8 +136,6 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
         return ImageList([str(source)])
     if not source.is_dir():
         raise UserError(f"{source}: no such file or folder; expected an image, a folder of images, or a table")
-    if holds_shards(source):
-        return _listed(ShardsConfig(root=str(source)).listing(), has_labels=labels != NONE)
     return _files_below(source, 0 if labels == NONE else depth)
 
 

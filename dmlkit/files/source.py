@@ -26,7 +26,6 @@ NAMES: dict[Kind, str] = {
 }
 MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
 LOCAL = "local"  # instead of a second run: the patches of the first one
-SHARD = ".tar"
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
 MOVED = "if it has moved, use --set dataset."
 NO_CLASS_FOLDERS = f"no such folder; expected one subfolder of images per class; {MOVED}root=PATH"
@@ -167,7 +166,7 @@ def require_some_images(path: Path) -> None:
         check_image_file(path)
     elif path.is_dir():
         names = (Path(name) for _, _, names in os.walk(path, followlinks=True) for name in names)
-        if not any(name.suffix.lower() in (*EXTENSIONS, SHARD) and not name.name.startswith(".") for name in names):
+        if not any(name.suffix.lower() in EXTENSIONS and not name.name.startswith(".") for name in names):
             raise UserError(f"{path}: no images found in this folder or below it")
     else:
         require_table(path)
@@ -181,13 +180,12 @@ def require_table(path: Path) -> None:
 
 
 def require_dataset(path: Path, expected: str = "a folder with one subfolder per class, or a table") -> None:
-    """Raise a `UserError` unless there are class folders, shards, or a table with paths and labels."""
+    """Raise a `UserError` unless there are class folders, or a table with paths and labels."""
     require_path(path, expected)
     if all((path / name).exists() for name in RUN_MARKS):
         raise UserError(f"{path}: is {NAMES['run']}; expected {expected}")
     if path.is_dir():
-        names = (one for one in path.iterdir() if not one.name.startswith("."))
-        if not any(one.is_dir() or one.suffix == SHARD for one in names):
+        if not any(one.is_dir() and not one.name.startswith(".") for one in path.iterdir()):
             raise OptionError("dataset.root", f"{path}: {NO_CLASSES}")
     elif faults := list(missing_columns(columns_of(path) or TABLE_COLUMNS)):
         raise UserError("\n".join(str(OptionError("dataset.file", f"{path} {fault}")) for fault in faults))
@@ -200,9 +198,9 @@ def single_class(path: Path) -> str | None:
     """
     splits = [split for split in (path / "train", path / "test") if split.is_dir()]
     for place in splits or [path]:
-        found = [one for one in place.iterdir() if not one.name.startswith(".")] if place.is_dir() else []
-        folders = [one for one in found if one.is_dir()]
-        if len(folders) != 1 or any(one.suffix == SHARD for one in found):
+        found = place.iterdir() if place.is_dir() else ()
+        folders = [one for one in found if one.is_dir() and not one.name.startswith(".")]
+        if len(folders) != 1:
             continue
         text = f"{place}: has 1 class, {folders[0].name}; expected at least 2"
         deeper = deeper_classes(folders[0])

@@ -22,9 +22,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
 from dmlkit.datasets.files.paths import DATA_CHECK, raise_faults
-from dmlkit.datasets.files.tar import content_in_shard
 from dmlkit.datasets.folder import FolderConfig, stray_files
-from dmlkit.datasets.shards import holds_shards
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError, counted
 from dmlkit.files.image_file import BadImageError, Box, decoding, opened
@@ -151,7 +149,7 @@ def _measure(listing: Listing, bar: Bar) -> tuple[tuple[int, float, int], int, l
 
 def _side(path: str, box: Box | None) -> int:
     """Return the shorter side of an image or of a box of it."""
-    with decoding(path), opened(path, content_in_shard(path)) as image:
+    with decoding(path), opened(path) as image:
         width, height = image.size if box is None else (box[2] - box[0], box[3] - box[1])
         return round(min(width, height))
 
@@ -170,7 +168,7 @@ def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str
         raise UserError(f"--set applies only to recipes, got {target}; remove it, or use a recipe")
     published = {name: kind.published for name, kind in DatasetConfig.variants.items() if kind.published is not None}
     if dataset is not None:
-        known = [*sorted(published), "folder", "shards"]
+        known = [*sorted(published), "folder"]
         if dataset not in known:
             raise UserError(f"--dataset: got {dataset!r}, expected {', '.join(known)}")
         return DatasetConfig.variants[dataset](root=str(target), validation_fraction=0.0)
@@ -182,8 +180,7 @@ def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str
             f"{target}: unsupported kind of file; expected a recipe (.yaml), a table (.csv or .parquet), or a folder"
         )
     signs = {sign: name for name, benchmark in published.items() for sign in benchmark.signs}
-    other = "shards" if holds_shards(target) else "folder"
-    name = next((name for sign, name in signs.items() if (target / sign).exists()), other)
+    name = next((name for sign, name in signs.items() if (target / sign).exists()), "folder")
     return DatasetConfig.variants[name](root=str(target), validation_fraction=0.0)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.tar import shard_and_name
 from dmlkit.files.regular import file_checksum
 from dmlkit.loading.cache import stamp
 
@@ -48,9 +47,9 @@ def are_same_files(dataset: Dataset, files: str | None, contents: str | None) ->
 
 
 def _content(path: str) -> object:
-    """Return the size and CRC-32 of a file, or what `stamp` returns for a missing file and an image in a tar file."""
+    """Return the size and CRC-32 of a file, or what `stamp` returns for a missing file."""
     size, _ = mark = stamp(path)
-    return mark if size < 0 or shard_and_name(path) is not None else (size, file_checksum(Path(path)))
+    return mark if size < 0 else (size, file_checksum(Path(path)))
 
 
 def describe_changes(before: Mapping[str, object], after: Mapping[str, object]) -> str:

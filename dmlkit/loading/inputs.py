@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.tar import shard_and_name
 from dmlkit.errors import OptionError, UserError
 from dmlkit.files.image_file import MAX_PIXELS, BadImageError
 from dmlkit.transforms.base import Resizing, TransformConfig
@@ -193,8 +192,7 @@ def refuse_missing(dataset: Dataset, on_bad_image: str, source: str) -> None:
     """
     has_files = dataset.kind.has_pixels and len(dataset) and (dataset.file(0) or dataset.box(0)) is not None
     files = list(dataset.paths) if has_files else []
-    absent = [path for path in files if not os.path.exists(path)]  # noqa: PTH110 - in a fifth of the time
-    gone = [path for path in absent if shard_and_name(path) is None]  # what a shard lacks is noticed when it is read
+    gone = [path for path in files if not os.path.exists(path)]  # noqa: PTH110 - in a fifth of the time
     if gone and on_bad_image == "error":
         raise UserError(
             f"{gone[0]}: no such file; {len(gone):,} of the {len(files):,} images of {source} are missing: restore "

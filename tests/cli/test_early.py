@@ -174,10 +174,6 @@ WRITTEN = [  # what is in the way of a path that a command writes
     ("plot pca run -o kept.png", f"--output kept.png: {NOT_OURS} --output"),
     ("start photos -o kept.html", f"--output kept.html: {NOT_OURS} --output"),
     ("review x.npy photos -o other", "--output other: has notes.txt but not a review; choose another --output"),
-    (
-        "data shards photos -o other",
-        "--output other: has notes.txt but not shards that dmlkit wrote; choose another --output",
-    ),
     ("data cache glyphs/triplet -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
     (
         "protocol official glyphs/triplet -o kept.csv",
@@ -324,7 +320,6 @@ MISTAKES = [
     ("data check empty --model none --threshold 0.9", f"none: {NO_RUN}"),
     *((f"{words} --device cpu", f"--device cpu: {NO_NETWORK}") for words in STORED),
     ("data check none", f"none: {NO_DATA}"),
-    ("data shards none -o new", f"none: {NO_DATA}"),
     ("study none", "none: no such file; expected a study, e.g. recipes/study/mpa.yaml"),
     ("start none", "none: no such file or folder; expected a folder with one subfolder per class, or a table"),
     ("gallery create none -o new", f"none: {NO_RUN}"),
@@ -401,7 +396,7 @@ def test_each_option_of_a_path_is_checked_early():
     """A path that a command reads has a callback, one that it writes a mark; the others are checked in its body."""
     commands = dict(leaves(get_command(app), ()))
     later = {"train recipe", "check recipe", "data cache recipe", "protocol official recipe", "eval source"}
-    later |= {"protocol reality_check recipe", "data check target", "data shards target", "compare runs"}
+    later |= {"protocol reality_check recipe", "data check target", "compare runs"}
     later |= {"eval evidence", "align output"}  # in the body: a path or a word, and a default that depends on the run
     later |= {"export source", "export output", "verify images", "verify pairs"}  # by checks of `dmlkit.files.source`
     later |= {"start output", "study output", "train output", "final output"}  # whose default depends on others

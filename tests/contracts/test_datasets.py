@@ -10,7 +10,6 @@ import pytest
 from pyarrow import csv
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.loading.shard_writer import ShardWriter
 from dmlkit.testing.data import DATASET
 from dmlkit.testing.promise import Promise, hold
 from tests.datasets import trees
@@ -29,13 +28,6 @@ def in_a_table(root: Path) -> Path:
     table = pa.table({"path": paths, "label": [index // 2 for index in range(12)], **boxes})
     csv.write_csv(table, root / "table.csv")
     return root / "table.csv"
-
-
-def in_shards(root: Path) -> Path:
-    in_folders(root / "photos")
-    config = DatasetConfig.variants["folder"](root=str(root / "photos"), validation_fraction=0.0)
-    ShardWriter(config, 5).write(root / "shards", lambda _: None)
-    return root / "shards"
 
 
 def in_arrays(root: Path) -> Path:
@@ -62,7 +54,6 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "inshop": trees.inshop,
     "folder": in_folders,
     "hf": in_arrow_files,
-    "shards": in_shards,
     "table": in_a_table,
     "vectors": in_arrays,
 }

@@ -1,4 +1,4 @@
-"""Label paths from tables, nested folders, shards and glyphs: the classes of each level, and paths of unequal depth."""
+"""Label paths from tables, nested folders and glyphs: the classes of each level, and paths of unequal depth."""
 
 import csv
 import json

@@ -149,11 +149,6 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("photos", "dataset=folder"),
         ("table.csv", ""),
     ),
-    "data shards": (
-        ("photos.yaml -o new", "images_per_shard overrides=dataset.root=photos"),
-        ("photos -o new", "dataset=folder"),
-        ("table.csv -o new", "images_per_shard"),
-    ),
     "duplicates": (
         ("run --threshold 0.9", "split=test,all device csv html overrides=dataset.seed=3"),
         ("run/embeddings/test --threshold 0.5", "csv html other"),

@@ -23,7 +23,6 @@ READERS: dict[str, tuple[str, ...]] = {
     "compare": ("compare", "run", "study/runs/small/seed-0"),
     "curvature": ("curvature", "run"),
     "data check": ("data", "check", "photos.yaml"),
-    "data shards": ("data", "shards", "photos.yaml", "-o", "new"),
     "duplicates": ("duplicates", "run", "--threshold", "0.9"),
     "inspect": ("inspect", "run", "-o", "new.html"),
     "list": ("list", "losses"),
@@ -31,7 +30,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "gallery create": ("gallery", "create", "run", "photos", "-o", "new"),
     "search": ("search", "gallery", "photos/ant", "--csv", "new.csv"),
 }
-RANDOM = ("new/images.lance", "new/gallery.json", "new/shards.parquet")  # ids and times
+RANDOM = ("new/images.lance", "new/gallery.json")  # ids and times
 COMMANDS = {**WRITERS, **READERS}
 TIMES = 2 if FULL else 1
 

@@ -1,4 +1,4 @@
-"""Decoding of image files to RGB, also inside tar files, and of the frames of a video."""
+"""Decoding of image files to RGB, and of the frames of a video."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import SIDE, ImageSamples
-from dmlkit.datasets.files.tar import content_in_shard
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import BadImageError, Box, check_size, decoding, opened, shrink, to_rgb
 from dmlkit.files.regular import VIDEOS
@@ -28,7 +27,7 @@ def read_image(path: str | Path, box: Box | None = None, least_side: int | None 
     applied, and an animation gives its first frame.
 
     Args:
-        path: image file; ``SHARD.tar/KEY.jpg`` is a file inside a tar file.
+        path: image file.
         box: box to crop; None for the full image.
         least_side: pixels that the shorter side of a full image needs, see `shrink`. Default: those of the file.
 
@@ -37,7 +36,7 @@ def read_image(path: str | Path, box: Box | None = None, least_side: int | None 
             an image, or the box is not inside the image.
     """
     with decoding(path):
-        return decode_image(path, content_in_shard(str(path)), box, least_side)
+        return decode_image(path, None, box, least_side)
 
 
 def decode_image(path: str | Path, content: bytes | None, box: Box | None, least_side: int | None = None) -> Tensor:
@@ -112,7 +111,7 @@ def upright_size(path: str | Path) -> tuple[int, int]:
 
     Errors of decoders are not converted; see `decoding`.
     """
-    with opened(path, content_in_shard(str(path))) as image:
+    with opened(path) as image:
         is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # by 90 degrees
         return (image.height, image.width) if is_turned else image.size
 
@@ -123,7 +122,7 @@ def frames(path: str | Path) -> int:
     Raises:
         BadImageError: a later frame is damaged.
     """
-    with decoding(path), opened(path, content_in_shard(str(path))) as image:
+    with decoding(path), opened(path) as image:
         return getattr(image, "n_frames", 1)
 
 

@@ -14,12 +14,11 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.datasets.files.table_file import UNKNOWN_SIGHTING, SightingCells, has_sightings, read_sightings
-from dmlkit.datasets.files.tar import file_content
-from dmlkit.datasets.shards import holds_shards
 from dmlkit.embedding.gallery.files import UNKNOWN
 from dmlkit.embedding.images import TABLES, images_at, label_depth
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box, decoding
+from dmlkit.files.regular import check_regular
 from dmlkit.run_folder.folder import RunFolder
 
 ID_LENGTH = 32  # hexadecimal digits, 128 bits: no two of 10^15 images share one by chance
@@ -41,7 +40,8 @@ class LabelledImage:
             BadImageError: the file cannot be read.
         """
         with decoding(self.path):
-            digest = hashlib.sha256(file_content(self.path))
+            check_regular(self.path)
+            digest = hashlib.sha256(Path(self.path).read_bytes())
         if self.box is not None:
             digest.update(self.box.text.encode())
         return digest.hexdigest()[:ID_LENGTH]
@@ -78,10 +78,6 @@ def images_of(
     Raises:
         UserError: there are none, a label is empty, not UTF-8 or `UNKNOWN`, or see `read_sightings`.
     """
-    if source.is_dir() and holds_shards(source):
-        raise UserError(
-            f"{source}: this folder contains shards; expected image files, or a table of paths SHARD.tar/KEY.jpg"
-        )
     own = None if run is None else RunFolder(run)
     depth = label_depth(own.recipe()) if own is not None and own.recipe_path.exists() else 1
     images = images_at(source, boxes=boxes, depth=depth)
