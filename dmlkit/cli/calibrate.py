@@ -264,7 +264,6 @@ def _calibrate_run(
     if not fabric.is_global_zero:
         return
     by_value = None if column is None else pair_rates_by_value(run, found, *column, fabric=fabric, bar=bars(console))
-    assert found.probability is not None  # only in files of older versions
     reliability, written = found.probability.reliability, str(run / "threshold.json")
     if reliability is not None:
         place = RunFolder(run).plots / "reliability.png"

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 SHOWN = 20  # pairs in the terminal
-UNFITTED = "note: no probability, because an older version of dmlkit calibrated this run; run dmlkit calibrate again"
 
 
 @dataclass(frozen=True)
@@ -160,13 +159,12 @@ def print_verdict(found: "Verification", console: Console) -> None:
     from dmlkit.evaluation.verification import answer
 
     (pair,) = found.pairs
-    assert pair.same is not None and pair.score is not None  # images that cannot be read are an error
+    assert (
+        pair.same is not None and pair.score is not None and pair.probability is not None
+    )  # images that cannot be read are an error
     say(console, f"{answer(pair.same)}{' class' if pair.same else ' classes'}", style="bold")
     say(console, f"{found.similarity} {pair.score:.6g}, threshold {threshold_text(found)}")
-    if pair.probability is None:
-        say(console, UNFITTED)
-    else:
-        say(console, f"probability of the same class: {percent(pair.probability)}, at a prior of {found.prior:g}")
+    say(console, f"probability of the same class: {percent(pair.probability)}, at a prior of {found.prior:g}")
 
 
 def threshold_text(found: "Verification") -> str:
@@ -179,20 +177,16 @@ def print_verdicts(found: "Verification", console: Console) -> None:
     from dmlkit.evaluation.verification import answer
 
     is_known = found.correctness is not None
-    is_fitted = any(pair.probability is not None for pair in found.pairs)
-    probability = ["probability"] if is_fitted else []
-    rows = [["verdict", *(["known"] if is_known else []), *probability, "score", "a", "b"]]
+    rows = [["verdict", *(["known"] if is_known else []), "probability", "score", "a", "b"]]
     for pair in found.pairs[:SHOWN]:
         score = "" if pair.score is None else f"{pair.score:.6g}"
         known = "" if pair.known is None else answer(pair.known)
         chance = "" if pair.probability is None else percent(pair.probability)
-        rows.append(
-            [pair.verdict, *([known] if is_known else []), *([chance] if is_fitted else []), score, pair.a, pair.b]
-        )
+        rows.append([pair.verdict, *([known] if is_known else []), chance, score, pair.a, pair.b])
     print_table(rows, console, f"same class: {found.similarity} >= {threshold_text(found)}")
     if len(found.pairs) > SHOWN:
         say(console, f"and {len(found.pairs) - SHOWN:,} more; --csv FILE or --json writes all")
-    say(console, f"probability: of the same class, at a prior of {found.prior:g}" if is_fitted else UNFITTED)
+    say(console, f"probability: of the same class, at a prior of {found.prior:g}")
     if found.correctness is not None:
         right = found.correctness
         rates = [f"accuracy {right.accuracy:.4f}"]

@@ -116,8 +116,6 @@ class FeatureDescription(Document, frozen=True, strict=True):
     """``features.json``: what cached features depend on, written before the first one is computed."""
 
     kind: ClassVar[str] = "description of cached features"
-    version: ClassVar[int] = 4  # 1 knew neither software nor device, 2 no engine, 3 no contents
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: ()}
 
     weights: str
     """Hash of the backbone's weights."""

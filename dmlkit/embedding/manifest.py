@@ -149,10 +149,6 @@ class Description(Document, frozen=True, strict=True):
     """Description of a model for users of its embeddings: geometry, fingerprint and preprocessing."""
 
     kind: ClassVar[str] = "description of a model"
-    # 1 had expressions as text, which invited eval, in the index; 2 no threshold; 3 no fusion; 4 no computation; 5 no
-    # aligned_to
-    version: ClassVar[int] = 6
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ("index",), 2: (), 3: (), 4: (), 5: ()}
     renewal: ClassVar[str] = ""
     """End of the advice for embeddings of another model, where all embeddings can be made again."""
 
@@ -244,9 +240,6 @@ class Manifest(Description, frozen=True, strict=True):
     """``manifest.json`` of a folder of embeddings."""
 
     kind: ClassVar[str] = "manifest of embeddings"
-    # 3 had no checksums; 4 not what a split's embeddings depend on; 5 no checkpoint there; 6 no fusion; 8 no aligned_to
-    version: ClassVar[int] = 9
-    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 6: (), 7: (), 8: ()}
 
     source: str
     """Source of the images: a folder, or ``dataset:split``."""
@@ -257,7 +250,7 @@ class Manifest(Description, frozen=True, strict=True):
     threshold: Threshold | None = None
     """Similarity from which two images count as the same class, if ``dmlkit calibrate`` was run before."""
     run: RunPlace | None = None
-    """Run whose model made the embeddings; null in folders of earlier versions."""
+    """Run whose model made the embeddings; null where its path is not UTF-8."""
     checksums: Checksums | None = None
     """Checksums of the files next to it; null in folders of earlier versions."""
     split: SplitRecord | None = None

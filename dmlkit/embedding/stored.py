@@ -136,7 +136,7 @@ class StoredSplit:
         if manifest.source != self.job.source:
             return f"holds embeddings of {manifest.source}, which are kept"
         if wanted is None or stored is None:
-            return "was written by an older version, which did not record the images"
+            return "does not record its images"
         wanted = wanted.model_copy(update={"device": wanted.device or stored.device})
         changes = _differences(manifest, stored, self.description, wanted)
         if stored.images != wanted.images:
@@ -315,12 +315,11 @@ def _stored_images(
             return
         stored = EmbeddingFolder(folder)
         names = stored.items.column_names
-        if "modified" not in names:  # of an earlier version
+        if "modified" not in names:  # all images were in memory
             return
         files, *marks = (stored.items[name].to_pylist() for name in ("path", "bytes", "modified"))
         files = [os.path.realpath(file) for file in files]
-        whole = [box is None for box in stored.boxes]  # earlier versions recorded sizes and times of boxes too
-        rows = [row for row, file in enumerate(files) if file in wanted and whole[row] and marks[0][row] is not None]
+        rows = [row for row, file in enumerate(files) if file in wanted and marks[0][row] is not None]
         record = SplitRecord(images=split.images, software=software_of(trained.recipe), device=device)
         changes = _differences(stored.manifest, split, describe(trained), record)
         if changes and rows:

@@ -128,9 +128,6 @@ class Report(Document, frozen=True):
     """Result of ``dmlkit eval``."""
 
     kind: ClassVar[str] = "report of an evaluation"
-    # 1 had no question; 2 had intervals over queries, and no classes of the queries; 3 had no files
-    version: ClassVar[int] = 4
-    older: ClassVar[dict[int, tuple[str, ...]]] = {3: ()}
 
     source: str
     """Evaluated run, folder of embeddings, or array."""

@@ -279,9 +279,8 @@ def judge(
     judged: list[JudgedPair] = []
     for pair in pairs:
         score = next(known) if pair.a in rows and pair.b in rows else None
-        same, probability = None if score is None else score >= threshold.threshold, None
-        if score is not None and threshold.probability is not None:
-            probability = probability_at(score, threshold.probability, prior)
+        same = None if score is None else score >= threshold.threshold
+        probability = None if score is None else probability_at(score, threshold.probability, prior)
         judged.append(JudgedPair(a=pair.a, b=pair.b, score=score, same=same, known=pair.same, probability=probability))
     return judged
 

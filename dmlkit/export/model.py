@@ -50,8 +50,6 @@ class ModelManifest(Description, frozen=True, strict=True):
     """Manifest of an exported model: its preprocessing and geometry."""
 
     kind: ClassVar[str] = "manifest of an exported model"
-    version: ClassVar[int] = 7  # 6 had no validation
-    older: ClassVar[dict[int, tuple[str, ...]]] = {**Description.older, 6: ()}
 
     file_format: ModelFormat
     """Format of the exported file."""

@@ -43,7 +43,6 @@ class StoreManifest(Manifest, frozen=True, strict=True):
     """Manifest of a table in a store: the manifest of its embeddings, and how they are searched there."""
 
     kind: ClassVar[str] = "manifest of a table of embeddings"
-    older: ClassVar[dict[int, tuple[str, ...]]] = {3: (), 4: ()}
 
     index: StoreIndex  # pyright: ignore[reportGeneralTypeIssues] - unlike its parent's it has no default
     """How the table is searched."""

@@ -18,8 +18,7 @@ MAX_BYTES = 100_000_000  # per document: the size of the largest, a manifest wit
 class Document(BaseModel, frozen=True, extra="forbid"):
     """Base class of documents. They are frozen, and unknown keys are rejected.
 
-    Every file also records ``format``, its format version, and ``dmlkit``, the version that wrote it. A file without
-    ``format`` was written before dmlkit recorded one, and is read as format 1.
+    Every file also records ``format``, its format version, and ``dmlkit``, the version that wrote it.
 
     Example:
         >>> import tempfile
@@ -36,8 +35,6 @@ class Document(BaseModel, frozen=True, extra="forbid"):
     """Name of the kind of document, for errors."""
     version: ClassVar[int] = 1
     """Format version; increase it if older versions of dmlkit cannot read the new format."""
-    older: ClassVar[dict[int, tuple[str, ...]]] = {}
-    """Older format versions that can be read, each with its obsolete keys, which are dropped."""
 
     def plain(self) -> dict[str, Any]:
         """Return the fields as plain data."""
@@ -105,18 +102,17 @@ class Document(BaseModel, frozen=True, extra="forbid"):
         Raises:
             UserError: the data are of another format version, or keys are missing, unknown or of a wrong type.
         """
-        if not isinstance(data, dict):
-            raise UserError(f"{source}: expected a {cls.kind} that dmlkit wrote, got {type(data).__name__}")
+        if not isinstance(data, dict) or "format" not in data:
+            kind = "one without a format" if isinstance(data, dict) else type(data).__name__
+            raise UserError(f"{source}: expected a {cls.kind} that dmlkit wrote, got {kind}")
         fields: dict[str, Any] = dict(data)
-        found, writer = fields.pop("format", 1), fields.pop("dmlkit", "0.1.0 or older")
-        description = f"{source}: a {cls.kind} of format {found}, written by dmlkit {writer}"
-        if found not in (cls.version, *cls.older):
+        version, writer = fields.pop("format"), fields.pop("dmlkit", "of an unknown version")
+        description = f"{source}: a {cls.kind} of format {version}, written by dmlkit {writer}"
+        if type(version) is not int or version != cls.version:  # JSON's true equals 1
             raise UserError(
                 f"{description}; this is dmlkit {__version__}, which reads format {cls.version}: use the version that "
                 "wrote the file, or write it again with this version"
             )
-        for name in cls.older.get(found, ()):
-            fields.pop(name, None)
         try:
             # strict in JSON mode: lists become tuples, and no text becomes a number
             return cls.model_validate_json(json.dumps(fields, allow_nan=False), strict=True)

@@ -48,7 +48,6 @@ class CacheManifest(Document, frozen=True, strict=True):
     """``manifest.json``, the description of a cache."""
 
     kind: ClassVar[str] = "manifest of an image cache"
-    version: ClassVar[int] = 2  # 2 since the index has checksums
 
     resizing: str
     """Resizing of every image, in words; see `dmlkit.transforms.base.Resizing`."""

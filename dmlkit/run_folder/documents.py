@@ -25,8 +25,6 @@ class EpochRow(Document, frozen=True):
     """Line of ``metrics.jsonl`` for one finished epoch."""
 
     kind: ClassVar[str] = "row of metrics.jsonl"
-    version: ClassVar[int] = 2
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # 1 had neither training_seconds nor peak_memory_bytes
 
     epoch: int
     """Number of the epoch, counted from 1."""
@@ -159,8 +157,6 @@ class Summary(Document, frozen=True):
     """``summary.json``, the results of a finished run."""
 
     kind: ClassVar[str] = "summary of a run"
-    version: ClassVar[int] = 4  # 1 had no costs and baseline; 2 none of its classes; 3 no basis
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: ()}
 
     last: ScoredCheckpoint
     """Checkpoint after all epochs."""
@@ -234,8 +230,6 @@ class TrainingClasses(Document, frozen=True):
     """``classes.json``, the names of the training classes."""
 
     kind: ClassVar[str] = "list of training classes"
-    version: ClassVar[int] = 2  # 1 had no number of images
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
 
     training_classes: tuple[str, ...]
     """Names of the labels 0..C-1 of the loss's proxies."""
@@ -247,8 +241,6 @@ class Environment(Document, frozen=True):
     """``environment.json``, the environment in which a run started. It identifies a folder as created by dmlkit."""
 
     kind: ClassVar[str] = "description of a run's environment"
-    version: ClassVar[int] = 2  # 1 had no plug-ins
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
 
     python: str
     platform: str

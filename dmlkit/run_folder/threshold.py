@@ -55,8 +55,6 @@ class Threshold(Document, DecodedImages, frozen=True):
     """Threshold that ``dmlkit calibrate`` chose for a run's model."""
 
     kind: ClassVar[str] = "calibrated threshold"
-    version: ClassVar[int] = 2  # 1 had no probability
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
 
     weights: str
     """Fingerprint of the model that the threshold belongs to."""
@@ -75,8 +73,8 @@ class Threshold(Document, DecodedImages, frozen=True):
     """Rates on the validation classes, on which the threshold was chosen."""
     test: PairRates | None
     """Rates on test classes, which are not used for the choice; null if there are none."""
-    probability: PairProbability | None = None
-    """Probability that two images are of the same class, fitted to validation pairs; null in format 1."""
+    probability: PairProbability
+    """Probability that two images are of the same class, fitted to validation pairs."""
 
 
 def threshold_of(run: RunFolder, weights: str) -> Threshold | None:

@@ -1,12 +1,11 @@
 """Records that a study or protocol writes into its folder at its start, and checks before it is continued there."""
 
-import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, ValidationError
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
 
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial
@@ -89,8 +88,6 @@ class StudyRecord(Document, frozen=True):
     """``study.json``: everything on which the runs of a folder depend."""
 
     kind: ClassVar[str] = "record of a study"
-    version: ClassVar[int] = 2
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # tuned with the first seed, within its grid
 
     study: RecordedStudy
     command: str
@@ -161,8 +158,6 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", comman
             statement.pop("paper", None)
         same = {name: stored[name] for name in REWORDED} | {"seeds": new["seeds"][: len(stored["seeds"])]}
         same["extend"] = min(new["extend"], stored["extend"])  # it may grow: the values tried before stay
-        for recipes in stored["variants"].values():
-            recipes.update({label: with_new_defaults(recipe) for label, recipe in recipes.items()})
         changes = [*_lost_or_changed(stored.pop("variants"), new.pop("variants"))]
         changes += differences("", stored, {**new, **same})
         if changes:
@@ -184,16 +179,6 @@ def _lost_or_changed(stored: Mapping[str, Any], new: Mapping[str, Any]) -> Itera
             yield f"variants.{variant}: no longer tries {_first(lost)}"
         for label in (one for one in recipes if one in tried):
             yield from differences(f"variants.{variant}.{label}".rstrip("."), recipes[label], tried[label])
-
-
-def with_new_defaults(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Add the defaults of newer keys to a recipe without its seed that an older dmlkit recorded."""
-    from dmlkit.recipe.schema import Recipe
-
-    try:
-        return Recipe.model_validate_json(json.dumps(recipe)).model_dump(mode="json", exclude={"seed"})
-    except ValidationError:  # a key was removed since: the difference shows which one
-        return recipe
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from dmlkit.component import ComponentConfig, Requirement, one_of
 from dmlkit.transforms.augmentations import AugmentationConfig, ImageTransform
@@ -78,14 +78,6 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
     """Value of white before ``mean`` and ``std`` are applied."""
     augment: tuple[Annotated[AugmentationConfig, one_of], ...] = ()
     """Further random changes of training images, after the crop and before normalization, in this order."""
-
-    @model_serializer(mode="wrap")
-    def without_empty_augment(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit an empty ``augment``: stored features, embeddings and evaluations of earlier versions have none."""
-        found: dict[str, Any] = serialize(self)
-        if not self.augment:
-            found.pop("augment", None)
-        return found
 
     def requirements(self) -> Iterable[Requirement]:
         if self.augment:

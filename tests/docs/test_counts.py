@@ -24,7 +24,7 @@ COUNTED = re.compile(
     rf"(?<!Of )(?<!PML has about )\b{NUMBER} (?:more )?(?P<noun>losses|families|studies|models|statements)\b",
     re.IGNORECASE,
 )
-HISTORY = {"papers_history.md", "CHANGELOG.md"}  # what earlier versions had
+HISTORY = {"CHANGELOG.md"}  # what earlier versions had
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md")), ROOT / "docs" / "llms.txt"]
 TOLD = {
     "holds": r"(\d+)(?: of \d+ statements)? holds?\b",

@@ -1,4 +1,4 @@
-"""A folder of embeddings made by hand: what dmlkit 0.1.0 wrote before documents had a format."""
+"""A folder of embeddings made by hand."""
 
 import json
 from pathlib import Path
@@ -14,6 +14,7 @@ ON_CPU = ModelChoice(device="cpu")
 
 MANIFEST = """\
 {
+  "format": 1,
   "dmlkit": "0.1.0",
   "dim": 8,
   "features": 8,
@@ -21,9 +22,9 @@ MANIFEST = """\
   "manifold": {"name": "sphere", "proxies": "features", "similarity": "cosine", "metric": "chord"},
   "similarity": "cosine",
   "index": {
-    "order": "the largest inner products of the two vectors are the most similar; x is an embedding",
-    "query": "x",
-    "gallery": "x"
+    "order": "the largest inner products of the vectors of a query and of the gallery are the most similar",
+    "form": "as_is",
+    "curvature": null
   },
   "model": {
     "fingerprint": "cd4f8512b630f73db9a23f6316c4affea17971c912a298e81f7a75c33a40bc7c",
@@ -59,7 +60,7 @@ INDEX = {
     "form": "as_is",
     "curvature": None,
 }
-"""The search index as manifests have it since format 2."""
+"""The search index as manifests have it."""
 POINTS = np.eye(5, 8, dtype=np.float32)
 POINCARE = {"name": "poincare", "proxies": "features", "curvature": -0.49700847268104553, "learnable_curvature": True}
 POINCARE |= {"clip_distance": 2.3, "similarity": "negative_distance"}
@@ -68,7 +69,10 @@ EUCLIDEAN = {"name": "euclidean", "proxies": "features", "similarity": "negative
 
 def manifest(**changes: Any) -> dict[str, Any]:
     similarity = changes.get("manifold", {}).get("similarity", "cosine")
-    return {**json.loads(MANIFEST), "similarity": similarity, **changes}
+    found = {**json.loads(MANIFEST), "similarity": similarity, **changes}
+    if "manifold" in changes and "index" not in changes:  # it follows from the manifold
+        del found["index"]
+    return found
 
 
 def items(rows: int = 5) -> dict[str, list[Any]]:

@@ -26,7 +26,7 @@ from tests.embedding.stored import INDEX, MANIFEST, POINCARE, POINTS, embeddings
 NOT_UTF8 = pa.array([b"ant\x80"] * 5).view(pa.string())
 
 
-def test_what_was_written_before_documents_had_a_format_is_read(tmp_path: Path):
+def test_a_folder_made_by_hand_is_read(tmp_path: Path):
     folder = EmbeddingFolder(embeddings_at(tmp_path / "photos"))
     assert (folder.manifest.count, folder.manifest.dim, folder.manifest.features) == (5, 8, 8)
     assert folder.manifest.model.checkpoint == "best" and folder.manifest.model.backbone["width"] == 4
@@ -45,7 +45,7 @@ def test_what_is_written_is_that_and_a_format(tmp_path: Path):
     Manifest.read(tmp_path / "old.json").write(tmp_path / "new.json")
     text = (tmp_path / "new.json").read_text()
     assert json.loads(text) == {
-        **{"format": 9, **json.loads(MANIFEST), "index": INDEX},
+        **json.loads(MANIFEST),
         **{
             "fusion": None,
             "computation": None,
@@ -59,7 +59,7 @@ def test_what_is_written_is_that_and_a_format(tmp_path: Path):
     names = list(json.loads(MANIFEST))
     after = names.index("preprocessing") + 1
     names[after:after] = ["fusion", "computation", "aligned_to"]
-    assert list(json.loads(text)) == ["format", *names, "threshold", "run", "checksums", "split"]
+    assert list(json.loads(text)) == [*names, "threshold", "run", "checksums", "split"]
     assert Manifest.read(tmp_path / "new.json") == Manifest.read(tmp_path / "old.json")
 
 
@@ -75,7 +75,7 @@ def refused(path: Path) -> str:
 @pytest.mark.parametrize("part", ["", "index", "model", "manifold"])
 def test_an_unknown_key_is_told(part: str, tmp_path: Path):
     embeddings_at(tmp_path / "out")
-    data = {"format": 2, **manifest(), "index": {**INDEX}}
+    data = {**manifest(), "index": {**INDEX}}
     (data[part] if part else data)["colour"] = "red"
     (tmp_path / "out" / "manifest.json").write_text(json.dumps(data))
     line = refused(tmp_path / "out")

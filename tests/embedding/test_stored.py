@@ -22,7 +22,6 @@ from dmlkit.datasets.files.boxes import boxes_of
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding import stored as stored_module
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.images import ImageList
 from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.run import EmbedOptions, embed
 from dmlkit.embedding.stored import hash_images, split_embeddings
@@ -217,11 +216,6 @@ def edit_manifest(home: Path, change: Callable[[dict[str, Any]], object]) -> Non
     path.write_text(json.dumps(manifest))
 
 
-def age(home: Path) -> None:
-    """As dmlkit wrote it before it recorded the images."""
-    edit_manifest(home, lambda manifest: (manifest.pop("split"), manifest.update(format=4)))
-
-
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a photo": (change_photo, "(1 image changed: photos/11/0.jpg)"),
     "the time of a photo": (touch_photo, "(1 image changed: photos/11/0.jpg)"),
@@ -245,7 +239,6 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda home: edit_manifest(home, lambda one: one["split"].update(omitted=[99])),
         "has 30 embeddings and lists 1 omissions of 30 images",
     ),
-    "an older version": (age, "was written by an older version"),
 }
 
 
@@ -403,7 +396,7 @@ def test_a_box_of_an_image_is_no_file(home: Path):
     assert [boxes.file(index) is None for index in range(2)] == [False, True]
 
 
-def test_boxes_of_a_folder_are_not_taken_for_whole_images(home: Path, monkeypatch: pytest.MonkeyPatch):
+def test_boxes_of_a_folder_are_not_taken_for_whole_images(home: Path):
     images, boxes = Path("photos/11"), boxes_of(Path("labels"), None, None)
     Path("labels").mkdir()
     for path in images.iterdir():
@@ -415,12 +408,6 @@ def test_boxes_of_a_folder_are_not_taken_for_whole_images(home: Path, monkeypatc
     box, whole = np.load("box/embeddings.npy"), np.load("whole/embeddings.npy")
     np.testing.assert_allclose(np.load("read/embeddings.npy"), box, atol=1e-6)
     assert np.abs(box - whole).max() > 1e-3
-    shutil.rmtree("run/embeddings")
-    with monkeypatch.context() as patch:  # as earlier versions recorded a box
-        patch.setattr(ImageList, "file", lambda self, index: self.paths[index])
-        embed(Path("run"), images, device="cpu", options=EmbedOptions(boxes=boxes))
-    embed(Path("run"), images, output=Path("again"), device="cpu")
-    np.testing.assert_allclose(np.load("again/embeddings.npy"), whole, atol=1e-6)
 
 
 UNWANTED = ("torchvision", "timm", "lightning_fabric", "torch._dynamo")

@@ -200,7 +200,7 @@ def test_compare_evaluates_again_when_the_weights_or_the_question_changed(dmlkit
         stored = json.loads(path.read_text())
         path.write_text(json.dumps({**stored, "question": {**stored["question"], key: value}}))
         reports.append(json.loads(dmlkit("compare", first, second, "--json", "--device", "cpu").out)["runs"][1])
-    for damaged in ("{", "[]", json.dumps({**stored, "new": 1}), json.dumps({**stored, "format": 1})):
+    for damaged in ("{", "[]", json.dumps({**stored, "new": 1}), json.dumps({**stored, "format": 2})):
         path.write_text(damaged)
         reports.append(json.loads(dmlkit("compare", first, second, "--json", "--device", "cpu").out)["runs"][1])
     assert all(report == reports[0] for report in reports)

@@ -210,18 +210,7 @@ def test_changes_keep_patches_with_their_images(
     shown = dmlkit("gallery", "info", place, "--verify")
     assert "with 0.40 of matches of patches" in shown.out and "verified: all rows match" in shown.out
     data = json.loads((place / "gallery.json").read_text())
-    assert data["format"] == 11
-
-
-def test_a_gallery_of_format_10_is_read(patches_run: Path, photos: Path, tmp_path: Path):
-    place = tmp_path / "gallery"
-    create_gallery(patches_run, photos / "known", place, model=ON_CPU)
-    data = json.loads((place / "gallery.json").read_text())
-    del data["local"]
-    (place / "gallery.json").write_text(json.dumps({**data, "format": 10}))
-    assert "local" not in GalleryFolder(place).table.schema.names
-    added = add_images(place, photos / "asked", model=ON_CPU).added
-    assert added and search(place, photos / "asked", model=ON_CPU).similarity_name == "cosine"
+    assert data["format"] == 1
 
 
 def test_an_interrupted_addition_resumes(

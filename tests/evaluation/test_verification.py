@@ -85,17 +85,6 @@ def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path, monkeypatch
     assert columns == ["verdict", "known", "probability", "score", "a", "b"]
 
 
-def test_a_threshold_of_an_older_version_gives_no_probability(dmlkit, photos: Path, tmp_path: Path):
-    run = Path(shutil.copytree(photos / "run", tmp_path / "run"))
-    old = json.loads((run / "threshold.json").read_text())
-    del old["probability"]
-    (run / "threshold.json").write_text(json.dumps({**old, "format": 1}))
-    result = dmlkit("verify", run, photos / "a1.png", photos / "a2.png")
-    assert result.code == 0 and "no probability, because an older version of dmlkit calibrated this run" in result.out
-    table = dmlkit("verify", run, "--pairs", photos / "pairs.csv")
-    assert table.code == 0 and "probability ┃" not in table.out and "run dmlkit calibrate again" in table.out
-
-
 def test_a_threshold_of_images_decoded_at_a_smaller_size_is_named(
     dmlkit, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

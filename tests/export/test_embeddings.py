@@ -95,7 +95,7 @@ def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_pa
         "checksums": None,
         "split": None,
     }
-    assert found == {"format": 9, **manifest(), "index": index, **keys}
+    assert found == {**manifest(), "index": index, **keys}
     assert FaissManifest.read(tmp_path / "index.manifest.json").index.dim == 8
     (tmp_path / "index.manifest.json").write_text(MANIFEST)  # as 0.1.0 wrote it
     with pytest.raises(UserError, match="a manifest of a FAISS index of format 1"):

@@ -210,7 +210,7 @@ def test_exported_models_agree_with_the_run(dmlkit, run, tmp_path, name, monkeyp
         found = trained.model(images).detach().numpy()
     np.testing.assert_allclose(found, points[:5], atol=1e-5)
     manifest = json.loads((tmp_path / "model.file.json").read_text())
-    assert manifest["format"] == 7 and manifest["file_format"] == name
+    assert manifest["format"] == 1 and manifest["file_format"] == name
     assert manifest["parity"]["images"] == 16 and manifest["parity"]["largest_difference"] <= 1e-4
     assert ModelManifest.read(tmp_path / "model.file.json").model.fingerprint == trained.model.fingerprint()
     if name == "safetensors":
@@ -219,7 +219,7 @@ def test_exported_models_agree_with_the_run(dmlkit, run, tmp_path, name, monkeyp
         with safe_open(target, "pt") as file:
             inside = file.metadata()["dmlkit"]
         described = {key: manifest[key] for key in json.loads(inside)}
-        assert json.loads(inside) == {**described, "format": 6}  # a description has a format of its own
+        assert json.loads(inside) == {**described, "format": 1}  # a description has a format of its own
         assert Description.from_json(inside, str(target)).dim == 8
 
 

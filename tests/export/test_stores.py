@@ -32,7 +32,7 @@ from dmlkit.errors import UserError
 from dmlkit.export.export import export_to_store
 from dmlkit.export.store import StoreManifest
 from tests.conftest import Result
-from tests.embedding.stored import EUCLIDEAN, INDEX, POINTS, embeddings_at, manifest
+from tests.embedding.stored import EUCLIDEAN, POINTS, embeddings_at, manifest
 
 SPHERE = {"name": "sphere", "proxies": "features", "similarity": "cosine", "metric": "chord"}
 FLAT = {"name": "euclidean", "proxies": "features"}
@@ -195,7 +195,7 @@ def test_a_store_has_what_was_embedded_and_finds_what_the_exact_search_finds(
 ):
     options, distance, form = GEOMETRIES[geometry]
     shape = {"manifold": options, "similarity": options["similarity"]}
-    space = Manifest.parse({**manifest(**shape), "format": 3, "index": INDEX}, "manifest").manifold.build(6)
+    space = Manifest.parse(manifest(**shape), "manifest").manifold.build(6)
     generator = torch.Generator().manual_seed(0)
     points = space.from_features(torch.randn(200, 6, generator=generator))
     queries = space.from_features(torch.randn(20, 6, generator=generator))

@@ -83,7 +83,7 @@ def test_the_manifest_says_what_is_there_and_other_formats_are_told(tmp_path: Pa
     dataset = {"name": "cub200", "split": "official", "fold": 0, "validation_fraction": 0.0, "on_bad_image": "error"}
     dataset["levels"] = []
     written = {
-        "format": 2,
+        "format": 1,
         "dmlkit": "0.1.0",
         "resizing": "16 x 16 pixels, bilinear",
         "dataset": {**dataset, "cache": None, "root": str(root)},
@@ -95,7 +95,7 @@ def test_the_manifest_says_what_is_there_and_other_formats_are_told(tmp_path: Pa
     assert json.loads(file.read_text()) == written
     again = f"dataset.cache: {file}: .*{{}}.*run dmlkit data cache again$"
     for changes, told in (
-        ({"format": 1}, "format 1, written by dmlkit 0.1.0; .* which reads format 2"),  # without checksums
+        ({"format": 2}, "format 2, written by dmlkit 0.1.0; .* which reads format 1"),
         ({"format": 3}, "format 3"),
         ({"colour": 1}, "colour: extra inputs are not permitted"),
         ({"images": "12"}, "images: input should be a valid integer"),
@@ -104,7 +104,7 @@ def test_the_manifest_says_what_is_there_and_other_formats_are_told(tmp_path: Pa
         with pytest.raises(UserError, match=again.format(told)):
             images_of_split(recipe.dataset, "train")
     without_resizing = {key: value for key, value in written.items() if key != "resizing"}
-    for content in ("", "[]", json.dumps({"format": 2}), json.dumps(without_resizing)):
+    for content in ("", "[]", json.dumps({"format": 1}), json.dumps(without_resizing)):
         file.write_text(content)
         with pytest.raises(UserError, match=again.format("")):
             images_of_split(recipe.dataset, "train")

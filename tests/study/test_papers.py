@@ -205,16 +205,6 @@ def test_the_page_says_what_reused_runs_of_tuning_change():
     assert "none changes by more than 0.002" in text and max(moved) < 0.002
 
 
-def test_a_statement_that_an_older_dmlkit_called_not_trained_is_judged_again(grounds, tmp_path: Path):
-    older = shutil.copytree(grounds[0], tmp_path / "older")
-    data = json.loads((older / "results.json").read_text())
-    for judged in data["verdicts"]:
-        judged.update(verdict="not trained", corrected_verdict="not trained", runs_to_separate=None)
-    (older / "results.json").write_text(json.dumps(data))
-    verdicts = read_results(grounds[0]).verdicts
-    assert read_results(older).verdicts == verdicts and any(one.verdict != "not trained" for one in verdicts)
-
-
 def test_a_study_without_the_paper_is_told_and_a_paper_that_none_has_is_one_line(dmlkit, grounds, tmp_path: Path):
     older = tmp_path / "older"
     shutil.copytree(grounds[0], older)

@@ -19,7 +19,6 @@ import pytest
 from scipy import stats
 from typer.main import get_command
 
-from dmlkit import __version__
 from dmlkit.cli.app import app
 from dmlkit.distributed import stopping
 from dmlkit.distributed.launch import start_fabric
@@ -31,7 +30,6 @@ from dmlkit.study.definition.file import read_study
 from dmlkit.study.findings.results import Cost, StudyResults
 from dmlkit.study.findings.verdicts import VariantResults
 from dmlkit.study.protocol import MeanInterval
-from dmlkit.study.record import StudyRecord
 from dmlkit.study.reports.report import plot_study
 from dmlkit.study.runs import run_study as study_run
 from dmlkit.study.runs import workers
@@ -236,38 +234,6 @@ def test_a_run_without_its_empty_folder_of_checkpoints_starts_over(dmlkit, whole
     assert len(finished(out)) == 4 and results_of(out)["verdicts"] == results_of(whole)["verdicts"]
 
 
-def test_a_study_of_an_older_dmlkit_lacks_new_keys_and_goes_on(dmlkit, whole: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    shutil.copytree(whole, out, copy_function=shutil.copy2)
-    record = json.loads((out / "study.json").read_text())
-    for recipes in record["study"]["variants"].values():
-        for recipe in recipes.values():
-            del recipe["training"]["compile"]
-            del recipe["loss"]["negative_fraction"]
-    (out / "study.json").write_text(json.dumps(record))
-    again = dmlkit("study", write_study(tmp_path), "-o", out, "--device", "cpu")
-    assert again.code == 0 and "run 1/4" not in again.out, again.err
-    next(iter(record["study"]["variants"]["small"].values()))["gone"] = 1
-    (out / "study.json").write_text(json.dumps(record))
-    refused = dmlkit("study", tmp_path / "study.yaml", "-o", out, "--device", "cpu")
-    assert refused.code == 2 and ".gone: was 1, now nothing" in refused.err
-
-
-def test_documents_of_a_dmlkit_that_wrote_no_format_give_the_same_report(dmlkit, whole: Path, tmp_path: Path):
-    old, documents = tmp_path / "out", [tmp_path / name / "results.md" for name in ("now", "then")]
-    shutil.copytree(whole, old)
-    for name, version in (("results.json", 4), ("study.json", 2)):
-        stored = json.loads((whole / name).read_text())
-        assert (stored.pop("format"), stored.pop("dmlkit")) == (version, __version__)
-        (old / name).write_text(json.dumps(stored))
-    assert StudyResults.read(old / "results.json").plain() == json.loads((old / "results.json").read_text())
-    assert StudyRecord.read(old / "study.json") == StudyRecord.read(whole / "study.json")
-    for folder, document in zip((whole, old), documents, strict=True):
-        assert dmlkit("report", folder, "-o", document).code == 0
-    now, then = (document.read_text().partition("\n")[2] for document in documents)  # the first line names them
-    assert now == then
-
-
 RUN = "runs/large/seed-1"
 
 
@@ -281,7 +247,7 @@ def edited(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     ("command", "name", "damage", "told"),
     [
         *(
-            (command, name, damage, "cannot read this" if cut else "field required")
+            (command, name, damage, "cannot read this" if cut else "without a format")
             for command, names in (
                 ("study", ("study.json", f"{RUN}/summary.json", f"{RUN}/environment.json")),
                 ("report", ("study.json", "results.json")),

@@ -213,11 +213,6 @@ def test_a_plugin_can_add_an_augmentation(plugin: Callable[[str], None]):
     assert isinstance(found, Tensor) and torch.equal(found, 255 - dataset.sample(3))
 
 
-def test_without_augmentation_documents_are_those_of_earlier_versions():
-    assert "augment:" not in dump_recipe(recipe_with())
-    assert "augment:" in dump_recipe(recipe_with(entry("trivial_augment", "")))
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -121,11 +121,6 @@ class RecordedGallery(Document, frozen=True, strict=True):
     """What ``gallery.json`` records besides the models."""
 
     kind: ClassVar[str] = "manifest of a gallery"
-    version: ClassVar[int] = 11
-    # 1 had no approximate index; 2 no checksums; 3 those of manifests and deletions alone; 4 no threshold_is_own; 5 no
-    # state and no fusion; 6 no computation; 7 no aligned_to; 8 no places of images; 9 no boxes and one model; 10 no
-    # local features
-    older: ClassVar[dict[int, tuple[str, ...]]] = dict.fromkeys(range(1, 11), ())
 
     thumbnails: bool
     """Whether rows have small pictures."""
@@ -167,8 +162,6 @@ class CalibrationSummary(Document, frozen=True, extra="allow"):
     """``identification.json`` without its rates, see `Identification`."""
 
     kind: ClassVar[str] = "calibration of a gallery"
-    version: ClassVar[int] = 2
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}  # of galleries that had one model
 
     gallery_model: str = ""
     """Model that was calibrated, see `RecordedGallery.current`; the calibration does not hold for others."""

@@ -189,8 +189,6 @@ class AnswersFile(Document, frozen=True):
     """JSON file that ``dmlkit identify`` writes."""
 
     kind: ClassVar[str] = "file of answers of dmlkit identify"
-    version: ClassVar[int] = 2  # 1 had no boxes
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: ()}
 
     similarity: str
     threshold: float | None
@@ -216,8 +214,7 @@ def check_answers_file(path: Path, *, sources: Iterable[Path] = (), option: str)
     """
     match path.suffix.lower():
         case ".csv":
-            tables = ANSWER_COLUMNS, (*ANSWER_COLUMNS, *NEAREST_BOXES)  # earlier versions wrote no boxes of neighbors
-            check_file(path, is_table(*tables), sources=sources, option=option)
+            check_file(path, is_table((*ANSWER_COLUMNS, *NEAREST_BOXES)), sources=sources, option=option)
         case ".json":
             check_file(path, AnswersFile.is_at, sources=sources, option=option)
         case _:

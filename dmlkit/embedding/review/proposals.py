@@ -51,7 +51,6 @@ class Review(Document, frozen=True):
     """What a review asks about. Its answers are in the `Journal` next to it."""
 
     kind: ClassVar[str] = "review"
-    version: ClassVar[int] = 2  # 1 had the answers too
 
     gallery: str
     images: str

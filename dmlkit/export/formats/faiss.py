@@ -42,7 +42,6 @@ class FaissManifest(Manifest, frozen=True, strict=True):
     """Manifest of a FAISS index: the manifest of its embeddings, and a description of the index."""
 
     kind: ClassVar[str] = "manifest of a FAISS index"
-    older: ClassVar[dict[int, tuple[str, ...]]] = {3: (), 4: ()}
 
     index: FaissIndex  # pyright: ignore[reportGeneralTypeIssues] - unlike its parent's it has no default
     """How the index is searched."""

@@ -73,10 +73,6 @@ class StudyResults(ResolvedSettings, Document, frozen=True):
     """``results.json`` of a study: the contents of its report."""
 
     kind: ClassVar[str] = "document of a study's results"
-    version: ClassVar[int] = 4
-    # 1: complete studies only; no correction, edges, last epoch; 2: no edge if a value was the only one on its line;
-    # 3: no figures of classes, and intervals over seeds alone
-    older: ClassVar[dict[int, tuple[str, ...]]] = {1: (), 2: (), 3: ()}
 
     axis: Axis | None
     """The numeric key that is swept, if there is one."""

@@ -13,7 +13,6 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.gallery.change import (
     GallerySettings,
     add_images,
@@ -299,61 +298,6 @@ def test_info_verifies(whole: Path, tmp_path: Path, dmlkit: Cli):
     assert "verified" not in dmlkit("gallery", "info", whole / "gallery").out
 
 
-def test_a_gallery_without_places_is_still_read(whole: Path, tmp_path: Path, dmlkit: Cli):
-    """As dmlkit wrote it up to format 8: without the columns and their checksums; images are added as before."""
-    import lancedb
-    import pyarrow as pa
-
-    gallery = tmp_path / "gallery"
-    shutil.copytree(whole / "gallery", gallery)
-    expected = answers(gallery, whole / "asked_points")["search"]()
-    rows = lancedb.connect(gallery).open_table("images").to_arrow().combine_chunks()
-    sums = rows["checksum"].combine_chunks().flatten().to_numpy().reshape(-1, 10)[:, :6]
-    narrow = pa.FixedSizeListArray.from_arrays(pa.array(sums.ravel().copy(), pa.uint32()), 6)
-    rows = rows.drop_columns(["latitude", "longitude", "time", "box", "checksum"]).append_column("checksum", narrow)
-    lancedb.connect(gallery).drop_table("images")
-    lancedb.connect(gallery).create_table("images", rows)
-    data = json.loads((gallery / "gallery.json").read_text())
-    data |= {"format": 8, "files": {}, "stamps": {}, "state": None, "contents": {1: [len(rows), int(sums.sum())]}}
-    (gallery / "gallery.json").write_text(json.dumps(data))
-    assert answers(gallery, whole / "asked_points")["search"]() == expected
-    shutil.copy(whole / "asked" / "0.jpg", tmp_path)
-    (tmp_path / "new.csv").write_text("path,label,latitude,longitude\n0.jpg,wren,1,2\n")
-    assert add_images(gallery, tmp_path / "new.csv", model=ON_CPU).added == 1
-    assert dmlkit("gallery", "info", gallery, "--verify").code == 0
-    found = GalleryFolder(gallery)
-    assert len(found) == 11 and found.sightings == [(None, None, None)] * 11
-
-
-def test_a_gallery_without_checksums_is_still_read(place: Path, whole: Path, tmp_path: Path, dmlkit: Cli):
-    """As dmlkit wrote it before: without the column, and without the sums in gallery.json."""
-    import lancedb
-
-    gallery = tmp_path / "gallery"
-    shutil.copytree(whole / "gallery", gallery)
-    expected = {name: ask() for name, ask in answers(gallery, whole / "asked_points").items() if name != "history"}
-    rows = lancedb.connect(gallery).open_table("images").to_arrow().drop_columns(["checksum"])
-    lancedb.connect(gallery).drop_table("images")
-    lancedb.connect(gallery).create_table("images", rows)
-    data = json.loads((gallery / "gallery.json").read_text())
-    del data["contents"], data["files"]
-    (gallery / "gallery.json").write_text(json.dumps({**data, "format": 2}))
-    asks = answers(gallery, whole / "asked_points")
-    for name in ("search", "nearest", "mean", "vote", "info", "remove", "compact"):
-        assert asks[name]() == expected[name], name
-    shown = dmlkit("gallery", "info", gallery, "--verify")
-    assert (
-        shown.code == 0
-        and "not verified: all rows can be read, but this gallery was created by a version of dmlkit without checksums"
-        in shown.out
-    )
-    assert json.loads(dmlkit("gallery", "info", gallery, "--verify", "--json").out)["verified"] is False
-    assert add_images(gallery, whole / "asked" / "0.jpg", model=ON_CPU).added == 1
-    assert "checksum" not in GalleryFolder(gallery).table.schema.names and len(GalleryFolder(gallery)) == 11
-    (next((gallery / "images.lance" / "data").glob("*.lance"))).unlink()
-    refused(dmlkit("search", gallery, whole / "asked_points"), f"{gallery}: cannot read this gallery: ")
-
-
 def test_embeddings_that_changed_are_refused(whole: Path, tmp_path: Path, dmlkit: Cli):
     source = whole / "asked_points"
     points = np.load(source / "embeddings.npy")
@@ -380,10 +324,3 @@ def test_embeddings_that_changed_are_refused(whole: Path, tmp_path: Path, dmlkit
             *(("export", folder, "--format", kind, "-o", tmp_path / "out") for kind in ("npz", "parquet", "faiss")),
         ):
             refused(dmlkit(*words), f"{folder / name}: {told}")
-    labels = tmp_path / "labels"
-    shutil.copytree(source, labels)
-    data = json.loads((labels / "manifest.json").read_text())
-    del data["checksums"]
-    (labels / "manifest.json").write_text(json.dumps({**data, "format": 3}))
-    np.save(labels / "embeddings.npy", points)  # as dmlkit wrote it before: nothing tells
-    assert torch.equal(torch.cat(list(EmbeddingFolder(labels).blocks(4))), torch.from_numpy(points))
