@@ -41,6 +41,15 @@ class AccessOptions:
         Path | None,
         option("FOLDER", "Let requests name images in this folder by their paths.", exists=True, file_okay=False),
     ] = None
+    review: Annotated[
+        Path | None,
+        option(
+            "FOLDER",
+            "Ask the questions of this review, which dmlkit review started; answering needs --allow-writes.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None
 
 
 @app.command(
@@ -59,15 +68,6 @@ def serve(
     port: Annotated[int, option("PORT", "Port; 0 takes a free one.", min=0, max=65535)] = 8765,
     *,
     access: AccessOptions,
-    review: Annotated[
-        Path | None,
-        option(
-            "FOLDER",
-            "Ask the questions of this review, which dmlkit review started; answering needs --allow-writes.",
-            exists=True,
-            file_okay=False,
-        ),
-    ] = None,
     workers: Annotated[
         int, option("COUNT", "Number of processes that answer; each has the model and the points in memory.", min=1)
     ] = 1,
@@ -81,7 +81,7 @@ def serve(
     check_model(chosen, source)
 
     try:
-        from dmlkit.embedding.serve.server import Access, Serving, run_server
+        from dmlkit.embedding.serve.server import Access, run_server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("dmlkit"):
             raise
@@ -97,5 +97,4 @@ def serve(
         by = f" by {workers} processes" if workers > 1 else ""
         say(console, f"{source}: {what}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
 
-    allowed = Access(access.host, access.token, access.allow_writes, access.images)
-    run_server(Serving(source, allowed, review, model), port=port, workers=workers, started=started)
+    run_server(source, Access(**vars(access)), model, port=port, workers=workers, started=started)

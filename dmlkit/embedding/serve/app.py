@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import logging
 import os
 from collections.abc import Callable, Generator, Sequence
 from importlib.resources import files
@@ -22,6 +21,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from dmlkit import __version__
@@ -41,12 +41,13 @@ from dmlkit.embedding.serve.requests import (
 )
 from dmlkit.embedding.serve.reviewing import ServedReview, review_api, review_of
 from dmlkit.embedding.serve.service import BusyError, Pixels, Service
-from dmlkit.embedding.serve.workers import METRICS
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
 from dmlkit.loading.inputs import check_resized
 from dmlkit.run_folder.folder import RunFolder
 
+METRICS = "PROMETHEUS_MULTIPROC_DIR"
+"""Variable of prometheus-client: folder in which the processes of a server keep their counts, to be summed."""
 MOST_NEIGHBORS = 1000
 BEARER = HTTPBearer(auto_error=False, description="The token of --token.")
 """Says in the OpenAPI document that addresses need a token, so that /docs asks for it; `Guard` checks it."""
@@ -83,7 +84,7 @@ class Served(Collector):
         self.adding = asyncio.Lock()
         self.registry = CollectorRegistry()
         own = self.registry
-        if METRICS in os.environ:  # the collector reads the counts of all processes, also of those that have ended
+        if METRICS in os.environ:  # of all processes, also of those that have ended
             MultiProcessCollector(self.registry)
             own = None
         self.seconds = Histogram("dmlkit_request_seconds", "Time of answers.", registry=own)
@@ -138,7 +139,7 @@ Writer = Annotated[Served, Depends(writer)]
 SentImages = Annotated[list[SentImage], Depends(pictures_of)]
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem}
-    for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 500, 503)  # each with its usual meaning
+    for status in (400, 401, 403, 404, 405, 409, 413, 415, 422, 500, 503)  # each with its usual meaning
 }
 OPTIONAL_BODY = {"requestBody": {**BODY["requestBody"], "required": False}}
 api = APIRouter(prefix="/v1", responses=PROBLEMS)
@@ -280,20 +281,15 @@ async def add_reviewed(server: Writer, request: Request) -> dict[str, Any]:
             return await asyncio.to_thread(lambda: server.service.add_listed(review.to_add()))
 
 
-def make_app(service: Service, access: Access, *, review: Path | None = None) -> FastAPI:
+def make_app(service: Service, access: Access) -> FastAPI:
     """Return the application that answers requests on a service.
 
-    Args:
-        service: model and points; it is closed when the server stops.
-        access: who reaches the server, and what requests may do.
-        review: folder of a review of labels of the gallery; None for none.
-
     Raises:
-        UserError: the folder has no review, or one of another gallery.
+        UserError: the folder of the review has none, or one of another gallery.
     """
     app = FastAPI(title="dmlkit", version=__version__, docs_url=None, redoc_url=None)
     app.state.served = Served(service, access)
-    app.state.review = None if review is None else ServedReview(review, service.source, service.label_of)
+    app.state.review = access.review and ServedReview(access.review, service.source, service.label_of)
     token = [] if access.token is None else [Depends(BEARER)]
     app.include_router(api, dependencies=token)
     app.include_router(review_api, responses=PROBLEMS, dependencies=token)
@@ -333,9 +329,12 @@ def _report_errors(app: FastAPI) -> None:
     async def known(_: Request, error: HTTPException) -> JSONResponse:
         return answer(error.status_code, str(error.detail), **(error.headers or {}))
 
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # which nobody receives
+
     @app.exception_handler(Exception)
-    async def defect(_: Request, error: Exception) -> JSONResponse:
-        logging.getLogger("dmlkit").error("a request failed", exc_info=error)
+    async def defect(_: Request, __: Exception) -> JSONResponse:  # uvicorn logs it
         return answer(500, "internal error; the server's log has the details")
 
 

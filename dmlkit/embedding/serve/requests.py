@@ -1,4 +1,4 @@
-"""Requests: what they must satisfy before they are read (size, time, origin, token), and the images in them.
+"""Requests: what they must satisfy before they are read (size, origin, token), and the images in them.
 
 Images are files of a form, or JSON with base64 or paths below a folder.
 """
@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from time import monotonic
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -29,8 +28,6 @@ from dmlkit.files.escape import excerpt, printable
 from dmlkit.files.image_file import BadImageError, decoding
 from dmlkit.files.source import EXTENSIONS
 
-PATIENCE = 30  # seconds for the headers of a request, and between two pieces of its body
-LEAST_RATE = 10_000  # bytes/s of a body after that; 64 MB may take 1.8 h, and 1 byte every 29 s may not
 PUBLIC = ("/", "/docs", "/openapi.json", "/healthz")
 """Paths that need no token, like the files of the page: the page asks for the token."""
 POLICY = "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
@@ -54,23 +51,21 @@ class Access:
         token: what ``Authorization: Bearer TOKEN`` must have; None for no token.
         allow_writes: let requests change the gallery.
         images: folder whose images requests may name by their paths; None for no paths.
+        review: folder of a review of the gallery's labels; None for none.
     """
 
     host: str = "127.0.0.1"
     token: str | None = None
     allow_writes: bool = False
     images: Path | None = None
+    review: Path | None = None
 
 
 class Guard:
-    """Middleware that refuses requests that are too large or slow, come from other pages, or lack the token.
+    """Middleware that refuses requests that are too large, come from other pages, or lack the token."""
 
-    Args:
-        patience: seconds to wait for the next piece of a body.
-    """
-
-    def __init__(self, app: ASGIApp, *, access: Access, most_bytes: int, patience: float = PATIENCE) -> None:
-        self.app, self.token, self.most_bytes, self.patience = app, access.token, most_bytes, patience
+    def __init__(self, app: ASGIApp, *, access: Access, most_bytes: int) -> None:
+        self.app, self.token, self.most_bytes = app, access.token, most_bytes
         self.is_local = is_loopback(access.host) and access.token is None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,12 +85,15 @@ class Guard:
         try:
             self._check(scope)
             await self.app(scope, self._bounded(receive), answer)
+            return
         except RefusedError as error:
-            if started:
-                raise
-            extra = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+            refused = error
+        except asyncio.CancelledError:  # the server stops, and has waited; uvicorn would print a traceback
+            refused = RefusedError(503, "the server is stopping")
+        if not started:
+            extra = {"www-authenticate": "Bearer"} if refused.status == 401 else {}
             headers = {**extra, "connection": "close"}
-            await JSONResponse({"error": str(error)}, error.status, headers)(scope, receive, answer)
+            await JSONResponse({"error": str(refused)}, refused.status, headers)(scope, receive, answer)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -120,21 +118,13 @@ class Guard:
         return f"the body has more than {self.most_bytes / 1e6:g} MB; send fewer or smaller images"
 
     def _bounded(self, receive: Receive) -> Callable[[], Awaitable[Message]]:
-        """Return a function that receives the next piece of the body in time, and counts its bytes."""
-        count, started = 0, monotonic()
-        complete = False
+        """Return a function that receives the next piece of the body, and counts its bytes."""
+        count = 0
 
         async def next_message() -> Message:
-            nonlocal count, complete
-            if complete:  # only a disconnection can follow, however long the answer takes
-                return await receive()
-            left = started + self.patience + count / LEAST_RATE - monotonic()
-            try:
-                message = await asyncio.wait_for(receive(), min(self.patience, left))
-            except TimeoutError:
-                raise RefusedError(408, "the body comes too slowly; send the request again") from None
+            nonlocal count
+            message = await receive()
             count += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
             if count > self.most_bytes:
                 raise RefusedError(413, self._too_large())
             return message

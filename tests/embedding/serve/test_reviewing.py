@@ -53,8 +53,8 @@ def serve(folder: Path) -> Iterator[Callable[..., TestClient]]:
 
     def start(**options: Any) -> TestClient:
         service = Service(folder / "gallery", ON_CPU)
-        app = make_app(service, Access(**{"allow_writes": True, **options}), review=folder / "review")
-        opened.append(TestClient(app, LOCAL, raise_server_exceptions=False))
+        access = Access(**{"allow_writes": True, "review": folder / "review", **options})
+        opened.append(TestClient(make_app(service, access), LOCAL, raise_server_exceptions=False))
         return opened[-1].__enter__()
 
     yield start
@@ -235,7 +235,7 @@ def test_what_a_review_refuses_has_a_status_and_a_message(
     assert reader.get("/v1/review", headers=secret).status_code == 200
     create_gallery(place / "run", None, folder / "other", model=ON_CPU)
     with pytest.raises(UserError, match="is a review of labels of"):
-        make_app(Service(folder / "other", ON_CPU), Access(), review=folder / "review")
+        make_app(Service(folder / "other", ON_CPU), Access(review=folder / "review"))
 
 
 def _answer_all(folder: Path) -> None:
