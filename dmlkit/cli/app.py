@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import wraps
 from io import TextIOWrapper
 from threading import Timer
@@ -201,11 +201,6 @@ def _run(received: list[int]) -> None:
             raise
         for line in lines_of(message_of(error)):
             print_message(f"error: {line}", "red")
-        if isinstance(error, UserError) and "dmlkit.recipe.schema" in sys.modules:
-            from dmlkit.recipe.reference import keep_reference
-
-            with suppress(KeyboardInterrupt):  # torchrun stops the rank that reports the end of another
-                keep_reference()
         raise SystemExit(USER_ERROR if is_user_error(error) else INTERNAL_ERROR) from None
 
 

@@ -72,11 +72,10 @@ def check(
             "data check: --model RUN needs --threshold SIMILARITY, and --threshold and --device need --model RUN"
         )
 
-    from dmlkit.recipe.early import check_recipe
-    from dmlkit.recipe.overrides import is_recipe
+    from dmlkit.recipe.overrides import is_recipe, read_tree
 
     if is_recipe(target):
-        check_recipe(target, overrides or [])
+        read_tree(target)
     elif dataset is None:  # a missing folder of a benchmark gets the advice where to download it
         require_dataset(target, EXPECTED_DATA)
 
@@ -128,9 +127,9 @@ def cache(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the cache in the folder.")] = False,
 ) -> None:
     """Store all images decoded and resized, for faster training with dataset.cache=FOLDER."""
-    from dmlkit.recipe.early import check_recipe
+    from dmlkit.recipe.overrides import read_tree
 
-    check_recipe(recipe, overrides or [])
+    read_tree(recipe)
 
     from dmlkit.loading.cache import images_to_cache, write_cache
     from dmlkit.recipe.file import read_recipe

@@ -131,9 +131,9 @@ class EvaluatedOptions:
         if self.source is None:
             raise UserError("eval: --untrained needs a RECIPE or a RUN, e.g. dmlkit eval recipe.yaml --untrained")
         if not self.source.is_dir():
-            from dmlkit.recipe.early import check_recipe
+            from dmlkit.recipe.overrides import read_tree
 
-            check_recipe(self.source, run.overrides or [])
+            read_tree(self.source)
         elif (kind := kind_of(self.source)) in ("embeddings", "gallery"):
             raise UserError(f"eval: {self.source} is {NAMES[kind]}; --untrained needs a recipe or a run")
 

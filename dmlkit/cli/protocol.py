@@ -42,9 +42,10 @@ def add_protocol(name: "ProtocolName", repeats: int, folder: str, meaning: str) 
         json: Json = False,
         device: Device = "auto",
     ) -> None:
-        from dmlkit.recipe.early import check_recipe
 
-        check_recipe(recipe, overrides or [])
+        from dmlkit.recipe.overrides import read_tree
+
+        read_tree(recipe)
 
         from dmlkit.cli.progress import TrainingProgress, training_progress
         from dmlkit.distributed.launch import start_fabric

@@ -199,9 +199,9 @@ def copy(
 @with_common_options
 def check(recipe: RecipePath, overrides: Set = None) -> None:
     """Check a recipe, and print it with all defaults."""
-    from dmlkit.recipe.early import check_recipe
+    from dmlkit.recipe.overrides import read_tree
 
-    check_recipe(recipe, overrides or [])
+    read_tree(recipe)
 
     from dmlkit.recipe.file import dump_recipe, read_recipe
 

@@ -63,12 +63,12 @@ def train(
     device: Device = "auto",
 ) -> None:
     """Train a recipe and write a run folder: weights, curves, metrics on unseen classes."""
-    from dmlkit.recipe.early import check_recipe
+    from dmlkit.recipe.overrides import read_tree
     from dmlkit.run_folder.folder import RunFolder
 
     if from_review is not None and dry_run:
         raise UserError(f"--dry-run: does not apply with --from-review {from_review}, whose table is written first")
-    check_recipe(recipe, overrides or [], reads_images=from_review is None)
+    read_tree(recipe)  # a wrong path is refused before torch is imported
     folder = output or Path("runs") / (from_review or recipe).stem
     if not dry_run:
         RunFolder(folder).check_startable(resume=resume, overwrite=overwrite)

@@ -251,16 +251,6 @@ def new_reference() -> Reference:
     return reference
 
 
-@cache
-def keep_reference() -> None:
-    """Store the reference if none is stored, at most once per process that has imported the classes anyway.
-
-    The next mistake in a recipe is then found without importing them, see `dmlkit.recipe.early`.
-    """
-    if not entry_points(group=GROUP) and stored_reference() is None:
-        new_reference()
-
-
 def catalogue_file() -> Path:
     """Return the file of this installation in ``$XDG_CACHE_HOME/dmlkit``, or ``~/.cache/dmlkit``.
 

@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from dmlkit.cli.recipes import find_reference
 from dmlkit.recipe import reference
 from dmlkit.recipe.reference import Reference
 from tests.cli.test_early import without_torch
-from tests.conftest import Result
 from tests.processes import Forked, start
 
 
@@ -81,30 +79,6 @@ def test_it_is_made_once_and_again_after_a_change(
     monkeypatch.setattr(reference, "fingerprint", lambda _: "another")
     assert find_reference(None) == find_reference(None) == described[1]
     assert len(described) == 2 and list(cold.parent.iterdir()) == [cold]
-
-
-def test_a_mistake_leaves_a_catalogue_for_the_next_one(
-    cold: Path, described: list[Reference], dmlkit: Callable[..., Result], tmp_path: Path
-):
-    (tmp_path / "wrong.yaml").write_text("dataset: {name: glyphs}\nloss: {name: triplet, margn: 0.2}\n")
-    for _ in range(2):
-        reference.keep_reference.cache_clear()
-        assert dmlkit("check", tmp_path / "wrong.yaml").code == 2
-    assert len(described) == 1 and reference.stored_reference() == described[0] and cold.exists()
-
-
-def test_a_stop_while_the_catalogue_is_kept_changes_nothing_that_was_said(
-    dmlkit: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """torchrun sends SIGTERM to the rank that reports the end of another one."""
-
-    def stopped() -> None:
-        raise KeyboardInterrupt
-
-    (tmp_path / "wrong.yaml").write_text("dataset: {name: glyphs}\nloss: {name: triplet, margn: 0.2}\n")
-    monkeypatch.setattr(reference, "keep_reference", stopped)
-    said = dmlkit("check", tmp_path / "wrong.yaml")
-    assert said.code == 2 and said.err.startswith("error: ") and "Traceback" not in said.err
 
 
 def test_a_module_that_changes_comes_or_goes_changes_the_fingerprint(tmp_path: Path):
