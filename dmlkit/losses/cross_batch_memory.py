@@ -34,7 +34,8 @@ class CrossBatchMemory(Loss, name="cross_batch_memory"):
 
     .. math:: L = \mathrm{loss}(\text{rows} = X, \text{columns} = [X, M])
 
-    M holds embeddings of earlier batches, without gradient. After its loss is computed, the batch is added to the
+    M holds embeddings of earlier batches, without gradient; under a learned curvature, their features, which are mapped
+    to points at every step. After its loss is computed, the batch is added to the
     memory and replaces the oldest embeddings. The value equals that of the paper's Algorithm 1, which adds the
     batch first; here the batch's own columns keep their gradient, so an empty memory gives exactly the plain loss.
     In evaluation mode and before ``start_epoch`` the memory is neither read nor filled, and the plain loss is
@@ -63,7 +64,7 @@ class CrossBatchMemory(Loss, name="cross_batch_memory"):
     start_epoch: NonNegativeInt = 0
     """Number of epochs at the start of training without the memory, while embeddings still change quickly."""
 
-    memory: Tensor = option(init=False)  # (size, D)
+    memory: Tensor = option(init=False)  # (size, D), see `Manifold.to_memory`
     memory_labels: Tensor = option(init=False)  # (size,), -1 for an empty slot
     position: Tensor = option(init=False)  # scalar, the next slot to write
 
@@ -71,8 +72,8 @@ class CrossBatchMemory(Loss, name="cross_batch_memory"):
         self.num_classes, self.epoch = self.loss.num_classes, 0
         super().__post_init__()
         # Empty slots hold a point of the manifold, so that distances and their masked gradients are finite.
-        origin = self.manifold.from_features(torch.zeros(self.size, self.manifold.dim)).detach()
-        self.register_buffer("memory", origin)
+        origin = self.manifold.from_features(torch.zeros(self.size, self.manifold.dim))
+        self.register_buffer("memory", self.manifold.to_memory(origin))
         self.register_buffer("memory_labels", torch.full((self.size,), -1))
         self.register_buffer("position", torch.tensor(0))
 
@@ -90,10 +91,10 @@ class CrossBatchMemory(Loss, name="cross_batch_memory"):
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         if not self.training or self.epoch < self.start_epoch:
             return self.loss.compute(embeddings, labels)
-        columns = torch.cat([embeddings, self.memory.to(embeddings.dtype)])
+        columns = torch.cat([embeddings, self.manifold.from_memory(self.memory.to(embeddings.dtype))])
         column_labels = torch.cat([labels, self.memory_labels])
         loss = self.loss.compute_pairs(self.loss.pairs(embeddings, labels, columns, column_labels))
-        self._remember(embeddings.detach()[-self.size :], labels[-self.size :])
+        self._remember(self.manifold.to_memory(embeddings[-self.size :]), labels[-self.size :])
         return loss
 
     def _remember(self, embeddings: Tensor, labels: Tensor) -> None:

@@ -35,7 +35,7 @@ class ProxyISA(InformativeOptions, AnchorLoss, name="proxy_isa"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.informative = self.weights(self.manifold.point_dim, self.num_classes)
+        self.informative = self.weights(self.manifold.memory_dim, self.num_classes)
         self.register_load_state_dict_pre_hook(_rename_old)
 
     def set_epoch(self, epoch: int) -> None:

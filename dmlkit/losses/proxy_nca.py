@@ -58,7 +58,7 @@ class ProxyNCA(SoftmaxLoss, name="proxy_nca"):
         if self.num_classes == 1 and not self.positive_in_denominator:
             raise ValueError("ProxyNCA: positive_in_denominator=False needs at least 2 classes, got 1")
         if self.informative is not None:
-            self.informative = self.informative.weights(self.manifold.point_dim, self.num_classes)
+            self.informative = self.informative.weights(self.manifold.memory_dim, self.num_classes)
 
     def set_epoch(self, epoch: int) -> None:
         if isinstance(self.informative, InformativeWeights):

@@ -103,6 +103,24 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
         """Map points (..., D) to features (..., d): their log map at the origin if the space has one."""
         return points
 
+    @property
+    def learns(self) -> bool:
+        """Whether training changes the space, so that points of earlier steps need not be points of it."""
+        return any(parameter.requires_grad for parameter in self.parameters())
+
+    @property
+    def memory_dim(self) -> int:
+        """Number of coordinates that `to_memory` returns."""
+        return self.dim if self.learns else self.point_dim
+
+    def to_memory(self, points: Tensor) -> Tensor:
+        """Return what a memory keeps of points (..., D) for later steps: their features if the space `learns`."""
+        return self.to_features(points.detach()).detach() if self.learns else points.detach()
+
+    def from_memory(self, kept: Tensor) -> Tensor:
+        """Return the points (..., D) of what `to_memory` returned, as the space is now."""
+        return self.from_features(kept.clone()) if self.learns else kept  # written to before the backward pass
+
     @abstractmethod
     def distance_off(self, points: Tensor) -> Tensor:
         """Return how far rows (N, D) are from the manifold, relative to their size: (N,); nan or inf for rows that are

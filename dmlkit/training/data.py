@@ -22,9 +22,11 @@ from dmlkit.embedding.features import (
 from dmlkit.embedding.stored import embed_files
 from dmlkit.embedding.trained import describe, load_model
 from dmlkit.errors import UserError
+from dmlkit.files.document import differences
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place
 from dmlkit.loading.inputs import Inputs, inputs_of
+from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.model import EmbeddingModel, head_alone
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
@@ -96,6 +98,8 @@ def teach(experiment: Experiment, fabric: Fabric, progress: Progress) -> None:
         teacher = load_model(RunFolder(Path(path)), fabric)
         with experiment.recipe.errors_at("regularizers", number):
             teacher.model.check_takes(images)
+            if config.keeps_space:
+                check_same_space(describe(teacher).manifold, experiment, path)
             found = embed_files(teacher, fabric, images, f"the train split, by {path}", progress.images)
             points = torch.zeros(len(images), found.points.shape[1])
             points[found.indices] = found.points
@@ -107,6 +111,19 @@ def teach(experiment: Experiment, fabric: Fabric, progress: Progress) -> None:
                 text = f"{path}: is another model than the one before; a model has the space of one older model"
                 raise UserError(experiment.recipe.fault(("regularizers", number), text))
             experiment.objective.aligned_to = space
+
+
+def check_same_space(older: ManifoldConfig, experiment: Experiment, path: str) -> None:
+    """Check that the older points of a run are, and stay, points of the new model's space.
+
+    Raises:
+        UserError: training changes the space, or it is another one.
+    """
+    if experiment.model.manifold.learns:
+        raise UserError(f"{path}: its embeddings cannot follow a space that training changes; learn no curvature")
+    spaces = (space.model_dump(mode="json") for space in (older, experiment.recipe.manifold))
+    if changes := list(differences("manifold", *spaces)):
+        raise UserError(f"{path}: has its embeddings in another space ({'; '.join(changes)}); use the same")
 
 
 def check_places(recipe: Recipe, run: Path) -> None:

@@ -6,12 +6,19 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dmlkit.losses.base import Loss
+from dmlkit.manifolds import Poincare
+from dmlkit.manifolds.hyperbolic import Hyperbolic
 
 Naive = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From unit embeddings (B, d), labels (B,) and unit proxies (C, ...) to the loss, by loops over single numbers."""
 
 
 PAIR_LABELS = torch.tensor([0, 1, 0, 2, 1, 0, 3, 2, 1, 0, 3, 4])  # classes of 4, 3, 2, 2 and 1
+
+
+def bend(space: Hyperbolic, curvature: float) -> None:
+    """Set a learned curvature, as a step of an optimizer does."""
+    space.geometry.k = torch.full_like(space.geometry.k, curvature if isinstance(space, Poincare) else -1 / curvature)
 
 
 @pytest.fixture

@@ -10,7 +10,9 @@ from torch.nn.functional import normalize
 from dmlkit.losses import Circle, Contrastive, CrossBatchMemory, NPair, ProxyAnchor, Triplet
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.pair_loss import PairLoss, PairLossConfig, Pairs, make_pairs
-from dmlkit.manifolds import Sphere
+from dmlkit.manifolds import Lorentz, Poincare, Product, Sphere
+from dmlkit.manifolds.hyperbolic import Hyperbolic
+from tests.losses.conftest import bend
 
 SPHERE = Sphere(4)
 OVER_PAIRS = sorted(name for name, variant in LossConfig.variants.items() if issubclass(variant, PairLossConfig))
@@ -58,6 +60,40 @@ def test_equals_the_loss_over_batch_and_memory(name):
         past, past_labels = torch.cat([past, x])[-16:], torch.cat([past_labels, labels])[-16:]
     held = sorted(map(tuple, loss.memory.tolist()))
     assert held == sorted(map(tuple, past.tolist()))
+
+
+LEARNED = Poincare.Config(learnable_curvature=True), Lorentz.Config(learnable_curvature=True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [*LEARNED, Product.Config(factors=(*LEARNED, Sphere.Config()), widths=(1, 1, 2))],
+    ids=["ball", "sheet", "product"],
+)
+@pytest.mark.parametrize("curvature", [-0.3, -4.0, -50.0])
+def test_a_memory_follows_a_learned_curvature(config, curvature):
+    """As the ball shrinks, points of earlier batches lie outside; their features are those of points of the new one."""
+    space = config.build(4).double()
+    loss = CrossBatchMemory(space, loss=Contrastive(space), size=16).double()
+    (past, past_labels), (raw, labels) = batches(2)
+    loss(space.from_features(2.2 * past), past_labels)
+    for part in space.modules():
+        if isinstance(part, Hyperbolic):
+            bend(part, curvature)
+
+    def value_and_gradients(function):
+        features = raw.clone().requires_grad_()
+        value = function(space.from_features(features))
+        learned = [parameter for parameter in space.parameters() if parameter.requires_grad]
+        return [value, *torch.autograd.grad(value, [features, *learned])]
+
+    def recomputed(x):
+        columns = torch.cat([x, space.from_features(2.2 * past)])
+        return loss.loss.compute_pairs(make_pairs(x, labels, columns, torch.cat([labels, past_labels])))
+
+    found = value_and_gradients(lambda x: loss(x, labels))
+    torch.testing.assert_close(found, value_and_gradients(recomputed), rtol=1e-5, atol=1e-7)
+    assert all(tensor.isfinite().all() for tensor in found)
 
 
 def test_contrastive_equals_the_double_loop_of_the_paper():

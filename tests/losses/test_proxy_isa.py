@@ -8,7 +8,8 @@ from torch import Tensor
 
 from dmlkit.losses import ProxyAnchor, ProxyISA, ProxyNCA
 from dmlkit.losses.proxies.informative import ClassMemory, InformativeOptions, InformativeWeights, warn_if_constant
-from dmlkit.manifolds import Sphere
+from dmlkit.manifolds import Lorentz, Poincare, Sphere
+from tests.losses.conftest import bend
 
 V, H, K, LAMBDA, TAU, ALPHA, DELTA = 20.0, 0.15, 0.9, 0.1, 1.5, 32.0, 0.1
 CLASSES, DIM = 6, 5
@@ -139,6 +140,22 @@ def test_the_columns_of_table_3_over_a_training_run(positive: str, negative: str
     assert (weighted == 0) == (positive == negative == "none")  # and the run met informative pairs and outliers
     assert (kept > 0) == (size == 7)  # thresholds of classes that had left the memory
     assert loss.informative.memory.seen.tolist() == [naive.seen[c] for c in range(CLASSES)]
+
+
+@pytest.mark.parametrize("kind", [Poincare, Lorentz])
+def test_the_memory_follows_a_learned_curvature(kind: type[Poincare | Lorentz]):
+    torch.manual_seed(0)
+    space = kind(DIM, learnable_curvature=True)
+    loss = ProxyISA(space, CLASSES, memory_size=8)
+    loss.set_epoch(1)
+    past, labels = 2.2 * unit(torch.randn(4, DIM)), torch.tensor([0, 0, 1, 3])
+    loss(space.from_features(past), labels)
+    bend(space, -8.0)
+    raw = torch.randn(1, DIM)
+    loss(space.from_features(raw), torch.tensor([0]))
+    points = space.from_features(torch.cat([past[:2], raw]))
+    expected = space.relative_similarity(points, space.proxy_points(loss.proxies[:1])).mean()
+    torch.testing.assert_close(loss.informative.memory.averages[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_batch_of_one_class_has_no_images_of_others():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.embedder import load
 from dmlkit.errors import UserError
 from dmlkit.loading.cache import images_of_split
@@ -18,7 +19,9 @@ from dmlkit.manifolds import Poincare, Sphere
 from dmlkit.recipe.file import read_recipe
 from dmlkit.regularizers import Compatible
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.training.data import teach
 from dmlkit.training.experiment import assemble
+from dmlkit.training.progress import Silent
 from dmlkit.training.train import train
 from tests.conftest import ONE_EPOCH, Result
 
@@ -106,10 +109,6 @@ def test_a_teacher_of_another_width_embeds_the_training_images_and_resuming_chan
     recipe = read_recipe(recipe_with(tmp_path, text), ["embedding_dim=5", "training.epochs=2"])
     train(recipe, tmp_path / "whole", device="cpu")
     experiment = assemble(recipe)
-    from dmlkit.distributed.launch import start_fabric
-    from dmlkit.training.data import teach
-    from dmlkit.training.progress import Silent
-
     teach(experiment, start_fabric("cpu"), Silent())
     train_split = images_of_split(recipe.dataset, "train")
     pixels = [train_split.sample(row).permute(1, 2, 0).numpy() for row in range(len(train_split))]
@@ -139,6 +138,21 @@ def test_a_term_that_has_learned_nothing_says_what_to_call():
         ValueError, match="Compatible: got no embeddings of the older run, expected a call of learn_from"
     ):
         Compatible(Sphere(2))(torch.eye(2), torch.tensor([0, 1]))
+
+
+@pytest.mark.slow
+def test_the_space_is_that_of_the_older_run_and_stays_so(tmp_path: Path):
+    """Points of a ball are at other distances, or outside, in a ball of another curvature."""
+    curved = ["manifold={name: poincare, learnable_curvature: true}", "training.epochs=1"]
+    older = tmp_path / "older"
+    train(read_recipe(recipe_with(tmp_path, ""), curved), older, device="cpu")
+    recipe = recipe_with(tmp_path, f"{{name: compatible, run: {older}}}")
+    for space, message in (
+        ("{name: poincare, learnable_curvature: true}", "cannot follow a space that training changes"),
+        ("{name: poincare}", r"another space \(manifold.curvature: was .*, now -1.0; .*learnable_curvature: was True"),
+    ):
+        with pytest.raises(UserError, match=message):
+            teach(assemble(read_recipe(recipe, [f"manifold={space}"])), start_fabric("cpu"), Silent())
 
 
 @pytest.mark.slow

@@ -25,11 +25,11 @@ class ClassMemory(nn.Module):
 
     Args:
         size: T >= 1.
-        point_dim: D.
+        width: D, see `Manifold.to_memory`, which makes the embeddings.
         num_classes: C.
 
     Example:
-        >>> memory = ClassMemory(size=3, point_dim=1, num_classes=2)
+        >>> memory = ClassMemory(size=3, width=1, num_classes=2)
         >>> memory.remember(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]), torch.tensor([True, False]))
         >>> memory.labels.tolist(), memory.seen.tolist()
         ([0, -1, -1], [1, 1])
@@ -41,9 +41,9 @@ class ClassMemory(nn.Module):
     seen: Tensor
     averages: Tensor
 
-    def __init__(self, size: int, point_dim: int, num_classes: int) -> None:
+    def __init__(self, size: int, width: int, num_classes: int) -> None:
         super().__init__()
-        self.register_buffer("points", torch.zeros(size, point_dim))
+        self.register_buffer("points", torch.zeros(size, width))
         self.register_buffer("labels", torch.full((size,), -1))  # -1: empty
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))  # the next slot to fill
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.int64))  # n, per class
@@ -73,7 +73,7 @@ class ClassMemory(nn.Module):
         filled = (self.labels >= 0) & (stored >= 0) & (stored < count)
         stored = stored.clamp(0, count - 1)
         current = manifold.proxy_points(proxies[stored])  # (T, D)
-        pairs = zip(self.points.split(BLOCK), current.split(BLOCK), strict=True)
+        pairs = zip(manifold.from_memory(self.points).split(BLOCK), current.split(BLOCK), strict=True)
         similarity = torch.cat([manifold.relative_similarity(x, p).diagonal() for x, p in pairs])
         totals = similarity.new_zeros(count).index_add_(0, stored, torch.where(filled, similarity, 0))
         counts = similarity.new_zeros(count).index_add_(0, stored, filled.to(similarity.dtype))
@@ -161,10 +161,10 @@ class InformativeOptions(Component):
     memory_per_class: NonNegativeFloat = 0.0
     """Number of embeddings in the memory per class; used if this makes the memory larger than ``memory_size``."""
 
-    def weights(self, point_dim: int, num_classes: int) -> "InformativeWeights":
-        """Return the weights with these options for C classes of points with D coordinates."""
+    def weights(self, width: int, num_classes: int) -> "InformativeWeights":
+        """Return the weights with these options for C classes and a memory of D numbers per embedding."""
         options = {key: getattr(self, key) for key in InformativeOptions.options_by_key}
-        return InformativeWeights(point_dim, num_classes, **options)
+        return InformativeWeights(width, num_classes, **options)
 
 
 class InformativeWeights(InformativeOptions, nn.Module):
@@ -190,15 +190,15 @@ class InformativeWeights(InformativeOptions, nn.Module):
         torch.Size([7500])
     """
 
-    point_dim: int = option(kw_only=False)
-    """D, number of coordinates of a point."""
+    width: int = option(kw_only=False)
+    """D, numbers of an embedding in the memory, see `Manifold.memory_dim`."""
     num_classes: int = option(kw_only=False)
     """C, number of classes."""
     epoch: Tensor = option(init=False)
 
     def __post_init__(self) -> None:
         size = max(self.memory_size, ceil(self.memory_per_class * self.num_classes))
-        self.memory = ClassMemory(size, self.point_dim, self.num_classes)
+        self.memory = ClassMemory(size, self.width, self.num_classes)
         self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
         self.known_epoch = 0  # a copy of the buffer: reading the device would stall it
         self.register_load_state_dict_post_hook(_read_epoch)
@@ -226,7 +226,7 @@ class InformativeWeights(InformativeOptions, nn.Module):
             proxies: (n, d), the proxies of this rank's classes.
             shard: the classes of this rank.
         """
-        self.memory.remember(embeddings.detach(), labels, clean)
+        self.memory.remember(manifold.to_memory(embeddings), labels, clean)
         self.memory.update_averages(manifold, proxies.detach(), labels, shard)
 
     @torch.no_grad()
