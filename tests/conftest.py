@@ -101,13 +101,10 @@ def no_curves(_: Any, path: Path, **__: Any) -> None:
 
 
 def no_plot(_: Any, path: Path, suffix: str = ".png", **__: Any) -> None:
-    """An empty picture that dmlkit knows for its own."""
+    """An empty picture."""
     from matplotlib.figure import Figure
 
-    from dmlkit.files.outputs import picture_metadata
-
-    metadata = picture_metadata(Path(f"results{suffix}"))
-    Figure(figsize=(1, 1)).savefig(path, format=suffix.removeprefix("."), metadata=metadata)
+    Figure(figsize=(1, 1)).savefig(path, format=suffix.removeprefix("."))
 
 
 LOADERS = ("dmlkit.loading.batches", "dmlkit.loading.cache", "dmlkit.loading.check")

@@ -11,7 +11,7 @@ from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import USE, Html, SourcePath, Writes, examples, option, with_common_options
 from dmlkit.cli.search import tell_page
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import CLUSTER_COLUMNS, check_file, is_table
+from dmlkit.files.outputs import check_file
 
 if TYPE_CHECKING:
     from dmlkit.embedding.clusters import Clusters
@@ -48,7 +48,7 @@ def cluster(
     ] = None,
     csv: Annotated[
         Path | None,
-        Writes(check_file, is_table(CLUSTER_COLUMNS)),
+        Writes(check_file),
         option("FILE", "Write all images with their clusters to this CSV file."),
     ] = None,
     html: Html = None,

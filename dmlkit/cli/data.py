@@ -122,7 +122,11 @@ def print_findings(findings: "Findings", title: str, console: Console) -> None:
 @with_common_options
 def cache(
     recipe: RecipePath,
-    output: Annotated[Path, Writes(check_folder), option("FOLDER", "Folder to write.", "--output", "-o")],
+    output: Annotated[
+        Path,
+        Writes(check_folder, "a cache that dmlkit wrote", "manifest.json"),
+        option("FOLDER", "Folder to write.", "--output", "-o"),
+    ],
     overrides: Set = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the cache in the folder.")] = False,
 ) -> None:

@@ -12,7 +12,7 @@ from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import USE, Html, SourcePath, Writes, argument, examples, option, with_common_options
 from dmlkit.cli.search import tell_page
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import GROUP_COLUMNS, MATCH_COLUMNS, check_file, is_table
+from dmlkit.files.outputs import check_file
 from dmlkit.files.source import require_source
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def duplicates(
     ] = None,
     csv: Annotated[
         Path | None,
-        Writes(check_file, is_table(GROUP_COLUMNS, MATCH_COLUMNS)),
+        Writes(check_file),
         option("FILE", "Write all groups or pairs to this CSV file."),
     ] = None,
     html: Html = None,

@@ -22,7 +22,7 @@ from dmlkit.cli.options import (
     option,
     with_common_options,
 )
-from dmlkit.files.outputs import check_new_embeddings
+from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import require_images
 
 app = typer.Typer()
@@ -59,7 +59,7 @@ def embed(
     boxes: BoxOptions,
     output: Annotated[
         Path | None,
-        Writes(check_new_embeddings),
+        Writes(check_folder, "interrupted embeddings", "parts/job.json"),
         option("FOLDER", "Folder to write. Default: a folder in RUN/embeddings.", "--output", "-o"),
     ] = None,
     dims: Annotated[
@@ -84,15 +84,11 @@ def embed(
 
     If it is interrupted, the same command resumes, also with another --engine.
     """
-    from dmlkit.run_folder.folder import RunFolder
-
-    if images is not None and output is None and dims is None:
-        check_new_embeddings(RunFolder(run).embeddings_of_images(images))
-
     from dmlkit.distributed.launch import is_first_rank
     from dmlkit.distributed.stopping import STOPPED
     from dmlkit.embedding.run import EmbedOptions, output_of
     from dmlkit.embedding.run import embed as embed_images
+    from dmlkit.run_folder.folder import RunFolder
 
     console = Console(quiet=not is_first_rank())
     try:

@@ -28,7 +28,7 @@ from dmlkit.cli.options import (
 )
 from dmlkit.cli.search import rerank_of
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_file, check_output, has_classes
+from dmlkit.files.outputs import check_file
 from dmlkit.files.source import (
     EXPECTED,
     NAMES,
@@ -322,7 +322,7 @@ def evaluate(
     wanted: MetricOptions,
     per_class: Annotated[
         Path | None,
-        Writes(check_file, has_classes),
+        Writes(check_file),
         option("FILE", "Write a CSV file with one row per class, worst first."),
     ] = None,
     *,
@@ -337,10 +337,7 @@ def evaluate(
     changes.check(kind, run)
 
     from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_points
-    from dmlkit.evaluation.evaluate import is_class_table
 
-    if per_class is not None:
-        check_output(per_class, is_class_table, option="--per-class")
     method, source = rerank_of(changes.rerank), evaluated.source
     shown = Shown(Console(stderr=json), json, per_class, asked, method, changes.tta, forms=changes.forms())
     options: Any = {"metrics": wanted.metric or [], "ties": wanted.ties, "rerank": method, "bar": bars(shown.console)}

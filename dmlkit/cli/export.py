@@ -3,6 +3,7 @@
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -12,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from dmlkit.cli.console import bars, say
 from dmlkit.cli.options import USE, Checkpoint, SetDataset, argument, examples, option, with_common_options
-from dmlkit.files.export_formats import (
+from dmlkit.export.wanted import (
     MODEL_FORMATS,
     PROGRAMS,
     EmbeddingFormat,
@@ -21,8 +22,8 @@ from dmlkit.files.export_formats import (
     ModelInput,
     StoreFormat,
     WantedModel,
-    check_export,
 )
+from dmlkit.files.source import require_path
 
 app = typer.Typer()
 
@@ -74,7 +75,14 @@ class ExportedModelOptions:
 )
 @with_common_options
 def export(
-    source: Annotated[Path, argument("SOURCE", "Run, or embeddings folder.")],
+    source: Annotated[
+        Path,
+        argument(
+            "SOURCE",
+            "Run, or embeddings folder.",
+            check=partial(require_path, expected="a run or a folder of embeddings"),
+        ),
+    ],
     format: Annotated[  # noqa: A002
         Literal[ModelFormat, EmbeddingFormat, StoreFormat],
         option(
@@ -95,13 +103,11 @@ def export(
     model: ExportedModelOptions,
 ) -> None:
     """Export the model of a run, or embeddings, for other programs."""
+    from dmlkit.export.export import export as export_source
+
     wanted = WantedModel(
         model.checkpoint, model.overrides or [], model.takes, model.dims, model.license_name, model.precision
     )
-    check_export(source, format, {"--table": table, "--overwrite": overwrite, **wanted.options()})
-
-    from dmlkit.export.export import export as export_source
-
     console = Console()
     errors = Console(file=sys.stderr)  # PyTorch's exporters get another stream meanwhile
     with _tracing(errors) if format in PROGRAMS else nullcontext():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -22,19 +22,13 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.cli.search import check_model, pictures_of, rerank_of, tell_page
+from dmlkit.files.outputs import check_file
 
 if TYPE_CHECKING:
     from dmlkit.embedding.questions.answers import Answer, Identified
 
 app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
-
-
-def check_answers(path: Path, **given: Any) -> None:
-    """Check that answers may be written to a file, see `check_answers_file`; what it imports is not for --help."""
-    from dmlkit.embedding.questions.answers import check_answers_file
-
-    check_answers_file(path, **given)
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,7 @@ def identify(
     images: QueryPath,
     output: Annotated[
         Path | None,
-        Writes(check_answers),
+        Writes(check_file, (".csv", ".json")),
         option("FILE", "Write all answers to this .csv or .json file.", "--output", "-o"),
     ] = None,
     *,

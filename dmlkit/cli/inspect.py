@@ -10,7 +10,7 @@ from dmlkit.cli.console import bars, counted, say, say_prose
 from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import LOOK, SourcePath, Writes, examples, option, with_common_options
 from dmlkit.cli.search import why_missing
-from dmlkit.files.outputs import check_file, check_output, is_our_page
+from dmlkit.files.outputs import check_file
 from dmlkit.files.source import kind_of
 
 app = typer.Typer()
@@ -25,7 +25,7 @@ def inspect(
     source: SourcePath,
     output: Annotated[
         Path | None,
-        Writes(check_file, is_our_page),
+        Writes(check_file),
         option(
             "FILE",
             "HTML page to write. Default: inspection.html in plots/ of a run, otherwise in the current folder.",
@@ -41,7 +41,6 @@ def inspect(
 
     if output is None:
         output = (RunFolder(source).plots if kind_of(source) == "run" else Path()) / PAGE
-        check_output(output, is_our_page)
 
     from dmlkit.training.inspection.findings import inspect as look_at
     from dmlkit.training.inspection.page import write_inspection
@@ -57,7 +56,6 @@ def inspect(
         manifold=points.manifold,
         bar=bar,
     )
-    output.parent.mkdir(exist_ok=True)
     gone = write_inspection(found, output, f"Inspection of {source}", bar=bar)
     for note in found.notes:
         say_prose(console, f"note: {note}")

@@ -11,7 +11,7 @@ import typer
 
 from dmlkit.distributed.device_name import parse_device
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_file, is_our_page
+from dmlkit.files.outputs import check_file
 from dmlkit.files.source import (
     partner_path,
     require_array,
@@ -236,7 +236,7 @@ def second_option(metavar: str, meaning: str, *allowed: str) -> Any:
 
 
 MovedRun = Annotated[Path | None, option("RUN", "The gallery's run, if it has moved.", check=require_run)]
-Html = Annotated[Path | None, Writes(check_file, is_our_page), option("FILE", "Write an HTML page with pictures.")]
+Html = Annotated[Path | None, Writes(check_file), option("FILE", "Write an HTML page with pictures.")]
 RerankMethod = Annotated[
     str | None,
     option(

@@ -25,8 +25,8 @@ from dmlkit.cli.options import (
 )
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.outputs import check_outside_data, writing
-from dmlkit.files.pictures import check_picture
+from dmlkit.files.outputs import check_file, check_place, writing
+from dmlkit.files.pictures import PICTURES
 from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.source import is_study, require_run
 
@@ -91,7 +91,7 @@ Classes = Annotated[int, option("COUNT", "Number of classes to show, at equal st
 Metric = Annotated[str | None, option("NAME", "Metric to draw. Default: the one that chose the checkpoint.")]
 Output = Annotated[
     Path | None,
-    Writes(check_picture),
+    Writes(check_file, PICTURES),
     option(
         "FILE",
         "Picture to write: .png, .svg or .pdf. Default: a .png file in plots/ of the run or study.",
@@ -244,10 +244,8 @@ def results(
     from dmlkit.study.reports.report import plot_study, requested_metrics
 
     output = output or study / "plots" / "results.png"
-    check_picture(output)
     found = read_results(study)
     metrics = requested_metrics(found, metric)
-    output.parent.mkdir(parents=True, exist_ok=True)
     with writing(output), atomic_write(output) as partial:
         plot_study(found, partial, output.suffix.lower(), metrics=metrics)
     variants = counted(len(found.variants), "variant", "variants")
@@ -263,7 +261,7 @@ def check_target(output: Path | None, runs: Sequence[Path]) -> None:
     from dmlkit.run_folder.folder import RunFolder
 
     if output is not None and output.suffix.lower() in EXTENSIONS:
-        check_outside_data(output, [RunFolder(run).recipe().dataset.data_root for run in runs])
+        check_place(output, [RunFolder(run).recipe().dataset.data_root for run in runs])
 
 
 def say_written(console: Console, path: Path, shown: str) -> None:

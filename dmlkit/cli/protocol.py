@@ -34,7 +34,7 @@ def add_protocol(name: "ProtocolName", repeats: int, folder: str, meaning: str) 
         recipe: RecipePath,
         output: Annotated[
             Path,
-            Writes(check_folder),
+            Writes(check_folder, "runs of a protocol", "protocol.json"),
             option("FOLDER", "Folder to write; finished runs in it are kept.", "--output", "-o"),
         ],
         repeats: Annotated[int, option("COUNT", "Number of repeats, each with its own seed.", min=1)] = repeats,

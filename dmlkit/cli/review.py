@@ -44,7 +44,7 @@ def review(
     ],
     output: Annotated[
         Path,
-        Writes(check_folder, REVIEW_MARK, "a review"),
+        Writes(check_folder, "a review", REVIEW_MARK),
         option("FOLDER", "Folder of the review; created if it does not exist.", "--output", "-o"),
     ],
     ask: Annotated[int, option("COUNT", "Number of questions to ask next.", min=1)] = 20,

@@ -24,7 +24,7 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import NEIGHBOR_COLUMNS, check_file, is_table
+from dmlkit.files.outputs import check_file
 from dmlkit.files.source import NAMES, PLACE, Kind, check_options, kind_of
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def search(
     chosen: PlacedModelOptions,
     csv: Annotated[
         Path | None,
-        Writes(check_file, is_table(NEIGHBOR_COLUMNS)),
+        Writes(check_file),
         option("FILE", "Write all neighbors to this CSV file."),
     ] = None,
     html: Html = None,

@@ -11,7 +11,7 @@ from dmlkit.cli.option_groups import ArrayOptions, ModelOptions
 from dmlkit.cli.options import USE, Json, SourcePath, SplitName, Writes, argument, examples, option, with_common_options
 from dmlkit.cli.search import check_device
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_file, is_unlabeled_selection
+from dmlkit.files.outputs import check_file
 from dmlkit.files.source import check_options, kind_of, require_queries
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def select(
     count: Annotated[int, option("COUNT", "Number of images to choose; with --measure per round.", "-n")] = 200,
     output: Annotated[
         Path | None,
-        Writes(check_file, is_unlabeled_selection),
+        Writes(check_file),
         option("FILE", "Write them to this CSV table.", "--output", "-o"),
     ] = None,
     rule: Annotated[

@@ -9,11 +9,11 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, print_table, say, say_prose
-from dmlkit.cli.options import TRAIN, Device, argument, examples, option, with_debug
+from dmlkit.cli.options import TRAIN, Device, Writes, argument, examples, option, with_debug
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import command_word, printable
-from dmlkit.files.outputs import check_file
+from dmlkit.files.outputs import check_file, writing
 from dmlkit.files.source import require_dataset, single_class
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def start(
     ],
     output: Annotated[
         Path | None,
+        Writes(check_file),
         option(
             "FILE", "Recipe to write. Default: the name of ROOT with .yaml, in the current folder.", "--output", "-o"
         ),
@@ -54,15 +55,16 @@ def start(
     device: Device = "auto",
 ) -> None:
     """Inspect your photos and write a first recipe for them, with a comment on each choice."""
-    from dmlkit.recipe.start import Photos, is_starting_recipe, starting_recipe
-
-    output = output or Path(f"{photos.resolve().stem}.yaml")
-    check_file(output, is_starting_recipe, sources=[photos], option="--output")
+    if output is None:
+        output = Path(f"{photos.resolve().stem}.yaml")
+        if output.exists():
+            raise UserError(f"{output}: exists already; choose another name with -o, or replace it with -o {output}")
 
     from dmlkit.backbones.timm_models import choose
     from dmlkit.distributed.launch import resolve_device
     from dmlkit.loading.check import dataset_at, survey
     from dmlkit.recipe.file import parse_recipe
+    from dmlkit.recipe.start import Photos, starting_recipe
     from dmlkit.training.estimate import estimate_training
 
     console, config = Console(), dataset_at(photos)
@@ -82,7 +84,7 @@ def start(
     else:
         estimated = shown(estimate)
         setting = replace(setting, engine=estimate.engine, ratio=estimate.ratio)
-    with atomic_write(output) as written:
+    with writing(output), atomic_write(output) as written:
         written.write_text(starting_recipe(setting), encoding="utf-8")
     say(console, f"wrote {output}: {recipe.training.epochs} epochs")
     say(console, f"{backbone.title}, {'all weights trained' if gpu else 'frozen, with a trained head'}")

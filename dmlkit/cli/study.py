@@ -30,8 +30,8 @@ from dmlkit.cli.options import (
     with_debug,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_folder, check_output
-from dmlkit.files.source import require_study, require_study_file
+from dmlkit.files.outputs import check_file, check_folder
+from dmlkit.files.source import STUDY_MARK, require_study, require_study_file
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -105,7 +105,7 @@ def study(
     If it is interrupted, the same command resumes.
     """
     output = output or Path("runs") / "study" / study.stem
-    check_folder(output, option="--output")
+    check_folder(output, "a study", STUDY_MARK)
 
     from dmlkit.cli.study_progress import RunsProgress
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
@@ -196,20 +196,6 @@ def describe(study: "Study", output: Path, console: Console) -> None:
     say(console, "dry run: nothing was trained or written")
 
 
-def check_report(path: Path, *, sources: Iterable[Path] = (), option: str) -> None:
-    """Raise an error unless a report may be written; what is in an existing file is checked with the studies.
-
-    Raises:
-        UserError: its name does not end in .md or .tex, or it is a folder, or was not written by dmlkit.
-    """
-    if path.suffix not in (".md", ".tex"):
-        raise UserError(
-            f"{option} {path}: expected a name that ends in .md, for a page with plots in a folder of its name, or in "
-            ".tex, for LaTeX tables"
-        )
-    check_output(path, lambda file: b"Written by: dmlkit report" in file.read_bytes(), sources=sources, option=option)
-
-
 @app.command(
     rich_help_panel=RESEARCH,
     epilog=examples(
@@ -224,7 +210,7 @@ def report(
     ],
     output: Annotated[
         Path,
-        Writes(check_report),
+        Writes(check_file, (".md", ".tex")),
         option(
             "FILE",
             "File to write: .md (page with plots; your own text in it is kept) or .tex (LaTeX tables).",

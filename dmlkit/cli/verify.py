@@ -24,7 +24,7 @@ from dmlkit.cli.options import (
 )
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
-from dmlkit.files.outputs import PAIR_COLUMNS, check_file, is_table
+from dmlkit.files.outputs import check_file
 from dmlkit.files.source import LOCAL, SIFT, require_image, require_path
 
 if TYPE_CHECKING:
@@ -98,9 +98,7 @@ def verify(
             "verdicts do not depend on it.",
         ),
     ] = 0.5,
-    csv: Annotated[
-        Path | None, Writes(check_file, is_table(PAIR_COLUMNS)), option("FILE", "Write all pairs to this CSV file.")
-    ] = None,
+    csv: Annotated[Path | None, Writes(check_file), option("FILE", "Write all pairs to this CSV file.")] = None,
     checkpoint: Checkpoint = None,
     second: Annotated[
         Path | None,

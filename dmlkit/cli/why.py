@@ -19,7 +19,8 @@ from dmlkit.cli.options import (
     option,
     with_common_options,
 )
-from dmlkit.files.pictures import check_picture
+from dmlkit.files.outputs import check_file
+from dmlkit.files.pictures import PICTURES
 from dmlkit.files.source import require_image
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ def why(
     a: Annotated[Path, argument("A", "Image.", check=require_image)],
     b: Annotated[Path, argument("B", "Image to compare it with.", check=require_image)],
     output: Annotated[
-        Path | None, Writes(check_picture), option("FILE", "Picture to draw: .png, .svg or .pdf.", "--output", "-o")
+        Path | None,
+        Writes(check_file, PICTURES),
+        option("FILE", "Picture to draw: .png, .svg or .pdf.", "--output", "-o"),
     ] = None,
     top: Annotated[int, option("COUNT", "Number of pairs of patches to print and to join by lines.", min=1)] = 8,
     checkpoint: Checkpoint = None,

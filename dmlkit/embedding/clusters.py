@@ -16,7 +16,7 @@ from dmlkit.embedding.near_pairs import check_reachable, complete_groups, connec
 from dmlkit.embedding.points import PointsInMemory, separator_of
 from dmlkit.embedding.questions.page import Shelf
 from dmlkit.errors import UserError, counted
-from dmlkit.files.outputs import CLUSTER_COLUMNS, write_boxed_table
+from dmlkit.files.outputs import write_boxed_table
 from dmlkit.manifolds.base import Manifold, frechet_mean
 from dmlkit.metrics.clustering import NmiConfig, kmeans_plus_plus, squarable
 
@@ -97,7 +97,8 @@ class Clusters:
             listed += [(number, row, int(place == 0)) for place, row in enumerate(members.tolist())]
         listed += [("", row, 0) for row in (self.assignments == NOISE).nonzero()[:, 0].tolist()]
         rows = ((number, paths[row], labels[row] or "", is_medoid) for number, row, is_medoid in listed)
-        write_boxed_table(path, CLUSTER_COLUMNS, rows, [self.collection.box(row) for _, row, _ in listed])
+        columns = ("cluster", "path", "label", "is_medoid")
+        write_boxed_table(path, columns, rows, [self.collection.box(row) for _, row, _ in listed])
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per cluster: its medoid, then the images most similar to all others."""

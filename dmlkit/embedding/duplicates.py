@@ -19,7 +19,7 @@ from dmlkit.embedding.questions.page import Picture, Shelf
 from dmlkit.embedding.sources import check_same_model, embedded_points
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import GROUP_COLUMNS, MATCH_COLUMNS, write_boxed_table
+from dmlkit.files.outputs import write_boxed_table
 from dmlkit.loading.check import Finding, Findings
 from dmlkit.run_folder.folder import RunFolder
 
@@ -81,7 +81,8 @@ class DuplicateGroups:
         paths, labels, least = self.collection.paths, self.collection.labels, self.least()
         listed = [(number, row) for number, group in enumerate(self.groups, start=1) for row in group.tolist()]
         rows = ((number, paths[row], labels[row] or "", f"{float(least[row]):.9g}") for number, row in listed)
-        write_boxed_table(path, GROUP_COLUMNS, rows, [self.collection.box(row) for _, row in listed])
+        columns = ("group", "path", "label", "least_similarity")
+        write_boxed_table(path, columns, rows, [self.collection.box(row) for _, row in listed])
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per group."""
@@ -122,10 +123,11 @@ class Matches:
         """Write a CSV table, one row per pair, with their boxes."""
         ends = ((self.one, self.pairs.first), (self.other, self.pairs.second))
         boxes = ([points.box(row) for row in rows.tolist()] for points, rows in ends)
-        write_boxed_table(path, MATCH_COLUMNS, map(self.row, range(len(self.pairs.first))), *boxes)
+        columns = ("path", "label", "other_path", "other_label", "similarity")
+        write_boxed_table(path, columns, map(self.row, range(len(self.pairs.first))), *boxes)
 
     def row(self, place: int) -> tuple[str, str, str, str, str]:
-        """Return a pair as `MATCH_COLUMNS`."""
+        """Return a pair as a row of the table."""
         one, other = int(self.pairs.first[place]), int(self.pairs.second[place])
         ours, theirs = self.one, self.other
         similarity = f"{float(self.pairs.similarities[place]):.9g}"

@@ -16,7 +16,7 @@ from torch import Tensor
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, is_partial, json_text, write_text
 from dmlkit.files.document import differences
-from dmlkit.files.outputs import COMPLETE_PARTS, check_no_embeddings
+from dmlkit.files.outputs import EMBEDDING_FILES
 from dmlkit.files.regular import check_regular
 from dmlkit.loading.inputs import Draw
 
@@ -24,6 +24,7 @@ BATCH_IMAGES = 128  # for so few the start of loader processes takes longer than
 PART_IMAGES = 64 * BATCH_IMAGES  # at most: 17 MB at 512 dimensions, and what a kill can cost
 HASHES = {("list", "hash"): "another list of images", ("model", "fingerprint"): "other weights"}
 """Keys of a job whose values are hashes, and what a difference means."""
+PART = "part-*.safetensors"  # the name of a complete part
 PARTS = 64  # at least, where there are batches for so many: short lists keep 8 GPUs evenly busy too
 
 
@@ -78,7 +79,9 @@ class PartFolder:
         """
         if self.is_finished():
             self.leave()
-        check_no_embeddings(self.output)
+        taken = [*(name for name in map(self.output.joinpath, EMBEDDING_FILES) if name.exists()), *self.path.glob(PART)]
+        if taken and not self.job_path.exists():
+            raise UserError(f"{self.output}: has {taken[0].name} already; choose another --output, or remove it")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self.job_path.exists():
@@ -178,13 +181,13 @@ class PartFolder:
 
     def leave(self) -> None:
         """Remove what nobody resumes: the parts of finished embeddings, or a job without a complete part."""
-        if not self.job_path.exists() or not (self.is_finished() or not any(self.output.glob(COMPLETE_PARTS))):
+        if not self.job_path.exists() or not (self.is_finished() or not any(self.path.glob(PART))):
             return
         self.discard()
 
     def discard(self) -> None:
         """Remove the job and its parts."""
-        for path in (*self.output.glob(COMPLETE_PARTS), *filter(is_partial, self.path.glob(".*"))):
+        for path in (*self.path.glob(PART), *filter(is_partial, self.path.glob(".*"))):
             path.unlink(missing_ok=True)
         self.job_path.unlink(missing_ok=True)  # last: without it the folder may be somebody else's
         with suppress(OSError):

@@ -207,7 +207,7 @@ class StoredSplit:
 
     def clear(self) -> None:
         """Remove the embeddings, if they can be removed."""
-        for name in ("manifest.json", *EMBEDDING_FILES):
+        for name in reversed(EMBEDDING_FILES):
             with suppress(OSError):
                 (self.job.output / name).unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.outputs import head_of, write_table
+from dmlkit.files.outputs import write_table
 from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Labeled, Labels, MetricConfig, Points
@@ -175,25 +175,14 @@ class Evaluation:
         """Write a CSV table of every class, worst first.
 
         Raises:
-            UserError: no metric has a value per query, or the folder is missing.
+            UserError: no metric has a value per query, or the table cannot be written.
         """
         if not self.scores.per_query:
             raise UserError(
                 "--per-class: none of the metrics has a value per query; add one with --metric, e.g. recall@1"
             )
-        if not path.parent.is_dir():
-            raise UserError(f"--per-class {path}: no such folder {path.parent}; create it first")
         rows = ((one.name, one.queries, *one.metrics.values()) for one in self.worst_classes())
         write_table(path, ["class", "queries", *self.scores.per_query], rows)
-
-
-def is_class_table(path: Path) -> bool:
-    """Return whether `Evaluation.save_classes` wrote a file: its header has exactly our columns and metrics."""
-    names = head_of(path).decode("utf-8", "replace").partition("\n")[0].strip().split(",")
-    try:
-        return names[:2] == ["class", "queries"] and bool(metric_configs(names[2:]))
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from dmlkit.evaluation.local import local_threshold, matched_images
 from dmlkit.evaluation.pair_probability import check_prior, probability_at
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word, excerpt
-from dmlkit.files.outputs import PAIR_COLUMNS, write_table
+from dmlkit.files.outputs import write_table
 from dmlkit.files.regular import read_text
 from dmlkit.files.source import PARTNERS
 from dmlkit.manifolds.base import Manifold
@@ -184,7 +184,7 @@ class Verification(Document, frozen=True):
             known = "" if pair.known is None else answer(pair.known)
             score, probability = ("" if value is None else value for value in (pair.score, pair.probability))
             rows.append((pair.a, pair.b, score, self.threshold, pair.verdict, known, probability))
-        write_table(path, PAIR_COLUMNS, rows)
+        write_table(path, ("a", "b", "score", "threshold", "verdict", "known", "probability"), rows)
 
 
 def answer(same: bool) -> str:

@@ -26,6 +26,7 @@ from dmlkit.export.store import (
     store_manifest,
     without_password,
 )
+from dmlkit.files.outputs import check_folder
 
 SCHEMA_KEY = b"dmlkit"  # of the manifest in the metadata of a table's schema
 
@@ -37,10 +38,12 @@ def write_lancedb(folder: EmbeddingFolder, to: Destination) -> list[str]:
         to: a folder for the database, or an address that LanceDB supports, such as ``s3://``.
 
     Raises:
-        UserError: the table already exists or cannot be written.
+        UserError: the folder has other files, or the table already exists or cannot be written.
     """
     import pyarrow as pa
 
+    if not is_address(to.target):
+        check_folder(Path(to.target), "a LanceDB database", "*.lance")
     manifest, database = store_manifest(folder), lancedb()
     schema = pa.schema(
         [

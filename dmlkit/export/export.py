@@ -1,6 +1,6 @@
 """Export of the model of a run, or of a folder of embeddings, by the name of the format."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonpath
 from pathlib import Path
@@ -13,14 +13,14 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import load_model, shortened
 from dmlkit.errors import UserError
 from dmlkit.export.databases import write_lancedb, write_pgvector, write_qdrant
-from dmlkit.export.formats import FORMATS, check_embeddings_output, export_embeddings
+from dmlkit.export.formats import FORMATS, export_embeddings
 from dmlkit.export.formats.faiss import cost_of
 from dmlkit.export.hub import export_hub
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
-from dmlkit.export.model import Parity, check_model_output, export_model, manifest_path
+from dmlkit.export.model import Parity, export_model, manifest_path
 from dmlkit.export.precision import lower
 from dmlkit.export.store import Destination, is_address
-from dmlkit.files.export_formats import (
+from dmlkit.export.wanted import (
     AS_TRAINED,
     MODEL_FORMATS,
     PROGRAMS,
@@ -30,14 +30,24 @@ from dmlkit.files.export_formats import (
     ModelPrecision,
     StoreFormat,
     WantedModel,
-    check_export,
 )
-from dmlkit.files.outputs import check_place
+from dmlkit.files.escape import command_word
+from dmlkit.files.outputs import check_file, check_place
+from dmlkit.files.source import NAMES, check_options, kind_of, require_path, require_run
 from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
 TABLE = "embeddings"  # default name of a table
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "--table": STORES,
+    "--overwrite": STORES,
+    "--input": PROGRAMS,
+    "--dims": PROGRAMS,
+    "--precision": ("onnx", "faiss"),
+    "--license": ("hub",),
+}
+"""The formats that each option applies to; options that are not here depend on the source."""
 
 
 def export_to_store(
@@ -101,7 +111,7 @@ def export(
         bar: shows the rows that are written to a store.
 
     Raises:
-        UserError: the format does not fit the source, or ``output`` was not written by dmlkit; see also `export_model`,
+        UserError: the format does not fit the source, or ``output`` may not be written; see also `export_model`,
             `export_embeddings` and `export_to_store`.
     """
     is_store = format in STORES
@@ -114,15 +124,15 @@ def export(
     if format in MODEL_FORMATS:
         return _export_run(source, format, path, model)
     folder = EmbeddingFolder(source)
-    if path is not None:
-        check_place(path, data_of(folder))
     if is_store:
+        if path is not None:
+            check_place(path, data_of(folder))
         target = None if output is None else str(output)
         to, notes = export_to_store(folder, format, target, table, overwrite=overwrite, bar=bar)
         return Exported([to], notes=notes)
     file_format = cast(EmbeddingFormat, format)
     if path is not None:
-        check_embeddings_output(source, file_format, path)
+        FORMATS[format].check(path, data_of(folder))
     precision, name = model.precision or "fp32", Path(FORMATS[format].file_name)
     path = path or source / (name if precision == "fp32" else name.with_suffix(f".{precision}{name.suffix}"))
     written = export_embeddings(folder, file_format, path, precision)
@@ -149,7 +159,8 @@ def _export_run(
         return Exported([path], _agreement(parity, f"{merged.samples.name}s"), notes)
     precision = model.precision or "fp32"
     if path is not None:
-        check_model_output(format, path, [run.recipe_path, *map(run.checkpoint_path, ("best", "last"))])
+        for file in (path, manifest_path(path)):
+            check_file(file)
     trained = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides, merged=False)
     trained = replace(trained, recorded=merged.fingerprint)  # low-rank updates are added to the weights in the export
     has_pixels = trained.samples.has_pixels and trained.recipe.transform is not None
@@ -181,3 +192,42 @@ def data_of(folder: EmbeddingFolder) -> list[Path]:
     classes = {Path(path).absolute().parent for path in folder.items["path"].to_pylist()}
     found = [Path(folder.manifest.source).absolute(), *([Path(commonpath(classes))] if classes else [])]
     return [root for root in found if not Path.cwd().is_relative_to(root)]
+
+
+def check_export(source: Path, export_format: str, options: Mapping[str, object]) -> None:
+    """Check that a source can be exported in a format with the given options.
+
+    Args:
+        options: value by option; an empty value is not checked.
+
+    Raises:
+        UserError: an option does not apply to the format or to the source, or the source has another format.
+    """
+    given = {name: value for name, value in options.items() if value}
+    for name in given:
+        formats = OPTIONS.get(name, (export_format,))
+        if export_format not in formats:
+            words = f"stores ({', '.join(formats)})" if formats == STORES else " and ".join(formats)
+            raise UserError(f"export: {name} applies only to {words}; remove this option")
+    if export_format == "onnx" and given.get("--precision") == "binary":
+        raise UserError("export: --precision binary applies only to faiss; an onnx model has fp32, fp16 or int8")
+    require_exportable(source, export_format)
+    if export_format not in MODEL_FORMATS:
+        check_options(source, "embeddings", {name: given.get(name) for name in ("--checkpoint", "--set")})
+
+
+def require_exportable(path: Path, export_format: str) -> None:
+    """Raise a `UserError` unless a format exports a path: a run, or a folder of embeddings."""
+    kind = kind_of(path) if path.exists() else "images"
+    if export_format in MODEL_FORMATS:
+        if kind not in ("run", "images"):
+            raise UserError(
+                f"{path}: expected a run, since --format {export_format} exports a model; got {NAMES[kind]}"
+            )
+        require_run(path)
+    elif kind in ("run", "gallery", "array"):
+        first = f": run dmlkit embed {command_word(path)} first" if kind == "run" else ""
+        raise UserError(f"{path}: is {NAMES[kind]}; --format {export_format} exports a folder of embeddings{first}")
+    elif not (path / "manifest.json").exists():
+        require_path(path, "a folder of embeddings")
+        raise UserError(f"{path / 'manifest.json'}: missing; expected a manifest of embeddings that dmlkit wrote")

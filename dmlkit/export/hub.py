@@ -92,21 +92,19 @@ def export_hub(
     recipe = public_recipe(trained.recipe)
     description = dict(describe(replace(trained, recorded=trained.fingerprint, recipe=recipe)))
     config = HubConfig(**description, threshold=threshold_of(run, trained.fingerprint))
-    with writing(output, SafetensorError):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_folder(output) as partial:
-            tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
-            save_file(tensors, partial / WEIGHTS, {"format": "pt"})
-            config.write(partial / CONFIG)
-            write_text(partial / RECIPE, dump_recipe(recipe))
-            parity = _compare(partial, trained)
-            reason, name = "", output.resolve().name
-            card = model_card(name, config, recipe, figures_of(run, config), license_name or UNKNOWN)
-            if unmerged:
-                backbone = unmerged.recipe.backbone
-                reason = write_adapter(backbone, unmerged.model.backbone, partial)
-                card += "" if reason else adapter_section(name, backbone)
-            write_text(partial / CARD, card)
+    with writing(output, SafetensorError), atomic_folder(output) as partial:
+        tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
+        save_file(tensors, partial / WEIGHTS, {"format": "pt"})
+        config.write(partial / CONFIG)
+        write_text(partial / RECIPE, dump_recipe(recipe))
+        parity = _compare(partial, trained)
+        reason, name = "", output.resolve().name
+        card = model_card(name, config, recipe, figures_of(run, config), license_name or UNKNOWN)
+        if unmerged:
+            backbone = unmerged.recipe.backbone
+            reason = write_adapter(backbone, unmerged.model.backbone, partial)
+            card += "" if reason else adapter_section(name, backbone)
+        write_text(partial / CARD, card)
     return parity, reason
 
 

@@ -19,10 +19,10 @@ from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, with
 from dmlkit.errors import UserError
 from dmlkit.export.precision import Lowered, ValidationScores
 from dmlkit.export.preparation import FromImages, prepend_preparation
+from dmlkit.export.wanted import ModelFormat, ModelInput
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.export_formats import ModelFormat, ModelInput
 from dmlkit.files.image_file import BadImageError
-from dmlkit.files.outputs import check_output, writing
+from dmlkit.files.outputs import writing
 from dmlkit.loading.cache import images_of_split
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.run_folder.threshold import Threshold
@@ -108,10 +108,7 @@ def export_model(
         else:
             expected = [(batch, model(batch)) for batch in (inputs, inputs[:1])]
     trained.model.backbone.merge()
-    with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
     write = {"safetensors": write_safetensors, "onnx": write_onnx, "torch-export": write_program}[format]
-    # the manifest is renamed first, so that files left by a kill are recognized as dmlkit's
     with (
         writing(output, SafetensorError),
         atomic_write(output) as partial,
@@ -143,21 +140,6 @@ def export_model(
 def manifest_path(output: Path) -> Path:
     """Return the path of an exported model's manifest."""
     return output.with_name(f"{output.name}.json")
-
-
-def check_model_output(format: ModelFormat, output: Path, sources: Sequence[Path]) -> None:  # noqa: A002
-    """Check that an exported model and its manifest may be written to the given output.
-
-    Raises:
-        UserError: a file exists that such an export did not write; see `check_output`.
-    """
-    manifest = manifest_path(output)
-
-    def is_model(_: Path) -> bool:
-        return ModelManifest.is_at(manifest) and ModelManifest.read(manifest).file_format == format
-
-    for path in (output, manifest):
-        check_output(path, is_model, sources=sources)
 
 
 def input_text(inputs: Tensor, samples: Samples, takes: ModelInput = "squares") -> str:

@@ -22,7 +22,7 @@ from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, as_computed
 from dmlkit.errors import UserError, first_line
-from dmlkit.files.export_formats import ModelPrecision
+from dmlkit.export.wanted import ModelPrecision
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import check_points
 from dmlkit.metrics.scoring import retrieval_metrics

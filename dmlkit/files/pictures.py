@@ -1,16 +1,16 @@
 """Pictures: one size and style, readable in a column of a paper, written atomically, and short names for their text."""
 
 import warnings
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import printable
-from dmlkit.files.outputs import PICTURES, check_output, is_our_picture, picture_metadata, writing
+from dmlkit.files.outputs import writing
 
+PICTURES = (".png", ".svg", ".pdf")
 COLUMN = 80.0  # mm, the width of a column
 MM = 1 / 25.4  # inches
 LOOK: dict[Any, Any] = {
@@ -33,36 +33,26 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#00
 DASHES = ("-", "--", "-.", ":")
 
 
-def check_picture(path: Path, *, sources: Iterable[Path] = (), option: str = "--output") -> None:
-    """Raise a `UserError` unless a picture may be written under a name with a known suffix; see `check_output`."""
-    if path.suffix.lower() not in PICTURES:
-        *others, last = PICTURES
-        raise UserError(f"{path}: expected a file name that ends in {', '.join(others)} or {last}")
-    check_output(path, is_our_picture, sources=sources, option=option)
-
-
 @contextmanager
 def picture(path: Path, height: float) -> Generator[Any]:
     """Yield a matplotlib figure to draw in; it is written atomically when the block ends.
 
     Args:
-        path: a file name that ends in .png, .svg or .pdf; its folder is created.
+        path: a file name that ends in one of `PICTURES`; its folder is created.
         height: height in millimeters.
 
     Raises:
-        UserError: see `check_picture`; or the file cannot be written.
+        UserError: the file cannot be written.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    check_picture(path)
     with rc_context(LOOK), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # one per character; the picture shows boxes
         figure = Figure(figsize=(COLUMN * MM, height * MM), layout="constrained")
         yield figure
-        path.parent.mkdir(parents=True, exist_ok=True)
         with writing(path), atomic_write(path) as partial:
-            figure.savefig(partial, dpi=300, format=path.suffix[1:].lower(), metadata=picture_metadata(path))
+            figure.savefig(partial, dpi=300, format=path.suffix[1:].lower())
 
 
 def shortened(name: str, most: int) -> str:

@@ -32,9 +32,9 @@ RUN_FOLDERS = (
 )
 # Files that other commands write into a run by default, all of them computed with the run's weights.
 FILES_OF_EMBEDDINGS = (
-    *("embeddings.npy", "items.parquet", "embeddings.parquet", "embeddings.npz", "index.faiss", "index.items.parquet"),
-    *("index.manifest.json", "manifest.json", "parts/*.safetensors", "parts/job.json", "tensorboard/tensors.bytes"),
-    *("tensorboard/metadata.tsv", "tensorboard/projector_config.pbtxt", LOCK),
+    *("embeddings.npy", "items.parquet", "embeddings.parquet", "embeddings.npz", "index.*faiss*", "manifest.json"),
+    *("parts/*.safetensors", "parts/job.json", LOCK),
+    *(f"tensorboard/{name}" for name in ("tensors.bytes", "metadata.tsv", "projector_config.pbtxt")),
     f".*.{32 * '[0-9a-f]'}.partial",  # of a killed command, see `atomic_write`
 )
 DERIVED_FILES = (

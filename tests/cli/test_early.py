@@ -87,7 +87,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "broken.yaml").write_text("dataset:\n\tname: glyphs\n")
     (tmp_path / "stopped" / "creating.json").write_text("")
     images = ("photos/wren/1.jpg", "photos/owl/1.jpg", "pets/cat/1.jpg", "zoo/pets/cat/1.jpg", "zoo/pets/dog/1.jpg")
-    for name in ("kept.csv", "kept.html", "kept.json", "kept.png", "other/notes.txt", *images):
+    for name in ("kept.csv", "other/notes.txt", *images):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("image,label\n")
     for name in ("embedded", "trained", "gallery"):
@@ -113,10 +113,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path
 
 
-NOT_OURS = "this file exists already and was not written by this command; remove it, or choose another"
+READ_HERE = "this command reads this file; choose another"
 NO_PATHS = "kept.csv: has no column 'path'; it has image, label"
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
 INSIDE = "this is inside photos, where every file is read as data; choose a path outside that folder"
+IN_RUN = "this is inside a run ({place}/run); choose a path outside it, or in its "
+IN_RUN += "embeddings/, evaluations/, exports/, plots/"
 IN_FILE = "x.npy is a file; expected a folder"
 FOREIGN = "exists and is not a dmlkit run; choose another --output"
 USED = (
@@ -136,7 +138,7 @@ WRITTEN = [  # what is in the way of a path that a command writes
     ),
     (
         "embed run photos -o embedded",
-        "embedded: this folder already holds embeddings; choose another --output or remove it",
+        "--output embedded: has manifest.json but not interrupted embeddings; choose another --output",
     ),
     ("embed run photos -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
     ("embed run photos -o photos/x", f"--output photos/x: {INSIDE}"),
@@ -144,31 +146,23 @@ WRITTEN = [  # what is in the way of a path that a command writes
         "gallery create run photos -o gallery",
         "gallery: is a gallery already; add to it with dmlkit gallery add, or choose another --output",
     ),
-    ("gallery create run photos -o other", "other: is not empty and no gallery; choose another --output"),
+    (
+        "gallery create run photos -o other",
+        "--output other: has notes.txt but not an interrupted gallery; choose another --output",
+    ),
     ("gallery create run photos -o photos/x", f"--output photos/x: {INSIDE}"),
-    ("identify gallery photos -o kept.csv", f"--output kept.csv: {NOT_OURS} --output"),
-    ("identify gallery photos -o kept.json", f"--output kept.json: {NOT_OURS} --output"),
     ("identify gallery photos -o x.txt", "--output x.txt: expected a name that ends in .csv or .json"),
-    ("identify gallery photos --html kept.html", f"--html kept.html: {NOT_OURS} --html"),
-    ("search x.npy x.npy --csv kept.csv", f"--csv kept.csv: {NOT_OURS} --csv"),
     ("search x.npy x.npy --csv empty", "--csv empty: this is a folder; expected the name of a file"),
-    ("search x.npy x.npy --csv no/x.csv", "--csv no/x.csv: the folder no does not exist; create it first"),
-    ("search x.npy x.npy --html x.npy", "--html x.npy: this command reads this file; choose another --html"),
+    ("search x.npy x.npy --html x.npy", f"--html x.npy: {READ_HERE} --html"),
+    ("search x.npy x.npy --html run/page.html", f"--html run/page.html: {IN_RUN}"),
+    ("identify gallery photos -o photos/answers.csv", f"--output photos/answers.csv: {INSIDE}"),
+    ("verify run x.npy x.npy --csv x.npy", f"--csv x.npy: {READ_HERE} --csv"),
+    ("eval x.npy --labels x.npy --per-class x.npy", f"--per-class x.npy: {READ_HERE} --per-class"),
     ("search x.npy x.npy --csv x.npy/a.csv", f"--csv x.npy/a.csv: {IN_FILE}"),
     ("plot pca run -o x.npy/new/a.png", f"--output x.npy/new/a.png: {IN_FILE}"),
     ("embed run photos -o x.npy/a", f"--output x.npy/a: {IN_FILE}"),
     ("gallery create run photos -o x.npy/a", f"--output x.npy/a: {IN_FILE}"),
-    ("verify run x.npy x.npy --csv kept.csv", f"--csv kept.csv: {NOT_OURS} --csv"),
-    ("duplicates x.npy --threshold 0.9 --csv kept.csv", f"--csv kept.csv: {NOT_OURS} --csv"),
-    ("duplicates x.npy --threshold 0.9 --html kept.html", f"--html kept.html: {NOT_OURS} --html"),
-    ("cluster x.npy --csv kept.csv", f"--csv kept.csv: {NOT_OURS} --csv"),
-    ("cluster x.npy --html kept.html", f"--html kept.html: {NOT_OURS} --html"),
-    ("eval x.npy --labels x.npy --per-class kept.csv", f"--per-class kept.csv: {NOT_OURS} --per-class"),
-    ("inspect x.npy -o kept.html", f"--output kept.html: {NOT_OURS} --output"),
-    ("why run x.npy x.npy -o kept.png", f"--output kept.png: {NOT_OURS} --output"),
-    ("why run x.npy x.npy -o x.txt", "x.txt: expected a file name that ends in .png, .svg or .pdf"),
-    ("plot pca run -o kept.png", f"--output kept.png: {NOT_OURS} --output"),
-    ("start photos -o kept.html", f"--output kept.html: {NOT_OURS} --output"),
+    ("why run x.npy x.npy -o x.txt", "--output x.txt: expected a name that ends in .png, .svg or .pdf"),
     ("review x.npy photos -o other", "--output other: has notes.txt but not a review; choose another --output"),
     ("data cache glyphs/triplet -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
     (
@@ -176,11 +170,7 @@ WRITTEN = [  # what is in the way of a path that a command writes
         "--output kept.csv: this is a file; expected the name of a folder",
     ),
     ("study broken.yaml -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
-    (
-        "report study -o x.txt",
-        "--output x.txt: expected a name that ends in .md, for a page with plots in a folder of its name, or in .tex, "
-        "for LaTeX tables",
-    ),
+    ("report study -o x.txt", "--output x.txt: expected a name that ends in .md or .tex"),
 ]
 READ = [  # what is missing inside a path that a command reads
     ("identify gallery empty", "empty: no images found in this folder or below it"),
@@ -262,18 +252,7 @@ MISTAKES = [
     ("eval half", f"half: {NO_RUN.replace('recipe.yaml or ', '')}"),
     ("embed none x", f"none: {NO_RUN}"),
     ("embed run none", "none: no such file or folder; expected an image, a folder of images, or a table"),
-    ("export none --format onnx", f"none: {NO_RUN}"),
-    ("export x.npy --format onnx", "x.npy: expected a run, since --format onnx exports a model; got an .npy file"),
-    (
-        "export run --format npz",
-        "run: is a run; --format npz exports a folder of embeddings: run dmlkit embed run first",
-    ),
-    ("export empty --format npz --dims 3", "export: --dims applies only to onnx and torch-export; remove this option"),
-    ("export none --format npz", "none: no such file or folder; expected a folder of embeddings"),
-    (
-        "export empty --format npz",
-        "empty/manifest.json: missing; expected a manifest of embeddings that dmlkit wrote",
-    ),
+    ("export none --format onnx", "none: no such file or folder; expected a run or a folder of embeddings"),
     ("calibrate empty", f"empty: {NO_RUN}"),
     ("inspect none -o page.html", f"none: {NO_SOURCE}"),
     ("plot pca none", f"none: {NO_RUN}"),
@@ -376,8 +355,8 @@ def test_each_option_of_a_path_is_checked_early():
     later = {"train recipe", "check recipe", "data cache recipe", "protocol official recipe", "eval source"}
     later |= {"protocol reality_check recipe", "data check target", "compare runs"}
     later |= {"eval evidence", "align output"}  # in the body: a path or a word, and a default that depends on the run
-    later |= {"export source", "export output", "verify images", "verify pairs"}  # by checks of `dmlkit.files.source`
-    later |= {"start output", "study output", "train output", "final output"}  # whose default depends on others
+    later |= {"export output", "verify images", "verify pairs"}  # by checks of `dmlkit.files.source`
+    later |= {"study output", "train output", "final output"}  # whose default depends on others
     later |= {"copy file", "list root", "gallery remove path", "serve images", "serve review"}  # no torch, or typer's
     unchecked: set[str] = set()
     for name, command in commands.items():

@@ -84,9 +84,9 @@ def test_a_picture_replaces_the_one_before(dmlkit, here: Path):
         (["heatmap", "study"], "study: expected a run folder, got a study; use dmlkit plot results"),
         (["epochs", "one", "--metric", "nonsense"], "choose one of map@r, recall@1"),
         (["results", "study", "--metric", "nonsense"], "not a metric of this study; expected one of recall@1, map@r"),
-        (["pca", "one", "-o", "e.jpg"], "e.jpg: expected a file name that ends in .png, .svg or .pdf"),
-        (["epochs", "one", "-o", "r.yaml"], "expected a file name that ends in"),
-        (["results", "study", "-o", "r.yaml"], "expected a file name that ends in"),
+        (["pca", "one", "-o", "e.jpg"], "e.jpg: expected a name that ends in .png, .svg or .pdf"),
+        (["epochs", "one", "-o", "r.yaml"], "expected a name that ends in"),
+        (["results", "study", "-o", "r.yaml"], "expected a name that ends in"),
         (["pca", "none"], "none: no run here"),
         (["disk", "one"], "the disk shows 2-d embeddings on poincare or lorentz"),
     ],
@@ -117,25 +117,6 @@ def test_options_of_other_kinds_are_refused(dmlkit, words: list[str], tmp_path: 
         (tmp_path / name).touch()
     result = dmlkit("plot", *words)
     assert result.code == 2 and ("No such option" in result.err or "unexpected extra argument" in result.err)
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
-def test_somebody_elses_picture_stays(dmlkit, here: Path, suffix: str):
-    theirs = here / f"theirs{suffix}"
-    theirs.write_bytes(b"not ours")
-    result = dmlkit("plot", "epochs", "one", "two", "-o", theirs)
-    assert result.code == 2 and "was not written by this command" in result.err
-    assert theirs.read_bytes() == b"not ours"
-
-
-@pytest.mark.parametrize("words", [("results", "study"), ("epochs", "study"), ("pca", "one")])
-def test_somebody_elses_picture_stays_where_ours_would_be(dmlkit, here: Path, words: tuple[str, str]):
-    theirs = here / words[1] / "plots" / f"{'test-pca' if words[0] == 'pca' else words[0]}.png"
-    theirs.parent.mkdir(exist_ok=True)
-    theirs.write_bytes(b"not ours")
-    result = dmlkit("plot", *words)
-    assert result.code == 2 and "was not written by this command" in result.err
-    assert theirs.read_bytes() == b"not ours"
 
 
 def test_a_study_that_is_not_finished_says_how_to_go_on(dmlkit, here: Path):

@@ -96,14 +96,16 @@ def test_parts_in_a_row_are_the_list_embedded_in_one_go(home, unbroken):
 
 @pytest.mark.parametrize("name", ["embeddings.npy", "items.parquet", "parts/part-00000.safetensors"])
 def test_files_of_somebody_else_are_refused_d7(name: str, home, tmp_path, dmlkit):
-    """They were replaced or removed, whoever wrote them."""
     theirs = tmp_path / name
     theirs.parent.mkdir(exist_ok=True)
     theirs.write_text("theirs")
     (tmp_path / "parts").mkdir(exist_ok=True)
     (tmp_path / "parts" / ".mine.partial").write_text("theirs")
     result = dmlkit("embed", home / "run", home / "photos", "-o", tmp_path, "--device", "cpu")
-    assert result.code == 2 and f"{theirs}: dmlkit embed did not write this file; choose another --output" in result.err
+    assert (
+        result.code == 2
+        and f"has {name.split('/')[0]} but not interrupted embeddings; choose another --output" in result.err
+    )
     assert theirs.read_text() == (tmp_path / "parts" / ".mine.partial").read_text() == "theirs"
 
 

@@ -595,7 +595,7 @@ def test_embeddings_of_other_images_are_kept(home: Path, embedded: Count, warned
     assert len(ask().points) == TEST == embedded()
     assert warned == ["run/embeddings/test: holds embeddings of test, which are kept; the images are embedded again"]
     assert Path("run/embeddings/test/manifest.json").read_bytes() == before
-    with pytest.raises(UserError, match="already holds embeddings"):
+    with pytest.raises(UserError, match="npy already; choose another"):
         embed(Path("run"), split="test", device="cpu")
 
 

@@ -114,8 +114,7 @@ def test_a_threshold_of_images_decoded_at_a_smaller_size_is_named(
         (["a1.png", "broken.png"], "broken.png"),
         (["a1.png", "missing.png"], "missing.png"),
         (["--pairs", "pairs.csv", "--csv", "pairs.csv"], "this command reads this file"),
-        (["a1.png", "a2.png", "--csv", "b1.png"], "was not written by this command"),
-        (["a1.png", "a2.png", "--csv", "none/x.csv"], "the folder none does not exist"),
+        (["a1.png", "a2.png", "--csv", "a1.png"], "this command reads this file"),
         (["a1.png", "a2.png", "--checkpoint", "last"], ""),
     ],
 )

@@ -11,9 +11,9 @@ from pyarrow import parquet
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
-from dmlkit.export.formats import FORMATS, Format, check_embeddings_output, export_embeddings
+from dmlkit.export.formats import FORMATS, Format, export_embeddings
 from dmlkit.export.formats.faiss import FaissManifest
-from dmlkit.files.export_formats import EmbeddingFormat
+from dmlkit.export.wanted import EmbeddingFormat
 from tests.embedding.stored import EUCLIDEAN, INDEX, MANIFEST, POINTS, embeddings_at, items, manifest
 
 
@@ -38,7 +38,7 @@ def test_a_format_is_one_file_and_its_name():
         assert type(kind).__module__ == f"dmlkit.export.formats.{name}"
 
 
-def test_a_new_format_is_written_and_replaces_only_its_own_files(tmp_path: Path, monkeypatch):
+def test_a_new_format_is_written(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(FORMATS, "lines", None)  # removed afterwards
 
     class Lines(Format, name="lines", file_name="embeddings.txt"):
@@ -46,17 +46,9 @@ def test_a_new_format_is_written_and_replaces_only_its_own_files(tmp_path: Path,
             output.write_text(f"# lines\n{len(folder)}\n")
             return [output]
 
-        def is_mine(self, output: Path) -> bool:
-            return output.read_text().startswith("# lines")
-
     folder, name, output = EmbeddingFolder(embeddings_at(tmp_path / "out")), cast(Any, "lines"), tmp_path / "a.txt"
-    for _ in range(2):
-        check_embeddings_output(folder.path, name, output)
-        assert export_embeddings(folder, name, output) == [output]
+    assert export_embeddings(folder, name, output) == [output]
     assert output.read_text() == f"# lines\n{len(POINTS)}\n" and isinstance(FORMATS["lines"], Lines)
-    output.write_text("mine")
-    with pytest.raises(UserError, match="was not written by this command"):
-        check_embeddings_output(folder.path, name, output)
 
 
 def test_index_vectors_that_overflow_are_refused(tmp_path: Path):
@@ -68,23 +60,22 @@ def test_index_vectors_that_overflow_are_refused(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_indexes_named_with_a_dot_have_files_of_their_own(tmp_path: Path):
+def test_indexes_of_similar_names_have_files_of_their_own(tmp_path: Path):
     older = EmbeddingFolder(embeddings_at(tmp_path / "a", POINTS[:2]))
     newer = EmbeddingFolder(embeddings_at(tmp_path / "b", POINTS[:4]))
-    for folder, name in ((older, "birds.2023"), (newer, "birds.2024"), (newer, "index.faiss"), (older, "plain")):
-        stem = "index" if name == "index.faiss" else name
+    indexes = {"birds.2023": older, "birds.2024": newer, "birds.faiss": newer, "birds": older}
+    for name, folder in indexes.items():
         files = export_embeddings(folder, "faiss", tmp_path / "out" / name)
-        assert [path.name for path in files] == [name, f"{stem}.items.parquet", f"{stem}.manifest.json"]
-    assert len(list((tmp_path / "out").iterdir())) == 12
-    for name, rows in (("birds.2023", 2), ("birds.2024", 4), ("index", 4), ("plain", 2)):
+        assert [path.name for path in files] == [name, f"{name}.items.parquet", f"{name}.json"]
+    for name, rows in (("birds.2023", 2), ("birds.2024", 4), ("birds.faiss", 4), ("birds", 2)):
         assert parquet.read_table(tmp_path / "out" / f"{name}.items.parquet").to_pydict() == items(rows)
-        assert FaissManifest.read(tmp_path / "out" / f"{name}.manifest.json").count == rows
+        assert FaissManifest.read(tmp_path / "out" / f"{name}.json").count == rows
     assert faiss.read_index(str(tmp_path / "out" / "birds.2023")).ntotal == 2
 
 
 def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_path: Path):
     export_embeddings(EmbeddingFolder(embeddings_at(tmp_path / "out")), "faiss", tmp_path / "index.faiss")
-    found = json.loads((tmp_path / "index.manifest.json").read_text())
+    found = json.loads((tmp_path / "index.faiss.json").read_text())
     index = {**INDEX, "type": "IndexFlatIP", "dim": 8}
     keys = {
         "fusion": None,
@@ -96,10 +87,10 @@ def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_pa
         "split": None,
     }
     assert found == {**manifest(), "index": index, **keys}
-    assert FaissManifest.read(tmp_path / "index.manifest.json").index.dim == 8
-    (tmp_path / "index.manifest.json").write_text(MANIFEST)  # as 0.1.0 wrote it
+    assert FaissManifest.read(tmp_path / "index.faiss.json").index.dim == 8
+    (tmp_path / "index.faiss.json").write_text(MANIFEST)  # as 0.1.0 wrote it
     with pytest.raises(UserError, match="a manifest of a FAISS index of format 1"):
-        FaissManifest.read(tmp_path / "index.manifest.json")
-    (tmp_path / "index.manifest.json").write_text(json.dumps({**found, "index": {**index, "metric": 0}}))
-    with pytest.raises(UserError, match=r"index\.manifest\.json: .*index\.metric: extra inputs"):
-        FaissManifest.read(tmp_path / "index.manifest.json")
+        FaissManifest.read(tmp_path / "index.faiss.json")
+    (tmp_path / "index.faiss.json").write_text(json.dumps({**found, "index": {**index, "metric": 0}}))
+    with pytest.raises(UserError, match=r"index\.faiss\.json: .*index\.metric: extra inputs"):
+        FaissManifest.read(tmp_path / "index.faiss.json")

@@ -98,7 +98,7 @@ def test_the_faiss_index_ranks_as_the_similarity_does(dmlkit, embeddings, tmp_pa
     similarity = points.astype(np.float64) @ points.T.astype(np.float64)
     best = -np.sort(-similarity, axis=1)[:, :5]  # by value: neighbours that tie in float32 may swap
     np.testing.assert_allclose(np.take_along_axis(similarity, found, axis=1), best, atol=3e-7)
-    items = parquet.read_table(tmp_path / "index.items.parquet")
+    items = parquet.read_table(tmp_path / "index.faiss.items.parquet")
     assert items.equals(parquet.read_table(embeddings / "items.parquet"))
 
 

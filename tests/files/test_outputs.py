@@ -1,4 +1,4 @@
-"""Outputs at places that a user names: somebody else's file and the command's own sources survive every command."""
+"""Outputs at places that a user names: a file is replaced, but never one that is read or part of data."""
 
 import resource
 import shutil
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
+from PIL import Image
 from typer.main import get_command
 
 from dmlkit.cli.app import app
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_output, is_our_picture, picture_metadata, writing
+from dmlkit.files.outputs import check_file, writing
 from tests.conftest import TINY_RECIPE
 
 EMBEDDING_FORMATS = ("npz", "parquet", "faiss", "tensorboard")
@@ -59,10 +59,12 @@ PLOT = ["plot", "pca", "run", "--device", "cpu"]
     "words",
     [
         *(["export", "emb", "--format", kind, "-o", f"emb/{name}"]
-          for kind in EMBEDDING_FORMATS for name in ("embeddings.npy", "items.parquet", "manifest.json")),
+          for kind in EMBEDDING_FORMATS[:3] for name in ("embeddings.npy", "items.parquet", "manifest.json")),
+        ["export", "emb", "--format", "tensorboard", "-o", "emb"],
+        ["export", "emb", "--format", "lancedb", "-o", "emb"],
         *(["export", "run", "--format", kind, "-o", f"run/{name}"]
           for kind in MODEL_FORMATS for name in ("checkpoints/best.pt", "checkpoints/last.pt", "summary.json")),
-        ["eval", "run", "--device", "cpu", "--per-class", "r.yaml"],
+        ["eval", "run", "--device", "cpu", "--per-class", "run/recipe.yaml"],
         ["eval", "emb", "--per-class", "emb/items.parquet"],
         [*ARRAYS, "--per-class", "y.npy"],
         ["report", "st", "-o", "st/results.md"],
@@ -79,65 +81,57 @@ def test_sources_and_what_dmlkit_keeps_are_never_replaced_d6(dmlkit, here: Path,
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        *((["export", "emb", "--format", kind], "out") for kind in EMBEDDING_FORMATS),
-        (["export", "run", "--format", "safetensors"], "out"),
-        (["export", "run", "--format", "safetensors"], "out.json"),
-        (["export", "emb", "--format", "faiss"], "out.items.parquet"),
-        (["export", "emb", "--format", "faiss"], "out.manifest.json"),
-        (["report", "st"], "thesis.md"),
-        (PLOT, "p.png"),
-        (PLOT, "p.svg"),
-        ([*ARRAYS, "--metric", "recall@1"], "table.csv"),
+        *((["export", "emb", "--format", kind, "-o"], "new/out.x") for kind in EMBEDDING_FORMATS),
+        (["export", "run", "--format", "safetensors", "-o"], "new/out.x"),
+        (["report", "st", "-o"], "new/out.tex"),
+        ([*PLOT, "-o"], "new/out.png"),
+        ([*PLOT, "-o"], "new/out.svg"),
+        ([*ARRAYS, "--metric", "recall@1", "--per-class"], "new/out.csv"),
+        (["inspect", "emb", "-o"], "new/out.html"),
     ],
     ids=str,
 )
-def test_what_nobody_can_tell_to_be_ours_survives_d6(dmlkit, here: Path, words: list[str], name: str):
-    Path(name).write_text("class,queries,recall@1,notes\n")
-    option = "--per-class" if words[0] == "eval" else "--output"
-    output = name if name not in ("out.json", "out.items.parquet", "out.manifest.json") else "out"
-    result = dmlkit(*words, option, output)
-    assert result.code == 2 and result.err.count("\n") == 1, result.err
-    assert result.err.startswith(f"error: {option} ") and name in result.err
-    assert Path(name).read_text() == "class,queries,recall@1,notes\n"
-    assert name == "out" or not Path("out").exists()
+def test_a_file_is_replaced_whoever_wrote_it(dmlkit, here: Path, words: list[str], name: str):
+    assert dmlkit(*words, name).code == 0
+    files = [path for path in Path("new").rglob("*") if path.is_file()]
+    sizes = {path: path.stat().st_size for path in files}
+    for path in files:
+        if path.name != "projector_config.pbtxt":  # by which the folder is known
+            path.write_text("class,queries,recall@1,notes\n")
+    result = dmlkit(*words, name)
+    assert result.code == 0, result.err
+    assert {path: path.stat().st_size for path in files} == sizes
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("words", "message"),
     [
-        *((["export", "emb", "--format", kind], "out.x") for kind in EMBEDDING_FORMATS),
-        (["export", "run", "--format", "safetensors"], "out.x"),
-        (["report", "st"], "out.md"),
-        (PLOT, "out.png"),
-        (PLOT, "out.svg"),
-        ([*ARRAYS, "--metric", "recall@1"], "out.csv"),
+        (["identify", "emb", "photos", "-o", "photos/a.csv"], "inside photos, where every file is read as data"),
+        (["inspect", "emb", "-o", "run/new.html"], "inside a run"),
+        (["inspect", "emb", "-o", "birds/new.html"], "inside a gallery"),
+        (["export", "emb", "--format", "lancedb", "-o", "photos"], "has a.png but not a LanceDB database"),
+        (["export", "emb", "--format", "tensorboard", "-o", "photos"], "has a.png but not TensorBoard's projector"),
+        (["embed", "run", "photos", "-o", "emb"], "has embeddings.npy but not interrupted embeddings"),
+        (["study", "study.yaml", "-o", "photos"], "has a.png but not a study"),
+        (["data", "cache", "r.yaml", "-o", "photos"], "has a.png but not a cache that dmlkit wrote"),
     ],
     ids=str,
 )
-def test_what_the_command_has_written_it_writes_again_and_nothing_else_d6(dmlkit, here: Path, words, name: str):
-    option = "--per-class" if words[0] == "eval" else "--output"
+def test_data_runs_galleries_and_folders_of_others_stay(dmlkit, here: Path, words: list[str], message: str):
+    (here / "photos").mkdir()
+    Image.new("RGB", (8, 8)).save("photos/a.png")
+    (here / "birds").mkdir()
+    (here / "birds" / "gallery.json").touch()
+    before = set(here.rglob("*"))
+    result = dmlkit(*words)
+    assert result.code == 2 and result.err.count("\n") == 1 and message in result.err, result.err
+    assert set(here.rglob("*")) == before
+
+
+def test_a_folder_that_dmlkit_wrote_is_written_again(dmlkit, here: Path):
     for _ in range(2):
-        result = dmlkit(*words, option, name)
-        assert result.code == 0, result.err
-    others = [kind for kind in EMBEDDING_FORMATS if kind != words[-1]] if words[1] == "emb" else []
-    for kind in others:
-        assert dmlkit("export", "emb", "--format", kind, option, name).code == 2
-
-
-def test_two_indexes_never_share_their_items_d6(dmlkit, here: Path):
-    for first, second in (("birds", "birds.faiss"), ("owls.faiss", "owls")):
-        assert dmlkit("export", "emb", "--format", "faiss", "-o", first).code == 0
-        result = dmlkit("export", "emb", "--format", "faiss", "-o", second)
-        assert result.code == 2 and f"{first} already exists and uses the same" in result.err
-        assert not Path(second).exists()
-
-
-def test_a_plot_of_a_report_is_replaced_only_where_the_report_shows_it_d6(dmlkit, here: Path):
-    Path("out").mkdir()
-    Path("out/st.png").write_text("mine")
-    result = dmlkit("report", "st", "-o", "out.md")
-    assert result.code == 2 and "out/st.png" in result.err and Path("out/st.png").read_text() == "mine"
-    assert not Path("out.md").exists()
+        assert dmlkit("export", "emb", "--format", "lancedb", "-o", "db", "--overwrite").code == 0
+    assert [path.name for path in Path("db").iterdir()] == ["embeddings.lance"]
 
 
 @pytest.mark.parametrize("kind", [*EMBEDDING_FORMATS[:3], *MODEL_FORMATS])
@@ -149,7 +143,7 @@ def test_an_output_that_can_be_no_file_is_one_line_t4(dmlkit, here: Path, kind: 
 
 def test_other_outputs_that_can_be_no_file_are_one_line_t4(dmlkit, here: Path):
     for words in (["export", "emb", "--format", "tensorboard"], ["report", "st"], PLOT, ARRAYS):
-        for output in ("emb", "", "r.yaml/x.png", "r.yaml"):
+        for output in ("emb", "", "r.yaml/x.png"):
             if words[1:] == ["emb", "--format", "tensorboard"] and output == "emb":
                 continue  # a folder is what it expects
             result = dmlkit(*words, "--per-class" if words[0] == "eval" else "-o", output)
@@ -164,21 +158,11 @@ def test_an_empty_output_of_export_is_refused_before_anything_is_written_u2(dmlk
     assert set(here.rglob("*")) == before
 
 
-def test_pictures_are_known_by_their_metadata(tmp_path: Path):
-    for suffix in (".png", ".svg"):
-        path = tmp_path / f"p{suffix}"
-        Figure().savefig(path)
-        assert not is_our_picture(path)
-        Figure().savefig(path, metadata=picture_metadata(path))
-        assert is_our_picture(path)
-    assert not is_our_picture(tmp_path / "p.jpg")
-
-
 def test_a_link_to_a_source_is_the_source(tmp_path: Path):
     (tmp_path / "x.npy").write_text("x")
     (tmp_path / "link.npy").symlink_to(tmp_path / "x.npy")
     with pytest.raises(UserError, match="this command reads this file"):
-        check_output(tmp_path / "link.npy", lambda _: True, sources=[tmp_path / "none", tmp_path / "x.npy"])
+        check_file(tmp_path / "link.npy", sources=[tmp_path / "none", tmp_path / "x.npy"])
 
 
 def test_a_write_that_fails_is_told_with_its_file_t4(tmp_path: Path):

@@ -166,26 +166,9 @@ def test_what_tex_reads_as_a_command_is_text(text: str, escaped: str):
     assert rf"\caption{{That {escaped} wins. " in table
 
 
-def test_a_file_that_report_did_not_write_stays(dmlkit, tmp_path: Path):
-    path, words = tmp_path / "tables.tex", ("report", STUDIES / "mpa_proxies", "-o")
-    for own in ("\\section{Mine}\n", f"\n{MARK} x\n", "% Written by: me\n"):
-        path.write_text(own)
-        refused = dmlkit(*words, path)
-        assert refused.code == 2 and refused.err.count("\n") == 1 and "was not written by this command" in refused.err
-        assert path.read_text() == own
-    path.unlink()
-    assert dmlkit(*words, path).code == 0
-    first = path.read_text()
-    path.write_text(f"{MARK} of an older version\nold\n")
-    assert dmlkit(*words, path).code == 0 and path.read_text() == first
-    page = tmp_path / "page.md"
-    page.write_text(first)
-    assert dmlkit(*words, page).code == 2 and page.read_text() == first
-
-
 def test_a_file_ends_in_md_or_tex(dmlkit, tmp_path: Path):
     refused = dmlkit("report", STUDIES / "mpa_proxies", "-o", tmp_path / "tables.html")
-    assert refused.code == 2 and "ends in .md" in refused.err and "in .tex" in refused.err
+    assert refused.code == 2 and "ends in .md or .tex" in refused.err
     assert not list(tmp_path.iterdir())
 
 

@@ -37,12 +37,6 @@ def test_a_page_without_text_of_its_own_has_a_title(tmp_path: Path):
     assert write(path) == b"\n" + TITLED + b"\nbelow"
 
 
-def test_a_page_of_an_older_dmlkit_is_written_whole(tmp_path: Path):
-    path = tmp_path / "b.md"
-    path.write_text(f"{BEGINNING} a -o b.md -->\n\n# Title\n\nold\n")
-    assert write(path) == TITLED + b"\n"
-
-
 def test_what_is_asked_does_not_end_the_comment(tmp_path: Path):
     ReportPage.at(tmp_path / "b.md").write("'a-->\n<b>' -o b.md", "<i>", [])
     first, _, title, *_ = (tmp_path / "b.md").read_text().split("\n")
@@ -52,8 +46,9 @@ def test_what_is_asked_does_not_end_the_comment(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("# Somebody's\n", "was not written by this command"),
-        ("", "was not written by this command"),
+        ("# Somebody's\n", "got 0 and 0 such lines"),
+        ("", "got 0 and 0 such lines"),
+        (f"{BEGINNING} a -o b.md -->\n\nold\n", "got 1 and 0 such lines"),
         (f"# Own\n\n{BEGINNING} a -->\n", "got 1 and 0 such lines"),
         (f"{BLOCK}\n\n{BLOCK}\n", "got 2 and 2 such lines"),
         (f"{BLOCK}\n{END}\n", "got 1 and 2 such lines"),

@@ -9,10 +9,8 @@ from uuid import UUID
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import is_partial
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
-from dmlkit.files.lock import LOCK
 from dmlkit.files.outputs import check_folder
 from dmlkit.files.regular import file_checksum
 from dmlkit.files.source import check_options, kind_of, require_gallery
@@ -79,22 +77,16 @@ def holds_gallery(path: Path) -> bool:
 
 
 def check_new_gallery(output: Path, *, sources: Iterable[Path] = (), option: str = "--output") -> None:
-    """Raise an error unless a folder is new or empty, or has only the rest of an interrupted creation.
+    """Raise an error unless a folder is new or empty, or has the rest of an interrupted creation.
 
     Raises:
-        UserError: it is a gallery or has other files, or see `check_folder`.
+        UserError: it is a gallery, or see `check_folder`.
     """
     if holds_gallery(output):
         raise UserError(
             f"{output}: is a gallery already; add to it with dmlkit gallery add, or choose another --output"
         )
-    check_folder(output, sources=sources, option=option)
-    if not output.exists():
-        return
-    entries = (entry for entry in output.iterdir() if not is_partial(entry) and not entry.name.startswith(INCOMING))
-    names = {entry.name for entry in entries} - {LOCK}
-    if names and (CREATING not in names or names - {CREATING, TABLE_FOLDER}):
-        raise UserError(f"{output}: is not empty and no gallery; choose another --output")
+    check_folder(output, "an interrupted gallery", CREATING, f"{INCOMING}*", sources=sources, option=option)
 
 
 class GalleryState(BaseModel, frozen=True, extra="forbid", strict=True):

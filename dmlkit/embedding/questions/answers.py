@@ -4,7 +4,7 @@ A search finds neighbors. Identification decides on a label by the nearest ones,
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -15,19 +15,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from dmlkit.embedding.gallery.files import UNKNOWN, ApproximateIndex
-from dmlkit.errors import UserError
 from dmlkit.files.document import Document
-from dmlkit.files.outputs import (
-    ANSWER_COLUMNS,
-    BOX,
-    NEAREST_BOXES,
-    NEIGHBOR_COLUMNS,
-    OTHER_BOX,
-    check_file,
-    is_table,
-    write_table,
-    writing,
-)
+from dmlkit.files.outputs import BOX, OTHER_BOX, write_table, writing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +25,14 @@ if TYPE_CHECKING:
     from dmlkit.embedding.points import PointSet
     from dmlkit.files.image_file import Box
     from dmlkit.metrics.ranking.rerank import Rerank
+
+NEAREST = 3  # images listed per answer
+ANSWER_COLUMNS = (
+    *("path", "label", "guess", "probability", "score", "margin", "known", "images", *BOX),
+    *(f"{name}_{rank}" for rank in range(1, NEAREST + 1) for name in ("nearest", "label", "similarity")),
+)
+NEAREST_BOXES = tuple(f"nearest_{side}_{rank}" for rank in range(1, NEAREST + 1) for side in BOX)
+"""Boxes of the nearest images, which follow `ANSWER_COLUMNS`; blank for a full image."""
 
 
 class Neighbor(NamedTuple):
@@ -111,7 +108,7 @@ class Answers:
 
 
 def write_neighbors(answers: Answers, path: Path) -> None:
-    """Write a CSV table, one row per query and neighbor."""
+    """Write a CSV table, one row per query and neighbor, with the boxes of both; blank for a full image."""
     rows = (
         (
             *(query, rank, f"{similarity:.9g}", item.id, item.label or "", item.path),
@@ -120,7 +117,7 @@ def write_neighbors(answers: Answers, path: Path) -> None:
         for box, (query, neighbors) in zip(answers.boxes, answers.neighbors(), strict=True)
         for rank, similarity, item in neighbors
     )
-    write_table(path, (*NEIGHBOR_COLUMNS, *BOX, *OTHER_BOX), rows)
+    write_table(path, ("query", "rank", "similarity", "id", "label", "path", *BOX, *OTHER_BOX), rows)
 
 
 Rule = Literal["nearest", "vote", "mean"]
@@ -204,21 +201,6 @@ class AnswersFile(Document, frozen=True):
     A box is x1, y1, x2, y2 in pixels, without its margin; null for a full image or a group."""
     skipped: tuple[str, ...]
     """One message per image that could not be read."""
-
-
-def check_answers_file(path: Path, *, sources: Iterable[Path] = (), option: str) -> None:
-    """Raise an error unless answers may be written to a file.
-
-    Raises:
-        UserError: it does not end in .csv or .json, or exists and is something else.
-    """
-    match path.suffix.lower():
-        case ".csv":
-            check_file(path, is_table((*ANSWER_COLUMNS, *NEAREST_BOXES)), sources=sources, option=option)
-        case ".json":
-            check_file(path, AnswersFile.is_at, sources=sources, option=option)
-        case _:
-            raise UserError(f"{option} {path}: expected a name that ends in .csv or .json")
 
 
 class Answer(NamedTuple):

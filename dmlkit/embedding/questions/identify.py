@@ -16,6 +16,7 @@ from dmlkit.embedding.images import FOLDER, TABLES
 from dmlkit.embedding.points import PointSet, PointsInMemory, of_other_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import (
+    NEAREST,
     Answer,
     Answers,
     Decision,
@@ -42,7 +43,6 @@ from dmlkit.embedding.search import QUERY_ROWS, Neighbors
 from dmlkit.embedding.sources import open_queries, path_of
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
-from dmlkit.files.outputs import NEAREST
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.ranking.scored import PlacedSpace, ScoredSpace
 from dmlkit.run_folder.folder import RunFolder

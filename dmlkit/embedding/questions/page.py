@@ -17,7 +17,7 @@ from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import html
 from dmlkit.files.image_file import BadImageError, Box
-from dmlkit.files.outputs import PAGE_MARK, writing
+from dmlkit.files.outputs import writing
 
 MOST = 200  # queries of a page: with 10 neighbors each 2 200 pictures, about 10 MB
 STYLE = """
@@ -150,7 +150,7 @@ def _head(title: str, style: str, script: str) -> str:
     policy = f"default-src 'none'; {scripts}img-src data:; style-src {_hash_of(style)}"
     policy += "; base-uri 'none'; form-action 'none'"
     return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{PAGE_MARK}\n'
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="dmlkit">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<h1>{html(title)}</h1>\n"

@@ -16,7 +16,7 @@ from dmlkit.embedding.questions.answers import Decision
 from dmlkit.embedding.questions.decisions import BLOCK_ROWS, Decider
 from dmlkit.embedding.sources import check_same_model
 from dmlkit.errors import UserError
-from dmlkit.files.outputs import SELECTION_COLUMNS, write_boxed_table
+from dmlkit.files.outputs import write_boxed_table
 from dmlkit.manifolds.base import Manifold, frechet_mean
 
 Rule = Literal["coverage", "k_center"]
@@ -63,7 +63,7 @@ class ChosenImages:
     def write(self, path: Path) -> None:
         """Write a CSV table with the columns ``path`` and an empty ``label``, as `dmlkit train` reads it, and more.
 
-        The last columns are the boxes of the images, if some have one.
+        The last columns are the boxes of the images, if some have one. An earlier table is kept, see `write_table`.
 
         Raises:
             UserError: the table cannot be written.
@@ -73,7 +73,8 @@ class ChosenImages:
             [one.path, "", one.guess or "", *("" if number is None else f"{number:.9g}" for number in one[3:])]
             for one in chosen
         )
-        write_boxed_table(path, SELECTION_COLUMNS, rows, [one.box for one in chosen])
+        columns = ("path", "label", "guess", "similarity", "margin", "score")
+        write_boxed_table(path, columns, rows, [one.box for one in chosen], keeps_old=True)
 
     def chosen(self) -> Iterator[ChosenImage]:
         """Yield the chosen images."""

@@ -11,7 +11,7 @@ from dmlkit.embedding.review.proposals import propose
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, spreadsheet
 from dmlkit.files.lock import sole_writer
-from dmlkit.files.outputs import check_place, write_table
+from dmlkit.files.outputs import check_folder, write_table
 from dmlkit.files.source import REVIEW_MARK
 
 QUESTIONS, LABELS = "questions.csv", "labels.csv"
@@ -53,12 +53,10 @@ def review(
     Raises:
         UserError: no image gets a label with a probability, an answer cannot be read, or the folder is another review.
     """
-    check_place(folder, [images])
+    check_folder(folder, "a review", REVIEW_MARK, sources=[images])
     with sole_writer(folder, what="a review"):
         state = folder / REVIEW_MARK
         if not state.exists():
-            if others := sorted(one.name for one in folder.iterdir() if not one.name.startswith(".")):
-                raise UserError(f"--output {folder}: has {others[0]} but no review; choose another folder")
             propose(gallery, images, wrong, audit, model=model, bar=bar).write(state)
         found = ReviewFolder(folder)
         if (found.review.gallery, found.review.images) != (str(gallery), str(images)):
@@ -114,10 +112,9 @@ def write_tables(found: ReviewFolder, ask: int) -> None:
     proposals = found.review.proposals
     unknown = [group[0] for group in found.ask_unknown()]
     asked = list(dict.fromkeys([*(one.row for one in found.waiting), *unknown]))[:ask]
-    write_table(
-        found.folder / QUESTIONS, COLUMNS, ([proposals[row].path, found.stated(row) or "", ""] for row in asked)
-    )
+    questions = ([proposals[row].path, found.stated(row) or "", ""] for row in asked)
+    write_table(found.folder / QUESTIONS, COLUMNS, questions, keeps_old=True)
     images = Path(found.review.images)
     root = images if images.is_dir() else images.parent
     named = ((str(Path(path).relative_to(root)), label) for path, label in found.labeled())
-    write_table(found.folder / LABELS, COLUMNS[:2], named)
+    write_table(found.folder / LABELS, COLUMNS[:2], named, keeps_old=True)

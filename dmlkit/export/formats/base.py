@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
-from dmlkit.files.export_formats import EmbeddingFormat, IndexPrecision
-from dmlkit.files.outputs import check_output, writing
+from dmlkit.export.wanted import EmbeddingFormat, IndexPrecision
+from dmlkit.files.outputs import check_file, writing
 
 FORMATS: dict[str, "Format"] = {}
 """Formats by name; every subclass of `Format` is registered."""
@@ -45,25 +45,21 @@ class Format(ABC):
             UserError: the embeddings cannot be written in this format.
         """
 
-    @abstractmethod
-    def is_mine(self, output: Path) -> bool:
-        """Return whether `write` wrote the files of an existing output, known by a mark in one of them."""
-
     def files(self, output: Path) -> list[Path]:
         """Return the files that `write` writes."""
         return [output]
 
-    def check(self, output: Path, sources: Sequence[Path]) -> None:
-        """Check that an output may be written: each of its files is new, or an earlier export.
+    def check(self, output: Path, data: Sequence[Path]) -> None:
+        """Check that an output may be written, see `check_file`.
 
         Args:
-            sources: files that the export reads, which are never replaced.
+            data: folders of images, into which nothing is written.
 
         Raises:
-            UserError: one of the files was not written by `write`; see `check_output`.
+            UserError: it may not.
         """
         for path in self.files(output):
-            check_output(path, lambda _: self.is_mine(output), sources=sources)
+            check_file(path, sources=data)
 
 
 def export_embeddings(
@@ -87,14 +83,4 @@ def export_embeddings(
     writer = FORMATS[format].at(precision)
     folder.check_points()  # nothing is written if a point is invalid
     with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
         return writer.write(folder, output)
-
-
-def check_embeddings_output(folder: Path, format: EmbeddingFormat, output: Path) -> None:  # noqa: A002
-    """Check that an export of a folder may be written to the given output.
-
-    Raises:
-        UserError: the output exists and was not written by such an export; see `check_output`.
-    """
-    FORMATS[format].check(output, [folder / name for name in ("manifest.json", "embeddings.npy", "items.parquet")])

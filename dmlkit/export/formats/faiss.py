@@ -1,7 +1,6 @@
 """A FAISS index of the manifold's index vectors, for search by inner products or, of bits, by Hamming distances."""
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,8 +12,8 @@ from dmlkit.embedding.manifest import Manifest, SearchIndex
 from dmlkit.embedding.search import BLOCK_ROWS
 from dmlkit.errors import UserError
 from dmlkit.export.formats.base import Format
+from dmlkit.export.wanted import IndexPrecision
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.export_formats import IndexPrecision
 from dmlkit.files.outputs import writing
 from dmlkit.manifolds.base import find_invalid_point
 from dmlkit.manifolds.euclidean import Euclidean
@@ -55,8 +54,7 @@ class Faiss(Format, name="faiss", file_name="index.faiss"):
     a coordinate of at least 0, in the order of ``numpy.packbits``). Elsewhere an index vector holds a norm, whose
     rounding would change the order of neighbors.
 
-    ``birds.faiss`` comes with ``birds.items.parquet`` and ``birds.manifest.json``, and ``birds.2023`` with
-    ``birds.2023.items.parquet`` and ``birds.2023.manifest.json``.
+    ``birds.faiss`` comes with ``birds.faiss.items.parquet`` and ``birds.faiss.json``.
     """
 
     precision: IndexPrecision = "fp32"
@@ -101,7 +99,6 @@ class Faiss(Format, name="faiss", file_name="index.faiss"):
         _, items, manifest = self.files(output)
         described = FaissIndex(**manifold.index_form(), type=self.type, dim=index.d)
         fields: dict[str, Any] = {**dict(folder.manifest), "index": described, "checksums": None, "split": None}
-        # the manifest is renamed first, so that files left by a kill are recognized as dmlkit's
         with (
             writing(output, RuntimeError),
             atomic_write(output) as index_path,
@@ -131,25 +128,8 @@ class Faiss(Format, name="faiss", file_name="index.faiss"):
                 index.train(np.stack([low, high]))
                 return index
 
-    def is_mine(self, output: Path) -> bool:
-        return FaissManifest.is_at(self.files(output)[-1])
-
     def files(self, output: Path) -> list[Path]:
-        name = output.name.removesuffix(".faiss")
-        return [output, output.with_name(f"{name}.items.parquet"), output.with_name(f"{name}.manifest.json")]
-
-    def check(self, output: Path, sources: Sequence[Path]) -> None:
-        """Check as every format, and that no index of almost the same name uses the same items."""
-        if not output.name:
-            raise UserError("--output: expected the name of a file")
-        name = output.name.removesuffix(".faiss")
-        twin = output.with_name(name if output.name != name else f"{name}.faiss")
-        if twin.is_file():
-            items = self.files(output)[1].name
-            raise UserError(
-                f"--output {output}: {twin.name} already exists and uses the same {items}; choose another name"
-            )
-        super().check(output, sources)
+        return [output, *(output.with_name(f"{output.name}.{end}") for end in ("items.parquet", "json"))]
 
 
 def pack(vectors: "NDArray[np.float32]") -> "NDArray[np.uint8]":

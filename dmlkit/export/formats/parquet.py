@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from dmlkit import __version__
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.search import BLOCK_ROWS
 from dmlkit.export.formats.base import Format
@@ -17,19 +16,10 @@ class Parquet(Format, name="parquet", file_name="embeddings.parquet"):
         from pyarrow import parquet
 
         column = pa.field("embedding", pa.list_(pa.float32(), folder.points.shape[1]))
-        schema = folder.items.schema.append(column).with_metadata({"dmlkit": __version__})
+        schema = folder.items.schema.append(column)
         with atomic_write(output) as partial, parquet.ParquetWriter(partial, schema) as writer:
             for number, block in enumerate(folder.blocks()):
                 values = pa.FixedSizeListArray.from_arrays(pa.array(block.numpy().ravel()), block.shape[1])
                 rows = folder.items.slice(number * BLOCK_ROWS, len(block))
                 writer.write_table(rows.append_column(column, values))
         return [output]
-
-    def is_mine(self, output: Path) -> bool:
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        try:
-            return b"dmlkit" in (parquet.read_schema(output).metadata or {})
-        except pa.ArrowInvalid:
-            return False

@@ -4,26 +4,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.errors import UserError
 from dmlkit.export.formats.base import Format
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.outputs import head_of
+from dmlkit.files.outputs import check_folder
 
-BEGINNING = 'embeddings {\n  tensor_name: "embeddings"\n'  # of the configuration
+CONFIG = "projector_config.pbtxt"
 
 
 class TensorBoard(Format, name="tensorboard", file_name="tensorboard"):
     """A log folder for the embedding projector."""
 
     def write(self, folder: EmbeddingFolder, output: Path) -> list[Path]:
-        output.mkdir(parents=True, exist_ok=True)
+        output.mkdir(exist_ok=True)
         tensors, metadata, config = self.files(output)
         rows = zip(folder.items["label"].to_pylist(), folder.items["path"].to_pylist(), strict=True)
         cells = [[str(cell or "").replace("\t", " ").replace("\n", " ") for cell in row] for row in rows]
         count, dim = folder.points.shape
         shape = f"  tensor_shape: {count}\n  tensor_shape: {dim}\n"
         paths = f'  tensor_path: "{tensors.name}"\n  metadata_path: "{metadata.name}"\n}}\n'
-        # the configuration is renamed first, so that files left by a kill are recognized as dmlkit's
+        # the configuration is renamed first: by it the next export knows the folder after a kill
         with (
             atomic_write(tensors) as tensors_path,
             atomic_write(metadata) as metadata_path,
@@ -34,18 +33,12 @@ class TensorBoard(Format, name="tensorboard", file_name="tensorboard"):
                     file.write(block.numpy().astype("<f4").tobytes())
             text = "".join("\t".join(row) + "\n" for row in [["label", "path"], *cells])
             metadata_path.write_text(text, encoding="utf-8")
-            config_path.write_text(BEGINNING + shape + paths, encoding="utf-8")
+            config_path.write_text('embeddings {\n  tensor_name: "embeddings"\n' + shape + paths, encoding="utf-8")
         return [tensors, metadata, config]
 
-    def is_mine(self, output: Path) -> bool:
-        config = self.files(output)[-1]
-        return config.is_file() and head_of(config).startswith(BEGINNING.encode())
-
     def files(self, output: Path) -> list[Path]:
-        return [output / name for name in ("tensors.bytes", "metadata.tsv", "projector_config.pbtxt")]
+        return [output / name for name in ("tensors.bytes", "metadata.tsv", CONFIG)]
 
-    def check(self, output: Path, sources: Sequence[Path]) -> None:
-        """Check as every format, and that the output is no file."""
-        if output.exists() and not output.is_dir():
-            raise UserError(f"--output {output}: is a file; expected a folder for TensorBoard's projector")
-        super().check(output, sources)
+    def check(self, output: Path, data: Sequence[Path]) -> None:
+        """Check that the folder may be written, see `check_folder`."""
+        check_folder(output, "TensorBoard's projector", CONFIG, sources=data)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from dmlkit.errors import UserError, counted
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import as_markdown, markdown, printable
-from dmlkit.files.outputs import check_output, is_our_picture, writing
+from dmlkit.files.outputs import check_file, writing
 from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.study.definition.config import Expectation
 from dmlkit.study.findings.results import StudyResults
@@ -29,7 +29,7 @@ from dmlkit.study.reports.report import (
     plot_study,
     study_section,
 )
-from dmlkit.study.reports.tables import check_tables, shared_rows, write_tables
+from dmlkit.study.reports.tables import shared_rows, write_tables
 from dmlkit.study.status import format_duration
 
 
@@ -49,14 +49,13 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
 
     Raises:
         UserError: a folder is not a finished study, two folders have the same name, no statement is of the paper, or
-            dmlkit did not write the output.
+            the output cannot be written.
     """
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         raise UserError(f"report: two studies have the same name: {', '.join(names)}")
+    check_file(output, (".md", ".tex"))
     page = ReportPage.at(output) if output.suffix == ".md" else None
-    if page is None:
-        check_tables(output)
     studies = {name: read_results(folder) for name, folder in zip(names, folders, strict=True)}
     if paper is not None:
         studies = of_paper(studies, paper)
@@ -71,9 +70,6 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
 def _write_page(studies: Mapping[str, StudyResults], page: "ReportPage", words: str, paper: str | None) -> None:
     plots = page.path.parent / page.path.stem
     pictures = {name: plots / f"{name}.png" for name in studies}
-    for picture in pictures.values():
-        check_output(picture, lambda path: is_our_picture(path) or f"({plots.name}/{path.name})" in page.text)
-    plots.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         with writing(picture), atomic_write(picture) as partial:
             plot_study(studies[name], partial)
@@ -142,7 +138,7 @@ END = "<!-- End of what dmlkit report wrote -->"
 
 @dataclass(frozen=True)
 class ReportPage:
-    """Markdown page with a generated block."""
+    """Markdown page with a generated block, and other text around it."""
 
     path: Path  # need not exist
     before: str = ""  # text above the block
@@ -151,12 +147,11 @@ class ReportPage:
 
     @classmethod
     def at(cls, path: Path) -> "ReportPage":
-        """Read a page. If a file starts with a block that has no end, an older dmlkit wrote it and all of it is block.
+        """Read a page, which need not exist.
 
         Raises:
-            UserError: dmlkit did not write the file, or it does not have exactly one block.
+            UserError: the file does not have exactly one block.
         """
-        check_output(path, lambda path: BEGINNING.encode() in path.read_bytes())
         if not path.exists():
             return cls(path)
         try:
@@ -167,8 +162,6 @@ class ReportPage:
             [found.span() for found in re.finditer(f"^{re.escape(mark)}", text, re.MULTILINE)]
             for mark in (BEGINNING, END)
         )
-        if not ends and [begin for begin, _ in begins] == [0]:
-            return cls(path, block=text)
         if len(begins) != 1 or len(ends) != 1 or begins > ends:
             raise UserError(
                 f"--output {path}: expected one line that starts with '{BEGINNING}' and below it one line '{END}', "

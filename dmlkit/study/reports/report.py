@@ -14,7 +14,7 @@ import numpy as np
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write, write_text
 from dmlkit.files.escape import as_markdown, markdown, printable
-from dmlkit.files.outputs import picture_metadata, writing
+from dmlkit.files.outputs import writing
 from dmlkit.files.pictures import COLUMN, LOOK, MM
 from dmlkit.study.definition.config import Axis
 from dmlkit.study.findings.results import StudyResults, VariantResults
@@ -244,8 +244,7 @@ def plot_study(
             else:
                 _draw_points(axes, metric, results.variants)
             axes.grid(alpha=0.3)
-        metadata = picture_metadata(Path(f"results{suffix}"))
-        figure.savefig(path, dpi=300, format=suffix.removeprefix("."), metadata=metadata)
+        figure.savefig(path, dpi=300, format=suffix.removeprefix("."))
 
 
 def requested_metrics(results: StudyResults, metric: str | None) -> tuple[str, ...]:

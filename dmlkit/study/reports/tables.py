@@ -7,7 +7,7 @@ from pathlib import Path
 from dmlkit.evaluation.compare import p_text
 from dmlkit.files.atomic import write_text
 from dmlkit.files.escape import Rows, as_latex, latex, printable
-from dmlkit.files.outputs import check_output, head_of, writing
+from dmlkit.files.outputs import writing
 from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
 from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.study.definition.file import is_error_rate
@@ -251,20 +251,10 @@ DESCRIPTIVE = {name for config in (SpreadConfig(), SpectrumConfig(), NormConfig(
 """Metrics of which neither the largest nor the smallest is best."""
 
 
-def check_tables(path: Path) -> None:
-    """Check that the file of the tables may be written.
-
-    Raises:
-        UserError: dmlkit did not write the existing file.
-    """
-    check_output(path, lambda path: head_of(path).startswith(MARK.encode()))
-
-
 def write_tables(studies: Mapping[str, StudyResults], path: Path, arguments: str) -> None:
     """Write the tables of studies into one file, atomically; its first line has the arguments of the command."""
     tables = [table for name, results in studies.items() for table in study_tables(name, results)]
     text = "\n\n".join([f"{MARK} {printable(arguments)}\n{NEEDS}", *tables])
-    path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path):
         write_text(path, f"{text}\n")
 

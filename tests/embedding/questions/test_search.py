@@ -12,12 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.questions.page import MOST, Picture, Shelf, write_page
-from dmlkit.errors import UserError
-from dmlkit.files.outputs import check_file, is_our_page
 from dmlkit.manifolds import Poincare
 from tests.conftest import ON_THE_BALL, Result
 from tests.datasets import trees
@@ -130,10 +127,6 @@ def test_a_page_shows_pictures_and_obeys_no_name(tmp_path: Path):
     assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-") and "unsafe" not in policy
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in page.tags
     assert not [one for _, one in page.tags if any(name.startswith("on") or name == "style" for name in one)]
-    check_file(path, is_our_page, option="--html")  # it may be written again
-    (tmp_path / "mine.html").write_text("<p>mine</p>")
-    with pytest.raises(UserError, match="was not written by this command"):
-        check_file(tmp_path / "mine.html", is_our_page, option="--html")
 
 
 def test_the_style_is_the_one_that_the_policy_allows(tmp_path: Path):
@@ -196,11 +189,5 @@ def test_what_cannot_be_searched_is_refused(tmp_path: Path, dmlkit: Cli, place: 
     photos = place / "run" / "embeddings" / "photos"
     (tmp_path / "bad.jpg").write_bytes(b"none")
     refused(dmlkit("search", photos, tmp_path / "bad.jpg"), "bad.jpg: cannot read this image")
-    Image.new("RGB", (8, 8)).save(tmp_path / "mine.csv", "PNG")
-    for option in ("--csv", "--html"):
-        refused(
-            dmlkit("search", source, source, option, tmp_path / "mine.csv"),
-            f"{option} {tmp_path}/mine.csv: this file exists",
-        )
     result = dmlkit("search", source, empty, "-k", 1)
     assert result.code == 0 and "rank" not in result.out
