@@ -144,7 +144,7 @@ def draft(photos: Path) -> None:
         for _ in range(2):
             for way, margin in settings:
                 images = ImageList(paths)
-                images.least_side = None if margin is None else margin * recipe.transform.resizing.side
+                images.limit(least_side=None if margin is None else margin * recipe.transform.resizing.side)
                 started = time.perf_counter()
                 points[way, margin] = embed_images(models[way], cpu, images, name).points
                 seconds[way, margin].append(time.perf_counter() - started)

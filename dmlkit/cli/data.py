@@ -85,7 +85,7 @@ def check(
     console = Console()
     listing, findings = check_files(config)
     with bars(console)("checking images", len(listing.labels)) as advance:
-        check_images(listing, findings, is_published=config.published is not None, advance=advance)
+        check_images(config, listing, findings, advance)
     if model is not None and threshold is not None:
         from dmlkit.embedding.duplicates import check_leaks
 

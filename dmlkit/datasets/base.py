@@ -12,6 +12,7 @@ from dmlkit.datasets.files.class_names import cut_between_groups, path_levels, s
 from dmlkit.datasets.files.dataset import Dataset, class_subset
 from dmlkit.datasets.files.listing import Listing
 from dmlkit.errors import OptionError, UserError, option_errors
+from dmlkit.files.image_file import MAX_PIXELS
 
 Split = Literal["train", "validation", "test", "all"]
 FOLDS = 4
@@ -49,6 +50,9 @@ class DatasetConfig(ComponentConfig, frozen=True):
     on_bad_image: Literal["error", "skip"] = "error"
     """What to do with an unreadable image: ``error`` stops the command, ``skip`` excludes the image and lists it in the
     summary."""
+    max_pixels: Annotated[int, Field(ge=1)] = MAX_PIXELS
+    """Largest number of pixels of an image, width x height; decoding takes up to 18 bytes for each. A JPEG of more is
+    decoded at 1/2, 1/4 or 1/8 of its width and height, unless it has a box; another image of more is unreadable."""
     levels: LevelNames = ()
     """Names of the levels of a hierarchy, coarsest first, e.g. ``[genus, species]``: the name of each class is then a
     path with one part per level, ``corvus/corax``. Empty: class names are not paths."""
@@ -126,6 +130,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
                 raise OptionError("dataset.levels", f"{self.name} has super-classes of its own; remove this key")
             with option_errors("dataset.levels"):
                 images.levels = path_levels(images.class_names, self.levels)
+        images.limit(max_pixels=self.max_pixels)
         return images
 
     def _official(self, listing: Listing | None, split: Split) -> Dataset:

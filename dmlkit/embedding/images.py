@@ -52,7 +52,7 @@ class ImageList(Dataset):
         return self.paths[index] if self.box(index) is None else None
 
     def sample(self, index: int) -> Tensor:
-        return read_image(self.paths[index], self.box(index), self.least_side)
+        return read_image(self.paths[index], self.box(index), self.limits)
 
 
 def dataset_of(

@@ -132,6 +132,7 @@ def embed_images(
     """
     if trained.fusion is not None and known is None:
         return fused(trained, [embed_images(one, fabric, dataset, source, bar) for one in trained.members])
+    dataset.limit(max_pixels=trained.recipe.dataset.max_pixels)
     missing: Sequence[int] = range(len(dataset))
     if known is not None:
         missing = sorted({*missing}.difference(known.rows.tolist()))

@@ -4,7 +4,9 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from io import BytesIO
+from math import prod
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +17,8 @@ from dmlkit.files.regular import EXTENSIONS, check_regular
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 """Formats that Pillow may open; it would otherwise pass a PostScript file named .png to Ghostscript."""
-MAX_PIXELS = 80_000_000  # just below the 89 M at which Pillow warns of a decompression bomb
+MAX_PIXELS = 80_000_000  # of a decoded image; decoding takes 3 to 18 bytes for each, at most 1.4 GB
+MAX_SIDE = 65_535  # that of JPEG; Pillow takes 140 bytes for each row of an image of 1 x 80 000 000 pixels
 
 if "PILLOW_BLOCKS_MAX" not in os.environ:
     Image.core.set_blocks_max(1)  # keeps the memory of the last image: 2.1 instead of 6.0 ms for 1024 x 768 pixels
@@ -72,18 +75,34 @@ class BadImageError(UserError):
     """Error for an image file that cannot be read."""
 
 
-def opened(path: str | Path, content: bytes | None = None) -> Image.Image:
+@contextmanager
+def opened(path: str | Path, content: bytes | None = None) -> Generator[Image.Image]:
     """Open an image, from ``content`` or from the file, and read its header.
+
+    Within the block Pillow has no limit of its own; `limit_size` refuses images that are too large.
 
     Raises:
         OSError: the file is missing, not regular, or of no known format.
     """
     if content == b"":
         raise OSError("the file is empty")
-    if content is not None:
-        return Image.open(BytesIO(content), formats=FORMATS)
-    check_regular(path)
-    return Image.open(path, formats=FORMATS)
+    if content is None:
+        check_regular(path)
+    with _lock:
+        _limits.append(Image.MAX_IMAGE_PIXELS)
+        Image.MAX_IMAGE_PIXELS = None
+    try:
+        with Image.open(path if content is None else BytesIO(content), formats=FORMATS) as image:
+            yield image
+    finally:
+        with _lock:
+            Image.MAX_IMAGE_PIXELS = _limits.pop()
+
+
+_limits: list[int | None] = []  # one for each open image; the first is Pillow's, which other code may rely on
+_lock = Lock()
+if hasattr(os, "register_at_fork"):  # so that no process starts with the lock of a thread that it does not have
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @contextmanager
@@ -108,26 +127,45 @@ def check_image_file(path: Path) -> None:
         raise BadImageError(f"{error}; expected an image, a folder of images, or a table (.csv or .parquet)") from error
 
 
-def check_size(path: str | Path, image: Image.Image) -> None:
-    """Raise a `BadImageError` if an image has more than 80 megapixels."""
-    if image.width * image.height > MAX_PIXELS:
-        raise BadImageError(
-            f"{path}: the image has {image.width} x {image.height} pixels; expected at most {MAX_PIXELS:,}"
-        )
+class Limits(NamedTuple):
+    """Limits of decoding an image."""
+
+    max_pixels: int = MAX_PIXELS
+    """Largest number of decoded pixels. A JPEG of more is decoded at 1/2, 1/4 or 1/8 of its width and height."""
+    least_side: int | None = None
+    """Pixels that the shorter side needs: a JPEG of twice as many or more is decoded at a smaller size. None: all."""
 
 
-def shrink(image: Image.Image, least_side: int) -> bool:
-    """Let a JPEG be decoded at 1/8, 1/4 or 1/2 of its size, if the shorter side keeps ``least_side`` pixels.
+LIMITS = Limits()
 
-    Return whether it will be smaller. The decoder computes the mean of each block of pixels from a part of its
-    coefficients.
+
+def limit_size(path: str | Path, image: Image.Image, limits: Limits, *, is_whole: bool) -> bool:
+    """Let a JPEG be decoded at a smaller size where limits ask for it; return whether it will be.
+
+    The decoder computes the mean of each block of pixels from a part of its coefficients. ``image.size`` is the decoded
+    size afterwards. An image of which only a box is used is not reduced, because the box may be small.
+
+    Raises:
+        BadImageError: the image would still have too many pixels, or a side is longer than `MAX_SIDE`.
     """
-    width, height = image.size
-    shorter = min(width, height)
-    if image.format != "JPEG" or shorter < 2 * least_side:
-        return False
-    image.draft(image.mode, (-(-width * least_side // shorter), -(-height * least_side // shorter)))
-    return image.size != (width, height)
+    size, scale = image.size, 1
+    if max(size) > MAX_SIDE:
+        raise BadImageError(
+            f"{path}: the image has {size[0]} x {size[1]} pixels; expected at most {MAX_SIDE:,} on a side; cut it into "
+            "several images"
+        )
+    if is_whole and image.format in ("JPEG", "MPO"):
+        while scale < 8 and limits.least_side is not None and min(size) >= 2 * scale * limits.least_side:
+            scale *= 2
+        while scale < 8 and prod(-(-side // scale) for side in size) > limits.max_pixels:
+            scale *= 2
+        image.draft(image.mode, (size[0] // scale, size[1] // scale))
+    if prod(image.size) > limits.max_pixels:
+        raise BadImageError(
+            f"{path}: the image has {size[0]} x {size[1]} pixels; expected at most {limits.max_pixels:,}; make it "
+            "smaller, or raise dataset.max_pixels in the recipe (of a run: recipe.yaml in its folder)"
+        )
+    return image.size != size
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -175,8 +213,6 @@ def _reason(path: str | Path, error: Exception) -> str:
     """Return a short reason why an image could not be read."""
     if isinstance(error, FileNotFoundError):
         return "file not found"
-    if isinstance(error, Image.DecompressionBombError):  # already at its header, before `check_size`
-        return f"it has far more than the {MAX_PIXELS:,} pixels that are expected at most"
     if isinstance(error, UnidentifiedImageError):
         return (
             "the file is empty"

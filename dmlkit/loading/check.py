@@ -336,15 +336,18 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
         return len(self.images)
 
 
-def check_images(listing: Listing, findings: Findings, *, is_published: bool, advance: Callable[[int], None]) -> None:
+def check_images(
+    config: DatasetConfig, listing: Listing, findings: Findings, advance: Callable[[int], None] = lambda _: None
+) -> None:
     """Read every sample, and add unreadable, animated and duplicate ones to the findings of `check_files`.
 
     Args:
+        config: dataset; duplicates of a published benchmark are not errors.
         listing, findings: what `check_files` returns.
-        is_published: whether the images are a benchmark's, whose duplicates are not errors.
         advance: called with the number of images done.
     """
     images = listing.everything()
+    images.limit(max_pixels=config.max_pixels)
     seen: dict[bytes, list[int]] = {}
     unreadable = 0
     loader: Any = DataLoader(
@@ -366,7 +369,7 @@ def check_images(listing: Listing, findings: Findings, *, is_published: bool, ad
         advance(len(batch))
     findings.rows.append(Finding("unreadable", "0", str(unreadable), "fault" if unreadable else "ok"))
     groups = [group for group in seen.values() if len(group) > 1]
-    findings.rows += duplicate_rows(listing, images.paths, groups, findings, is_published=is_published)
+    findings.rows += duplicate_rows(listing, images.paths, groups, findings, is_published=config.published is not None)
 
 
 def duplicate_rows(

@@ -89,8 +89,8 @@ class TransformedImages(Inputs):
             )
         super().__init__(dataset)
         self.resizing = transform.resizing
-        if draft:  # the larger one of two models
-            dataset.least_side = max(dataset.least_side or 0, DRAFT * transform.resizing.side)
+        if draft:
+            dataset.limit(least_side=DRAFT * transform.resizing.side)
         self.transform = transform.training() if training else transform.evaluation()
         self.augmentations = [augmentation.build() for augmentation in transform.augment] if training else []
         self.augments = bool(self.augmentations) or (training and transform.augments)

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from functools import partial
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 
@@ -10,10 +12,16 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from dmlkit.datasets import FolderConfig
 from dmlkit.datasets.files import image
-from dmlkit.datasets.files.image import frames, read_image
-from dmlkit.files.image_file import BadImageError, Box
+from dmlkit.datasets.files.dataset import PickedSamples
+from dmlkit.datasets.files.image import decode_image, decoded_pixels, frames, read_image
+from dmlkit.embedding.images import ImageList, dataset_of
+from dmlkit.embedding.questions.page import drawn_picture
+from dmlkit.files.image_file import MAX_SIDE, BadImageError, Box, Limits
 from dmlkit.files.regular import EXTENSIONS
+from dmlkit.recipe.file import parse_recipe
+from tests.conftest import TINY_RECIPE
 
 
 @pytest.fixture(params=["torchcodec", "Pillow"])
@@ -79,7 +87,7 @@ def test_the_first_frame_of_an_animation(tmp_path):
 
 
 @pytest.mark.usefixtures("decoder")
-def test_damaged_files_are_named(tmp_path, monkeypatch):
+def test_damaged_files_are_named(tmp_path):
     good = tmp_path / "good.jpg"
     Image.effect_noise((64, 64), 50).convert("RGB").save(good)
     for name, content in {
@@ -93,9 +101,6 @@ def test_damaged_files_are_named(tmp_path, monkeypatch):
             read_image(tmp_path / name)
     with pytest.raises(BadImageError, match=r"none\.jpg: cannot read this image: file not found"):
         read_image(tmp_path / "none.jpg")
-    monkeypatch.setattr("dmlkit.files.image_file.MAX_PIXELS", 4000)
-    with pytest.raises(BadImageError, match="64 x 64 pixels; expected at most 4,000"):
-        read_image(good)
 
 
 @pytest.mark.parametrize("extension", sorted(EXTENSIONS))
@@ -159,9 +164,9 @@ def test_torchcodec_decodes_whole_color_jpegs_alone(tmp_path: Path, monkeypatch:
         assert (read_image(tmp_path / name) is marked) == (name == "color.jpg")
     assert image.decode_image("x.jpg", (tmp_path / "color.jpg").read_bytes(), None) is marked
     assert read_image(tmp_path / "color.jpg", Box(0, 0, 4, 4)).shape == (3, 4, 4)
-    monkeypatch.setattr("dmlkit.files.image_file.MAX_PIXELS", 63)
     with pytest.raises(BadImageError, match="8 x 8 pixels"):
-        read_image(tmp_path / "color.jpg")
+        read_image(tmp_path / "color.jpg", Box(0, 0, 4, 4), Limits(max_pixels=63))
+    assert read_image(tmp_path / "color.jpg", limits=Limits(max_pixels=63)).shape == (3, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -181,3 +186,93 @@ def test_a_torchcodec_that_does_not_load_leaves_pillow(module: str | None, tmp_p
         for name in ("torchcodec", "torchcodec.decoders"):
             sys.modules.pop(name, None)
         sys.modules.update(kept)
+
+
+def gradient(width: int, height: int) -> np.ndarray:
+    """Return smooth pixels (H, W, 3) uint8."""
+    down, across = np.mgrid[0:height, 0:width]
+    return np.stack([across % 200, down % 200, (across + down) % 200], axis=2).astype(np.uint8)
+
+
+@pytest.mark.parametrize(("most", "scale"), [(64 * 48, 1), (64 * 48 - 1, 2), (500, 4), (48, 8)])
+def test_a_jpeg_above_the_limit_is_decoded_at_the_largest_size_within_it(most: int, scale: int, tmp_path: Path):
+    Image.fromarray(gradient(64, 48)).save(tmp_path / "photo.jpg", quality=100, subsampling=0)
+    pixels = read_image(tmp_path / "photo.jpg", limits=Limits(max_pixels=most)).permute(1, 2, 0).numpy()
+    means = gradient(64, 48).reshape(48 // scale, scale, 64 // scale, scale, 3).mean((1, 3))
+    assert pixels.shape == means.shape and np.abs(pixels - means).max() <= 8
+
+
+@pytest.mark.parametrize(
+    ("name", "box"), [("photo.png", None), ("photo.jpg", Box(0, 0, 4, 4)), ("photo.jpg", None), ("photo.webp", None)]
+)
+def test_an_image_that_stays_above_the_limit_is_refused(name: str, box: Box | None, tmp_path: Path):
+    Image.fromarray(gradient(64, 48)).save(tmp_path / name)
+    most = 47 if name == "photo.jpg" and box is None else 3000
+    with pytest.raises(BadImageError, match=f"64 x 48 pixels; expected at most {most:,}; .* raise dataset.max_pixels"):
+        read_image(tmp_path / name, box, Limits(max_pixels=most))
+
+
+def test_a_very_long_image_is_refused(tmp_path: Path):
+    Image.new("L", (1, MAX_SIDE + 1)).save(tmp_path / "long.png")
+    Image.new("L", (1, MAX_SIDE)).save(tmp_path / "longest.png")
+    for read in (read_image, decoded_pixels):
+        with pytest.raises(BadImageError, match="1 x 65536 pixels; expected at most 65,535 on a side"):
+            read(tmp_path / "long.png")
+    assert read_image(tmp_path / "longest.png").shape == (3, MAX_SIDE, 1)
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(max_pixels=1500), Limits(least_side=12)])
+def test_the_pixels_of_an_image_are_known_from_its_header(limits: Limits, tmp_path: Path):
+    for name in ("photo.jpg", "photo.webp", "photo.png"):
+        Image.effect_noise((64, 48), 50).convert("RGB").save(tmp_path / name)
+        content = (tmp_path / name).read_bytes()
+        if name != "photo.jpg" and limits.max_pixels == 1500:
+            with pytest.raises(BadImageError, match="expected at most 1,500"):
+                decoded_pixels(name, content, limits)
+            continue
+        whole = decode_image(name, content, None, limits)
+        assert decoded_pixels(tmp_path / name, limits=limits) == decoded_pixels(name, content, limits)
+        assert decoded_pixels(name, content, limits) == whole.shape[1] * whole.shape[2]
+        if name != "photo.webp":  # whose header Pillow reads together with the rest
+            assert decoded_pixels(name, content[:-100], limits) == whole.shape[1] * whole.shape[2]
+
+
+@pytest.mark.filterwarnings("error::PIL.Image.DecompressionBombWarning")
+def test_pillows_own_limit_neither_shows_nor_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # an error above 200, a warning above 100
+    for name in ("photo.jpg", "photo.webp", "photo.png", "photo.tif"):
+        Image.fromarray(gradient(64, 48)).save(tmp_path / name)
+        assert read_image(tmp_path / name).shape == (3, 48, 64)
+        assert read_image(tmp_path / name, Box(0, 0, 40, 40)).shape == (3, 40, 40)
+        assert Image.MAX_IMAGE_PIXELS == 100
+
+
+def test_the_limit_of_a_recipe_reaches_every_image(tmp_path: Path):
+    for name in ("a/1", "a/2", "b/1", "b/2", "c/1", "c/2", "d/1", "d/2", "e/1", "e/2", "f/1", "f/2"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(gradient(64, 48)).save(tmp_path / f"{name}.jpg")
+    config = FolderConfig(root=str(tmp_path), max_pixels=1000)
+    for split in ("train", "validation", "test", "all"):  # the first two are parts of a list
+        assert config.build(split).sample(0).shape == (3, 24, 32)
+    recipe = parse_recipe(TINY_RECIPE, "tiny.yaml", [f"dataset={{name: folder, root: '{tmp_path}', max_pixels: 1000}}"])
+    assert dataset_of(None, "train", recipe).sample(0).shape == (3, 24, 32)
+
+
+def test_a_model_sees_every_part_of_a_list_at_the_size_that_it_needs(tmp_path: Path):
+    Image.fromarray(gradient(64, 48)).save(tmp_path / "photo.jpg")
+    images = ImageList([str(tmp_path / "photo.jpg")] * 2)
+    part = PickedSamples(images, torch.tensor([1]), torch.tensor([-1]))
+    part.limit(least_side=5)
+    part.limit(least_side=12)
+    assert part.sample(0).shape == (3, 12, 16)
+
+
+def test_a_box_is_drawn_at_its_place_in_a_reduced_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    Image.new("RGB", (640, 320), "blue").save(tmp_path / "a.jpg", quality=95)
+    lines: list[np.ndarray] = []
+    for most in (640 * 320, 60_000):
+        monkeypatch.setattr("dmlkit.embedding.questions.page.read_image", partial(read_image, limits=Limits(most)))
+        picture = Image.open(BytesIO(drawn_picture(str(tmp_path / "a.jpg"), Box(160, 80, 400, 240))))
+        lines.append(np.asarray(picture)[..., 0] > 150)  # yellow
+    corners = [(*line.any(0).nonzero()[0][[0, -1]], *line.any(1).nonzero()[0][[0, -1]]) for line in lines]
+    assert np.abs(np.subtract(*corners)).max() <= 2

@@ -16,7 +16,7 @@ from dmlkit.cli.study import BUDGET_USED
 from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.distributed.stopping import STOPPED
 from dmlkit.files import document
-from dmlkit.files.image_file import FORMATS, MAX_PIXELS
+from dmlkit.files.image_file import FORMATS, MAX_PIXELS, MAX_SIDE
 from dmlkit.losses.base import LossConfig
 from dmlkit.recipe import yaml_tree
 from dmlkit.recipe.file import parse_recipe
@@ -178,6 +178,7 @@ def test_the_limits_of_security_are_those_of_the_code():
     limits = (
         (f"opens only {formats} and {FORMATS[-1]} images", None),
         ("at most {} pixels", MAX_PIXELS),
+        ("and at most {} on a side", MAX_SIDE),
         ("at most {} MB, ", yaml_tree.MAX_BYTES // 10**6),
         ("MB, {} values", yaml_tree.MAX_NODES),
         ("values and {} levels", yaml_tree.MAX_DEPTH),

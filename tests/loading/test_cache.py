@@ -81,7 +81,7 @@ def test_the_manifest_says_what_is_there_and_other_formats_are_told(tmp_path: Pa
     root = trees.cub(tmp_path / "cub")
     recipe, file = cached(recipe_of(root, "plain"), tmp_path / "cache"), tmp_path / "cache" / "manifest.json"
     dataset = {"name": "cub200", "split": "official", "fold": 0, "validation_fraction": 0.0, "on_bad_image": "error"}
-    dataset["levels"] = []
+    dataset |= {"levels": [], "max_pixels": 80_000_000}
     written = {
         "format": 1,
         "dmlkit": "0.1.0",

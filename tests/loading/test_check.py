@@ -17,7 +17,7 @@ from tests.datasets import trees
 
 def check(config: DatasetConfig) -> Findings:
     listing, report = check_files(config)
-    check_images(listing, report, is_published=config.published is not None, advance=lambda _: None)
+    check_images(config, listing, report)
     return report
 
 

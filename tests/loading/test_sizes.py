@@ -22,10 +22,10 @@ def test_sizes_are_torchvisions(resizing: Resizing):
         assert resizing.size_of(height, width) == resize(torch.zeros(3, height, width, dtype=torch.uint8)).shape[1:]
 
 
-@pytest.mark.parametrize("shape", [(60_000, 2), (1, 2_000_000)])
+@pytest.mark.parametrize("shape", [(60_000, 2), (1, 65_000)])
 @pytest.mark.parametrize("training", [False, True])
 def test_a_long_thin_image_is_a_bad_one_before_it_is_resized_s3(shape: tuple[int, int], training: bool, tmp_path: Path):
-    """196 bytes that would take 6 GB, and 29 kB that would ask for 5.9 TB."""
+    """196 bytes that would take 6 GB, and one of 65 000 pixels that would ask for 12 GB."""
     path = tmp_path / "thin.png"
     Image.new("1", shape).save(path)
     images = ImageList([str(path)])

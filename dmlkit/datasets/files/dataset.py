@@ -12,7 +12,7 @@ from torch import Tensor
 from dmlkit.datasets.files.class_names import Levels, levels_of, members_of
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
-from dmlkit.files.image_file import Box
+from dmlkit.files.image_file import LIMITS, Box
 
 
 class Dataset(ABC):
@@ -35,7 +35,7 @@ class Dataset(ABC):
         in_memory: whether samples are in memory, so that loading them needs no worker processes.
         boxes: (N, 4) float64, left, top, right, bottom in pixels of the image files, NaN for the full image; or None.
         margin: margin of all boxes, see `Box`.
-        least_side: pixels that the shorter side of an image needs, see `read_image`; None for those of its file.
+        limits: limits of decoding images, see `limit`.
         resizing: description of how a cache resized its images, equal to the transform's; None if it did not.
     """
 
@@ -44,7 +44,7 @@ class Dataset(ABC):
     resizing: str | None = None
     boxes: np.ndarray | None = None
     margin = 0.0
-    least_side: int | None = None
+    limits = LIMITS
 
     def __init__(
         self,
@@ -71,6 +71,13 @@ class Dataset(ABC):
         super().__init_subclass__(**options)
         if isinstance(width := cls.__dict__.get("num_features"), int):
             cls.kind = VectorSamples(width)
+
+    def limit(self, *, max_pixels: int | None = None, least_side: int | None = None) -> None:
+        """Set the largest number of decoded pixels, or the pixels that the shorter side needs, the larger of two."""
+        if max_pixels is not None:
+            self.limits = self.limits._replace(max_pixels=max_pixels)
+        if least_side is not None:
+            self.limits = self.limits._replace(least_side=max(least_side, self.limits.least_side or 0))
 
     @property
     def super_classes(self) -> Tensor | None:
@@ -172,7 +179,11 @@ class PickedSamples(Dataset):
             separator=dataset.separator,
         )
         self.dataset, self.rows = dataset, rows
-        self.kind, self.in_memory = dataset.kind, dataset.in_memory
+        self.kind, self.in_memory, self.limits = dataset.kind, dataset.in_memory, dataset.limits
+
+    def limit(self, *, max_pixels: int | None = None, least_side: int | None = None) -> None:
+        super().limit(max_pixels=max_pixels, least_side=least_side)
+        self.dataset.limit(max_pixels=max_pixels, least_side=least_side)
 
     def key(self, index: int) -> str:
         return self.dataset.key(int(self.rows[index]))

@@ -14,13 +14,22 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import SIDE, ImageSamples
 from dmlkit.errors import UserError
-from dmlkit.files.image_file import BadImageError, Box, check_size, decoding, opened, shrink, to_rgb
+from dmlkit.files.image_file import (
+    LIMITS,
+    BadImageError,
+    Box,
+    Limits,
+    decoding,
+    limit_size,
+    opened,
+    to_rgb,
+)
 from dmlkit.files.regular import VIDEOS
 
 ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are written with few digits
 
 
-def read_image(path: str | Path, box: Box | None = None, least_side: int | None = None) -> Tensor:
+def read_image(path: str | Path, box: Box | None = None, limits: Limits = LIMITS) -> Tensor:
     """Decode an image file, or a box of it, to (3, H, W) uint8 RGB, upright.
 
     Gray, palette, CMYK and 16-bit images are converted, transparent pixels are blended with white, the EXIF rotation is
@@ -29,27 +38,36 @@ def read_image(path: str | Path, box: Box | None = None, least_side: int | None 
     Args:
         path: image file.
         box: box to crop; None for the full image.
-        least_side: pixels that the shorter side of a full image needs, see `shrink`. Default: those of the file.
+        limits: largest number of pixels, and whether JPEGs are decoded at a smaller size.
 
     Raises:
-        BadImageError: the file is missing, not regular, empty, damaged, truncated, larger than 80 megapixels, or not
-            an image, or the box is not inside the image.
+        BadImageError: the file is missing, not regular, empty, damaged, truncated, too large, or not an image, or the
+            box is not inside the image.
     """
     with decoding(path):
-        return decode_image(path, None, box, least_side)
+        return decode_image(path, None, box, limits)
 
 
-def decode_image(path: str | Path, content: bytes | None, box: Box | None, least_side: int | None = None) -> Tensor:
+def decoded_pixels(path: str | Path, content: bytes | None = None, limits: Limits = LIMITS) -> int:
+    """Return how many pixels `decode_image` holds for a full image, from its header alone.
+
+    Raises:
+        BadImageError: it is no image, or larger than the limits.
+    """
+    with decoding(path), opened(path, content) as image:
+        limit_size(path, image, limits, is_whole=True)
+        return image.width * image.height
+
+
+def decode_image(path: str | Path, content: bytes | None, box: Box | None, limits: Limits = LIMITS) -> Tensor:
     """Decode an image like `read_image`, from ``content`` or, if that is None, from the file.
 
     Errors of decoders are not converted; see `decoding`.
     """
     with opened(path, content) as image:
-        check_size(path, image)
-        is_whole = box is None
-        is_smaller = is_whole and least_side is not None and shrink(image, least_side)
+        is_smaller = limit_size(path, image, limits, is_whole=box is None)
         is_color = image.format == "JPEG" and image.mode == "RGB"
-        if is_whole and is_color and not is_smaller and (decode_jpeg := jpeg_decoder()):
+        if box is None and is_color and not is_smaller and (decode_jpeg := jpeg_decoder()):
             encoded = Path(path).read_bytes() if content is None else content
             # a bytearray, because torch warns about read-only bytes
             return decode_jpeg(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
@@ -79,14 +97,13 @@ def crop_box(image: Image.Image, box: Box, path: str | Path) -> Image.Image:
     """
     box = Box(*fitted(box[:4], path, image.width, image.height)[:4], box.margin)
     across, down = box.margin * (box.right - box.left), box.margin * (box.bottom - box.top)
-    return image.crop(
-        (
-            max(0, round(box.left - across)),
-            max(0, round(box.top - down)),
-            min(image.width, round(box.right + across)),
-            min(image.height, round(box.bottom + down)),
-        )
+    sides = (
+        max(0, round(box.left - across)),
+        max(0, round(box.top - down)),
+        min(image.width, round(box.right + across)),
+        min(image.height, round(box.bottom + down)),
     )
+    return image.crop(sides)
 
 
 def fitted(sides: tuple[float, float, float, float], path: str | Path, width: int, height: int) -> Box:

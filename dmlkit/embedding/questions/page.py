@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from dmlkit.datasets.files.image import read_image, thumbnail
+from dmlkit.datasets.files.image import read_image, thumbnail, upright_size
 from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import html
-from dmlkit.files.image_file import BadImageError, Box
+from dmlkit.files.image_file import BadImageError, Box, decoding
 from dmlkit.files.outputs import writing
 
 MOST = 200  # queries of a page: with 10 neighbors each 2 200 pictures, about 10 MB
@@ -170,9 +170,12 @@ def drawn_picture(path: str, box: Box | None) -> bytes:
     if box is None:
         return thumbnail(path)
     image = Image.fromarray(read_image(path).permute(1, 2, 0).numpy())
+    with decoding(path):
+        scale = image.width / upright_size(path)[0]  # below 1 for a very large JPEG
+    left, top, right, bottom = (side * scale for side in box[:4])
     line = max(1, round(max(image.size) / 80))  # 2 pixels of the small picture
     for width, color in ((2 * line, "black"), (line, "#ffd33d")):  # visible on light and dark pixels
-        ImageDraw.Draw(image).rectangle((*box[:2], box.right - 1, box.bottom - 1), outline=color, width=width)
+        ImageDraw.Draw(image).rectangle((left, top, right - 1, bottom - 1), outline=color, width=width)
     return ImageSamples().picture(torch.from_numpy(np.array(image)).permute(2, 0, 1))
 
 
