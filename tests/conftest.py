@@ -280,20 +280,6 @@ def images_have_readers(dmlkit: Callable[..., Result], monkeypatch: pytest.Monke
         monkeypatch.setattr(module, "WORKER_START", sys.modules[LOADERS[0]].__dict__["WORKER_START"])
 
 
-@pytest.fixture(scope="module")
-def ray_environment() -> Iterator[None]:
-    """Ray for tests: it starts on a slow machine too, and kills no worker because others fill the memory."""
-    pytest.importorskip("ray", reason="the extra dmlkit[ray] is not installed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ADDRESS", "local")  # not a cluster that happens to run here
-        patch.setenv("PYTHONPATH", str(ROOT))  # for the workers
-        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
-        patch.setenv("RAY_gcs_server_port_wait_time_s", f"{END:g}")
-        patch.setenv("RAY_worker_register_timeout_seconds", f"{END:g}")
-        yield
-
-
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait 0.1 s, not 8, for another process that holds a folder."""

@@ -2,12 +2,11 @@
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import groupby
 from math import inf
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -34,8 +33,6 @@ from dmlkit.files.outputs import check_file, check_folder
 from dmlkit.files.source import STUDY_MARK, require_study, require_study_file
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
     from dmlkit.study.definition.config import Study
     from dmlkit.study.findings.results import StudyResults
     from dmlkit.study.status import RunStatus, StudyStatus
@@ -43,44 +40,6 @@ if TYPE_CHECKING:
 BUDGET_USED = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 app = typer.Typer()
-
-
-@dataclass(frozen=True)
-class PlaceOptions:
-    """Options on where the runs of a study are trained."""
-
-    jobs: Annotated[
-        int, option("COUNT", "Number of runs at a time, each on its own GPU or an equal share of the CPU cores.", min=1)
-    ] = 1
-    engine: Annotated[
-        Literal["local", "ray"],
-        option(
-            "ENGINE", "Where to train: local (this machine), or ray (a Ray cluster that can reach the study folder)."
-        ),
-    ] = "local"
-    device: Device = "auto"
-
-    def start(self, precision: str) -> "Fabric":
-        """Return the device of a study's runs; with ray the CPU, since the device is left to Ray's tasks.
-
-        Raises:
-            UserError: several runs at a time cannot be started here.
-        """
-        from dmlkit.distributed.launch import start_fabric
-
-        fabric = start_fabric("cpu") if self.engine == "ray" else start_fabric(self.device, precision)
-        if (self.jobs > 1 or self.engine == "ray") and fabric.world_size > 1:
-            asked = "--engine ray" if self.engine == "ray" else f"--jobs {self.jobs}"
-            raise UserError(
-                f"{asked} does not work under torchrun, whose ranks train one run together; start dmlkit without "
-                "torchrun"
-            )
-        if self.jobs > 1 and self.engine == "ray":
-            raise UserError(
-                f"--jobs {self.jobs} does not apply to --engine ray, which starts as many runs as fit the cluster; "
-                "remove --jobs"
-            )
-        return fabric
 
 
 @app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit study recipes/study/mpa.yaml -o runs/study/mpa"))
@@ -92,8 +51,10 @@ def study(
         option("FOLDER", "Study folder to write. Default: runs/study/ and the name of the file.", "--output", "-o"),
     ] = None,
     overrides: Set = None,
-    *,
-    place: PlaceOptions,
+    jobs: Annotated[
+        int, option("COUNT", "Number of runs at a time, each on its own GPU or an equal share of the CPU cores.", min=1)
+    ] = 1,
+    device: Device = "auto",
     budget: Annotated[
         str | None, option("TIME", "Stop after this time, e.g. 90m or 1h30m, with the results of the finished runs.")
     ] = None,
@@ -108,6 +69,7 @@ def study(
     check_folder(output, "a study", STUDY_MARK)
 
     from dmlkit.cli.study_progress import RunsProgress
+    from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
     from dmlkit.study.definition.file import read_study
     from dmlkit.study.runs.run_study import BudgetUsedError, run_study
@@ -119,7 +81,12 @@ def study(
     if dry_run:
         describe(read, output, console)
         return
-    fabric = place.start(read.variants[0].candidates[0].recipe.training.precision)
+    fabric = start_fabric(device, read.variants[0].candidates[0].recipe.training.precision)
+    if jobs > 1 and fabric.world_size > 1:
+        raise UserError(
+            f"--jobs {jobs} does not work under torchrun, whose ranks train one run together; start dmlkit without "
+            "torchrun"
+        )
     console.quiet = not fabric.is_global_zero
     sets = [word for override in overrides or [] for word in ("--set", override)]
     files = [word for file in plugins or [] for word in ("--plugin", str(file))]
@@ -128,8 +95,7 @@ def study(
     is_cut_off = False
     try:
         with progress:
-            ray = place.device if place.engine == "ray" else None
-            results = run_study(read, output, fabric, progress, command, jobs=place.jobs, ray=ray, budget=seconds)
+            results = run_study(read, output, fabric, progress, command, jobs=jobs, budget=seconds)
     except BudgetUsedError as stopped:
         results, is_cut_off = stopped.results, True
     except TrainingStoppedError as stopped:

@@ -2,15 +2,16 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.distributed.launch import count_ranks, start_ranks
-from dmlkit.distributed.ray_cluster import check_ray, ray_cluster, worker_share
 from dmlkit.embedding.features import software_of
 from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.job import Compute, EmbedJob, PartEmbedder, embed_job
@@ -25,6 +26,7 @@ from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
 Engine = Literal["local", "torchrun", "ray"]
+MAX_READERS = 8  # processes per GPU of a Ray worker that read images
 
 
 @dataclass(frozen=True)
@@ -188,18 +190,23 @@ def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: st
     Raises:
         UserError: Ray is not installed, or it cannot give such a device.
     """
-    check_ray(device, "ray.data")
+    try:
+        ray: Any = import_module("ray")
+        import_module("ray.data")
+    except ImportError:
+        raise UserError("--engine ray: Ray is not installed; install it with: pip install 'dmlkit[ray]'") from None
+    if device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device {device}: expected auto, cpu or cuda, because Ray assigns devices to workers")
     refuse_plugin_files()
-    import ray.data
 
     def compute(numbers: list[int], advance: Advance) -> None:
         if not numbers:
             return
-        with ray_cluster("finished parts are kept, and the same command resumes") as is_new:
+        with _ray_cluster() as is_new:
             if is_new:  # its errors reach the user as exceptions
                 ray.data.DataContext.get_current().enable_progress_bars = False
                 logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-            gpus, processors = worker_share(device)
+            gpus, processors = _worker_share(device)
             arguments = (ray.put(job), run, checkpoint, "cuda" if gpus else "cpu", processors, Path.cwd())
             items = ray.data.from_items([{"part": part} for part in numbers], override_num_blocks=len(numbers))
             done = items.map_batches(
@@ -216,6 +223,46 @@ def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: st
                 advance(len(job.parts.images(row["part"])))
 
     return compute
+
+
+@contextmanager
+def _ray_cluster() -> Generator[bool]:
+    """Connect to Ray, unless the program is connected, with few messages from Ray itself; yield whether it is new."""
+    import ray
+    from ray.exceptions import RayError
+
+    if ray.is_initialized():
+        yield False
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports from our clusters
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else it warns about how Ray Data starts workers
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        yield True
+    except RayError as error:
+        words = str(error).strip().splitlines()[-1]
+        raise UserError(
+            f"--engine ray: a worker failed: {words}; every machine needs the same version of dmlkit and its "
+            "dependencies; finished parts are kept, and the same command resumes (--debug shows Ray's error)"
+        ) from error
+    finally:
+        ray.shutdown()
+
+
+def _worker_share(device: str) -> tuple[int, int]:
+    """Return the numbers of GPUs and processors per worker, such that every machine can use all its GPUs.
+
+    Without GPUs a worker has one processor.
+    """
+    import ray
+
+    machines: list[dict[str, float]] = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    due = [machine.get("CPU", 0) // machine["GPU"] for machine in machines if machine.get("GPU")]
+    if device == "cpu" or (device == "auto" and not due):
+        return 0, 1
+    if not due:
+        raise UserError("--device cuda: no machine of this Ray cluster has a GPU; use --device cpu")
+    return 1, int(min(MAX_READERS, max(1, min(due))))
 
 
 class RayWorker:

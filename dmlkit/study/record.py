@@ -203,10 +203,10 @@ def open_protocol(name: str, folder: Path, fabric: "Fabric", runs: str) -> Gener
 
 
 def is_taken(folder: Path) -> bool:
-    """Return whether a path exists and has more than the partial files of an interrupted write."""
+    """Return whether a path exists and has more than ``runs`` and the partial files of an interrupted write."""
     if not folder.is_dir():
         return folder.exists()
-    return any(entry.name != LOCK and not is_partial(entry) for entry in folder.iterdir())
+    return any(entry.name not in (LOCK, "runs") and not is_partial(entry) for entry in folder.iterdir())
 
 
 @contextmanager

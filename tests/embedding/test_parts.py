@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from dmlkit.embedding.run import embed as embed_images
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.run_folder.folder import RunFolder
-from tests.conftest import END, TINY_RECIPE
+from tests.conftest import END, ROOT, TINY_RECIPE
 from tests.processes import command_line, start_ranks
 
 FILES = ["embeddings.npy", "items.parquet", "manifest.json"]
@@ -343,6 +343,20 @@ def test_two_ranks_finish_what_one_process_began(home, unbroken, tmp_path, monke
     ]
     assert not second
     assert contents(tmp_path) == unbroken
+
+
+@pytest.fixture(scope="module")
+def ray_environment() -> Iterator[None]:
+    """Ray for tests: it starts on a slow machine too, and kills no worker because others fill the memory."""
+    pytest.importorskip("ray", reason="the extra dmlkit[ray] is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ADDRESS", "local")  # not a cluster that happens to run here
+        patch.setenv("PYTHONPATH", str(ROOT))  # for the workers
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
+        patch.setenv("RAY_gcs_server_port_wait_time_s", f"{END:g}")
+        patch.setenv("RAY_worker_register_timeout_seconds", f"{END:g}")
+        yield
 
 
 @pytest.mark.heavy

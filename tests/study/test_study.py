@@ -220,6 +220,21 @@ def test_a_finished_study_repeated_does_nothing_and_more_seeds_train_only_those(
     assert (out / "results.md").read_text().startswith("# A much larger")
 
 
+def test_a_study_takes_the_runs_that_train_wrote(dmlkit, whole: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    shutil.copytree(whole / "runs", out / "runs")
+    shutil.rmtree(out / "runs" / "large" / "seed-1")
+    keys = ("seed=1", "loss.margin=0.3", "training.epochs=2", "metrics=[recall@1, ndcg@3, map@r]")
+    study = write_study(tmp_path)
+    sets = [word for key in keys for word in ("--set", key)]
+    words = ("train", tmp_path / "tiny.yaml", "-o", out / "runs" / "large" / "seed-1", *sets, "--device", "cpu")
+    assert dmlkit(*words).code == 0
+    before = finished(out)
+    assert dmlkit("study", study, "-o", out, "--device", "cpu").code == 0
+    assert finished(out) == before and len(before) == 4
+    assert results_of(out)["variants"] == results_of(whole)["variants"]
+
+
 def test_a_run_without_its_empty_folder_of_checkpoints_starts_over(dmlkit, whole: Path, tmp_path: Path):
     """As a copy without empty folders leaves a run that was killed before its first checkpoint."""
     out = tmp_path / "out"

@@ -24,7 +24,6 @@ from dmlkit.study.findings.results import Choice, Cost, ExtraFigures, StudyResul
 from dmlkit.study.protocol import Figures, RealityCheckFigures, fold_recipe, is_complete, run_once
 from dmlkit.study.record import FAILURES, ProtocolName, StudyFailures, open_study
 from dmlkit.study.runs.plan import Plan, check_components
-from dmlkit.study.runs.ray import train_on_ray
 from dmlkit.study.runs.workers import Happening, Run, train_at_once
 from dmlkit.training.progress import Progress
 from dmlkit.training.untrained_baseline import stored_figures, untrained_model
@@ -77,7 +76,6 @@ def run_study(
     command: str,
     *,
     jobs: int = 1,
-    ray: str | None = None,
     budget: float = inf,
 ) -> StudyResults:
     """Train the missing runs of a study, and judge its claim by the figures of all; see `summarize_study`.
@@ -90,8 +88,6 @@ def run_study(
         fabric: device, precision and ranks, launched.
         command: command that repeats the study, for reports.
         jobs: number of concurrent runs on this machine, see `train_at_once`.
-        ray: device of a run on a Ray cluster, which runs as many at once as it can hold; see `train_on_ray`. None
-            trains on this machine.
         budget: seconds after which every run stops after a checkpoint, and no other run starts.
 
     Raises:
@@ -103,7 +99,7 @@ def run_study(
     recipes = [candidate.recipe for variant in study.variants for candidate in variant.candidates]
     check_place(folder, {recipe.dataset.data_root for recipe in recipes})
     with open_study(study.record(), folder, fabric, command), stop_signals(deadline) as stop_requested:
-        runs = _Runs(Plan(study, folder), fabric, progress, stop_requested, jobs, ray)
+        runs = _Runs(Plan(study, folder), fabric, progress, stop_requested, jobs)
         for line in study_notes(study, check_components(study, folder)):
             progress.note(line)
         interruption = None
@@ -133,7 +129,6 @@ class _Runs:
     progress: StudyProgress
     stop_requested: Callable[[Fabric], bool]
     jobs: int
-    ray: str | None
     failures: dict[str, str] = field(default_factory=dict[str, str])  # reasons of failures, by run
 
     def train_all(self) -> None:
@@ -148,8 +143,7 @@ class _Runs:
                 for name, text in self.plan.edges().items():
                     chosen = self.plan.chosen[name].label
                     self.progress.note(f"{name} chose {chosen}: {text}; to try more, stop and increase extend")
-            at_once = self.jobs > 1 or self.ray is not None
-            together = [run for run in runs if at_once and not self._is_complete(run)]
+            together = [run for run in runs if self.jobs > 1 and not self._is_complete(run)]
             names = {run.name for run in together}
             for run in runs:
                 if run.name not in names:
@@ -208,11 +202,7 @@ class _Runs:
                 case "fail":
                     self._fail(run, progress, **values)
 
-        protocol = self.plan.study.config.protocol
-        if self.ray:
-            train_on_ray(runs, protocol, self.ray, lambda: self.stop_requested(self.fabric), notify)
-        else:
-            train_at_once(runs, protocol, self.jobs, self.fabric, self.stop_requested, notify)
+        train_at_once(runs, self.plan.study.config.protocol, self.jobs, self.fabric, self.stop_requested, notify)
 
     def _start(self, run: Run) -> RunProgress:
         return self.progress.start_run(run.name, self.plan.study.epochs_per_run(run.recipe))
