@@ -97,7 +97,7 @@ def members_of(families: "Families", family: str, name: str | None) -> "tuple[Me
     Raises:
         UserError: there is no such family or member.
     """
-    from dmlkit.recipe.yaml_tree import suggest
+    from dmlkit.recipe.faults import suggest
 
     if family not in families:
         raise UserError(f"list: unknown family {family!r}; {suggest(family, ['recipes', *families])}")

@@ -31,8 +31,8 @@ from dmlkit.files.escape import excerpt
 from dmlkit.files.image_file import Box, decoding, to_rgb
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import backbone_alone, build_model
+from dmlkit.recipe.faults import suggest
 from dmlkit.recipe.file import parse_recipe
-from dmlkit.recipe.yaml_tree import suggest
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 Picture = str | Path | Image.Image | NDArray[np.uint8]

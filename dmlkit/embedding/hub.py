@@ -19,11 +19,11 @@ from dmlkit.embedding.trained import TrainedModel, computed_by, without_pretrain
 from dmlkit.errors import UserError, first_line
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import require_regular_file
+from dmlkit.files.yaml_tree import read_yaml
 from dmlkit.model import build_model
 from dmlkit.recipe.file import KEYS, read_recipe
 from dmlkit.recipe.overrides import EXTENDS
 from dmlkit.recipe.schema import Recipe
-from dmlkit.recipe.yaml_tree import read_yaml
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.threshold import Threshold
 
@@ -144,6 +144,7 @@ def _complete_recipe(path: Path) -> Recipe:
     is_elsewhere = str(backbone.get("model", "")).startswith(SOURCES)
     faults = {
         f"{EXTENDS} is not allowed": EXTENDS in data,
+        "regularizers are not allowed": bool(data.get("regularizers")),  # they may name runs
         "backbone.architecture is missing": is_elsewhere and backbone.get("architecture") is None,
         "transform has not all keys": transform.get("name") == "pretrained" and not transform.keys() >= KEYS,
     }

@@ -323,10 +323,10 @@ def without_set(text: str, values: Mapping[str, object]) -> str:
 
 def _place_in(run: Path, key: str) -> Path | None:
     """Return the path that a key of the dataset has in the recipe of a run."""
-    import yaml
+    from dmlkit.files.yaml_tree import read_yaml  # only for an error
 
-    with suppress(OSError, ValueError, LookupError, TypeError, yaml.YAMLError):  # no recipe: nothing was read there
-        return Path(yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))["dataset"][key])
+    with suppress(UserError, LookupError, TypeError):  # no recipe: nothing was read there
+        return Path(read_yaml(run / "recipe.yaml", "recipe", "").data["dataset"][key])
     return None
 
 

@@ -11,11 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.component import ComponentConfig, from_weights, one_of
 from dmlkit.errors import OptionError, UserError, option_errors
+from dmlkit.files.yaml_tree import Key, Tree, parse_yaml
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
+from dmlkit.recipe.faults import describe_faults, fault_line
 from dmlkit.recipe.overrides import Override, apply_overrides, read_tree
 from dmlkit.recipe.schema import Recipe
-from dmlkit.recipe.yaml_tree import Key, Tree, describe_faults, fault_line, parse_yaml
 from dmlkit.transforms.presets import PretrainedConfig
 
 
@@ -135,7 +136,7 @@ def spell_out(tree: Tree) -> None:
     ``{name: recall, k: [1, 2]}``. A recipe may also contain such a mapping, for options that a name cannot express.
 
     Example:
-        >>> from dmlkit.recipe.yaml_tree import parse_yaml
+        >>> from dmlkit.files.yaml_tree import parse_yaml
         >>> tree = parse_yaml("metrics: [recall@1, recall@2, map@r]", "r.yaml")
         >>> spell_out(tree)
         >>> tree.data

@@ -14,7 +14,8 @@ from typing import Any
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import write_text
 from dmlkit.files.escape import excerpt, printable
-from dmlkit.recipe.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, OPTION, Key, Tree, parse_yaml, quoted, read_yaml
+from dmlkit.files.yaml_tree import MAX_DEPTH, MERGE_KEY, NO_MERGE, Key, Tree, parse_yaml, read_yaml
+from dmlkit.recipe.faults import OPTION, quoted
 
 EXTENDS = "extends"
 
@@ -66,7 +67,7 @@ def overlay(base: Tree, own: Tree) -> Tree:
     mapping. A list replaces the base's list.
 
     Example:
-        >>> from dmlkit.recipe.yaml_tree import parse_yaml
+        >>> from dmlkit.files.yaml_tree import parse_yaml
         >>> base = parse_yaml("{optimizer: {name: adam, lr: 1e-4, eps: 0.01}, metrics: [a, b]}", "base.yaml")
         >>> overlay(base, parse_yaml("{optimizer: {lr: 1e-3}, metrics: [c]}", "own.yaml")).data
         {'optimizer': {'name': 'adam', 'lr': 0.001, 'eps': 0.01}, 'metrics': ['c']}

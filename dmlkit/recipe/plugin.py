@@ -223,7 +223,7 @@ def _below(root: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 def _holds_union(model: type[BaseModel], known: dict[type[BaseModel], bool]) -> bool:
     """Return whether the model, or a model nested in it, has a union of members."""
-    from dmlkit.recipe.yaml_tree import models_in  # with YAML: 30 ms, which only plug-ins need
+    from dmlkit.recipe.faults import models_in  # with YAML: 30 ms, which only plug-ins need
 
     if model not in known:
         known[model] = False  # for now: models may refer to each other in a cycle

@@ -23,6 +23,7 @@ from dmlkit.component import ComponentConfig, components_below, one_of
 from dmlkit.datasets import DatasetConfig
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.errors import OptionError, UserError, first_line, out_of_memory
+from dmlkit.files.yaml_tree import Key, Tree
 from dmlkit.heads import HeadConfig, Linear
 from dmlkit.losses import LossConfig
 from dmlkit.losses.base import too_curved
@@ -32,8 +33,8 @@ from dmlkit.metrics import MapAtRConfig, MetricConfig, RecallConfig
 from dmlkit.miners import MinerConfig
 from dmlkit.optimizers import AdamWConfig, OptimizerConfig
 from dmlkit.pooling import PoolingConfig
+from dmlkit.recipe.faults import fault_line
 from dmlkit.recipe.plugin import load_installed
-from dmlkit.recipe.yaml_tree import Key, Tree, fault_line
 from dmlkit.regularizers import RegularizerConfig
 from dmlkit.samplers import Random, SamplerConfig
 from dmlkit.schedules import ConstantConfig, ScheduleConfig

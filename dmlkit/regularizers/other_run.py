@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-import yaml
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, ValidationInfo
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, smooth_l1_loss
@@ -14,6 +13,7 @@ from torch.nn.functional import cross_entropy, normalize, smooth_l1_loss
 from dmlkit.component import Requirement, option, recipe_key
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_run
+from dmlkit.files.yaml_tree import read_yaml
 from dmlkit.manifolds.base import NEEDS_BOUNDED
 from dmlkit.manifolds.products import safe_sqrt, squared_distances
 from dmlkit.regularizers.base import Regularizer
@@ -31,22 +31,25 @@ def check_source_run(path: str, info: ValidationInfo) -> str:
     """
     if not (info.context or {}).get("is_trained", False):
         try:
-            require_run(Path(path))
+            space_of_run(path)
         except UserError as error:
             raise ValueError(str(error)) from None
     return path
 
 
-def keys_of_run(path: str) -> dict[str, Any]:
-    """Return the width and the space of a run's embeddings, ``embedding_dim`` and ``manifold``, as its recipe has them.
+def space_of_run(path: str) -> tuple[int, str]:
+    """Return the width and the manifold of a run's embeddings, as its recipe has them.
 
-    The result is empty if the recipe cannot be read; whoever loads the run says why.
+    Raises:
+        UserError: the path is not a run, or its recipe cannot be read.
     """
-    found: Any = None
-    with suppress(OSError, ValueError, yaml.YAMLError):
-        found = yaml.safe_load((Path(path) / "recipe.yaml").read_text(encoding="utf-8"))
-    wanted = ("embedding_dim", "manifold")
-    return {key: found[key] for key in wanted} if isinstance(found, dict) and {*wanted} <= {*found} else {}
+    require_run(Path(path))
+    file = Path(path) / "recipe.yaml"
+    match read_yaml(file, "recipe", f"{file}: no such file; expected the recipe of a run").data:
+        case {"embedding_dim": int(width), "manifold": {"name": str(space)}}:
+            return width, space
+        case _:
+            raise UserError(f"{file}: has no embedding_dim, or no manifold with a name; expected the recipe of a run")
 
 
 class Compatible(Regularizer, name="compatible"):
@@ -84,8 +87,8 @@ class Compatible(Regularizer, name="compatible"):
 
     def requirements(self) -> Iterable[Requirement]:
         yield NEEDS_BOUNDED
-        if older := keys_of_run(self.run):
-            width, space = older["embedding_dim"], older["manifold"]["name"]
+        with suppress(UserError):  # a run that was there when the recipe was checked
+            width, space = space_of_run(self.run)
             yield Requirement("embedding_dim", (width,), f"embeddings of {self.run} have {width} dimensions")
             yield Requirement("manifold.name", (space,), f"embeddings of {self.run} are on {space}")
 
@@ -117,8 +120,7 @@ def check_teacher(teacher: str, info: ValidationInfo) -> str:
         ValueError: it does not.
     """
     check_source_run(teacher, info)
-    space = keys_of_run(teacher).get("manifold", {}).get("name", "sphere")
-    if space not in FLAT and not (info.context or {}).get("is_trained", False):
+    if not (info.context or {}).get("is_trained", False) and (space := space_of_run(teacher)[1]) not in FLAT:
         raise ValueError(
             f"{teacher} has embeddings on {space}; expected {' or '.join(FLAT)}: straight lines are compared"
         )

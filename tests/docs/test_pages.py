@@ -15,10 +15,9 @@ from dmlkit.cli.data import DATA_ERROR
 from dmlkit.cli.study import BUDGET_USED
 from dmlkit.distributed.launch import OWN_STORE
 from dmlkit.distributed.stopping import STOPPED
-from dmlkit.files import document
+from dmlkit.files import document, yaml_tree
 from dmlkit.files.image_file import FORMATS, MAX_PIXELS, MAX_SIDE
 from dmlkit.losses.base import LossConfig
-from dmlkit.recipe import yaml_tree
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.study.definition.file import MAX_RECIPES
 from tests.conftest import ROOT, TINY_RECIPE

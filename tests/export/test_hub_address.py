@@ -177,6 +177,7 @@ def test_a_recipe_of_a_folder_reads_nothing_else(folder: Path, tmp_path: Path):
     local = {"name": "timm", "model": f"local-dir:{tmp_path}", "architecture": "resnet18"}
     for change, message in (
         ({"extends": "../base.yaml"}, "extends is not allowed in the recipe of an exported model"),
+        ({"regularizers": [{"name": "distill", "teacher": "../run"}]}, "regularizers are not allowed"),
         ({"backbone": {**local, "architecture": None}}, "backbone.architecture is missing"),
         ({"backbone": local, "transform": {"name": "pretrained"}}, "transform has not all keys"),
     ):

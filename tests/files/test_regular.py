@@ -73,7 +73,7 @@ def test_links_to_files_are_files_and_folders_are_not(tmp_path: Path):
 def test_a_recipe_without_an_end_is_read_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Files of /proc are regular and have 0 bytes, so the size of a file says nothing."""
     (tmp_path / "long.yaml").write_text("# " + "x" * 2_000)
-    monkeypatch.setattr("dmlkit.recipe.yaml_tree.MAX_BYTES", 1_000)
+    monkeypatch.setattr("dmlkit.files.yaml_tree.MAX_BYTES", 1_000)
     with pytest.raises(UserError, match="more than 1,000 bytes; expected a recipe"):
         read_recipe(tmp_path / "long.yaml")
     if Path("/proc/self/maps").exists():

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dmlkit.errors import UserError
+from dmlkit.files.yaml_tree import parse_yaml
 from dmlkit.recipe.file import parse_recipe, read_recipe
 from dmlkit.recipe.overrides import overlay, read_tree
 from dmlkit.recipe.reference import schema
-from dmlkit.recipe.yaml_tree import parse_yaml
 from tests.conftest import Result
 
 BASE = """\

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmlkit.errors import UserError
+from dmlkit.files.yaml_tree import parse_yaml
 from dmlkit.recipe.file import dump_recipe, parse_recipe, plain, read_recipe
 from dmlkit.recipe.reference import schema
 from dmlkit.recipe.schema import Recipe
-from dmlkit.recipe.yaml_tree import parse_yaml
 
 GOOD = "dataset: {name: glyphs}\nloss:\n  name: triplet\n  margin: 0.2\n"
 

@@ -1,6 +1,8 @@
 """Distillation against naive loops over pairs and triplets, finite differences, and a run as the teacher."""
 
 import math
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,11 +127,13 @@ def test_a_batch_without_triplets_or_pairs_is_finite(teacher: torch.Tensor):
         assert math.isfinite(value.item()) and x.grad is not None and x.grad.isfinite().all()
 
 
+def recipe_with(regularizer: dict[str, object], **keys: object) -> dict[str, object]:
+    return {"dataset": {"name": "glyphs"}, "loss": {"name": "triplet"}, "regularizers": (regularizer,), **keys}
+
+
 def refusal(regularizer: dict[str, object], **keys: object) -> str:
     with pytest.raises(ValueError) as error:
-        Recipe.model_validate(
-            {"dataset": {"name": "glyphs"}, "loss": {"name": "triplet"}, "regularizers": (regularizer,), **keys}
-        )
+        Recipe.model_validate(recipe_with(regularizer, **keys))
     return str(error.value)
 
 
@@ -144,3 +148,27 @@ def test_what_cannot_teach_is_refused_when_the_recipe_is_read(tmp_path):
     assert "angle_weight applies to kind relational" in message
     message = refusal({"name": "distill", "teacher": str(tmp_path)}, manifold={"name": "lorentz"})
     assert "distill needs manifold.name sphere or euclidean" in message
+
+
+@pytest.mark.parametrize("key", [{"name": "distill", "teacher": None}, {"name": "compatible", "run": None}])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("embedding_dim: 4\nmanifold: y\n", "has no embedding_dim, or no manifold with a name"),
+        ("embedding_dim: 4\nmanifold: " + "[" * 2_000, "more than 50 levels"),
+        ("manifold: !!python/object:os.system {}", "the tag tag:yaml.org,2002:python/object:os.system is not allowed"),
+        (None, "this is a FIFO; expected a regular file"),
+    ],
+)
+def test_the_recipe_of_another_run_is_read_with_the_limits_of_every_recipe(
+    key: dict[str, object], content: str | None, message: str, tmp_path: Path
+):
+    (tmp_path / "environment.json").touch()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(content or "")
+    if content is None:
+        recipe.unlink()
+        os.mkfifo(recipe)
+    regularizer = {name: value or str(tmp_path) for name, value in key.items()}
+    assert message in refusal(regularizer)
+    Recipe.model_validate(recipe_with(regularizer), context={"is_trained": True})  # reads nothing

@@ -12,12 +12,13 @@ from pydantic import ValidationError
 from dmlkit.datasets.base import FOLDS
 from dmlkit.errors import UserError, counted
 from dmlkit.files.source import require_study_file
+from dmlkit.files.yaml_tree import Key, Tree
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
+from dmlkit.recipe.faults import describe_faults, fault_line, quoted, suggest
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.overrides import Override, parse_override, path_in_collection, read_extended
 from dmlkit.recipe.schema import Recipe
-from dmlkit.recipe.yaml_tree import Key, Tree, describe_faults, fault_line, quoted, suggest
 from dmlkit.study.definition.config import FIGURES, Axis, Candidate, MethodsConfig, Study, StudyConfig, Variant
 from dmlkit.study.definition.methods import Method, grid_of, label, methods_of, num_recipes
 

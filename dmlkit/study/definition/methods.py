@@ -9,9 +9,9 @@ from math import inf, isclose, prod
 from typing import Any
 
 from dmlkit.errors import UserError
+from dmlkit.files.yaml_tree import Key, Tree
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.overrides import Override
-from dmlkit.recipe.yaml_tree import Key, Tree
 from dmlkit.study.definition.config import Candidate, MethodsConfig
 
 
@@ -72,7 +72,7 @@ def label(settings: Sequence[Override]) -> str:
     """Return the label of a combination of values, which is valid as the name of a folder.
 
     Example:
-        >>> from dmlkit.recipe.yaml_tree import parse_yaml
+        >>> from dmlkit.files.yaml_tree import parse_yaml
         >>> tree = parse_yaml("{a: 0.1, b: {name: exact}}", "s.yaml")
         >>> label([Override("loss.margin", tree.below(("a",))), Override("loss.solver", tree.below(("b",)))])
         'margin=0.1,solver=exact'

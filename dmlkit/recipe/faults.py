@@ -1,0 +1,151 @@
+"""Messages on mistakes in a recipe or a study, with file, line and key."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from inspect import isclass
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from dmlkit.files.escape import EXCERPT, excerpt
+from dmlkit.files.yaml_tree import Key, Tree
+
+OPTION = "--set "
+"""Start of the origin of a value that an option of the command line sets."""
+WORDS = {
+    "a valid array": "a list",
+    "an object": "a mapping",
+}  # pydantic's messages use terms of JSON, but recipes are YAML
+
+
+def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[str]:
+    """Return all errors of ``model`` in a tree, one per line: ``file:line: key: what, and what was expected``."""
+    found = error.errors()
+    # if all items of a list are invalid, pydantic also reports that the list is too short
+    deeper = {fault["loc"][:length] for fault in found for length in range(len(fault["loc"]))}
+    kept = (fault for fault in found if fault["type"] != "too_short" or fault["loc"] not in deeper)
+    return [line for fault in kept for line in _describe(fault, tree, model)]
+
+
+def _describe(fault: Any, tree: Tree, model: type[BaseModel]) -> list[str]:
+    if fault["type"] == "requirements":
+        return [_requirement_line(tree, tuple(key), text) for key, text in fault["ctx"]["faults"]]
+    location = fault["loc"]
+    key: Key = tuple(step for step in location if not _is_tag(step))
+    match fault["type"]:
+        case "extra_forbidden":
+            known = list(_model_at(location[:-1], model).model_fields)
+            return [key_line(tree, key, f"unknown key; {suggest(str(key[-1]), known)}")]
+        case "missing":
+            return [key_line(tree, key, "this key is missing and has no default; add it")]
+        case "union_tag_invalid":
+            family, name = _model_at(location, model), fault["input"]["name"]
+            what = family.__name__.removesuffix("Config").lower()
+            text = f"unknown {what} {quoted(name)}; {suggest_member(name, sorted(family.variants))}"
+            return [fault_line(tree, (*key, "name"), text)]
+        case "union_tag_not_found":
+            family = _model_at(location, model)
+            if isinstance(fault["input"], str) and hasattr(family, "names_known"):
+                hint = suggest_member(fault["input"], family.names_known())
+                return [fault_line(tree, key, f"unknown name {quoted(fault['input'])}; {hint}")]
+            known = ", ".join(sorted(family.variants))
+            got = "a mapping without a name" if isinstance(fault["input"], dict) else quoted(fault["input"])
+            text = f"got {got}; expected a mapping such as {{name: NAME}}, with NAME one of {known}"
+            return [fault_line(tree, key, text)]
+        case "value_error":  # values of one component that contradict each other
+            return [fault_line(tree, key, str(fault["ctx"]["error"]))]
+        case "too_short":
+            least = fault["ctx"]["min_length"]
+            items = "item" if least == 1 else "items"
+            return [fault_line(tree, key, f"got {quoted(fault['input'])}, expected at least {least} {items}")]
+        case _:
+            expected = fault["msg"].removeprefix("Input should be ")
+            return [fault_line(tree, key, f"got {quoted(fault['input'])}, expected {WORDS.get(expected, expected)}")]
+
+
+def quoted(value: Any) -> str:
+    """Return a value of a file for messages, shortened, because it may be as long as the file."""
+    return excerpt(repr(value))
+
+
+def fault_line(tree: Tree, key: Key, text: str) -> str:
+    """Return the message on a key of a tree, with its file and line if the tree has a source.
+
+    Example:
+        >>> fault_line(Tree("r.yaml", origins={("loss",): "r.yaml:2"}), ("loss", "margin"), "got 'big'")
+        "r.yaml:2: loss.margin: got 'big'"
+    """
+    return ": ".join(part for part in (tree.origin(key), excerpt(".".join(map(str, key))), text) if part)
+
+
+def key_line(tree: Tree, key: Key, text: str) -> str:
+    """Return the message on a key that its component does not have, or lacks: the name may come from ``--set``."""
+    name = tree.origins.get((*key[:-1], "name"), "")
+    is_named_later = name.startswith(OPTION) and not tree.origin(key).startswith(OPTION)
+    return fault_line(replace(tree, source=name, origins={}) if is_named_later else tree, key, text)
+
+
+def _requirement_line(tree: Tree, key: Key, text: str) -> str:
+    """Return the message on components that do not go together, from the ``--set`` that changed one of them, if any."""
+    if tree.origin(key).startswith(OPTION):
+        return fault_line(tree, key, text)
+    for place, origin in tree.origins.items():
+        dotted = ".".join(map(str, place[:-1] if place[-1:] == ("name",) else place))
+        is_named = place[:-1] == key or re.search(rf"\b{re.escape(dotted)}\b", text)
+        if origin.startswith(OPTION) and dotted and is_named:
+            return fault_line(replace(tree, source=origin, origins={}), key, text)
+    return fault_line(tree, key, text)
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+    """Return a hint for an unknown name: the most similar known name, or all known names.
+
+    Example:
+        >>> suggest("margn", ["margin", "scale"]), suggest("x", ["margin", "scale"])
+        ("did you mean 'margin'?", 'expected one of margin, scale')
+    """
+    near = get_close_matches(name[:EXCERPT], known, n=1)  # run time grows with the square of the length
+    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+
+
+def suggest_member(name: str, known: Sequence[str]) -> str:
+    """Return a hint for an unknown name of a family, which may be that of a plug-in.
+
+    Example:
+        >>> suggest_member("tripet", ["triplet", "margin"])
+        "did you mean 'triplet'? or load its file with --plugin FILE"
+    """
+    hint = suggest(name, known)
+    return f"{hint}{'' if hint.endswith('?') else ';'} or load its file with --plugin FILE"
+
+
+def _is_tag(step: str | int) -> bool:
+    return isinstance(step, str) and step.startswith("<") and step.endswith(">")
+
+
+def _model_at(location: Sequence[str | int], root: type[BaseModel]) -> Any:
+    """Return the model class that a pydantic error location points into."""
+    model: Any = root
+    for step in location:
+        if _is_tag(step):
+            model = model.variants[str(step)[1:-1]]
+        elif isinstance(step, str):
+            model = next(models_in(model.model_fields[step].annotation))
+    return model
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the model classes inside an annotation.
+
+    Example:
+        >>> from typing import Annotated
+        >>> from dmlkit.component import ComponentConfig, one_of
+        >>> [model.__name__ for model in models_in(tuple[Annotated[ComponentConfig, one_of], ...])]
+        ['ComponentConfig']
+    """
+    if isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from models_in(argument)
