@@ -2,8 +2,8 @@
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
+from functools import partial
 from multiprocessing.queues import Queue
 from threading import Thread
 from time import perf_counter
@@ -16,15 +16,12 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.image import WORKER_START, Turns, take_turns
 from dmlkit.distributed.device_name import count_cores
 from dmlkit.loading.inputs import Batch, Draw, Inputs, Item, inputs_of
 from dmlkit.samplers.base import Sampler
 from dmlkit.transforms.base import TransformConfig
 from dmlkit.transforms.cropping import Cut, collate_cuts
-
-# a new interpreter imports torch first, 5 to 9 s, and the runs of study --jobs would start theirs; Python 3.14 does so
-# unless another way is asked for
-WORKER_START = "fork" if sys.platform == "linux" else None
 
 
 class TrainingBatches:
@@ -123,18 +120,20 @@ def make_loader(
         num_workers=workers,
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
-        worker_init_fn=start_reader if workers else None,
+        worker_init_fn=partial(start_reader, Turns()) if workers else None,
         multiprocessing_context=WORKER_START if workers else None,
         # each pass draws a seed that no item uses; a resumed epoch would draw it twice from torch's global generator
         generator=torch.Generator(),
     )
 
 
-def start_reader(_: int) -> None:
-    """Let SIGTERM end this reader only if its parent sent it, and send its parent the errors of sending a batch.
+def start_reader(turns: Turns, _: int) -> None:
+    """Let this reader decode within a bound that it shares with the others; let only its parent end it by SIGTERM.
 
     A scheduler that stops a job signals every process of it, and training still needs images up to its checkpoint.
+    The reader sends its parent the errors of sending a batch.
     """
+    take_turns(turns)
     setattr(Queue, "_on_queue_feeder_error", _send_error)  # noqa: B010 - a private hook, which stubs do not have
     if hasattr(signal, "sigwaitinfo"):  # not on macOS
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

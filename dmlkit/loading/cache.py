@@ -5,6 +5,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from zlib import crc32
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.dataset import Dataset, ReplacedSamples
+from dmlkit.datasets.files.image import Turns
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.errors import OptionError, UserError
@@ -271,7 +273,7 @@ def _write_cache(recipe: Recipe, dataset: Dataset, output: Path, advance: Callab
         images,
         batch_size=None,
         num_workers=default_workers(),
-        worker_init_fn=start_reader,
+        worker_init_fn=partial(start_reader, Turns()),
         multiprocessing_context=WORKER_START,
     )
     rows: list[CachedRow] = []

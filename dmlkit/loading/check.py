@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.archives import Published, md5
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.image import frames
+from dmlkit.datasets.files.image import Turns, frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
 from dmlkit.datasets.files.paths import DATA_CHECK, raise_faults
 from dmlkit.datasets.folder import FolderConfig, stray_files
@@ -27,7 +28,7 @@ from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError, counted
 from dmlkit.files.image_file import BadImageError, Box, decoding, opened
 from dmlkit.files.source import EXPECTED_DATA, require_path
-from dmlkit.loading.batches import WORKER_START, default_workers
+from dmlkit.loading.batches import WORKER_START, default_workers, start_reader
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.overrides import is_recipe
 from dmlkit.recipe.start import validation_fraction
@@ -355,6 +356,7 @@ def check_images(
         batch_size=64,
         collate_fn=list,
         num_workers=default_workers(),
+        worker_init_fn=partial(start_reader, Turns()),
         multiprocessing_context=WORKER_START,
     )
     for batch in loader:

@@ -2,24 +2,29 @@
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import BytesIO
 from itertools import product
 from pathlib import Path
+from threading import Lock
+from time import sleep
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from torch import Tensor
 
 from dmlkit.datasets import FolderConfig
 from dmlkit.datasets.files import image
-from dmlkit.datasets.files.dataset import PickedSamples
-from dmlkit.datasets.files.image import decode_image, decoded_pixels, frames, read_image
+from dmlkit.datasets.files.dataset import Dataset, PickedSamples
+from dmlkit.datasets.files.image import Turns, decode_image, decoded_pixels, frames, read_image
 from dmlkit.embedding.images import ImageList, dataset_of
 from dmlkit.embedding.questions.page import drawn_picture
 from dmlkit.files.image_file import MAX_SIDE, BadImageError, Box, Limits
 from dmlkit.files.regular import EXTENSIONS
+from dmlkit.loading.batches import evaluation_loader
 from dmlkit.recipe.file import parse_recipe
 from tests.conftest import TINY_RECIPE
 
@@ -276,3 +281,42 @@ def test_a_box_is_drawn_at_its_place_in_a_reduced_image(tmp_path: Path, monkeypa
         lines.append(np.asarray(picture)[..., 0] > 150)  # yellow
     corners = [(*line.any(0).nonzero()[0][[0, -1]], *line.any(1).nonzero()[0][[0, -1]]) for line in lines]
     assert np.abs(np.subtract(*corners)).max() <= 2
+
+
+def test_large_images_take_turns():
+    """As many as fit into the bound are decoded at once; one larger than it is decoded alone; small ones never wait."""
+    turns, lock, now, most = Turns(most=100, unit=10), Lock(), list[int](), list[int]()
+
+    def decode(pixels: int) -> None:
+        with turns.for_pixels(pixels):
+            with lock:
+                now.append(pixels)
+                most.append(sum(now))
+            sleep(0.001)  # so that others start meanwhile
+            with lock:
+                now.remove(pixels)
+
+    sizes = np.random.default_rng(0).choice([10, 30, 40, 70, 100], 60).tolist()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(decode, [*sizes, 1000, *sizes]))
+    assert len(most) == 121 and max(size for size in most if size < 1000) <= 100
+    assert [size for size in most if size >= 1000] == [1000]
+    with turns.for_pixels(1000), turns.for_pixels(9), turns.for_pixels(9):
+        pass
+
+
+class Marks(Dataset):
+    """Numbers of readers that share a bound."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.zeros(4, dtype=torch.int64), [""], [""] * 4)
+
+    def sample(self, index: int) -> Tensor:
+        return torch.tensor([len(image._turns)], dtype=torch.float32)
+
+
+@pytest.mark.usefixtures("images_have_readers")
+def test_readers_share_a_bound_and_this_process_has_none():
+    loader = evaluation_loader(Marks(), None, batch_size=2, workers=2)
+    assert torch.cat([batch.inputs for batch in loader]).tolist() == [[1]] * 4
+    assert image._turns == []

@@ -1,8 +1,11 @@
 """Decoding of image files to RGB, and of the frames of a video."""
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,9 @@ from dmlkit.files.image_file import (
 )
 from dmlkit.files.regular import VIDEOS
 
+# a new interpreter imports torch first, 5 to 9 s, and the runs of study --jobs would start theirs; Python 3.14 does so
+# unless another way is asked for
+WORKER_START = "fork" if sys.platform == "linux" else None
 ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are written with few digits
 
 
@@ -67,13 +73,52 @@ def decode_image(path: str | Path, content: bytes | None, box: Box | None, limit
     with opened(path, content) as image:
         is_smaller = limit_size(path, image, limits, is_whole=box is None)
         is_color = image.format == "JPEG" and image.mode == "RGB"
-        if box is None and is_color and not is_smaller and (decode_jpeg := jpeg_decoder()):
-            encoded = Path(path).read_bytes() if content is None else content
-            # a bytearray, because torch warns about read-only bytes
-            return decode_jpeg(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
-        ImageOps.exif_transpose(image, in_place=True)
-        pixels = np.array(to_rgb(image if box is None else crop_box(image, box, path)))
+        with _turns[-1].for_pixels(image.width * image.height) if _turns else nullcontext():
+            if box is None and is_color and not is_smaller and (decode_jpeg := jpeg_decoder()):
+                encoded = Path(path).read_bytes() if content is None else content
+                # a bytearray, because torch warns about read-only bytes
+                return decode_jpeg(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
+            ImageOps.exif_transpose(image, in_place=True)
+            pixels = np.array(to_rgb(image if box is None else crop_box(image, box, path)))
     return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+class Turns:
+    """Bound on the pixels that the processes of one loader decode at once; a larger image waits for all others.
+
+    Eight processes decode images of 24 megapixels without waiting, and two those of 80, which take 1.4 GB each.
+
+    Args:
+        most: the bound.
+        unit: pixels that are counted as one; smaller images never wait.
+    """
+
+    def __init__(self, most: int = 200_000_000, unit: int = 8_000_000) -> None:
+        context = get_context(WORKER_START)
+        self.count, self.unit = most // unit, unit
+        self.entry, self.units = context.Lock(), context.Semaphore(self.count)
+
+    @contextmanager
+    def for_pixels(self, pixels: int) -> Generator[None]:
+        """Run the block when so many pixels may be decoded."""
+        units = min(pixels // self.unit, self.count)
+        if units:
+            with self.entry:  # two processes that each have a part of their units would wait for each other
+                for _ in range(units):
+                    self.units.acquire()
+        try:
+            yield
+        finally:
+            for _ in range(units):
+                self.units.release()
+
+
+def take_turns(turns: Turns) -> None:
+    """Let this process, a reader of a loader, decode within the bound that it shares with the others."""
+    _turns.append(turns)
+
+
+_turns: list[Turns] = []
 
 
 @cache
