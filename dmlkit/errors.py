@@ -2,8 +2,9 @@
 
 import logging
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 
 class UserError(Exception):
@@ -141,6 +142,12 @@ def warn(text: str) -> None:
     logging.getLogger("dmlkit").warning(text)
 
 
+@cache
+def warn_once(text: str) -> None:
+    """Warn of something that several steps of a command notice, the first time alone."""
+    warn(text)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, for a message of our own; of an empty one the name of its type.
 
@@ -159,3 +166,17 @@ def counted(number: int, one: str, many: str) -> str:
         ('1 class', '2,000 classes')
     """
     return f"{number:,} {one if number == 1 else many}"
+
+
+MOST_NAMED = 5
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return the first five of some names, and how many others there are.
+
+    Example:
+        >>> some_of(["a", "b"]), some_of("abcdefg")
+        ('a, b', 'a, b, c, d, e and 2 more')
+    """
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")

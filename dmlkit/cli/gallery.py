@@ -133,9 +133,10 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: Console) -> Non
     if incoming.resumed:
         say(console, f"{counted(incoming.resumed, 'image', 'images')} embedded before the interruption")
     say(console, f"{counted(incoming.added, 'image', 'images')} added to {gallery}")
+    if incoming.labeled:
+        say(console, f"{len(incoming.labeled):,} of them were there without a label")
     if none := incoming.unlabeled:
-        way = f"dmlkit gallery history {command_word(gallery)} shows what to restore"
-        say(console, f"note: {none:,} without a label, which identify refuses; {way} before you add with --label")
+        say(console, f"note: {none:,} without a label, which identify leaves out; --label names one")
     for lines, reason in (
         (incoming.repeated, "skipped: already in the gallery"),
         (incoming.skipped, "skipped: could not be read"),

@@ -123,7 +123,7 @@ def identify(
 
 def print_answers(found: "Identified", images: Path, console: Console, *, is_kept: bool) -> None:
     """Print the most doubtful answers, and counts and notes on all, which may be kept in a file."""
-    from dmlkit.embedding.gallery.files import UNKNOWN
+    from dmlkit.files.labels import UNKNOWN
 
     doubtful = found.most_doubtful_first()
     one, many = unit_of(found)
@@ -187,8 +187,8 @@ def within(path: str, folder: Path) -> str:
 
 def write_answers_page(found: "Identified", path: Path, read: tuple[Path, Path], console: Console) -> None:
     """Write the page of the answers, the most doubtful first, and print how many pictures of what was read are gone."""
-    from dmlkit.embedding.gallery.files import UNKNOWN
     from dmlkit.embedding.questions.page import Picture, Shelf, write_page
+    from dmlkit.files.labels import UNKNOWN
 
     doubtful = found.most_doubtful_first()
     near = doubtful.neighbors

@@ -113,7 +113,10 @@ class DatasetConfig(ComponentConfig, frozen=True):
         Raises:
             UserError: a file is missing, or too few classes are left for the split.
         """
-        return self.images_of(self.listing(), split)
+        listing = self.listing()
+        if listing is not None:
+            listing.warn_of_notes()
+        return self.images_of(listing, split)
 
     def images_of(self, listing: Listing | None, split: Split) -> Dataset:
         """Return the samples of a split from a listing, see `build`; it is None for a dataset without files."""

@@ -14,6 +14,7 @@ from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
 from dmlkit.errors import OptionError
 from dmlkit.files.image_file import image_files
+from dmlkit.files.labels import label_notes, path_label
 from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.source import NO_CLASS_FOLDERS, NO_CLASSES, deeper_classes, single_class
 
@@ -38,9 +39,11 @@ class FolderConfig(DatasetConfig, frozen=True):
         if is_split(root):
             return split_folders(root, self.levels)
         classes, faults = nested_folders(root, self.levels)
-        half = len(classes) // 2
+        labels = [class_label(folder, self.levels) for folder in classes]
+        names = list(dict.fromkeys(label for label in labels if label is not None))
+        training = set(names[: len(names) // 2])
         halves: list[tuple[Path, ListedSplit]] = [
-            (folder, "train" if place < half else "test") for place, folder in enumerate(classes)
+            (folder, "train" if label in training else "test") for folder, label in zip(classes, labels, strict=True)
         ]
         return class_listing(root, halves, self.levels, faults)
 
@@ -136,6 +139,7 @@ def class_listing(
     if not classes:
         raise OptionError("dataset.root", f"{root}: {NO_CLASSES}")
     labels: dict[str, int] = {}
+    counts: dict[str, int] = {}
     few = 0
     for folder, split in classes:
         name = "/".join(folder.parts[-max(1, len(levels)) :])
@@ -148,8 +152,10 @@ def class_listing(
             depth = f"the {len(levels)} levels {'/'.join(levels)}"
             rows.faults.append(f"{deeper}: lies deeper than {depth}; move it up or name one more level")
             continue
-        label = labels.setdefault(name, len(labels))
-        if len(images) < 2:
+        counts[name] = counts.get(name, 0) + len(images)
+        meant = class_label(folder, levels)
+        label = -1 if meant is None else labels.setdefault(meant, len(labels))
+        if len(images) < 2 and meant is not None:
             few += 1
             found = "a single image" if images else "no images"
             rows.faults.append(f"{folder}: the class has {found}, expected at least 2; add images or remove the folder")
@@ -163,7 +169,13 @@ def class_listing(
             "dataset.root",
             f"{root}: none of its {few} classes has two images; expected at least 2 per class; add images",
         )
-    return rows.listing(list(labels))
+    notes = label_notes(counts, str(root), lambda name: path_label(name.split("/")))
+    return rows.listing(list(labels), notes=notes)
+
+
+def class_label(folder: Path, levels: Sequence[str] = ()) -> str | None:
+    """Return the label that the name of a class folder means, with one part per level."""
+    return path_label(folder.parts[-max(1, len(levels)) :])
 
 
 def class_folders(root: Path) -> list[Path]:

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.class_names import cut_between_groups, in_groups, label_set, path_fault
+from dmlkit.datasets.files.class_names import cut_between_groups, in_groups, label_in, label_set, path_fault
 from dmlkit.datasets.files.image import ROUNDING
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
 from dmlkit.datasets.files.paths import SUSPICIOUS, inside, leaves_root
@@ -23,6 +23,7 @@ from dmlkit.datasets.files.table_file import (
     text_column,
 )
 from dmlkit.errors import option_errors
+from dmlkit.files.labels import label_notes
 
 
 class TableConfig(DatasetConfig, frozen=True):
@@ -142,11 +143,17 @@ class TableRows:
         self.faults += [f"{self.where(row)}: {fault}" for row in rows.tolist()]
         self.keep[rows] = False
 
-    def _encoded(self, name: str, blank: str = "") -> tuple[list[str], np.ndarray]:
+    def _texts(self, name: str, blank: str = "") -> tuple[list[str], np.ndarray]:
         """Return the distinct texts of a column, and (N,) positions of its cells in them; empty cells are ``blank``."""
         texts = arrow_compute().fill_null(text_column(self.table, str(self.file), name), blank)
         encoded = texts.dictionary_encode()
         return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+
+    def _encoded(self, name: str, blank: str = "") -> tuple[list[str], np.ndarray]:
+        """Return the same as `_texts`, without blanks at the ends."""
+        texts, codes = self._texts(name, blank)
+        values = {value: place for place, value in enumerate(dict.fromkeys(text.strip() for text in texts))}
+        return list(values), np.array([values[text.strip()] for text in texts], dtype=np.int64)[codes]
 
     def _paths(self) -> Any:
         import pyarrow as pa
@@ -169,30 +176,25 @@ class TableRows:
         return compute.replace_with_mask(names, pa.array(mask), pa.array(safe, pa.string()))
 
     def _labels(self) -> tuple[np.ndarray, list[str]]:
-        """Return (N,) positions in the sorted names, and the names; numbers are sorted as numbers."""
-        compute = arrow_compute()
-        column = text_column(self.table, str(self.file), "label")
-        self._refuse(rows_where(compute.is_null(column)), "no label")
-        encoded = column.dictionary_encode()
-        names: list[str] = encoded.dictionary.to_pylist()
-        codes = compute.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)
-        sets = {name: label_set(name, self.separator) for name in names} if self.separator is not None else {}
-        found = {name: fault for name, (_, fault) in sets.items()}
-        if self.levels:
-            found = {name: path_fault(name, self.levels) for name in names}
-        faults = {code: found.get(name) for code, name in enumerate(names)}
-        wrong = np.isin(codes, [code for code, fault in faults.items() if fault]).nonzero()[0]
-        self.faults += [f"{self.where(row)}: {faults[codes[row]]}" for row in wrong.tolist()]
-        self.keep[wrong] = False
-        if sets:  # b|a is the set a|b
-            places = {name: place for place, name in enumerate(dict.fromkeys(one for one, _ in sets.values()))}
-            codes = np.array([*(places[sets[name][0]] for name in names), len(places)])[codes]
-            names = list(places)
-        order = self._order(names)
-        position = np.empty(len(names) + 1, dtype=np.int64)
-        position[order] = np.arange(len(names))
-        position[-1] = 0  # for rows without a label, which are excluded
-        return position[codes], [names[index] for index in order]
+        """Return (N,) positions in the sorted names, -1 for a row without a label, and the names, see `label_in`."""
+        texts, codes = self._texts("label")
+        labels = {text: label_in(text, self.levels, self.separator) for text in texts}
+        counts = dict(zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True))
+        self.notes += label_notes(counts, str(self.file), labels.__getitem__)
+        faults: dict[str, str] = {}
+        for text, label in labels.items():
+            fault = path_fault(label, self.levels) if label is not None and self.levels else None
+            if label is not None and self.separator is not None:  # b|a is the set a|b
+                labels[text], fault = label_set(label, self.separator)
+            if fault is not None:
+                faults[text] = fault
+        for row in np.isin(codes, [code for code, text in enumerate(texts) if text in faults]).nonzero()[0].tolist():
+            self.faults.append(f"{self.where(row)}: {faults[texts[codes[row]]]}")
+            self.keep[row] = False
+        names = list(dict.fromkeys(label for label in labels.values() if label is not None))
+        position = {names[index]: place for place, index in enumerate(self._order(names))}
+        codes = np.array([position.get(labels[text] or "", -1) for text in texts], dtype=np.int64)[codes]
+        return codes, list(position)
 
     def _order(self, names: list[str]) -> list[int]:
         """Return the positions of the names in sorted order; numbers are sorted as numbers, sets as `in_groups`."""
@@ -200,19 +202,7 @@ class TableRows:
             place = {name: index for index, name in enumerate(names)}
             return [place[name] for name in in_groups(names, self.separator)]
         numeric = all(name.removeprefix("-").isdecimal() and len(name) < MAX_DIGITS for name in names)
-        if numeric and names:
-            self._note_gaps({int(name) for name in names})
         return sorted(range(len(names)), key=lambda index: (int(names[index]) if numeric else 0, names[index]))
-
-    def _note_gaps(self, numbers: set[int]) -> None:
-        smallest, largest = min(numbers), max(numbers)
-        missing = largest - smallest + 1 - len(numbers)  # a range of 2^63 or more has no len()
-        if missing:
-            first = next(number for number in range(smallest, largest) if number not in numbers)
-            self.notes.append(
-                f"{self.file}: the labels {smallest} to {largest} have gaps: no image has label {first} "
-                f"({missing} missing numbers); labels are renumbered, so no action is needed"
-            )
 
     def _half(self, class_names: list[str]) -> int:
         """Return how many classes are for training if the table has no column ``split``."""
@@ -315,7 +305,7 @@ class TableRows:
         position = np.empty(len(names), dtype=np.int64)
         position[order] = np.arange(len(names))
         of_class = np.zeros(classes, dtype=np.int64)
-        kept = self.keep.nonzero()[0]  # rows without a label belong to no class
+        kept = (self.keep & (labels >= 0)).nonzero()[0]
         of_class[labels[kept]] = position[codes[kept]]
         clashes = kept[of_class[labels[kept]] != position[codes[kept]]]
         self._refuse(clashes, "the label has another super_class in other rows; use one super_class per label")

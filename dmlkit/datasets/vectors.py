@@ -52,15 +52,15 @@ class VectorsConfig(DatasetConfig, frozen=True):
         columns["label"] = _column(vectors, self.labels, "dataset.labels")
         if self.splits is not None:
             columns["split"] = _column(vectors, self.splits, "dataset.splits")
-        if columns["label"].null_count == len(vectors):
-            what = f"{vectors.path}: no vector has a label; set it to an .npy file of labels"
-            raise OptionError("dataset.labels", what)
         columns["path"] = pa.array(np.arange(len(vectors))).cast(pa.string())
         with option_errors("dataset.embeddings"):
             if "path" in vectors.columns.column_names:
                 check_texts(vectors.columns["path"], "path", str(vectors.path))
             table = known_columns(pa.table(columns), str(vectors.path))
             rows = TableRows(table, vectors.path, vectors.path.parent).listing()
+        if (rows.labels < 0).all():
+            what = f"{vectors.path}: no vector has a label; set it to an .npy file of labels"
+            raise OptionError("dataset.labels", what)
         listing = VectorListing(**vars(rows), vectors=vectors)
         listing.faults.extend(vectors.faults())
         return listing

@@ -1,5 +1,6 @@
 """Images to embed, with their labels: files, folders, tables, vectors, or a split of a recipe's dataset."""
 
+from collections import Counter
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,8 +19,9 @@ from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.files.table_file import LABEL, column_names, read_images_table
 from dmlkit.datasets.folder import is_split
 from dmlkit.datasets.table import TableRows
-from dmlkit.errors import UserError, warn
+from dmlkit.errors import UserError, warn, warn_once
 from dmlkit.files.image_file import Box, image_files
+from dmlkit.files.labels import label_notes, label_of, path_label
 from dmlkit.files.regular import TABLES
 from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
@@ -155,7 +157,8 @@ def _boxed(source: Path, labels: str | None, boxes: Boxes, depth: int) -> Datase
         found = read_boxes(source, boxes.source, boxes.confidence)
         paths = [one.path for one in found]
         folders = _folder_labels(source, paths, depth) if source.is_dir() else [None] * len(found)
-        names = [one.label or folder for one, folder in zip(found, folders, strict=True)]
+        named = zip(found, folders, strict=True)
+        names = [folder if one.label is None else label_of(one.label) for one, folder in named]
         dataset = ImageList(paths, None if labels == NONE else names, [one.box for one in found])
     dataset.margin = boxes.margin
     return dataset
@@ -163,6 +166,8 @@ def _boxed(source: Path, labels: str | None, boxes: Boxes, depth: int) -> Datase
 
 def _listed(listing: Listing, *, has_labels: bool) -> Dataset:
     raise_faults(listing.faults)
+    if has_labels:
+        listing.warn_of_notes()
     dataset = listing.everything()
     if not has_labels:
         dataset.labels = torch.full_like(dataset.labels, -1)
@@ -180,5 +185,8 @@ def _files_below(folder: Path, depth: int) -> ImageList:
 def _folder_labels(folder: Path, paths: list[str], depth: int) -> list[str | None]:
     """Return the label of each image by its subfolders, at most ``depth`` of them; None at the top."""
     place = len(folder.parts) + is_split(folder)  # of the class in a path
-    parts = (Path(path).parts[place:-1] for path in paths)
-    return ["/".join(one[:depth]) or None for one in parts]
+    names = ["/".join(Path(path).parts[place:-1][:depth]) for path in paths]
+    labels = {name: path_label(name.split("/")) for name in names}
+    for note in label_notes(Counter(names), str(folder), labels.__getitem__):
+        warn_once(note)
+    return [labels[name] for name in names]

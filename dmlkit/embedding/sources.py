@@ -21,8 +21,9 @@ from dmlkit.embedding.points import PointSet, PointsInMemory, load_same_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, describe
-from dmlkit.errors import UserError, counted
+from dmlkit.errors import UserError, counted, warn_once
 from dmlkit.files.arrays import Values, read_array
+from dmlkit.files.labels import label_notes, label_of
 from dmlkit.files.source import check_options, require_queries, require_source
 from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
@@ -198,7 +199,7 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str) -> Poin
     points = points_of_rows(features, manifold, path)
     names: list[str | None] = [None] * len(points)
     if labels is not None:
-        names = [str(label) for label in read_labels(labels).tolist()]
+        names = read_labels(labels)
         if len(names) != len(points):
             rows = counted(len(points), "row", "rows")
             raise UserError(f"--labels {labels}: has {counted(len(names), 'label', 'labels')}, but {path} has {rows}")
@@ -232,8 +233,8 @@ def points_of_rows(features: Tensor, manifold: Manifold, path: Path) -> Tensor:
         raise UserError(str(error)) from None
 
 
-def read_labels(path: Path) -> Values:
-    """Read labels (N,), integers or text; bytes must be UTF-8, and text must not have unpaired surrogates.
+def read_labels(path: Path) -> list[str | None]:
+    """Read labels (N,), integers or text, see `label_of`; bytes must be UTF-8, and text have no unpaired surrogates.
 
     Raises:
         UserError: the file cannot be read, or has another shape or other values.
@@ -244,11 +245,14 @@ def read_labels(path: Path) -> Values:
     try:
         if labels.dtype.kind == "S":
             labels = np.strings.decode(labels, "utf-8")
-        if labels.dtype.kind == "U":
-            "".join(np.unique(labels).tolist()).encode()
+        texts, rows, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
+        "".join(texts.tolist()).encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise UserError(f"{path}: labels: expected text in UTF-8, got {error.object!r:.60}") from None
-    return labels
+    for note in label_notes(dict(zip(texts.tolist(), counts.tolist(), strict=True)), str(path)):
+        warn_once(note)
+    names = [label_of(text) for text in texts.tolist()]
+    return [names[row] for row in rows.tolist()]
 
 
 def _array(path: Path, dimensions: int) -> Values:

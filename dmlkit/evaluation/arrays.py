@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dmlkit.datasets.files.class_names import path_fault
 from dmlkit.embedding.points import PointSet, all_points
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.sources import points_of_rows, read_features, read_labels
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 from dmlkit.evaluation.evaluate import Evaluation, Rescoring, searching
 from dmlkit.evaluation.report import Report
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
@@ -33,7 +34,7 @@ def evaluate_points(
     bar: Bar = no_bar,
     rerank: Rerank | None = None,
 ) -> tuple[Report, Evaluation]:
-    """Score labeled points on their own manifold; each is searched among all others.
+    """Score points that have a label on their own manifold; each is searched among all others of them.
 
     Args:
         points: see `dmlkit.embedding.sources.open_points`.
@@ -42,20 +43,21 @@ def evaluate_points(
         rerank: method by which the queries are ranked once more.
 
     Raises:
-        UserError: an item has no label, or there is nothing to retrieve.
+        UserError: no item has a label, or there is nothing to retrieve.
     """
-    found, labels = all_points(points), list(points.labels)
-    if None in labels:
-        raise UserError(
-            f"{points.source}: {labels.count(None)} of {len(labels)} items have no label; evaluation needs one for "
-            "every item"
-        )
     dataset = None if points.run is None else RunFolder(points.run).recipe().dataset
     if dataset is not None:
         dataset.require_one_label(points.source)
-    queries = LabeledRows(found, np.array(labels), list(points.paths), dataset.levels if dataset else ())
+    queries = LabeledRows.of(all_points(points), points.labels, points.paths, dataset.levels if dataset else ())
+    without = len(points) - len(queries.labels)
+    if without == len(points):
+        raise UserError(f"{points.source}: none of {counted(without, 'item', 'items')} has a label; add labels")
     evaluation = _score(points.source, queries, None, points.manifold, _configs(metrics), ties, bar, rerank)
-    return Report.of(evaluation, points.source, "all", ties=ties), evaluation
+    report = Report.of(evaluation, points.source, "all", ties=ties)
+    if without:
+        note = f"{counted(without, 'item has', 'items have')} no label, to be left out"
+        report = report.model_copy(update={"notes": (*report.notes, note)})
+    return report, evaluation
 
 
 def evaluate_arrays(
@@ -69,7 +71,7 @@ def evaluate_arrays(
     bar: Bar = no_bar,
     rerank: Rerank | None = None,
 ) -> tuple[Report, Evaluation]:
-    """Score ``.npy`` files of embeddings, (N, D) numbers, and labels, (N,) integers or strings.
+    """Score ``.npy`` files of embeddings, (N, D) numbers, and labels, (N,), see `read_labels`.
 
     Args:
         gallery: files of the embeddings and labels to search instead of the queries themselves.
@@ -92,9 +94,9 @@ def evaluate_arrays(
                 f"--gallery {gallery[0]}: has the same rows as --embeddings, so that every query would find itself; "
                 "omit --gallery to search each query among all others"
             )
-        items = LabeledRows(points_of_rows(others, space, gallery[0]), read_labels(gallery[1]))
+        items = LabeledRows.of(points_of_rows(others, space, gallery[0]), read_labels(gallery[1]))
     names = [str(row) for row in range(len(features))]
-    queries = LabeledRows(points_of_rows(features, space, embeddings), read_labels(labels), names)
+    queries = LabeledRows.of(points_of_rows(features, space, embeddings), read_labels(labels), names)
     evaluation = _score(str(embeddings), queries, items, space, configs, ties, bar, rerank)
     return Report.of(evaluation, str(embeddings), "all", ties=ties), evaluation
 
@@ -106,6 +108,23 @@ class LabeledRows(NamedTuple):
     labels: Any
     names: Sequence[str] = ()
     levels: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        points: Tensor,
+        labels: Sequence[str | None],
+        names: Sequence[str] = (),
+        levels: Sequence[str] = (),
+    ) -> "LabeledRows":
+        """Return the rows that have a label; labels that are all numbers are in the order of numbers."""
+        kept = [row for row, label in enumerate(labels) if label is not None]
+        given = np.array([labels[row] for row in kept], dtype=str)
+        if not levels and all(label.isdecimal() and label == str(int(label)) and len(label) < 19 for label in given):
+            given = given.astype(np.int64)
+        if len(kept) == len(labels) or len(labels) != len(points):  # the latter is reported where they are scored
+            return cls(points, given, names, levels)
+        return cls(points[kept], given, [names[row] for row in kept] if names else (), levels)
 
     def side(self, codec: Codec | None = None) -> Labeled:
         """Return the points, as a codec stores them if there is one, with their labels at each level.

@@ -325,6 +325,6 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
         "fpir": torch.from_numpy(said[1] >= found.threshold).double(),
         "fnir": torch.from_numpy(~(own.right & (said[0] >= found.threshold))).double(),
     }
-    paths = gallery.paths
+    paths = decider.searched.paths
     values = read_column([paths[int(row)] for row in rows], file, root, column)
     return figures_by_value(rates, torch.from_numpy(classes), values, column, are_errors=True)

@@ -157,7 +157,7 @@ class ImageGallery:
             boxes: boxes of the queries, each of which gets an answer, see `add`.
 
         Raises:
-            UserError: the gallery is empty or has an image without a label, or the queries come from another model.
+            UserError: the gallery has no image with a label, or the queries come from another model.
         """
         asked = _paths("identify", queries)
         return identify(

@@ -36,6 +36,21 @@ def test_the_first_half_of_the_sorted_classes_trains(tmp_path):
     assert label == 1 and image[:, 0, 0].tolist() == [1, 1, 0]
 
 
+def test_folders_that_name_one_label_are_one_class_and_unknown_is_none(tmp_path):
+    folders = ("a", "a ", "b", "Mo\u0308we", "M\xf6we", "Unknown", "d")
+    config = FolderConfig(root=str(make_tree(tmp_path, dict.fromkeys(folders, 3))), validation_fraction=0)
+    assert config.build("train").class_names == ("M\xf6we", "a")  # in the order of their folders
+    assert config.build("test").class_names == ("b", "d") and len(config.build("all")) == 18
+    listing = config.listing()
+    assert len(listing.everything()) == 21 and [note.partition(": ")[2] for note in listing.notes] == [
+        r"6 images have a label in another spelling: 'Mo\u0308we' as 'M\xf6we', 'a ' as 'a'",
+        "3 images have no label (empty or 'unknown'), to be left out of all losses and metrics",
+    ]
+    nested = make_tree(tmp_path / "nested", {"p/q": 2, "p/unknown": 2, "p /r": 2, "s/t": 2, "s/u": 2})
+    config = FolderConfig(root=str(nested), levels=("genus", "species"), validation_fraction=0)
+    assert config.build("all").class_names == ("p/q", "p/r", "s/t", "s/u") and len(config.build("all")) == 8
+
+
 def test_explicit_train_and_test_folders(tmp_path):
     make_tree(tmp_path, {"train/x": 2, "train/y/deep": 2, "train/z": 2, "test/a": 2})
     config = FolderConfig(root=str(tmp_path), validation_fraction=0.5)

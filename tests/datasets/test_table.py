@@ -38,11 +38,9 @@ def test_without_a_split_the_first_half_of_the_labels_trains(suffix: str, tmp_pa
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_numbers_are_sorted_as_numbers_and_gaps_are_noted(suffix: str, tmp_path: Path):
+def test_numbers_are_sorted_as_numbers(suffix: str, tmp_path: Path):
     config = write(tmp_path, {"label": [10, 10, 9, 9, 2, 2, 100, 100]}, suffix)
     assert config.build("train").class_names == ("2", "9") and config.build("test").class_names == ("10", "100")
-    (note,) = config.listing().notes
-    assert "the labels 2 to 100 have gaps: no image has label 3 (95 missing numbers)" in note
 
 
 def test_a_split_with_validation_classes(tmp_path: Path):
@@ -101,12 +99,11 @@ def test_every_cell_at_fault_is_named_with_its_line(tmp_path: Path):
     assert config.listing().faults == [
         f"{file}:3: no path",
         f"{file}:4: path '../2.jpg' leads out of the root {tmp_path}; {below}; so do 2 more rows",
-        f"{file}:6: no label",
         f"{file}:5: split 'trian'; expected train, validation, test",
         f"{file}:6: query 'maybe'; expected true or false",
         f"{file}: no row has gallery true; mark at least one, or remove the columns query and gallery",
     ]
-    with pytest.raises(UserError, match="no label"):
+    with pytest.raises(UserError, match="no path"):
         config.build("train")
 
 
@@ -270,18 +267,50 @@ def test_numbers_of_any_size_are_labels_t11(tmp_path: Path):
     config = write(tmp_path, {"label": ["0", "0", str(2**70), str(2**70), "-7", "-7", str(10**30), str(10**30)]})
     listing = config.listing()
     assert listing.class_names == ["-7", "0", str(2**70), str(10**30)]
-    assert f"no image has label -6 ({10**30 + 8 - 4} missing numbers)" in listing.notes[0]
     long = "9" * 5000
     listing = write(tmp_path, {"label": ["10", "10", "9", "9", long, long, "8", "8"]}).listing()
     assert listing.class_names == ["10", "8", "9", long]  # taken as words
 
 
-def test_rows_without_a_label_have_no_super_class_t11(tmp_path: Path):
+@pytest.mark.parametrize("none", ["", " ", "unknown", "Unknown "])
+def test_an_image_without_a_label_is_listed_and_in_no_split(none: str, tmp_path: Path):
     kinds = {"super_class": ["a", "b"] * 4}
-    config = write(tmp_path, kinds | {"label": [""] * 8})
-    assert config.listing().faults == [f"{config.file}:{line}: no label" for line in range(2, 10)]
-    config = write(tmp_path, kinds | {"label": ["", "x", "y", "z", "", "u", "v", "w"]})
-    assert config.listing().faults == [f"{config.file}:{line}: no label" for line in (2, 6)]
+    config = write(tmp_path, kinds | {"label": [none] * 8})
+    assert config.listing().faults == [] and config.listing().class_names == []
+    with pytest.raises(UserError, match="no images for train"):
+        config.build("train")
+    config = write(tmp_path, kinds | {"label": [none, "x", "y", "z", none, "u", "v", "w"]})
+    listing = config.listing()
+    assert listing.faults == [] and listing.class_names == ["u", "v", "w", "x", "y", "z"]
+    assert listing.notes == [
+        f"{config.file}: 2 images have no label (empty or 'unknown'), to be left out of all losses and metrics"
+    ]
+    assert listing.splits.tolist() == [-1, 2, 2, 2, -1, 0, 0, 0]
+    assert [Path(path).stem for path in config.build("all").paths] == ["1", "2", "3", "5", "6", "7"]
+    whole = listing.everything()
+    assert whole.label_names(whole.labels) == [None, "x", "y", "z", None, "u", "v", "w"]
+
+
+def test_labels_that_look_alike_are_one_label_and_a_difference_in_case_is_noted(tmp_path: Path):
+    labels = ["crow", "crow ", "Mo\u0308we", "M\xf6we", "7.0", "7", "Crow", "crow"]
+    listing = write(tmp_path, {"label": labels}).listing()
+    assert listing.class_names == ["7", "Crow", "M\xf6we", "crow"]
+    assert [listing.class_names[label] for label in listing.labels] == [
+        *("crow", "crow", "M\xf6we", "M\xf6we", "7", "7", "Crow", "crow")
+    ]
+    spelled, case = listing.notes
+    assert spelled.endswith(
+        ": 3 images have a label in another spelling: '7.0' as '7', "
+        r"'Mo\u0308we' as 'M\xf6we', 'crow ' as 'crow'"
+    )
+    assert case.endswith(
+        ": labels that differ only in upper and lower case are different labels: 'Crow' (1) and 'crow' (3)"
+    )
+
+
+def test_nan_in_a_column_of_numbers_is_no_label(tmp_path: Path):
+    listing = write(tmp_path, {"label": [1.0, 2.0, float("nan"), 1.0, 2.0, 3.0, 4.0, 4.5]}, ".parquet").listing()
+    assert listing.class_names == ["1", "2", "3", "4", "4.5"] and listing.labels[2] == -1
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_folders_of_a_model_with_levels_are_labels_with_all_levels(home: Path, t
     assert found == {**names, "4.jpg": None}
     assert dmlkit("gallery", "create", run, birds / "gulls", "-o", tmp_path / "g").code == 0
     assert dmlkit("gallery", "add", tmp_path / "g", birds).code == 0
-    assert sorted(map(str, open_points(tmp_path / "g").labels)) == ["None", "None", "corvids/crow", "corvids/crow"]
+    assert sorted(map(str, open_points(tmp_path / "g").labels)) == ["None", "corvids/crow", "corvids/crow", "gulls"]
 
 
 def test_class_folders_below_train_and_test_are_labels(home: Path, tmp_path: Path, dmlkit: Cli):

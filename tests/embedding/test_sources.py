@@ -253,7 +253,7 @@ def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
         (("search", home.gallery, tmp_path / "gone"), "no such file or folder; expected an image, a folder of images"),
         (("search", home.gallery, tmp_path / "width.npy"), "expected 8 coordinates, got 5"),
         (("search", home.array, home.photos), "the model of an array is unknown"),
-        (("identify", home.array, home.embeddings, "-o", tmp_path / "a.csv"), "images have no label"),
+        (("identify", home.array, home.embeddings, "-o", tmp_path / "a.csv"), "no image has a label"),
         (
             ("duplicates", home.array, tmp_path / "width.npy", "--threshold", 0.5),
             "expected embeddings of the same model",

@@ -459,7 +459,27 @@ def test_unlabelled_embeddings_cannot_be_scored(dmlkit, two_runs, tmp_path):
     for index in range(3):
         Image.new("RGB", (20, 20), (index, 0, 0)).save(tmp_path / "photos" / f"{index}.png")
     assert dmlkit("embed", run, tmp_path / "photos", "-o", tmp_path / "e", "--device", "cpu").code == 0
-    refused(dmlkit("eval", tmp_path / "e"), "3 of 3 items have no label")
+    refused(dmlkit("eval", tmp_path / "e"), "none of 3 items has a label")
+
+
+def test_items_without_a_label_are_left_out(dmlkit, tmp_path):
+    """The same figures as those of the labeled rows alone; labels as numbers, decimals and text are one."""
+    random = np.random.default_rng(0)
+    points, labels = random.normal(size=(40, 8)).astype(np.float32), random.integers(0, 6, 40)
+    given = np.array([f"{label}.0" if row % 2 else f" {label}" for row, label in enumerate(labels)], dtype="U9")
+    given[labels == 0] = "Unknown"
+    given[labels == 1] = ""
+    kept = labels > 1
+    reports = []
+    for rows, names in ((points, given), (points[kept], labels[kept])):
+        np.save(tmp_path / "points.npy", rows)
+        np.save(tmp_path / "labels.npy", names)
+        metrics = ("--metric", "map@r", "--metric", "auroc_unknown", "--json")
+        result = dmlkit("eval", tmp_path / "points.npy", "--labels", tmp_path / "labels.npy", *metrics)
+        assert result.code == 0, result.err
+        reports.append(json.loads(result.out)["metrics"])
+        assert ("images have no label (empty or 'unknown')" in result.err) == (rows is points)
+    assert reports[0] == reports[1]
 
 
 def test_evaluation_does_not_depend_on_the_threads(arrays):

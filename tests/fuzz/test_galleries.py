@@ -21,7 +21,6 @@ from hypothesis.stateful import (
 )
 
 from dmlkit.embedding.gallery.change import add_images, compact_gallery, remove_images, restore_version
-from dmlkit.embedding.gallery.files import UNKNOWN
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.gallery.index import index_gallery
@@ -29,6 +28,7 @@ from dmlkit.embedding.gallery.table import history
 from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.search import search
 from dmlkit.errors import UserError
+from dmlkit.files.labels import UNKNOWN
 from tests.conftest import END
 from tests.datasets import trees
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture

@@ -7,10 +7,32 @@ import torch
 from torch import Tensor
 
 from dmlkit.errors import UserError, counted
+from dmlkit.files.labels import label_of, path_label
 
 Levels = Mapping[str, Tensor]
 """Levels of C classes by name, coarsest first: the class that each of them has at that level, (C,) int64. At the last
 level these are the classes themselves, 0..C-1."""
+
+
+def label_in(text: str | None, levels: Sequence[str] = (), separator: str | None = None) -> str | None:
+    """Return the label in a cell, see `label_of`, of which each part of a path and each label of a set is one.
+
+    A path with a part that is no label is none; a set loses such members. Empty parts stay, for `path_fault` and
+    `label_set` to report.
+
+    Example:
+        >>> label_in("corvus/unknown", ["genus", "species"]), label_in("b |unknown", separator="|")
+        (None, 'b')
+    """
+    divider = separator or ("/" if levels else None)
+    if text is None or divider is None or divider not in text:
+        return label_of(text)
+    parts = text.split(divider)
+    if not all(part.strip() for part in parts):
+        return text.strip()
+    if separator is None:
+        return path_label(parts)
+    return separator.join(label for part in parts if (label := label_of(part)) is not None) or None
 
 
 def path_fault(name: str, levels: Sequence[str]) -> str | None:

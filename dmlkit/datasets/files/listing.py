@@ -14,7 +14,7 @@ from dmlkit.datasets.files.class_names import members_of
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import DATA_CHECK, PickedPaths, inside, leaves_root, raise_faults
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn_once
 
 ListedSplit = Literal["train", "validation", "test"]
 LISTED_SPLITS: tuple[ListedSplit, ...] = ("train", "validation", "test")
@@ -27,7 +27,7 @@ class Listing:
     Args:
         root: folder of the images.
         names: N paths relative to the root.
-        labels: (N,) int64 into ``class_names``.
+        labels: (N,) int64 into ``class_names``; -1 for an image without a label, which is in no split.
         class_names: C names in the order of their labels.
         splits: (N,) int8, positions in `LISTED_SPLITS`.
         query: (N,) bool, or None; see `Dataset`.
@@ -59,6 +59,14 @@ class Listing:
     source: Path | None = None
     separator: str | None = None
 
+    def __post_init__(self) -> None:
+        self.splits[self.labels < 0] = -1
+
+    def warn_of_notes(self) -> None:
+        """Warn of what is unusual, once per command."""
+        for note in self.notes:
+            warn_once(note)
+
     def rows_of(self, split: ListedSplit) -> np.ndarray:
         """Return the rows (n,) int64 of the images of a split."""
         return (self.splits == LISTED_SPLITS.index(split)).nonzero()[0]
@@ -70,7 +78,8 @@ class Listing:
     def overlaps(self) -> list[str]:
         """Return an error line for each class that is in more than one split."""
         present = np.zeros((len(self.class_names), len(LISTED_SPLITS)), dtype=bool)
-        present[self.labels, self.splits] = True
+        labeled = self.labels >= 0
+        present[self.labels[labeled], self.splits[labeled]] = True
         names, what = self.class_names, "class"
         if self.separator is not None:
             names, members = members_of(self.class_names, self.separator)
@@ -89,7 +98,7 @@ class Listing:
             UserError: the listing has problems, or the split is empty.
         """
         raise_faults([*self.faults, *self.overlaps()], DATA_CHECK)
-        rows = np.arange(len(self.labels)) if split == "all" else self.rows_of(split)
+        rows = (self.labels >= 0).nonzero()[0] if split == "all" else self.rows_of(split)
         if len(rows) == 0:
             raise UserError(
                 f"{self.source or self.root}: no {self.sample}s for {split}; expected at least two classes, one for "
@@ -108,6 +117,8 @@ class Listing:
     def labelling(self, rows: np.ndarray) -> dict[str, Any]:
         """Return the arguments of a `Dataset` of some rows, except the paths; classes are numbered 0..C'-1."""
         classes, labels = np.unique(self.labels[rows], return_inverse=True)
+        if len(classes) and classes[0] < 0:
+            classes, labels = classes[1:], labels - 1
         # training rows are neither query nor gallery; in training each image is compared with all others
         searches = self.query is not None and bool(self.query[rows].any())
         coarser = picked(self.super_classes, classes)

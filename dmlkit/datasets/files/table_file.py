@@ -177,8 +177,11 @@ def text_column(table: Any, where: str, name: str) -> Any:
     """
     import pyarrow as pa
 
+    column, compute = table[name], arrow_compute()
+    if pa.types.is_floating(column.type):  # pandas writes an empty cell as nan
+        column = compute.if_else(compute.is_nan(column), pa.scalar(None, column.type), column)
     try:
-        column = table[name].cast(pa.string())
+        column = column.cast(pa.string())
     except pa.ArrowException as error:
         kind, reason = table.schema.field(name).type, first_line(error)
         raise UserError(f"{where}: column {name!r} has type {kind} ({reason}); expected text or numbers") from error

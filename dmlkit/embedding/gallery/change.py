@@ -59,7 +59,7 @@ def add_images(
     trained: TrainedModel | None = None,
     bar: Bar = no_bar,
 ) -> Incoming:
-    """Add images to a gallery; an image that it already has is reported and left unchanged.
+    """Add images to a gallery; an image that it already has is reported and left unchanged, unless it gets a label.
 
     If the process is stopped, the gallery is unchanged, and the same call resumes with the parts that were embedded.
 
@@ -94,6 +94,8 @@ def add_images(
                 raise UserError(f"{path}: was migrated to another model in the meantime; rerun the same command")
             if table.version != gallery.version:  # another process may have added some meanwhile
                 incoming.drop(present(table, list(incoming.new)))
+            if labeled := sorted(incoming.labeled & incoming.new.keys()):  # without those that cannot be read
+                table.delete(is_any("id", labeled))
             if incoming.new:
                 table.add(rows.reader(incoming.new, table.schema))
     with suppress(OSError):  # another process waited for this one, and is there now

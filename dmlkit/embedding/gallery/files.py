@@ -17,7 +17,6 @@ from dmlkit.files.source import check_options, kind_of, require_gallery
 
 MANIFEST, CREATING, IDENTIFICATION, TABLE = "gallery.json", "creating.json", "identification.json", "images"
 TABLE_FOLDER = f"{TABLE}.lance"
-UNKNOWN = "unknown"
 """Answer for an image that has none of the labels of a gallery."""
 INCOMING = "incoming-"  # start of the name of a folder with the embeddings of images that are not yet added
 IndexKind = Literal["ivf_pq", "ivf_hnsw_sq", "ivf_sq", "ivf_rq"]

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.datasets.files.table_file import UNKNOWN_SIGHTING, SightingCells, has_sightings, read_sightings
-from dmlkit.embedding.gallery.files import UNKNOWN
 from dmlkit.embedding.images import TABLES, images_at, label_depth
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box, decoding
+from dmlkit.files.labels import stated_label
 from dmlkit.files.regular import check_regular
 from dmlkit.run_folder.folder import RunFolder
 
@@ -71,39 +71,26 @@ def images_of(
 
     Args:
         source: image, folder or table.
-        label: label of all images instead of their own.
+        label: label of all images instead of their own, see `stated_label`.
         boxes: see `images_at`.
         run: run that embeds them, whose levels name the folders of a label, see `label_depth`.
 
     Raises:
-        UserError: there are none, a label is empty, not UTF-8 or `UNKNOWN`, or see `read_sightings`.
+        UserError: there are none, a name is not UTF-8, the label is none, or see `read_sightings`.
     """
     own = None if run is None else RunFolder(run)
     depth = label_depth(own.recipe()) if own is not None and own.recipe_path.exists() else 1
     images = images_at(source, boxes=boxes, depth=depth)
-    names = images.label_names(images.labels) if label is None else [label] * len(images)
-    is_placed = source.suffix.lower() in TABLES and source.is_file() and has_sightings(source)
+    raise_faults(unreadable_name(path) for path in images.paths if not readable_name(path))
+    names = images.label_names(images.labels)
+    if label is not None:
+        names = [stated_label(label, "--label")] * len(images)
+    is_table = source.suffix.lower() in TABLES and source.is_file()
+    if is_table and label is None and not any(names):
+        raise UserError(f"{source}: no image has a label; fill the column label, or state one with --label")
+    is_placed = is_table and has_sightings(source)
     sightings = read_sightings(source) if is_placed else [UNKNOWN_SIGHTING] * len(images)
-    found = [
+    return [
         LabelledImage(os.path.abspath(path), name, images.box(row), seen)  # noqa: PTH100 - links are not followed
         for row, (path, name, seen) in enumerate(zip(images.paths, names, sightings, strict=True))
     ]
-    check_images(found)
-    return found
-
-
-def check_images(found: Sequence[LabelledImage]) -> None:
-    """Check the names and labels of images to add.
-
-    Raises:
-        UserError: a name is not UTF-8, or a label is empty, not UTF-8 or `UNKNOWN`.
-    """
-    raise_faults(unreadable_name(image.path) for image in found if not readable_name(image.path))
-    for image in found:
-        if image.label is not None and (
-            not image.label.strip() or image.label == UNKNOWN or not readable_name(image.label)
-        ):
-            raise UserError(
-                f"{image.path}: {image.label!r} is not a valid label; expected UTF-8 text other than {UNKNOWN!r}, "
-                "which dmlkit identify uses for images of no class"
-            )

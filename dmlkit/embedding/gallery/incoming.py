@@ -175,6 +175,8 @@ class Incoming:
     """One message per image that could not be read."""
     added: int = 0
     """Number of rows written."""
+    labeled: set[str] = field(default_factory=set[str])
+    """Ids of those of ``new`` that the gallery has without a label."""
     resumed: int = 0
     """Number of images that an interrupted command had embedded."""
 
@@ -203,10 +205,11 @@ class Incoming:
         return found
 
     def drop(self, known: Mapping[str, str | None]) -> None:
-        """Drop the images whose ids, given with their labels, a gallery has."""
+        """Drop the images whose ids, given with their labels, a gallery has, except those that get a label now."""
+        self.labeled = {name for name, label in known.items() if label is None and self.new[name].label is not None}
         for id, label in known.items():  # noqa: A001
-            image = self.new.pop(id, None)
-            if image is not None:
+            if id not in self.labeled:
+                image = self.new.pop(id)
                 self.repeated.append(f"{image.path}: is in the gallery already{_other_label(image, label)}")
 
     def place(self, gallery: Path) -> Path:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from dmlkit.embedding.gallery.files import UNKNOWN, ApproximateIndex
+from dmlkit.embedding.gallery.files import ApproximateIndex
 from dmlkit.files.document import Document
+from dmlkit.files.labels import UNKNOWN, label_of
 from dmlkit.files.outputs import BOX, OTHER_BOX, write_table, writing
 
 if TYPE_CHECKING:
@@ -328,7 +329,7 @@ def known_labels(
             continue
         place = Path(path).absolute()
         folders = place.relative_to(root).parts[:-1] if place.is_relative_to(root) else ()
-        yield next((name for name in (root.name, *folders) if name in labels), None)
+        yield next((name for name in map(label_of, (root.name, *folders)) if name in labels), None)
 
 
 def _cells(answer: Answer, box: list[float] | None, path: str, neighbors: list[Neighbor]) -> list[str]:

@@ -8,18 +8,21 @@ compared with every label at once, so that some label exceeds it more often the 
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt
+from torch import Tensor
 
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.files import IDENTIFICATION, CalibrationSummary
 from dmlkit.embedding.gallery.folder import GalleryFolder
+from dmlkit.embedding.items import PointItem
 from dmlkit.embedding.near_pairs import check_reachable, components_of, near_pairs
-from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, load_same_model, require_one_label
+from dmlkit.embedding.points import PointSet, PointsInMemory, all_points, in_memory, load_same_model, require_one_label
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.questions.answers import Rule, Sigmoid
 from dmlkit.embedding.questions.decisions import Decider
@@ -184,25 +187,42 @@ def calibrate_gallery(
 def labeled_decider(
     searched: PointSet, rule: Rule = "nearest", k: int | None = None, near: float | None = None
 ) -> tuple[list[str], Decider]:
-    """Return the labels of points, sorted, and the rule that decides by them.
+    """Return the labels of points, sorted, and the rule that decides by them; images without a label do not count.
 
     Raises:
-        UserError: an image has no label, or several.
+        UserError: no image has a label, or one has several.
     """
-    given = list(searched.labels)
     require_one_label(searched)
     alone = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
-    if None in given:
-        count, advice = given.count(None), "give every image a label"
-        if isinstance(alone, GalleryFolder):
-            first = alone.paths[given.index(None)]
-            remove = f"dmlkit gallery remove {command_word(alone.path)} --path {command_word(first)}"
-            advice = f"remove {'them' if count > 1 else 'it'} (e.g. {remove}), and add with --label"
-        have = "images have" if count > 1 else "images has"
-        raise UserError(f"{searched.source}: {count} of {len(given)} {have} no label; {advice}")
-    names, codes = np.unique(np.array(given, dtype=object), return_inverse=True)
+    if None in searched.labels:
+        searched = LabeledPoints.of(searched)
+    if not len(searched):
+        raise UserError(f"{alone.source}: no image has a label; add images with their labels")
+    names, codes = np.unique(np.array(searched.labels, dtype=object), return_inverse=True)
     groups = None if near is None else near_groups(alone, codes, near)
     return [str(name) for name in names], Decider(searched, codes, rule, k, groups)
+
+
+@dataclass(frozen=True)
+class LabeledPoints(PointsInMemory):
+    """Those of some points that have a label.
+
+    Args:
+        whole: all points.
+        kept: (N,) int64, their rows.
+    """
+
+    whole: PointSet = field(kw_only=True)
+    kept: Tensor = field(kw_only=True)
+
+    @classmethod
+    def of(cls, whole: PointSet) -> "LabeledPoints":
+        """Return the points with a label."""
+        kept = torch.tensor([row for row, label in enumerate(whole.labels) if label is not None], dtype=torch.int64)
+        return cls(**vars(in_memory(whole).part(kept)), whole=whole, kept=kept)
+
+    def items_at(self, rows: Tensor) -> list[PointItem]:
+        return self.whole.items_at(self.kept[rows])
 
 
 def lacks_absent(gallery: GalleryFolder, decider: Decider) -> bool:
@@ -218,8 +238,9 @@ def lacks_absent(gallery: GalleryFolder, decider: Decider) -> bool:
 
 
 def near_groups(searched: PointSet, codes: np.ndarray, near: float) -> np.ndarray:
-    """Return the group (N,) of each image: near-duplicates with the same code have the same one."""
-    pairs = near_pairs(searched.manifold, all_points(searched), None, near)
+    """Return the group (N,) of each labeled image: near-duplicates with the same code have the same one."""
+    labeled = torch.tensor([label is not None for label in searched.labels])
+    pairs = near_pairs(searched.manifold, all_points(searched)[labeled], None, near)
     same = torch.from_numpy(codes[pairs.first.numpy()] == codes[pairs.second.numpy()])
     return components_of(pairs.first[same], pairs.second[same], len(codes))
 

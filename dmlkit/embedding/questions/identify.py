@@ -41,7 +41,7 @@ from dmlkit.embedding.questions.search import RERANKED, RerankedGallery, check_t
 from dmlkit.embedding.scored import PlaceFusion, matched_gallery, matched_queries, place_gallery, place_queries
 from dmlkit.embedding.search import QUERY_ROWS, Neighbors
 from dmlkit.embedding.sources import open_queries, path_of
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, counted
 from dmlkit.files.escape import command_word
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.ranking.scored import PlacedSpace, ScoredSpace
@@ -118,8 +118,8 @@ def identify(
         labels, manifold: of an array, see `open_points`.
 
     Raises:
-        UserError: the source is empty or has an image without a label, or the queries come from another model,
-            or a group has images of two known labels.
+        UserError: the source has no image with a label, or the queries come from another model, or a group has images
+            of two known labels.
     """
     where = path_of(images)
     if rule.by_group is None and is_video(where):
@@ -144,20 +144,21 @@ class Identifier:
     """Labeled points that decide on the labels of others, see `identify`.
 
     Raises:
-        UserError: there are no points, or one has no label.
+        UserError: no point has a label.
     """
 
     def __init__(self, searched: PointSet, rule: LabelRule = NEAREST_IMAGE, bar: Bar = no_bar) -> None:
         rule.check()
-        self.searched, threshold = searched, rule.threshold
+        threshold = rule.threshold
         self.is_own_threshold = threshold is not None  # chosen for these queries
         self.source = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
         self.names, self.decider = labeled_decider(searched, rule.by, rule.k)
+        self.searched, self.unlabeled = self.decider.searched, len(searched) - len(self.decider.codes)
         self.acceptance, self.reranked = None, None
         is_placed = isinstance(searched.manifold, PlacedSpace)  # thresholds of similarities do not apply
         is_scored = isinstance(searched.manifold, ScoredSpace)  # nor do those for pairs of embeddings
         if rule.rerank is not None:
-            self.decider.searcher = self.reranked = RerankedGallery(searched, rule.rerank, bar)
+            self.decider.searcher = self.reranked = RerankedGallery(self.searched, rule.rerank, bar)
             # gallery images occur in each other's neighbors, and new images do not: the calibration does not hold
             unknown = "; no image is unknown without --threshold" if threshold is None else ""
             self.note = f"{RERANKED}; its scores are not calibrated: no probabilities{unknown}"
@@ -204,8 +205,14 @@ class Identifier:
             near = _neighbors_of_groups(near, groups)
         answers = [self._answer(*one) for one in zip(decisions, sizes, right, strict=True)]
         unit = ("image", "images") if groups is None else ("group", "groups")
-        note = "; ".join(filter(None, (self.note, self._note_of_features(), self._note_of_model(asked)))) or None
+        notes = (self._note_of_unlabeled(), self.note, self._note_of_features(), self._note_of_model(asked))
+        note = "; ".join(filter(None, notes)) or None
         return Identified(answers, near, self.threshold, self.least_probability, note, unit, sum(own))
+
+    def _note_of_unlabeled(self) -> str | None:
+        """Return how many images of the gallery do not count, because they have no label."""
+        have = counted(self.unlabeled, "image has", "images have")
+        return f"{have} no label in {self.source.source}, to be left out" if self.unlabeled else None
 
     def _note_of_features(self) -> str | None:
         """Return whether local features of the gallery do not count."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dmlkit.embedding.gallery.images import LabelledImage, check_images
+from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.review.journal import (
     JOURNAL,
     Entry,
@@ -20,6 +20,7 @@ from dmlkit.embedding.review.journal import (
 )
 from dmlkit.embedding.review.proposals import Review
 from dmlkit.errors import UserError
+from dmlkit.files.labels import stated_label
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
 from dmlkit.files.source import REVIEW_MARK
@@ -102,16 +103,17 @@ class ReviewFolder:
         """
         if not reviewer.strip() or len(reviewer) > MOST_REVIEWER or not reviewer.isprintable():
             raise UserError(f"reviewer: expected a name of 1 to {MOST_REVIEWER} printable characters")
+        labels: dict[int, str | None] = {}
         for row, label in given.items():
             if not 0 <= row < len(self.review.proposals):
                 raise UserError(f"row {row}: expected an image of this review, 0 to {len(self.review.proposals) - 1}")
-            check_images([LabelledImage(self.review.proposals[row].path, label)])
+            labels[row] = None if label is None else stated_label(label, self.review.proposals[row].path)
         with sole_writer(self.folder, what="a review"):
             self.refresh()
             now = datetime.now(UTC)
             entries = [
                 Entry(answer=LabelAnswer(row=row, id=one.id, label=label, reviewer=reviewer, time=now))
-                for row, label in given.items()
+                for row, label in labels.items()
                 if (one := self.review.proposals[row]) and self.answers(row).get(reviewer, "") != label
             ]
             if entries:

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from dmlkit.embedding.fusion import ModelChoice
-from dmlkit.embedding.gallery.files import UNKNOWN
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage
 from dmlkit.embedding.near_pairs import complete_groups, near_pairs
 from dmlkit.embedding.points import PointSet, PointsInMemory, in_memory
@@ -24,6 +23,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
 from dmlkit.files.image_file import BadImageError
+from dmlkit.files.labels import UNKNOWN
 from dmlkit.metrics.reliability import Share
 
 SAMPLE = 2000  # images of a gallery whose pairs are compared: 4 million similarities, 16 MB

@@ -4,7 +4,6 @@ import csv
 from pathlib import Path
 
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
-from dmlkit.embedding.gallery.images import LabelledImage, check_images
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.review.folder import ReviewFolder
 from dmlkit.embedding.review.proposals import propose
@@ -103,7 +102,6 @@ def _label_of(answer: str, path: str, stated: str | None) -> str | None:
     label = stated if answer == SAME else answer
     if label is None:
         raise UserError(f"{path}: {SAME!r} needs a proposed label; write the label")
-    check_images([LabelledImage(path, label)])
     return label
 
 

@@ -23,7 +23,7 @@ from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.change import add_images, remove_images, restore_version
 from dmlkit.embedding.gallery.files import IDENTIFICATION
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.images import LabelledImage, check_images
+from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.gallery.table import history
 from dmlkit.embedding.points import (
     PointSet,
@@ -39,6 +39,7 @@ from dmlkit.embedding.questions.search import SearchedOften, nearest, open_searc
 from dmlkit.embedding.trained import describe
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.labels import stated_label
 from dmlkit.files.outputs import GALLERY_MARK, writing
 from dmlkit.files.source import require_source
 from dmlkit.run_folder.folder import RunFolder
@@ -249,7 +250,7 @@ class Service:
             UserError: the source is no gallery, the label is not valid, or the disk is full.
         """
         self._require_gallery()
-        check_images([LabelledImage("label", label)])
+        stated_label(label, "label")  # before files are kept
         folder = self.source / UPLOADS
         added, messages = 0, list[str]()
         for name, suffix, content in files:

@@ -67,6 +67,26 @@ def naive(gallery: GalleryFolder, query: torch.Tensor, by: str, k: int) -> tuple
     return str(winner), best, best - next(score for score, label in scores if label != winner)
 
 
+@pytest.mark.parametrize("by_group", [None, "folder"])
+@pytest.mark.parametrize("by", ["nearest", "vote", "mean"])
+def test_images_without_a_label_do_not_count(by: Any, by_group: str | None, place: Path, tmp_path: Path):
+    """The answers are those of a gallery without them, also to one of these images."""
+    if by == "vote" and by_group:
+        return
+    rule, gallery = LabelRule(by, by_group=by_group), tmp_path / "gallery"
+    stray = trees.photo(tmp_path / "stray" / "Unknown" / "0.jpg", 200, (40, 30))  # the first one that is asked about
+    create_gallery(place / "run", tmp_path / "stray", gallery, model=ON_CPU)
+    add_images(gallery, place / "photos", model=ON_CPU)
+    assert GalleryFolder(gallery).labels.count(None) == 1
+    found, expected = (identify(one, place / "asked", rule=rule, model=ON_CPU) for one in (gallery, place / "gallery"))
+    assert found.answers == expected.answers and "1 image has no label in" in (found.note or "")
+    near, wanted = (
+        [[one.item.path for one in neighbors] for _, neighbors in side.neighbors.neighbors()]
+        for side in (found, expected)
+    )
+    assert near == wanted and str(stray) not in near[0]
+
+
 @pytest.mark.parametrize("first", [1, 16])
 @pytest.mark.parametrize("by", ["nearest", "vote", "mean"])
 def test_answers_are_those_of_a_loop(by: Any, first: int, place: Path, monkeypatch: pytest.MonkeyPatch):
@@ -191,15 +211,11 @@ def test_one_label_has_no_margin(place: Path, tmp_path: Path):
 
 def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlkit: Cli):
     gallery, table = tmp_path / "gallery", tmp_path / "answers.csv"
-    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", model=ON_CPU)
-    add_images(gallery, place / "photos" / "dove" / "0.jpg", model=ON_CPU)
+    create_gallery(place / "run", place / "photos" / "dove" / "0.jpg", gallery, model=ON_CPU)
     other = embeddings_at(tmp_path / "other", np.eye(5, 8, dtype=np.float32))
     np.save(array := tmp_path / "rows.npy", GalleryFolder(place / "gallery").points_at(torch.arange(4)).numpy())
     for words, told in (
-        (
-            (gallery, place / "asked"),
-            f"1 of 3 images has no label; remove it (e.g. dmlkit gallery remove {gallery} --path",
-        ),
+        ((gallery, place / "asked"), f"{gallery}: no image has a label; add images with their labels"),
         ((place / "gallery", place / "asked", "-k", 0, "--by", "vote"), "-k 0: expected at least 1"),
         (
             (place / "gallery", place / "asked", "-k", 3),

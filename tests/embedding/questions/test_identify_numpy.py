@@ -12,11 +12,11 @@ from pyarrow import parquet
 from scipy.optimize import minimize
 
 from dmlkit.embedding.gallery.change import create_gallery
-from dmlkit.embedding.gallery.files import UNKNOWN
 from dmlkit.embedding.gallery.manifest import GalleryManifest
 from dmlkit.embedding.manifest import Description, Manifest, index_of
 from dmlkit.embedding.questions import decisions
 from dmlkit.embedding.questions.identify import LabelRule, identify
+from dmlkit.files.labels import UNKNOWN
 from dmlkit.manifolds.base import ManifoldConfig
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.lorentz import Lorentz

@@ -238,7 +238,7 @@ def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path)
     rows = rows_of(folder / "questions.csv")
     (folder / "questions.csv").write_text(f"path,label,answer\n{rows[0]['path']},{rows[0]['label']},unknown\n")
     result = dmlkit("review", gallery, images, "-o", folder, "--device", "cpu")
-    assert result.code == 2 and "'unknown' is not a valid label" in result.err
+    assert result.code == 2 and "'unknown' is no label" in result.err
     (folder / "questions.csv").write_text("path,label,answer\nother.jpg,a,same\n")
     for words, message in (
         ((gallery, images, "-o", folder), "questions.csv:2: expected the columns path, label, answer"),

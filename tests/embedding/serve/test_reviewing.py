@@ -197,8 +197,8 @@ def test_what_a_review_refuses_has_a_status_and_a_message(
     for change, status, message in (
         ({"row": 99}, 404, "no such image in this review"),
         ({"id": "0"}, 409, "0 is not the id of this image"),
-        ({"label": "unknown"}, 409, "not a valid label"),
-        ({"label": " "}, 409, "not a valid label"),
+        ({"label": "unknown"}, 409, "is no label"),
+        ({"label": " "}, 409, "is no label"),
         ({"label": "\ud800"}, 422, "label"),
         ({"reviewer": "a\nb"}, 409, "printable"),
         ({"reviewer": ""}, 422, "reviewer"),

@@ -271,7 +271,7 @@ def test_changes_are_those_of_the_commands_and_can_be_undone(client: TestClient,
     assert (before["images"], before["labels"], before["writes"]) == (16, 4, True)
     assert before["run"] == str(place / "run")
     refused = client.post("/v1/gallery/add?label=%20", files=sent(new)).json()["error"]
-    assert refused.startswith("label: ' ' is not a valid label") and not (gallery / "uploads").exists()
+    assert refused.startswith("label: ' ' is no label") and not (gallery / "uploads").exists()
     added = client.post("/v1/gallery/add?label=heron", files=sent(new)).json()
     assert added["added"] == 1 and client.get("/v1/gallery/labels").json()["labels"]["heron"] == 1
     assert client.post("/v1/identify", files=sent(new)).json()["answers"][0]["guess"] == "heron"
