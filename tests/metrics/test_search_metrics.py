@@ -1,12 +1,14 @@
 """Every search metric against naive loops, ties against every order of the tied items."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import normalize
 
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.metrics import Labeled, MapAtKConfig, PrecisionConfig, retrieval_metrics, score_retrieval
@@ -28,6 +30,7 @@ CASES = [
     ("ndcg@2", "ndcg", 2),
     ("ndcg@50", "ndcg", 50),
 ]
+LABELS = torch.arange(90) % 6
 NAMES = [name for name, _, _ in CASES]
 
 
@@ -167,6 +170,24 @@ def test_k_beyond_the_gallery_is_clipped_and_said():
     )
     with pytest.warns(UserWarning, match="clipped"):
         retrieval_metrics(points, labels, metrics=["recall@100"])
+
+
+@pytest.mark.parametrize("labels", [LABELS, torch.eye(6, dtype=torch.bool)[LABELS]], ids=["classes", "sets"])
+@pytest.mark.parametrize("has_gallery", [False, True])
+def test_a_note_says_where_embeddings_are_too_near_for_float32(labels, has_gallery):
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(90, 8, generator=generator, dtype=torch.float64)
+    for size in (0.03, 0.0005):
+        points = normalize(1 + size * (noise + 2 * noise[LABELS]), dim=1)
+        sides = [Labeled(points, labels)] + [Labeled(points.flip(0), labels.flip(0))] * has_gallery
+        assert score_retrieval(*sides, metrics=["recall@1"]).notes == ()  # float64 has digits enough
+        sides = [replace(side, embeddings=side.embeddings.float()) for side in sides]
+        notes = score_retrieval(*sides, metrics=["recall@1"]).notes
+        median = (points @ points.T)[LABELS[:, None] != LABELS].median().item()
+        assert [note[:55] for note in notes] == ["the median cosine of embeddings of different classes is"] * (
+            median > 0.9999
+        )
+        assert all(1 - float(note[56:65]) == pytest.approx(1 - median, rel=0.1) for note in notes)
 
 
 def test_queries_without_positives_are_left_out_and_counted():
