@@ -1,20 +1,23 @@
 """Interface of the datasets: labeled samples of one split, with validation classes taken from the training classes."""
 
+from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field
+import numpy as np
+from pydantic import AfterValidator, Field, PrivateAttr
 
 from dmlkit.component import ComponentConfig
 from dmlkit.datasets.files.archives import Published
-from dmlkit.datasets.files.class_names import cut_between_groups, path_levels, several_labels
+from dmlkit.datasets.files.class_names import SplitClasses, cut_between_groups, path_levels, several_labels
 from dmlkit.datasets.files.dataset import Dataset, class_subset
 from dmlkit.datasets.files.listing import Listing
-from dmlkit.errors import OptionError, UserError, option_errors
+from dmlkit.errors import OptionError, UserError, counted, option_errors, some_of, warn_once
 from dmlkit.files.image_file import MAX_PIXELS
 
 Split = Literal["train", "validation", "test", "all"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 FOLDS = 4
 
 
@@ -58,6 +61,11 @@ class DatasetConfig(ComponentConfig, frozen=True):
     path with one part per level, ``corvus/corax``. Empty: class names are not paths."""
     cache: str | None = None
     """Folder written by ``dmlkit data cache``, from which images are read instead of decoding the files."""
+    new_classes: Literal["ignore", "test"] = "ignore"
+    """What commands on a trained run do with classes that its data have gained since: ``ignore`` leaves them out of the
+    run's splits and reports their number, ``test`` adds them to its test classes."""
+
+    _of_run: SplitClasses | None = PrivateAttr(None)
 
     @property
     def data_root(self) -> Path | None:
@@ -92,6 +100,8 @@ class DatasetConfig(ComponentConfig, frozen=True):
     @property
     def own_splits(self) -> tuple[Split, ...]:
         """The splits that have classes of their own."""
+        if self._of_run is not None:
+            return tuple(split for split in SPLITS if self._of_run.names[split])
         if self.split == "all":
             return ("train",)
         validates = self.split == "reality_check" or self.validation_fraction > 0
@@ -107,11 +117,22 @@ class DatasetConfig(ComponentConfig, frozen=True):
         """The split to embed and search by default: test, or all images if every class is trained on."""
         return "test" if "test" in self.own_splits else "all"
 
+    @property
+    def classes_of_run(self) -> SplitClasses | None:
+        """The classes of each split of the run that the dataset belongs to; None outside of a run."""
+        return self._of_run
+
+    def of_run(self, classes: SplitClasses | None) -> Self:
+        """Return the dataset of a run: the images of its splits are those of the run's classes, by their names."""
+        dataset = self.model_copy()
+        dataset._of_run = classes  # pyright: ignore[reportAttributeAccessIssue] - private, although the model is frozen
+        return dataset
+
     def build(self, split: Split) -> Dataset:
         """Return the samples of a split; validation classes come from the training classes, never from test.
 
         Raises:
-            UserError: a file is missing, or too few classes are left for the split.
+            UserError: a file is missing, too few classes are left for the split, or the run has no such classes.
         """
         listing = self.listing()
         if listing is not None:
@@ -120,14 +141,10 @@ class DatasetConfig(ComponentConfig, frozen=True):
 
     def images_of(self, listing: Listing | None, split: Split) -> Dataset:
         """Return the samples of a split from a listing, see `build`; it is None for a dataset without files."""
-        if self.split == "all" and split != "all":
-            if split != "train":
-                raise OptionError(
-                    "dataset.split",
-                    f"all uses every class for training, so there are no {split} classes; use the split all",
-                )
-            split = "all"
-        images = self._fold(listing, split) if self.split == "reality_check" else self._official(listing, split)
+        if self._of_run is None or split == "all":
+            images = self._divided(listing, split)
+        else:
+            images = self._recorded(self._of_run, listing, split)
         if self.levels:
             if images.levels:
                 raise OptionError("dataset.levels", f"{self.name} has super-classes of its own; remove this key")
@@ -135,6 +152,75 @@ class DatasetConfig(ComponentConfig, frozen=True):
                 images.levels = path_levels(images.class_names, self.levels)
         images.limit(max_pixels=self.max_pixels)
         return images
+
+    def _divided(self, listing: Listing | None, split: Split) -> Dataset:
+        """Return the samples of a split by the rule of the dataset."""
+        if self.split == "all" and split != "all":
+            if split != "train":
+                raise OptionError(
+                    "dataset.split",
+                    f"all uses every class for training, so there are no {split} classes; use the split all",
+                )
+            split = "all"
+        return self._fold(listing, split) if self.split == "reality_check" else self._official(listing, split)
+
+    def _recorded(self, own: SplitClasses, listing: Listing | None, split: Split) -> Dataset:
+        """Return the samples of the classes that a run has in a split; report classes that the data gained or lost.
+
+        Data with none of the run's classes are other data, which are divided by their own rule.
+        """
+        own.require(split)
+        if listing is None and (images := self._divided(None, split)).class_names == tuple(own.names[split]):
+            return images  # samples that are rendered gain no classes
+        whole = self.load("all") if listing is None else listing.images("all")
+        known = {name for names in own.names.values() for name in names}
+        if known.isdisjoint(whole.class_names):
+            warn_once(f"{self.title}: has none of the classes of {own.run}, and is divided by its own rule")
+            return self._divided(listing, split)
+        wanted = [*own.names[split], *self._gained(own, whole.class_names, split)]
+        place = {name: index for index, name in enumerate(whole.class_names)}
+        lost = [name for name in wanted if name not in place]
+        if lost:
+            kind = "training" if split == "train" else split
+            text = f"{self.title}: lacks {len(lost)} of the {len(wanted)} {kind} classes of {own.run}: {some_of(lost)}"
+            if len(lost) == len(wanted):
+                raise UserError(f"{text}; restore their {self.sample}s")
+            warn_once(text)
+        kept = [name for name in wanted if name in place]
+        chosen = set(kept)
+        if listing is None:
+            return class_subset(whole, [place[name] for name in kept])
+        labels = [label for label, name in enumerate(listing.class_names) if name in chosen]
+        images = listing.pick(np.isin(listing.labels, labels).nonzero()[0])
+        if split == "train" and list(images.class_names) != kept:  # proxies have the order that training had
+            return class_subset(images, [images.class_names.index(name) for name in kept])
+        return images
+
+    def _gained(self, own: SplitClasses, names: Sequence[str], split: Split) -> list[str]:
+        """Return which classes of the data are added to a split of a run, and report those that the run does not know.
+
+        With several labels per image, a set with a label that the run was trained or chosen on is not unseen.
+        """
+        known = {name for names in own.names.values() for name in names}
+        new = [name for name in names if name not in known]
+        if self.new_classes == "ignore":
+            if new:
+                classes = counted(len(new), "class is", "classes are")
+                way = "; dataset.new_classes=test adds them to the test classes" if own.names["test"] else ""
+                warn_once(
+                    f"{self.title}: {classes} new since {own.run} was trained on it, and left out: {some_of(new)}{way}"
+                )
+            return []
+        if split != "test":
+            return []
+        if self.label_separator is not None:
+            seen = {*own.names["train"], *own.names["validation"]}
+            labels = {label for name in seen for label in name.split(self.label_separator)}
+            new = [name for name in new if labels.isdisjoint(name.split(self.label_separator))]
+        if new:
+            classes = counted(len(new), "new class is", "new classes are")
+            warn_once(f"{self.title}: {classes} added to the test classes of {own.run}: {some_of(new)}")
+        return new
 
     def _official(self, listing: Listing | None, split: Split) -> Dataset:
         load = self.load if listing is None else listing.images

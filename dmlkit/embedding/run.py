@@ -101,8 +101,6 @@ def embed(
     engine, dims = choose_engine(options.engine), options.dims
     fabric = start_ranks("cpu" if engine == "ray" else device)  # Ray's workers, not this process, need the device
     folder = RunFolder(run)
-    if split is not None:
-        folder.check_unseen(split, f"dmlkit embed {{run}} --split {split}, or --split all")
     trained = load_model(folder, fabric, options.checkpoint, overrides=options.overrides)
     trained = trained if dims is None else _short(trained, dims, engine)
     if output is not None:

@@ -20,7 +20,6 @@ from dmlkit.errors import UserError
 from dmlkit.files.image_file import BadImageError
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.manifolds.base import Manifold
-from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 
@@ -45,9 +44,7 @@ def proxies_of(run: RunFolder, checkpoint: CheckpointName, manifold: Manifold) -
     """
     objective = run.load_checkpoint(checkpoint)["objective"]
     found = [tensor for name, tensor in objective.items() if name.startswith("loss.") and name.endswith(".proxies")]
-    if len(found) != 1 or not run.classes_path.exists():
-        return None
-    return class_proxies(found[0], manifold, TrainingClasses.read(run.classes_path).training_classes)
+    return class_proxies(found[0], manifold, run.training_classes()) if len(found) == 1 else None
 
 
 def class_proxies(proxies: Tensor, manifold: Manifold, class_names: tuple[str, ...]) -> ClassProxies | None:
@@ -157,7 +154,6 @@ def embed_split(
         UserError: there is no run, an image cannot be read, or see `embed_dataset`.
     """
     fabric, run = start_ranks(device), RunFolder(path)
-    run.check_unseen(split, "{run} in this command, or --split all")
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
     trained.recipe.dataset.require_one_label(str(path))
     found = split_points(run, trained, fabric, split, bar)

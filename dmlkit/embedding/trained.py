@@ -31,7 +31,6 @@ from dmlkit.errors import OptionError, UserError, warn
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.model import EmbeddingModel, build_model, fingerprint
-from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.checkpoint_file import load_weights
@@ -245,15 +244,12 @@ def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         UserError: there is no run, or a key does not belong to the dataset.
     """
-    recipe = run.recipe()
     for override in overrides:
         if parse_override(override).key.partition(".")[0] != "dataset":
             raise UserError(
                 f"--set {override}: expected a key of the dataset; other keys are fixed, because {run.path} is trained"
             )
-    if not overrides:
-        return recipe
-    return parse_recipe(dump_recipe(recipe), str(run.recipe_path), overrides, is_trained=True)
+    return run.recipe(overrides)
 
 
 def shortened(trained: TrainedModel, dims: int) -> TrainedModel:

@@ -32,7 +32,7 @@ from dmlkit.heads import Linear
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder.documents import Alignment, TrainingClasses
+from dmlkit.run_folder.documents import Alignment
 from dmlkit.run_folder.folder import CheckpointName, RunFolder, aligned_place, named
 
 FLAT = ("sphere", "euclidean")
@@ -217,7 +217,7 @@ def write_aligned(
         try:
             partial.create(recipe, overwrite=False)
             if run.classes_path.exists():
-                TrainingClasses.read(run.classes_path).write(partial.classes_path)
+                shutil.copyfile(run.classes_path, partial.classes_path)
             alignment.write(partial.alignment_path)
             kept |= {"recipe": dump_recipe(recipe), "objective": {}, ALIGNED: older.space}
             partial.save_checkpoint("best", kept)

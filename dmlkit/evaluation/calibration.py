@@ -69,7 +69,6 @@ def calibrate_run(
     if far is not None and not 0 < far < 1:
         raise UserError(f"--far {far:g}: expected a share between 0 and 1, e.g. 1e-3")
     run, fabric = RunFolder(path), fabric or start_ranks("auto")
-    run.check_unseen("validation")
     check_writable(run.path)
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
     threshold = threshold_on(points_of_split(run, trained, "validation", fabric, bar), run, trained, far)

@@ -26,7 +26,6 @@ from dmlkit.metrics.base import Labeled
 from dmlkit.metrics.ranking.scored import OtherScores
 from dmlkit.metrics.reliability import balanced
 from dmlkit.metrics.scoring import score_retrieval
-from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 Weights = Literal["mean", "logistic"]
@@ -82,14 +81,12 @@ def choose_fusion(
     """
     require_run(other)
     folders = RunFolder(run), RunFolder(other)
-    for folder in folders:
-        folder.check_unseen("validation")
     models = load_model(folders[0], fabric, checkpoint), load_model(folders[1], fabric)
     check_fusible(*models, other)
     models[0].recipe.dataset.require_one_label(f"--with {other}")
     dataset, theirs = (images_of_split(model.recipe.dataset, "validation") for model in models)
     hashes = [hash_images(one, models[0].recipe.dataset) for one in (dataset, theirs)]
-    trained = [TrainingClasses.read(folder.classes_path).training_classes for folder in folders]
+    trained = [set(folder.training_classes()) for folder in folders]
     if hashes[0] != hashes[1] or trained[0] != trained[1]:
         raise UserError(
             f"--with {other}: was trained on other classes, or validated on other images, than {run}; a fusion needs "

@@ -78,7 +78,6 @@ def choose_local(
         UserError: the run has no validation classes, or see `maps_of` and `keypoints_of`.
     """
     folder = RunFolder(run)
-    folder.check_unseen("validation")
     return local_choice(folder, load_model(folder, fabric, checkpoint), kind, fabric, bar).fusion
 
 

@@ -51,7 +51,6 @@ def choose_place(
         UserError: the run has no validation classes, or see `sightings_of`.
     """
     folder = RunFolder(run)
-    folder.check_unseen("validation")
     trained = load_model(folder, fabric, checkpoint)
     trained.recipe.dataset.require_one_label("--with place")
     dataset = images_of_split(trained.recipe.dataset, "validation")

@@ -18,7 +18,7 @@ from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files, split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
-from dmlkit.errors import UserError, warn
+from dmlkit.errors import UserError, counted, warn
 from dmlkit.evaluation.augmented import Copies, check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
@@ -32,14 +32,14 @@ from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import metric_configs
-from dmlkit.recipe.file import dump_recipe, parse_recipe, plain
+from dmlkit.recipe.file import plain
 from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 
 READ = ("dataset", "metrics", "training.workers", "transform.size", "transform.resize")
 """Recipe keys that an evaluation reads, with the keys below them; all other keys are fixed by the weights."""
-TRAINED_ON = "every class was trained on; these metrics do not measure unseen classes"
+TRAINED_ON = "trained on; these metrics do not measure unseen classes"
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def evaluate_scope(
     check_scope(path, scope)
     run = RunFolder(path)
     trained = load_model(run, fabric, checkpoint)
-    recipe, split = _recipe_of(trained.recipe, run, scope), scope.evaluated_split
+    recipe, split = _recipe_of(run, scope), scope.evaluated_split
     weights = trained.fingerprint
     question = Question.of(recipe, weights, trained.checkpoint, split, scope.ties)
     own = Question.of(trained.recipe, weights, trained.checkpoint, split)
@@ -182,8 +182,13 @@ def evaluate_scope(
     evaluation = score_split(fabric, trained, found, dataset, split=split, bar=bar, ties=scope.ties, second=second)
     evaluation = _with_ranges(evaluation, run, trained if scope.dataset_root is None else own_model, fabric, bar)
     report = Report.of(evaluation, str(path), split, ties=scope.ties, epoch=trained.epoch, question=question)
-    if scope.dataset_root is None and recipe.dataset.split == "all":
-        report = report.model_copy(update={"notes": (*report.notes, TRAINED_ON)})
+    if seen := set(run.training_classes()).intersection(dataset.class_names):
+        some = (
+            "every class was"
+            if len(seen) == len(dataset.class_names)
+            else counted(len(seen), "class was", "classes were")
+        )
+        report = report.model_copy(update={"notes": (*report.notes, f"{some} {TRAINED_ON}")})
     if fabric.is_global_zero:
         baseline = run.untouched / f"{split}.json"
         report = report.with_files(dataset, Report.read(baseline).files if Report.is_at(baseline) else None)
@@ -260,13 +265,10 @@ def check_scope(path: Path, scope: Scope) -> None:
     Raises:
         UserError: see `evaluate_scope`.
     """
-    run = RunFolder(path)
-    if scope.dataset_root is None:
-        run.check_unseen(scope.split)
-    _recipe_of(run.recipe(), run, scope)
+    _recipe_of(RunFolder(path), scope)
 
 
-def _recipe_of(recipe: Recipe, run: RunFolder, scope: Scope) -> Recipe:
+def _recipe_of(run: RunFolder, scope: Scope) -> Recipe:
     """Return the run's recipe with the changes for this evaluation."""
     for override in scope.overrides:
         key = parse_override(override).key
@@ -275,9 +277,7 @@ def _recipe_of(recipe: Recipe, run: RunFolder, scope: Scope) -> Recipe:
                 f"--set {override}: evaluation does not read {key}, which belongs to the model or its training; "
                 f"expected one of {', '.join(READ)}"
             )
-    if scope.overrides:
-        recipe = parse_recipe(dump_recipe(recipe), str(run.recipe_path), scope.overrides)
-    return with_scope(recipe, scope)
+    return with_scope(run.recipe(scope.overrides), scope)
 
 
 def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
@@ -307,7 +307,7 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
     if scope.dataset_root is not None:
         own = recipe.dataset
         folder = FolderConfig(root=str(scope.dataset_root), on_bad_image=own.on_bad_image, levels=own.levels)
-        recipe = recipe.model_copy(update={"dataset": folder})
+        recipe = recipe.model_copy(update={"dataset": folder.of_run(own.classes_of_run)})
     if scope.column is not None:
         column_table(*scope.column, plain(recipe)["dataset"])
     return recipe

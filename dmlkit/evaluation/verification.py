@@ -227,7 +227,8 @@ def verify(
     calibrate += f" --checkpoint {checkpoint}" if checkpoint else ""
     calibrate += f" --device {trained.place}" if trained.computation else ""
     if threshold is None:
-        run.check_unseen("validation")
+        if own := run.classes():
+            own.require("validation")
         raise UserError(f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with {calibrate}")
     if second is None and (threshold.decoding == "draft") != trained.is_draft:
         how = "at a smaller size (+draft)" if threshold.decoding == "draft" else "at full size (without +draft)"

@@ -34,7 +34,6 @@ from dmlkit.export.wanted import (
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_file, check_place
 from dmlkit.files.source import NAMES, check_options, kind_of, require_path, require_run
-from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -168,7 +167,7 @@ def _export_run(
         raise UserError(f"export: --input {takes} applies to images, but the model takes {trained.samples.describe()}")
     name = MODEL_FILES[format] if precision == "fp32" else f"model.{precision}.onnx"
     path = path or run.exports / name
-    labels = TrainingClasses.read(run.classes_path).training_classes if run.classes_path.exists() else ()
+    labels = run.training_classes()
     takes = takes or ("images" if has_pixels and format in PROGRAMS else "squares")
     if model.dims is not None:
         trained, merged = shortened(trained, model.dims), shortened(merged, model.dims)

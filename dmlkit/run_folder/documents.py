@@ -226,15 +226,17 @@ class ClassMetrics(Document, frozen=True):
         return self
 
 
-class TrainingClasses(Document, frozen=True):
-    """``classes.json``, the names of the training classes."""
+class RunClasses(Document, frozen=True):
+    """``classes.json``, the names of the classes of each split when the run started; see `SplitClasses`."""
 
-    kind: ClassVar[str] = "list of training classes"
+    kind: ClassVar[str] = "list of the classes of a run"
 
     training_classes: tuple[str, ...]
     """Names of the labels 0..C-1 of the loss's proxies."""
-    images: int | None = None
-    """Number of images of these classes."""
+    validation_classes: tuple[str, ...]
+    test_classes: tuple[str, ...]
+    images: int
+    """Number of images of the training classes."""
 
 
 class Environment(Document, frozen=True):

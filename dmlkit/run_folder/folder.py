@@ -4,22 +4,23 @@ Only what reads recipes or checkpoints imports torch, which takes seconds: the p
 """
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dmlkit.errors import UserError, warn
+from dmlkit.errors import UserError, some_of, warn
 from dmlkit.files.atomic import is_partial, write_text
 from dmlkit.files.document import differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.outputs import check_place
 from dmlkit.files.source import require_run
 from dmlkit.recipe.plugin import changed_plugins, open_plugins
-from dmlkit.run_folder.documents import SPLITS, Basis, Environment, EpochRow, Summary, TrainingClasses
+from dmlkit.run_folder.documents import SPLITS, Basis, Environment, EpochRow, RunClasses, Summary
 from dmlkit.run_folder.replacement import MOVING, NEW, discard_new, take_over
 
 if TYPE_CHECKING:
+    from dmlkit.datasets.files.class_names import SplitClasses
     from dmlkit.recipe.schema import Recipe
 
 CheckpointName = Literal["last", "best"]
@@ -190,39 +191,45 @@ class RunFolder:
             and not (self.checkpoints.exists() and any(self.checkpoints.iterdir()))
         )
 
-    def recipe(self) -> "Recipe":
-        """Read the resolved recipe of the run.
+    def recipe(self, overrides: Sequence[str] = ()) -> "Recipe":
+        """Read the resolved recipe of the run; its dataset keeps to the classes of the run, see `DatasetConfig.of_run`.
+
+        Args:
+            overrides: changes, each ``key=value``, e.g. of the place of the images.
 
         Raises:
-            UserError: the folder has no run, its plug-ins are missing, or its recipe has keys that are unknown here.
+            UserError: the folder has no run, its plug-ins are missing, its recipe has keys that are unknown here, or
+                the list of its classes is lost.
         """
         from dmlkit.recipe.file import read_recipe
 
         require_run(self.path)
         open_plugins(Environment.read(self.environment_path).plugins, str(self.path))
-        return read_recipe(self.recipe_path, is_trained=True)
+        recipe = read_recipe(self.recipe_path, overrides, is_trained=True)
+        return recipe.model_copy(update={"dataset": recipe.dataset.of_run(self.classes())})
+
+    def classes(self) -> "SplitClasses | None":
+        """Read the classes of each split; None for a run that was killed before it wrote them.
+
+        Raises:
+            UserError: the file is damaged, or missing although the run has a checkpoint.
+        """
+        from dmlkit.datasets.files.class_names import SplitClasses
+
+        if not self.classes_path.exists() and not any(self.checkpoints.glob("*.pt")):
+            return None
+        own, basis = RunClasses.read(self.classes_path), self.basis()
+        names = {"train": own.training_classes, "validation": own.validation_classes, "test": own.test_classes}
+        return SplitClasses(str(self.path), names, f"; {basis.line()}; use {basis.run} instead" if basis else "")
+
+    def training_classes(self) -> tuple[str, ...]:
+        """Return the names of the labels 0..C-1 of the loss's proxies."""
+        classes = self.classes()
+        return tuple(classes.names["train"]) if classes else ()
 
     def basis(self) -> Basis | None:
         """Read the reference run of a model that ``dmlkit final`` trained; None for other runs."""
         return Basis.read(self.basis_path) if self.basis_path.exists() else None
-
-    def check_unseen(self, split: str | None, way_on: str = "{run} instead") -> None:
-        """Check that the run has classes of a split that its model was not trained on; None stands for test.
-
-        Args:
-            split: the split.
-            way_on: what to use instead, for the error; ``{run}`` in it stands for the reference run.
-
-        Raises:
-            UserError: the model was trained on every class; the message names its reference run.
-        """
-        if split not in (None, "test", "validation") or self.recipe().dataset.split != "all":
-            return
-        basis = self.basis()
-        figures = f"; {basis.line()}; use {way_on.format(run=basis.run)}" if basis else ""
-        raise UserError(
-            f"{self.path}: was trained on every class of its dataset, so it has no {split or 'test'} classes{figures}"
-        )
 
     def check_same_recipe(self, recipe: "Recipe") -> None:
         """Check that a run is continued with its own recipe, except ``dataset.root`` and `FREE`, and with its plug-ins.
@@ -249,26 +256,26 @@ class RunFolder:
                 "undo the change, or start a new run in another --output"
             )
 
-    def check_same_classes(self, names: tuple[str, ...], images: int) -> None:
-        """Check that a run is continued with its own classes, in case ``dataset.root`` is another folder now.
+    def check_same_classes(self, classes: RunClasses) -> None:
+        """Check that a run is continued with its own classes, of those that its data have now.
 
         Another number of images is reported.
 
         Raises:
-            UserError: they are others.
+            UserError: a training or validation class is gone.
         """
-        started = TrainingClasses.read(self.classes_path)
-        own = started.training_classes
-        if own != names:
-            first = next((name for name in (*own, *names) if (name in own) != (name in names)), "their order")
-            raise UserError(
-                f"{self.path}: its training classes have changed since this run started (e.g. {first}); restore the "
-                "photos, or start a new run in another --output"
-            )
-        if started.images not in (None, images):
+        started = RunClasses.read(self.classes_path)
+        for kind in ("training_classes", "validation_classes"):
+            before, now = set(getattr(started, kind)), set(getattr(classes, kind))
+            if lost := sorted(before - now):
+                raise UserError(
+                    f"{self.path}: cannot continue without {len(lost)} of its {len(before)} {kind.replace('_', ' ')} "
+                    f"({some_of(lost)}); restore the photos, or start a new run in another --output"
+                )
+        if started.images != classes.images:
             warn(
                 f"{self.path}: its training classes had {started.images:,} images when this run started, and have "
-                f"{images:,} now; the result will differ from that of an uninterrupted run"
+                f"{classes.images:,} now; the result will differ from that of an uninterrupted run"
             )
 
     def save_checkpoint(self, name: CheckpointName, state: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from dmlkit.loading.batches import TimedBatches, TrainingBatches, make_loader
 from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder.documents import Basis, EpochRow, Summary, TrainingClasses
+from dmlkit.run_folder.documents import Basis, EpochRow, RunClasses, Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import CheckpointWriter, State, restore, save, save_best
 from dmlkit.training.data import TrainingData, check_places, teach, training_data
@@ -90,17 +90,19 @@ def _train(
     fabric.barrier()  # all ranks have checked before the first one creates the run
     if resume:
         run.check_same_recipe(recipe)
+    dataset = recipe.dataset.of_run(run.classes() if resume else None)
+    recipe = recipe.model_copy(update={"dataset": dataset})
     with files_of_run(run) if resume else nullcontext():
         experiment = assemble(recipe, fabric.global_rank, fabric.world_size)
+    classes = classes_of(experiment)
     if resume and run.classes_path.exists():
-        run.check_same_classes(experiment.train.class_names, len(experiment.train))
+        run.check_same_classes(classes)
     if experiment.sampler.batch_size % fabric.world_size:
         text = f"a batch of {experiment.sampler.batch_size} images cannot be divided by {fabric.world_size} ranks"
         raise UserError(recipe.fault(("sampler",), text))
     if fabric.is_global_zero:
         run.write_recipe(recipe) if resume else run.create(recipe, overwrite=overwrite, basis=basis)
     if fabric.is_global_zero and not run.classes_path.exists():  # a kill may have come before it was written
-        classes = TrainingClasses(training_classes=experiment.train.class_names, images=len(experiment.train))
         classes.write(run.classes_path)
     fabric.barrier()
     try:
@@ -120,6 +122,14 @@ def _train(
         else:
             advice = f"continue with the same command and --resume{' instead of --overwrite' if overwrite else ''}"
         raise UserError(f"{ended}; {advice}") from error
+
+
+def classes_of(experiment: Experiment) -> RunClasses:
+    """Return the classes of each split of an experiment, for its run to keep to."""
+    validation, test = (part.class_names if part else () for part in (experiment.validation, experiment.test))
+    images = len(experiment.train)
+    names = experiment.train.class_names
+    return RunClasses(training_classes=names, validation_classes=validation, test_classes=test, images=images)
 
 
 def _what_ended(error: Exception, fabric: Fabric) -> str:

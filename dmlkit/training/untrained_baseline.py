@@ -151,9 +151,7 @@ def evaluate_untrained(
     Raises:
         UserError: the recipe or the data is not usable, or the weights are not available.
     """
-    if path.is_dir():
-        RunFolder(path).recipe()  # refuses another folder
-    recipe = read_recipe(RunFolder(path).recipe_path if path.is_dir() else path, scope.overrides)
+    recipe = RunFolder(path).recipe(scope.overrides) if path.is_dir() else read_recipe(path, scope.overrides)
     recipe, split = with_scope(recipe, scope), scope.evaluated_split
     with recipe.errors_at("dataset") if scope.dataset_root is None else nullcontext():
         dataset = images_of_split(recipe.dataset, split)

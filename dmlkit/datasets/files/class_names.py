@@ -1,6 +1,7 @@
-"""Class names that say more than a class: paths such as ``corvus/corax`` of a hierarchy, and sets of labels."""
+"""Names of classes: those of a run, paths such as ``corvus/corax`` of a hierarchy, and sets of labels."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,32 @@ def label_in(text: str | None, levels: Sequence[str] = (), separator: str | None
     if separator is None:
         return path_label(parts)
     return separator.join(label for part in parts if (label := label_of(part)) is not None) or None
+
+
+class SplitClasses(NamedTuple):
+    """Names of the classes of each split of a run, to which its commands keep when its data gain or lose classes.
+
+    Args:
+        run: path of the run.
+        names: names by split; none for a split that the run does not have.
+        reference: the run whose test classes stand for a model of every class, as a clause of an error.
+    """
+
+    run: str
+    names: Mapping[str, Sequence[str]]
+    reference: str = ""
+
+    def require(self, split: str) -> None:
+        """Raise a `UserError` unless the run has classes of a split."""
+        if self.names[split]:
+            return
+        if not self.names["test"]:
+            raise UserError(
+                f"{self.run}: was trained on every class of its dataset, so it has no {split} classes{self.reference}"
+            )
+        raise UserError(
+            f"{self.run}: was trained without {split} classes; train with dataset.validation_fraction above 0"
+        )
 
 
 def path_fault(name: str, levels: Sequence[str]) -> str | None:

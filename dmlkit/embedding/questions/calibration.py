@@ -55,7 +55,6 @@ from dmlkit.files.source import PLACE
 from dmlkit.metrics.ranking.scored import PlacedSpace
 from dmlkit.metrics.reliability import Reliability, Share
 from dmlkit.metrics.verification import lowest_share
-from dmlkit.run_folder.documents import TrainingClasses
 from dmlkit.run_folder.folder import RunFolder
 
 USUAL_FPIR = 0.01
@@ -173,7 +172,7 @@ def calibrate_gallery(
     elif place is None and home is not None and RunFolder(home).recipe().dataset.validates:
         fabric = model.start()
         asked = split_points(RunFolder(home), load_same_model(gallery, model, fabric), fabric, "validation", bar)
-    trained = None if home is None else TrainingClasses.read(RunFolder(home).classes_path).training_classes
+    trained = None if home is None else RunFolder(home).training_classes()
     others = drawn_strangers(asked, names, matched, model, bar)
     found = _calibrated(gallery, names, decider, others, fpir, near, trained)
     if place is not None:

@@ -125,7 +125,6 @@ def inspect(
 
 def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str, bar: Bar) -> ModelInspection:
     fabric, run = start_ranks(device), RunFolder(path)
-    run.check_unseen(split)
     trained = load_model(run, fabric, overrides=overrides)
     trained.recipe.dataset.require_one_label(str(path))
     found = _look(split_points(run, trained, fabric, split, bar), bar)
