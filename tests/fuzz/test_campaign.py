@@ -75,7 +75,6 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "d6 parquet": (*EMBEDDED, "parquet", "-o", f"{EMBEDDINGS}/items.parquet"),
     "d6 faiss": (*EMBEDDED, "faiss", "-o", f"{EMBEDDINGS}/manifest.json"),
     "d6 safetensors": ("export", "run", "--format", "safetensors", "-o", "run/checkpoints/best.pt"),
-    "d6 classes": ("eval", "run", "--per-class", "base.yaml"),
     "d6 arrays": ("eval", "--embeddings", "x.npy", "--labels", "y.npy", "--per-class", "y.npy"),
     "d8": ("train", "base.yaml", "-o", "run", "--overwrite", "--set", "optimizer.lr=1e30"),
 }
