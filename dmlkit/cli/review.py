@@ -1,7 +1,7 @@
 """``dmlkit review``: check the labels that a gallery gives, with a bound on how many are wrong."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -77,7 +77,8 @@ def review(
 
     It writes questions.csv. Write same, another label or ? (cannot tell) into its
     column answer, and run the same command again: it reads the answers and asks
-    the next questions. Stop whenever you like. labels.csv has all labels.
+    the next questions. Stop whenever you like. labels.csv has all labels. A table
+    that is replaced, with your notes or corrections, is kept as NAME.old.
     """
     if add and kind_of(gallery) != "gallery":
         raise UserError(f"--add: applies to a gallery; {gallery} is something else; remove --add")
@@ -90,10 +91,16 @@ def review(
 
     console = Console()
     model = chosen.choose(gallery, bar=bars(console))
-    found = review_labels(gallery, images, output, ask=ask, wrong=wrong, audit=audit, model=model, bar=bars(console))
+    options: Any = {"ask": ask, "wrong": wrong, "audit": audit, "model": model, "bar": bars(console)}
+    found, added_labels = review_labels(gallery, images, output, **options)
     print_review(found, console)
     if model.fusion is not None:
         say(console, fusion_line(model.fusion.model_dump()))
+    if add and added_labels:
+        raise UserError(
+            f"--add: {counted(len(added_labels), 'label', 'labels')} new in these answers, so nothing was added; run "
+            "the same command again to add them"
+        )
     if add:
         from dmlkit.embedding.gallery.change import add_images
 
@@ -119,6 +126,12 @@ def print_review(found: "ReviewFolder", console: Console) -> None:
     say(console, f"{now.checked} checked, {now.corrected} of them wrong; {unknown} unknown")
     if now.spread:
         say(console, f"{counted(now.spread, 'label comes', 'labels come')} from answers on near-duplicates")
+    if new := found.new_labels():
+        known = {name.casefold(): name for name in found.review.names}
+        alike = {label: f" (not {name!r})" for label in new if (name := known.get(label.casefold()))}
+        named = ", ".join(f"{label!r}{alike.get(label, '')}" for label in new)
+        say(console, f"{counted(len(new), 'label', 'labels')} that {found.review.gallery} did not have: {named}")
+        say(console, f"to correct one, write a path of it and another answer into {found.folder / QUESTIONS}")
     if now.disagreements:
         say(console, f"reviewers disagree on {counted(now.disagreements, 'image', 'images')}, which get no label")
     if now.most_wrong > wrong * now.labels:

@@ -1,6 +1,7 @@
 """A review with its answers: the next question, the labels, and how many of them may be wrong."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import ceil
@@ -27,6 +28,8 @@ from dmlkit.files.source import REVIEW_MARK
 from dmlkit.metrics.audit import LabelAudit, draws_until_together, most_wrong_together
 
 MOST_REVIEWER = 100  # characters of a name
+SAME, UNSURE = "same", "?"
+"""Answers that are not a label: the label is right, and a person cannot tell."""
 COPIED_RIGHT = 0.95  # expected share of right labels among copied ones; it only sets the bets, see `LabelAudit`
 
 
@@ -92,7 +95,8 @@ class ReviewFolder:
         """Keep answers, and return when the disk has them; the same answer again is kept once.
 
         Args:
-            given: the correct label by the position of the proposal; None if the person cannot tell.
+            given: the answer by the position of the proposal: the correct label, ``same`` or ``?``, which may have
+                capital letters and a final dot; None if the person cannot tell.
 
         Returns:
             Number of new answers.
@@ -104,10 +108,10 @@ class ReviewFolder:
         if not reviewer.strip() or len(reviewer) > MOST_REVIEWER or not reviewer.isprintable():
             raise UserError(f"reviewer: expected a name of 1 to {MOST_REVIEWER} printable characters")
         labels: dict[int, str | None] = {}
-        for row, label in given.items():
+        for row, said in given.items():
             if not 0 <= row < len(self.review.proposals):
                 raise UserError(f"row {row}: expected an image of this review, 0 to {len(self.review.proposals) - 1}")
-            labels[row] = None if label is None else stated_label(label, self.review.proposals[row].path)
+            labels[row] = None if said is None else self._label_of(said, row)
         with sole_writer(self.folder, what="a review"):
             self.refresh()
             now = datetime.now(UTC)
@@ -119,6 +123,22 @@ class ReviewFolder:
             if entries:
                 self._add(entries)
         return len(entries)
+
+    def _label_of(self, said: str, row: int) -> str | None:
+        """Return the label that an answer means; None for "cannot tell"."""
+        word, path = said.casefold().strip(" ."), self.review.proposals[row].path
+        if word and not word.strip(UNSURE):
+            return None
+        if word != SAME or said in self.review.names:
+            return stated_label(said, path)
+        if (label := self.stated(row)) is None:
+            raise UserError(f"{path}: {SAME!r} needs a proposed label; write the label")
+        return label
+
+    def new_labels(self) -> dict[str, int]:
+        """Return the labels that the gallery did not have when the review began, with their numbers of images."""
+        counts = Counter(label for _, label in self.labeled())
+        return {label: counts[label] for label in sorted(counts.keys() - {*self.review.names})}
 
     def ask(self, count: int) -> list[LabelQuestion]:
         """Return the first questions without an answer; new ones are chosen, and kept, until there are as many.

@@ -59,6 +59,8 @@ class Review(Document, frozen=True):
     audit: Share
     """Share of the questions that are drawn uniformly."""
     error: Share = 0.05
+    names: tuple[str, ...]
+    """Labels of the gallery when the review began."""
     proposals: tuple[ProposedLabel, ...]
     """Images with a label first, then unknown ones."""
 
@@ -100,7 +102,8 @@ def propose(
             f"{images}: has boxes of images, and a review asks about whole images; write each box into a file of its "
             f"own, or label them with dmlkit identify {command_word(gallery)}"
         )
-    found = Identifier(searched).answers(asked, [None] * len(asked))
+    identifier = Identifier(searched)
+    found = identifier.answers(asked, [None] * len(asked))
     rows = [row for row, one in enumerate(found.answers) if one.label != UNKNOWN and one.probability is not None]
     if not rows:
         raise UserError(
@@ -127,7 +130,8 @@ def propose(
         )
         for row in rows + unknown
     )
-    return Review(gallery=str(gallery), images=str(images), wrong=wrong, audit=audit, proposals=proposals)
+    names = tuple(identifier.names)
+    return Review(gallery=str(gallery), images=str(images), wrong=wrong, audit=audit, names=names, proposals=proposals)
 
 
 def pair_thresholds(searched: PointSet) -> tuple[float, float]:

@@ -15,8 +15,6 @@ from dmlkit.files.source import REVIEW_MARK
 
 QUESTIONS, LABELS = "questions.csv", "labels.csv"
 COLUMNS = ("path", "label", "answer")
-SAME, UNSURE = "same", "?"
-"""Answers that are not a label: the label is right, and a person cannot tell."""
 REVIEWER = "table"
 """Name of the person whose answers come from the table."""
 
@@ -31,7 +29,7 @@ def review(
     audit: float = 0.25,
     model: ModelChoice = OWN_MODEL,
     bar: Bar = no_bar,
-) -> ReviewFolder:
+) -> tuple[ReviewFolder, list[str]]:
     """Begin a review of the labels that a gallery gives to images, or continue it with the answers in its folder.
 
     The folder has ``questions.csv``, in whose column ``answer`` a person writes ``same``, another label, or ``?`` for
@@ -49,6 +47,9 @@ def review(
         audit: share of the questions that are drawn uniformly from all labels that were not checked.
         model, bar: see `identify`.
 
+    Returns:
+        The review, and its `new_labels` that come from answers in ``questions.csv`` that were read now.
+
     Raises:
         UserError: no image gets a label with a probability, an answer cannot be read, or the folder is another review.
     """
@@ -64,13 +65,14 @@ def review(
                 "another folder"
             )
         found.set_shares(wrong, audit)
+    before = found.new_labels()
     found.reply(_answers(folder / QUESTIONS, found), REVIEWER)
     found.ask(ask)
     write_tables(found, ask)
-    return found
+    return found, [label for label in found.new_labels() if label not in before]
 
 
-def _answers(path: Path, found: ReviewFolder) -> dict[int, str | None]:
+def _answers(path: Path, found: ReviewFolder) -> dict[int, str]:
     """Read what a person wrote, by row; a table without answers is that of an interrupted command."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -79,9 +81,8 @@ def _answers(path: Path, found: ReviewFolder) -> dict[int, str | None]:
         return {}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: cannot read this table: {error}") from error
-    proposals = found.review.proposals
-    rows = {spreadsheet(proposal.path): row for row, proposal in enumerate(proposals)}
-    answers: dict[int, str | None] = {}
+    rows = {spreadsheet(proposal.path): row for row, proposal in enumerate(found.review.proposals)}
+    answers: dict[int, str] = {}
     for number, line in enumerate(lines, start=2):
         name, answer = line.get("path"), line.get("answer")
         if name not in rows or answer is None:
@@ -89,20 +90,12 @@ def _answers(path: Path, found: ReviewFolder) -> dict[int, str | None]:
                 f"{path}:{number}: expected the columns {', '.join(COLUMNS)} and the path of an image of this review, "
                 f"got {excerpt(str(name))}; write only into the column answer"
             )
-        row, answer = rows[name], answer.strip()
-        if answer:
-            answers[row] = _label_of(answer, proposals[row].path, found.stated(row))
+        if (answer := answer.strip()) and answers.setdefault(rows[name], answer) != answer:
+            raise UserError(
+                f"{path}:{number}: {excerpt(name)} has the answers {excerpt(answers[rows[name]])} and "
+                f"{excerpt(answer)}; keep one of them"
+            )
     return answers
-
-
-def _label_of(answer: str, path: str, stated: str | None) -> str | None:
-    """Return the label that an answer means; None for "cannot tell"."""
-    if answer == UNSURE:
-        return None
-    label = stated if answer == SAME else answer
-    if label is None:
-        raise UserError(f"{path}: {SAME!r} needs a proposed label; write the label")
-    return label
 
 
 def write_tables(found: ReviewFolder, ask: int) -> None:

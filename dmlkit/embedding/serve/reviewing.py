@@ -81,6 +81,7 @@ class ServedReview:
                 "error": review.error,
                 "wrong": review.wrong,
                 "images": review.images,
+                "new_labels": found.new_labels(),
                 "disagree": [{"row": row, "answers": found.answers(row)} for row in found.disagreements()[:20]],
             }
 

@@ -29,7 +29,7 @@ def reviewed(place: Path, tmp_path: Path) -> Path:  # noqa: F811
     create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
     for index in range(30):
         trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
-    found = review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", ask=30, model=ON_CPU)
+    found, _ = review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", ask=30, model=ON_CPU)
     rows = range(len(found.review.proposals) - 3)
     found.reply({row: (*BIRDS, "heron")[row % 5] for row in rows}, "ada")
     return tmp_path
@@ -111,7 +111,7 @@ def test_keys_of_the_recipe_that_hold_for_any_images_are_kept(dmlkit, place: Pat
     create_gallery(place / "run", labels, tmp_path / "gallery", model=ON_CPU)
     for index in range(8):
         trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
-    found = review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", ask=8, model=ON_CPU)
+    found, _ = review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", ask=8, model=ON_CPU)
     recipe = (
         (place / "recipe.yaml")
         .read_text()

@@ -81,7 +81,8 @@ def test_answers_are_read_up_to_the_first_empty_one(dmlkit, inbox: tuple[Path, P
 def begin(folder: Path, proposals: list[ProposedLabel], **shares: float) -> ReviewFolder:
     folder.mkdir()
     shares = {"wrong": 0.05, "audit": 0.5, **shares}
-    Review(gallery="g", images="i", proposals=tuple(proposals), **shares).write(folder / "review.json")
+    names = tuple({one.label for one in proposals if one.label})
+    Review(gallery="g", images="i", names=names, proposals=tuple(proposals), **shares).write(folder / "review.json")
     return ReviewFolder(folder)
 
 
@@ -226,6 +227,55 @@ def test_an_answer_that_a_full_disk_refuses_leaves_the_others(tmp_path: Path, mo
     assert (tmp_path / "review" / "answers.jsonl").read_bytes() == before
     assert state.statement().checked == 1 and state.reply({rows[1]: "a"}, "ada") == 1
     assert state.statement().checked == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "label"),
+    [("Same", "a"), ("SAME", "a"), ("same.", "a"), ("?", None), ("??", None), ("?.", None), ("Samen", "Samen")],
+)
+def test_answers_are_compared_after_case_and_a_final_dot(tmp_path: Path, said: str, label: str | None):
+    proposals = [ProposedLabel(path=f"{row}.jpg", label="a", probability=0.9, id=f"{row}") for row in range(9)]
+    state = begin(tmp_path / "review", proposals)
+    row = state.ask(1)[0].row
+    state.reply({row: said}, "ada")
+    assert state.answers(row) == {"ada": label}
+    assert state.new_labels() == ({} if label in ("a", None) else {label: 1})
+    assert state.statement().corrected == (label != "a")
+
+
+def test_new_labels_are_named_before_they_are_added(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+    gallery, images = inbox
+    words, table = ("review", gallery, images, "-o", tmp_path / "r", "--device", "cpu"), tmp_path / "r/questions.csv"
+    assert dmlkit(*words, "--ask", "3").code == 0
+    own = ImageGallery(gallery).labels()
+    spelled = str(next(iter(own))).upper()
+    write_answers(table, [spelled, "a new bird", "Same"])
+    noted = table.read_bytes().replace(b"path,label,answer", b"path,label,answer,notes")
+    table.write_bytes(noted)
+    stopped = dmlkit(*words, "--add")
+    assert stopped.code == 2 and "2 labels new in these answers, so nothing was added" in stopped.err
+    told = " ".join(stopped.out.split())
+    assert f"2 labels that {gallery} did not have: '{spelled}' (not '{spelled.lower()}'), 'a new bird'" in told
+    assert ImageGallery(gallery).labels() == own and (tmp_path / "r/questions.csv.old").read_bytes() == noted
+    corrected = (tmp_path / "r/labels.csv").read_bytes() + b"by hand\n"
+    (tmp_path / "r/labels.csv").write_bytes(corrected)
+    assert dmlkit(*words, "--add").code == 0
+    assert (tmp_path / "r/labels.csv.old").read_bytes() == corrected
+    assert {label: count for label, count in ImageGallery(gallery).labels().items() if label not in own} == {
+        spelled: 1,
+        "a new bird": 1,
+    }
+
+
+def test_an_image_with_two_answers_is_refused(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+    gallery, images = inbox
+    words, table = ("review", gallery, images, "-o", tmp_path / "r", "--device", "cpu"), tmp_path / "r/questions.csv"
+    assert dmlkit(*words).code == 0
+    path = rows_of(table)[0]["path"]
+    table.write_text(f"path,label,answer\n{path},x,one\n{path},x,two\n")
+    refused = dmlkit(*words)
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    assert f"questions.csv:3: {path} has the answers one and two; keep one of them" in refused.err
 
 
 def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):

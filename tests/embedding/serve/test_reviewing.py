@@ -122,7 +122,7 @@ def test_answers_of_the_page_are_those_of_the_table_and_reach_the_gallery(folder
     assert added == len(ReviewFolder(folder / "review").labeled())
     assert ImageGallery(folder / "gallery").labels()["heron"] == 1
     assert client.post("/v1/gallery/restore", json={"version": 1}).json()["images"] == before
-    repeated = review(folder / "gallery", folder / "inbox", folder / "review", model=ON_CPU)
+    repeated, _ = review(folder / "gallery", folder / "inbox", folder / "review", model=ON_CPU)
     assert repeated.statement()._asdict() == {name: now[name] for name in repeated.statement()._asdict()}
 
 
@@ -254,7 +254,9 @@ def test_a_kill_loses_no_acknowledged_answer_and_doubles_none(tmp_path: Path):
     proposals = tuple(
         ProposedLabel(path=f"{row}.jpg", label="a", probability=0.9, id=f"{row}") for row in range(20_000)
     )
-    Review(gallery="g", images="i", wrong=0.01, audit=1, proposals=proposals).write(tmp_path / "review.json")
+    Review(gallery="g", images="i", wrong=0.01, audit=1, names=("a",), proposals=proposals).write(
+        tmp_path / "review.json"
+    )
     acknowledged = list[int]()
     for _ in range(kills):
         process = Forked(_answer_all, tmp_path)

@@ -20,6 +20,8 @@ async function showStatus() {
   const parts = [`${now.checked} checked`, `${now.corrected} of them wrong`];
   if (now.spread) parts.push(`${plural(now.spread, "label comes", "labels come")} from answers on near-duplicates`);
   if (now.unknown) parts.push(plural(now.unknown, "image is unknown", "images are unknown"));
+  const added = Object.keys(now.new_labels);
+  if (added.length) parts.push(`${plural(added.length, "new label", "new labels")}: ${added.join(", ")}`);
   $("#progress").textContent = `${parts.join(", ")}.`;
   const disagree = $("#disagree");
   disagree.hidden = !now.disagreements;
