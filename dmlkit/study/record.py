@@ -2,10 +2,19 @@
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat
+from pydantic import (
+    BaseModel,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+)
 
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import is_partial
@@ -81,7 +90,29 @@ class RecordedStudy(ResolvedSettings, frozen=True):
     expect: tuple[dict[str, str], ...]
     """The statements of the claim."""
     variants: dict[str, dict[str, dict[str, Any]]]
-    """Recipes without their seed, by variant and choice."""
+    """Recipes without their seed, by variant and choice. A file has the first one whole, and the differences of each
+    from it: 330 recipes take 140 kB instead of 1.1 MB."""
+
+    @field_serializer("variants")
+    def shorten(self, variants: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
+        """Return the first recipe, and the differences of all recipes from it."""
+        base = next((recipe for recipes in variants.values() for recipe in recipes.values()), {})
+        changed = {
+            variant: {label: dict(_changes(base, recipe)) for label, recipe in recipes.items()}
+            for variant, recipes in variants.items()
+        }
+        return {"base": base, "changed": changed}
+
+    @field_validator("variants", mode="before")
+    @classmethod
+    def restore(cls, variants: Any, info: ValidationInfo) -> Any:
+        """Return the whole recipes of a file."""
+        if info.mode != "json" or not isinstance(variants, dict) or variants.keys() != {"base", "changed"}:
+            return variants
+        return {
+            variant: {label: _changed(variants["base"], changes) for label, changes in recipes.items()}
+            for variant, recipes in variants["changed"].items()
+        }
 
 
 class StudyRecord(Document, frozen=True):
@@ -141,6 +172,41 @@ class ProtocolRecord(Document, frozen=True):
     """Name of the protocol."""
 
 
+def _changes(base: Any, recipe: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the full keys at which a recipe differs from another, with its values.
+
+    Example:
+        >>> base = {"seed": 0, "loss": {"name": "triplet", "margin": 0.2}}
+        >>> dict(_changes(base, {"seed": 0, "loss": {"name": "triplet", "margin": 0.1}}))
+        {'loss.margin': 0.1}
+        >>> dict(_changes(base, {"seed": 0, "loss": {"name": "mpa"}}))
+        {'loss': {'name': 'mpa'}}
+    """
+    both = isinstance(base, dict) and isinstance(recipe, dict) and base.keys() == recipe.keys()
+    if both and "." not in "".join(base):
+        for name, value in recipe.items():
+            yield from _changes(base[name], value, f"{key}.{name}" if key else name)
+    elif base != recipe:
+        yield key, recipe
+
+
+def _changed(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe, given another and the keys at which it differs; see `_changes`.
+
+    Example:
+        >>> _changed({"seed": 0, "loss": {"name": "triplet", "margin": 0.2}}, {"loss.margin": 0.1})
+        {'seed': 0, 'loss': {'name': 'triplet', 'margin': 0.1}}
+    """
+    recipe = deepcopy(base)
+    for key, value in changes.items():
+        *path, name = key.split(".")
+        place = recipe
+        for step in path:
+            place = place[step]
+        place[name] = value
+    return recipe
+
+
 @contextmanager
 def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", command: str) -> Generator[None]:
     """Start or continue a study in a folder, and lock the folder during the block.
@@ -153,12 +219,13 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", comman
     path = folder / STUDY_MARK
     started = StudyRecord(study=RecordedStudy.model_validate(record), command=command)
     if path.exists():
-        stored, new = (one.study.model_dump(mode="json") for one in (StudyRecord.read(path), started))
+        studies = StudyRecord.read(path).study, started.study
+        stored, new = (study.model_dump(mode="json", exclude={"variants"}) for study in studies)
         for statement in (*stored["expect"], *new["expect"]):
             statement.pop("paper", None)
         same = {name: stored[name] for name in REWORDED} | {"seeds": new["seeds"][: len(stored["seeds"])]}
         same["extend"] = min(new["extend"], stored["extend"])  # it may grow: the values tried before stay
-        changes = [*_lost_or_changed(stored.pop("variants"), new.pop("variants"))]
+        changes = [*_lost_or_changed(*(study.variants for study in studies))]
         changes += differences("", stored, {**new, **same})
         if changes:
             raise UserError(

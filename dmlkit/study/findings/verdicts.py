@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from dmlkit.metrics.statistics import Comparison, holm, paired_runs, runs_to_separate
 from dmlkit.run_folder.documents import Metrics, PairedDifference
@@ -55,8 +55,9 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
     """Mean of ``runs`` over seeds, by metric."""
     difference: dict[str, PairedDifference] | None
     """Difference from the reference by metric; null for the reference itself, or if they share no seed."""
-    classes: VariantClasses | None = None
-    """Figures on each test class; null in studies of an older dmlkit and of the Reality Check."""
+    classes: VariantClasses | None = Field(default=None, exclude=True)
+    """Figures on each test class, for intervals over seeds and classes. They are in the runs, and not in a file of
+    results, of which they were nine tenths; None in what is read, and for the Reality Check."""
 
     def is_below_untrained(self, metric: str) -> bool:
         """Return whether the mean is below that of the backbone before training; False if that is unknown."""

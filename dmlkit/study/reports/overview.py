@@ -5,20 +5,13 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isclose
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel
 
 from dmlkit.errors import UserError, counted
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import as_markdown, markdown, printable
 from dmlkit.files.outputs import check_file, writing
-from dmlkit.run_folder.documents import PairedDifference
-from dmlkit.study.definition.config import Expectation
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.findings.verdicts import VariantResults, by_both_figures, judge, over_seeds
 from dmlkit.study.record import StudyRecord
 from dmlkit.study.reports.report import (
     EXPLANATION,
@@ -97,7 +90,7 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
 
 
 def read_results(folder: Path) -> StudyResults:
-    """Read the results of a finished study, with a verdict by each metric; see `by_both_figures`.
+    """Read the results of a finished study.
 
     Raises:
         UserError: the folder is not a study, or runs are missing.
@@ -107,13 +100,7 @@ def read_results(folder: Path) -> StudyResults:
     if results is None or results.missing or results.seeds != stored.study.seeds:
         raise UserError(f"{folder}: this study is not finished; continue it with: {stored.command}")
     _check_complete(results, path)
-    check_derived(results, path)
-    statements = by_both_figures(_statements(results), results.metrics)
-    if len(statements) == len(results.verdicts) and all(one.verdict != "not trained" for one in results.verdicts):
-        return results
-    # an older dmlkit judged each statement by one metric, and called a variant not trained by each metric on its own
-    verdicts = judge(statements, results.variants, len(results.seeds), results.more_seeds, results.negligible)
-    return results.model_copy(update={"verdicts": verdicts})
+    return results
 
 
 def _check_complete(results: StudyResults, path: Path) -> None:
@@ -187,72 +174,3 @@ class ReportPage:
         block = "\n\n".join([*head, *paragraphs, END])
         with writing(self.path), atomic_write(self.path) as partial:
             partial.write_bytes(f"{self.before}{block}{self.after}".encode())
-
-
-ROUNDING = 1e-6  # of metrics that are computed again, perhaps by a different version of SciPy
-STATED = set(Expectation.model_fields)  # fields of a judged statement that come from the study's file
-
-
-def check_derived(results: StudyResults, path: Path) -> None:
-    """Check that means, differences and verdicts match the metrics of the runs, to `ROUNDING`.
-
-    Raises:
-        UserError: they do not: the file was edited.
-    """
-    reference = results.variants.get(results.reference)
-    for name, variant in results.variants.items():
-        others = None if name == results.reference or reference is None else reference.measured
-        summary, difference = over_seeds(variant.measured, others, results.metrics)
-        if not _is_close(_plain(variant.summary), _plain(summary)):
-            raise _edited(path, f"variants.{name}.summary", results)
-        if not _have_same_means(variant):
-            raise _edited(path, f"variants.{name}.classes", results)
-        if not _is_close(_plain(variant.difference), _plain(difference)):
-            raise _edited(path, f"variants.{name}.difference", results)
-    expectations = _statements(results)
-    derived_verdicts = judge(expectations, results.variants, len(results.seeds), results.more_seeds, results.negligible)
-    if len(derived_verdicts) < len(expectations):
-        raise _edited(path, "verdicts", results)
-    for stored, derived in zip(results.verdicts, derived_verdicts, strict=True):
-        fields = stored.model_dump()
-        if stored.corrected_p_value is None:  # results of dmlkit 0.1.0, which has fewer fields and verdicts
-            fields = {name: fields[name] for name in PairedDifference.model_fields}
-        elif stored.verdict == "not trained":  # perhaps of an older dmlkit; it is judged again, see `read_results`
-            judged = {"verdict", "corrected_verdict", "runs_to_separate"}
-            fields = {name: fields[name] for name in fields.keys() - judged}
-        if not _is_close(fields, {name: value for name, value in derived.model_dump().items() if name in fields}):
-            raise _edited(path, f"the verdict on {stored.better!r} and {stored.than!r}", results)
-
-
-def _have_same_means(variant: VariantResults) -> bool:
-    """Return whether the metrics of classes have the means of the runs."""
-    classes = variant.classes
-    return classes is None or all(
-        isclose(classes.mean(seed, name), variant.runs.get(seed, {}).get(name, inf), abs_tol=ROUNDING)
-        for seed, figures in classes.runs.items()
-        for name in figures
-    )
-
-
-def _statements(results: StudyResults) -> list[Expectation]:
-    return [Expectation.model_validate(one.model_dump(include=STATED)) for one in results.verdicts]
-
-
-def _edited(path: Path, what: str, results: StudyResults) -> UserError:
-    return UserError(
-        f"{path}: {what} does not match the metrics of its runs, because the file was edited; the runs are "
-        f"unchanged, write the file again with: {results.command}"
-    )
-
-
-def _plain(documents: Mapping[str, BaseModel] | None) -> Any:
-    return documents and {name: one.model_dump() for name, one in documents.items()}
-
-
-def _is_close(stored: Any, derived: Any) -> bool:
-    """Return whether plain data are equal, numbers to `ROUNDING`, since SciPy's quantiles differ in the last digit."""
-    if isinstance(stored, dict) and isinstance(derived, dict):
-        return stored.keys() == derived.keys() and all(_is_close(stored[key], derived[key]) for key in stored)
-    if isinstance(stored, float) and isinstance(derived, float):
-        return isclose(stored, derived, rel_tol=ROUNDING, abs_tol=ROUNDING)
-    return stored == derived
