@@ -21,7 +21,6 @@ from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import load_model
 from dmlkit.evaluation.point_map import SharedImages
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
@@ -38,7 +37,7 @@ def tuned(photos: str, folder: Path, seed: int) -> tuple[torch.Tensor, list[str 
     recipe, run = read_recipe(RECIPE, changes), RunFolder(folder / f"seed-{seed}")
     with torch.enable_grad():
         train(recipe, run.path, device="cpu")
-    fabric, images = start_ranks("cpu"), images_of_split(recipe.dataset, "test")
+    fabric, images = start_ranks("cpu"), recipe.dataset.build("test")
     found = split_embeddings(run, load_model(run, fabric), fabric, images, "test")
     return found.points, images.label_names(found.labels)
 

@@ -20,7 +20,6 @@ from report import write_report
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.features import cached_features
 from dmlkit.evaluation.calibration import calibrate_points, rates_at
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
@@ -47,7 +46,7 @@ def clusters(classes: int = 80, width: int = 64, groups: int = 12, seed: int = 0
 def photo_features(photos: str) -> tuple[torch.Tensor, torch.Tensor]:
     recipe = Path(__file__).parent.parent / "recipes" / "start" / "frozen_lite0.yaml"
     settings = read_recipe(recipe, [f"dataset.root={photos}"])
-    dataset, model = images_of_split(settings.dataset, "all"), build_model(settings).eval()
+    dataset, model = settings.dataset.build("all"), build_model(settings).eval()
     with tempfile.TemporaryDirectory() as folder:
         fabric, bar = start_fabric("cpu"), Silent().images
         found = cached_features(dataset, settings, model, fabric, Path(folder), views=0, bar=bar, split="all")

@@ -39,7 +39,6 @@ from torchvision.transforms import v2
 
 from dmlkit.distributed.launch import keep_freed_memory
 from dmlkit.loading.batches import TrainingBatches, make_loader
-from dmlkit.loading.cache import images_of_split, images_to_cache, write_cache
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.model import Normalization
 from dmlkit.recipe.schema import Recipe
@@ -66,11 +65,10 @@ def decode(path: str) -> None:
         image.convert("RGB")
 
 
-def recipe(root: Path, cache: Path | None, augment: list[dict[str, Any]] | None = None) -> Recipe:
-    dataset = {"name": "folder", "root": str(root), "validation_fraction": 0.0, "cache": str(cache) if cache else None}
+def recipe(root: Path, augment: list[dict[str, Any]] | None = None) -> Recipe:
     return Recipe.model_validate(
         {
-            "dataset": dataset,
+            "dataset": {"name": "folder", "root": str(root), "validation_fraction": 0.0},
             "transform": {"name": "imagenet", "augment": tuple(augment or ())},
             "loss": {"name": "proxy_anchor"},
             "sampler": {"name": "random", "batch_size": BATCH},
@@ -136,14 +134,13 @@ def torchvision_loader(train: Path, transform: Callable[[Any], Tensor], workers:
 
 def ours(
     root: Path,
-    cache: Path | None = None,
     *,
     on_device: bool = False,
     augment: list[dict[str, Any]] | None = None,
     workers: int = WORKERS,
 ) -> Callable[[], int]:
-    settings = recipe(root, cache, augment)
-    dataset, transform = images_of_split(settings.dataset, "train"), settings.transform
+    settings = recipe(root, augment)
+    dataset, transform = settings.dataset.build("train"), settings.transform
     assert transform is not None  # a recipe of images has one
     batches = TrainingBatches(settings.sampler.build(dataset.labels, 0), 0)
     images = TransformedImages(dataset, transform, training=True, on_device=on_device)
@@ -176,12 +173,11 @@ def photo_speeds(photos: Path) -> list[list[str]]:
     return relative_to_first(medians(loaders))
 
 
-def speeds(root: Path, cache: Path) -> list[list[str]]:
+def speeds(root: Path) -> list[list[str]]:
     loaders = {
         "torchvision ImageFolder + DataLoader": image_folder(root / "train"),
         "dmlkit": ours(root),
-        "dmlkit, with its cache": ours(root, cache),
-        "dmlkit, with its cache and augment_on=device, loader only": ours(root, cache, on_device=True),
+        "dmlkit, with augment_on=device, loader only": ours(root, on_device=True),
     }
     speed_of = medians(loaders)
     paths = [str(path) for path in sorted((root / "train").rglob("*.jpg"))[:500]]
@@ -266,9 +262,7 @@ def main() -> None:
             write_report("data_augment", __doc__, ["augment", "library", "CPU time per image", "ratio"], rows)
             return
         write_photos(folder, IMAGES)
-        settings = recipe(folder, None)
-        write_cache(settings, images_to_cache(settings), folder / "cache", overwrite=False, advance=lambda _: None)
-        rows = [*speeds(folder, folder / "cache"), *starts(folder)]
+        rows = [*speeds(folder), *starts(folder)]
     rows += [row for photos in sys.argv[1:] for row in photo_speeds(Path(photos))]
     write_report("data", __doc__, ["what", "median", "ratio to torchvision, or baseline"], rows)
 

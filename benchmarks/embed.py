@@ -33,7 +33,6 @@ from dmlkit.embedding.run import embed
 from dmlkit.embedding.trained import TrainedModel, computed_by, load_model
 from dmlkit.files.image_file import image_files
 from dmlkit.loading.batches import evaluation_loader
-from dmlkit.loading.cache import images_of_split
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
@@ -106,7 +105,7 @@ def engines(photos: Path) -> None:
         torch.manual_seed(0)
         model = build_model(recipe).eval()
         bare = deepcopy(model).to(memory_format=torch.contiguous_format)
-        images = SomeImages(images_of_split(recipe.dataset, "train"))
+        images = SomeImages(recipe.dataset.build("train"))
         torch_model = TrainedModel.of(recipe, model)
         models = {"bare eager loop": TrainedModel.of(recipe, bare), "dmlkit torch": torch_model}
         models |= {f"dmlkit {way}": computed_by(torch_model, OneProcess(torch.device("cpu"), way)) for way in ways}

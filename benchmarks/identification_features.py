@@ -40,7 +40,6 @@ from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.questions.rates import threshold_for
 from dmlkit.embedding.trained import load_model
 from dmlkit.evaluation.untouched import untouched_model
-from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.statistics import paired_comparison
 from dmlkit.model import build_model
 from dmlkit.run_folder.folder import RunFolder
@@ -225,7 +224,7 @@ def main(run: Path) -> None:
     points: dict[str, dict[str, np.ndarray]] = {"trained": {}, "untrained": {}, "both": {}}
     labels: dict[str, np.ndarray] = {}
     for split in SPLITS:
-        images = images_of_split(trained.recipe.dataset, split)
+        images = trained.recipe.dataset.build(split)
         rows = drawn(images.labels, ENROLLED + ASKED).sort().values.tolist()
         for name, model in (("trained", trained.model), ("untrained", alone)):
             found = embed_dataset(fabric, model, images, trained.recipe.transform, indices=rows, workers=0)

@@ -44,7 +44,6 @@ from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.questions.rates import threshold_for
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import load_model
-from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.statistics import paired_comparison
 from dmlkit.run_folder.folder import RunFolder
 
@@ -167,7 +166,7 @@ def measured(run: Path) -> Measured:
     points: dict[str, np.ndarray] = {}
     labels: dict[str, np.ndarray] = {}
     for split in SPLITS:
-        images = images_of_split(trained.recipe.dataset, split)
+        images = trained.recipe.dataset.build(split)
         found = split_embeddings(RunFolder(run), trained, fabric, images, split)
         rows = drawn(found.labels, ENROLLED + ASKED).sort().values
         points[split], labels[split] = found.points[rows].numpy(), found.labels[rows].numpy()

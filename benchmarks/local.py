@@ -29,7 +29,6 @@ from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.local_features import centered, keypoints_of, maps_of, match_keypoints, mean_of, verify_affine
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.evaluation.local import PairOfScores
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.ranking.scored import Match, mutual_nearest, patch_matches, score_candidates
@@ -84,7 +83,7 @@ def main(photos: str) -> None:
     chosen: dict[str, tuple[float, list[str]]] = {}
     rows: list[list[str]] = []
     for split in ("validation", "test"):
-        images = images_of_split(recipe.dataset, split)
+        images = recipe.dataset.build(split)
         found = embed_images(trained, fabric, images, split)
         plain = score_retrieval(Labeled(found.points, found.labels), manifold=space, metrics=METRICS)
         for name, match in matches_of(trained, fabric, images, found).items():

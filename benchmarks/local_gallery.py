@@ -36,7 +36,6 @@ from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.questions.rates import threshold_for
 from dmlkit.evaluation.image_gallery import ImageGallery
 from dmlkit.evaluation.run import choose_second
-from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.statistics import paired_comparison
 from dmlkit.run_folder.folder import RunFolder
 
@@ -47,7 +46,7 @@ NAMES = ("FNIR", "FPIR", "at FPIR 0.05", "rank 1")
 
 def main(run: Path) -> None:
     """Choose the weight on validation classes, and identify images of each division with both galleries."""
-    images = images_of_split(RunFolder(run).recipe().dataset, "test")
+    images = RunFolder(run).recipe().dataset.build("test")
     labels, generator = images.labels.numpy(), np.random.default_rng(0)
     kept = [generator.permutation(np.flatnonzero(labels == code))[: ENROLLED + ASKED] for code in np.unique(labels)]
     paths, names = [str(path) for path in images.paths], [images.class_names[code] for code in labels]

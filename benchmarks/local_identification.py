@@ -35,7 +35,6 @@ from dmlkit.embedding.questions.probability import Trials
 from dmlkit.embedding.questions.rates import best_fit, threshold_for
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.evaluation.local import PairOfScores
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.ranking.scored import CANDIDATES, match_patches, patch_matches, score_candidates
 from dmlkit.metrics.statistics import paired_comparison
@@ -92,7 +91,7 @@ def measured(name: str, recipe: Recipe, space: Manifold, trained: TrainedModel, 
     patches: list[torch.Tensor] = []
     share = 0.0
     for split in ("validation", "test"):
-        images = images_of_split(recipe.dataset, split)
+        images = recipe.dataset.build(split)
         found = embed_images(trained, fabric, images, split)
         if split == "test":
             rows = drawn(found.labels, ENROLLED + ASKED)

@@ -20,7 +20,6 @@ from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import load_model
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.ranking.codec import Codec, Precision, Rescore, Stored
@@ -56,7 +55,7 @@ def test_embeddings(recipe: str, common: list[str], folder: Path, changes: tuple
     read = read_recipe(RECIPES / recipe, [*common, *changes])
     train(read, folder, device="cpu")
     run, fabric = RunFolder(folder), start_ranks("cpu")
-    return split_embeddings(run, load_model(run, fabric), fabric, images_of_split(read.dataset, "test"), "test")
+    return split_embeddings(run, load_model(run, fabric), fabric, read.dataset.build("test"), "test")
 
 
 def scores(found: Embeddings, dims: int | None, precision: Precision) -> dict[str, float]:

@@ -36,7 +36,6 @@ from dmlkit.embedding.in_memory import embed_images
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, as_computed, load_model
 from dmlkit.export.precision import WEIGHTED, to_fp16, to_int8
-from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.scoring import retrieval_metrics
 from dmlkit.run_folder.folder import RunFolder
 
@@ -78,7 +77,7 @@ def row_of(
         if split == "test" and name != "int8":
             differences.append("")
             continue
-        images = images_of_split(trained.recipe.dataset, split)
+        images = trained.recipe.dataset.build(split)
         points = embed_images(as_computed(trained, model, found), start_ranks("cpu"), images, split)
         differences.append(f"{score(trained, points.points, points.labels) - before:+.4f}")
     share = f"{len(content) / size:.3f}"
@@ -98,7 +97,7 @@ def main(path: str) -> None:
     inputs = training_inputs(trained.recipe, "the benchmark")
     exact: list[float] = []
     for split in SPLITS:
-        found = split_embeddings(run, trained, fabric, images_of_split(trained.recipe.dataset, split), split)
+        found = split_embeddings(run, trained, fabric, trained.recipe.dataset.build(split), split)
         exact.append(score(trained, found.points, found.labels))
         print(split, len(found.points), exact[-1], flush=True)
     with torch.no_grad():

@@ -31,7 +31,6 @@ from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_dataset
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.evaluation.augmented import Copies, embed_with_copies
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, Rerank
@@ -62,7 +61,7 @@ def changed(
         best = max(options)[1]
         text = f"{best.name}:k1={best.k1},k2={best.k2}" if isinstance(best, KReciprocal) else f"{best.name}:n={best.n}"
         yield text, "1", scored(own.points, own.labels, trained.manifold, best)
-    images = images_of_split(trained.recipe.dataset, "test")
+    images = trained.recipe.dataset.build("test")
     for copies in get_args(Copies):
         means = embed_with_copies(fabric, trained, images, own, copies)
         yield copies, PIXELS[copies], scored(means.points, own.labels, trained.manifold)
@@ -73,7 +72,7 @@ def measure(name: str, trained: TrainedModel, most: int | None) -> list[list[str
     fabric = start_ranks("cpu")
     embedded: list[Embeddings] = []
     for split in ("test", "validation"):
-        images = images_of_split(trained.recipe.dataset, split)
+        images = trained.recipe.dataset.build(split)
         rows = None if most is None else drawn(images.labels, most).sort().values.tolist()
         embedded.append(embed_dataset(fabric, trained.model, images, trained.recipe.transform, indices=rows, workers=0))
     own, choosing = embedded

@@ -20,7 +20,6 @@ from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import load_model
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.statistics import paired_runs, t_interval
@@ -40,8 +39,8 @@ def trained(photos: str, folder: Path, name: str, *changes: str) -> Embeddings:
     run = RunFolder(folder / name)
     train(recipe, run.path, device="cpu")
     fabric, model = start_ranks("cpu"), load_model(run, start_ranks("cpu"))
-    split_embeddings(run, model, fabric, images_of_split(recipe.dataset, "train"), "train")
-    return split_embeddings(run, model, fabric, images_of_split(recipe.dataset, "test"), "test")
+    split_embeddings(run, model, fabric, recipe.dataset.build("train"), "train")
+    return split_embeddings(run, model, fabric, recipe.dataset.build("test"), "test")
 
 
 def scores(found: Embeddings, among: Embeddings | None = None) -> dict[str, float]:

@@ -40,7 +40,6 @@ from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.questions.why import pair_contributions, patch_vectors
 from dmlkit.embedding.trained import TrainedModel, load_model
-from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.model import EmbeddingModel
 from dmlkit.run_folder.folder import RunFolder
@@ -169,7 +168,7 @@ def explanations(model: EmbeddingModel, side: Side, other: Side, common: Tensor 
 
 def measured(trained: TrainedModel, split: Split, pairs: int, *, is_choice: bool) -> Iterator[list[str]]:
     """Yield a row of the table for each explanation and deletion."""
-    dataset, model = images_of_split(trained.recipe.dataset, split), trained.model
+    dataset, model = trained.recipe.dataset.build(split), trained.model
     inputs = inputs_of(dataset, trained.recipe.transform, training=False)
 
     def shown(index: int) -> Tensor:

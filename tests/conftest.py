@@ -107,7 +107,7 @@ def no_plot(_: Any, path: Path, suffix: str = ".png", **__: Any) -> None:
     Figure(figsize=(1, 1)).savefig(path, format=suffix.removeprefix("."))
 
 
-LOADERS = ("dmlkit.loading.batches", "dmlkit.loading.cache", "dmlkit.loading.check")
+LOADERS = ("dmlkit.loading.batches", "dmlkit.loading.check")
 PICTURES = {
     "dmlkit.training.summary": ("plot_curves", no_curves),
     "dmlkit.study.reports.report": ("plot_study", no_plot),

@@ -1,4 +1,4 @@
-"""``dmlkit data``: check and convert datasets before training."""
+"""``dmlkit data``: check datasets before training."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +11,7 @@ from rich.text import Text
 from dmlkit.cli.console import bars, cells, counted, say, show_table
 from dmlkit.cli.options import (
     TRAIN,
-    RecipePath,
     Set,
-    Writes,
     argument,
     examples,
     option,
@@ -22,15 +20,12 @@ from dmlkit.cli.options import (
 )
 from dmlkit.errors import UserError
 from dmlkit.files.escape import printable
-from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import EXPECTED_DATA, require_dataset, require_run
 
 if TYPE_CHECKING:
     from dmlkit.loading.check import Findings
 
-app = typer.Typer(
-    name="data", no_args_is_help=True, rich_help_panel=TRAIN, help="Check a dataset on disk, or make it faster to read."
-)
+app = typer.Typer(name="data", no_args_is_help=True, rich_help_panel=TRAIN, help="Check a dataset on disk.")
 DATA_ERROR = 1  # exit code of check if it finds errors in the data
 
 
@@ -116,38 +111,3 @@ def print_findings(findings: "Findings", title: str, console: Console) -> None:
         for line in lines:
             say(console, f"{kind}: {line}", style="red" if kind == "error" else None)
     say(console, f"{counted(findings.errors, 'error', 'errors')} found" if findings.errors else "no errors found")
-
-
-@app.command(epilog=examples("dmlkit data cache recipe.yaml -o caches/birds"))
-@with_common_options
-def cache(
-    recipe: RecipePath,
-    output: Annotated[
-        Path,
-        Writes(check_folder, "a cache that dmlkit wrote", "manifest.json"),
-        option("FOLDER", "Folder to write.", "--output", "-o"),
-    ],
-    overrides: Set = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the cache in the folder.")] = False,
-) -> None:
-    """Store all images decoded and resized, for faster training with dataset.cache=FOLDER."""
-    from dmlkit.recipe.overrides import read_tree
-
-    read_tree(recipe)
-
-    from dmlkit.loading.cache import images_to_cache, write_cache
-    from dmlkit.recipe.file import read_recipe
-
-    resolved = read_recipe(recipe, overrides or [])
-    dataset = images_to_cache(resolved)
-    console = Console()
-    with bars(console)("caching images", len(dataset)) as advance:
-        manifest = write_cache(resolved, dataset, output, overwrite=overwrite, advance=advance)
-    say(
-        console,
-        f"wrote {output}: {manifest.images} images resized to {manifest.resizing}, {manifest.bytes / 1e9:.2f} GB",
-    )
-    if manifest.skipped:
-        images = counted(len(manifest.skipped), "image", "images")
-        say(console, f"{images} could not be read; {output / 'manifest.json'} lists them")
-    say(console, f"use it with --set dataset.cache={output}")

@@ -59,8 +59,6 @@ class DatasetConfig(ComponentConfig, frozen=True):
     levels: LevelNames = ()
     """Names of the levels of a hierarchy, coarsest first, e.g. ``[genus, species]``: the name of each class is then a
     path with one part per level, ``corvus/corax``. Empty: class names are not paths."""
-    cache: str | None = None
-    """Folder written by ``dmlkit data cache``, from which images are read instead of decoding the files."""
     new_classes: Literal["ignore", "test"] = "ignore"
     """What commands on a trained run do with classes that its data have gained since: ``ignore`` leaves them out of the
     run's splits and reports their number, ``test`` adds them to its test classes."""

@@ -16,7 +16,6 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from dmlkit.component import Requirement
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.image import decode_image
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
@@ -50,9 +49,6 @@ class HfConfig(DatasetConfig, frozen=True):
     pool: bool = False
     """Ignore the dataset's own splits, which usually share their classes: the first half of all sorted labels is for
     training, the rest for testing."""
-
-    def requirements(self) -> list[Requirement]:
-        return [Requirement("dataset.cache", (None,), "its images are in memory-mapped files already")]
 
     def listing(self) -> Listing:
         root = Path(self.root)

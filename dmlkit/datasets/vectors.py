@@ -79,7 +79,6 @@ class VectorsConfig(DatasetConfig, frozen=True):
 
     def requirements(self) -> list[Requirement]:
         return [
-            Requirement("dataset.cache", (None,), "a cache contains decoded images"),
             Requirement("dataset.on_bad_image", ("error",), "the dataset has no images"),
             Requirement("training.augment_on", ("loader",), "vectors are not augmented"),
         ]

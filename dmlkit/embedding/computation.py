@@ -37,7 +37,6 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
 from dmlkit.files.regular import file_checksum
 from dmlkit.loading.batches import collate
-from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import DRAFT, inputs_of
 from dmlkit.model import EmbeddingModel
 from dmlkit.recipe.schema import Recipe
@@ -210,7 +209,7 @@ def _place(model: EmbeddingModel, recipe: Recipe, engine: Engine, *, draft: bool
 def training_inputs(recipe: Recipe, option: str, *, draft: bool = False) -> Tensor:
     """Return evenly spaced training images as inputs of the model: test classes choose nothing."""
     try:
-        dataset = images_of_split(recipe.dataset, "train")
+        dataset = recipe.dataset.build("train")
     except UserError as error:
         raise UserError(f"{option}: needs training images of the run to compare with torch: {error}") from None
     inputs = inputs_of(dataset, recipe.transform, training=False, draft=draft)

@@ -1,5 +1,6 @@
 """Features of a frozen backbone, computed once, like embeddings, into a folder that runs may share."""
 
+import hashlib
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,8 +28,7 @@ from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError, counted, warn
 from dmlkit.files.arrays import read_array
 from dmlkit.files.document import Document, differences
-from dmlkit.loading.cache import sha256, stamp
-from dmlkit.loading.image_changes import are_same_files, changes_since, hash_files
+from dmlkit.loading.image_changes import are_same_files, changes_since, hash_files, stamp
 from dmlkit.loading.inputs import Draw, Inputs, Item, TransformedImages
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.model import EmbeddingModel, backbone_alone
@@ -47,7 +47,7 @@ class Views(Dataset):
             dataset.labels.repeat_interleave(views), dataset.class_names, PickedPaths(dataset.paths, images)
         )
         self.dataset, self.views = dataset, views
-        self.in_memory, self.resizing = dataset.in_memory, dataset.resizing
+        self.in_memory = dataset.in_memory
 
     def key(self, index: int) -> str:
         return f"{self.dataset.key(index // self.views)} view {index % self.views}"
@@ -214,7 +214,7 @@ def cached_features(
         if fabric.is_global_zero:
             known = description.files == hash_files(dataset)  # none of them has changed in the meantime
             update = {"contents": hash_files(dataset, contents=True) if known else None}
-            whole = description.model_copy(update={**update, "sha256": sha256(folder / FEATURES)})
+            whole = description.model_copy(update={**update, "sha256": _sha256(folder / FEATURES)})
             whole.write(folder / DESCRIPTION)
     vectors = VectorFile(folder)
     expected = (len(dataset) * max(views, 1), model.backbone.num_features)
@@ -260,7 +260,7 @@ def stored_features(
             stored = FeatureDescription.read(folder / DESCRIPTION)
             alone = frozen_backbone(trained.recipe, trained.model, trained.device)
             ours = _description(dataset, alone, "torch", 0).model_copy(update={"sha256": stored.sha256})
-            is_same = stored == _with_files_of(stored, ours, dataset) and sha256(folder / FEATURES) == stored.sha256
+            is_same = stored == _with_files_of(stored, ours, dataset) and _sha256(folder / FEATURES) == stored.sha256
     return CachedFeatures(dataset, VectorFile(folder)) if fabric.broadcast(is_same) else None
 
 
@@ -337,7 +337,7 @@ def _begin(folder: Path, description: FeatureDescription, dataset: Dataset) -> t
         )
     if started.sha256 is not None:
         read_array(folder / FEATURES)  # raises if it is missing or truncated
-        if sha256(folder / FEATURES) != started.sha256:
+        if _sha256(folder / FEATURES) != started.sha256:
             raise UserError(
                 f"{folder / FEATURES}: this file is damaged (wrong checksum); remove {folder}, then rerun to compute it"
             )
@@ -359,3 +359,8 @@ def software_of(recipe: Recipe) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found | {record.name: record.sha256[:HASH] for record in plugins_of(recipe)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,7 +23,6 @@ from dmlkit.errors import UserError, warn, warn_once
 from dmlkit.files.image_file import Box, image_files
 from dmlkit.files.labels import label_notes, label_of, path_label
 from dmlkit.files.regular import TABLES
-from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
 
 FOLDER, NONE = "folder", "none"
@@ -71,7 +70,7 @@ def dataset_of(
         UserError: the images are missing, cannot be read or there are none; or vectors get ``labels`` or ``boxes``.
     """
     if images is None:
-        return images_of_split(recipe.dataset, split)
+        return recipe.dataset.build(split)
     if samples_named(recipe.dataset.sample).has_pixels:
         return images_at(images, labels, boxes, depth=label_depth(recipe))
     for option, given in (("--labels", labels), ("--boxes", boxes)):

@@ -25,7 +25,6 @@ from dmlkit.errors import UserError, counted, warn_once
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.labels import label_notes, label_of
 from dmlkit.files.source import check_options, require_queries, require_source
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.rankings import as_directions, as_embeddings, require_points
@@ -158,7 +157,7 @@ def split_points(
     Raises:
         UserError: none can be read, or see `embed_dataset`.
     """
-    dataset = images_of_split(trained.recipe.dataset, split)
+    dataset = trained.recipe.dataset.build(split)
     found = split_embeddings(run, trained, fabric, dataset, split, bar=bar)
     return _with_images(found, trained, dataset, f"{split} split of {run.path}", run.path)
 

@@ -29,8 +29,7 @@ from dmlkit.files.document import differences
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import EMBEDDING_FILES
 from dmlkit.files.source import LOCAL
-from dmlkit.loading.cache import stamp
-from dmlkit.loading.image_changes import changes_since
+from dmlkit.loading.image_changes import changes_since, stamp
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.model import head_alone
 from dmlkit.run_folder.folder import RunFolder

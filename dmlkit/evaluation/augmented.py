@@ -29,7 +29,6 @@ class MirroredImages(PickedSamples):
 
     def __init__(self, dataset: Dataset, rows: Tensor) -> None:
         super().__init__(dataset, rows, dataset.labels[rows])
-        self.resizing = dataset.resizing
 
     def sample(self, index: int) -> Tensor:
         return super().sample(index).flip(-1)
@@ -39,16 +38,11 @@ def check_copies(dataset: Dataset, recipe: Recipe, copies: Copies | None) -> Non
     """Check that copies of the images of a dataset can be embedded, if any are wanted.
 
     Raises:
-        UserError: the samples are no images, or the network or a cache does not allow other sizes.
+        UserError: the samples are no images, or the network does not allow other sizes.
     """
     if copies is not None and not dataset.kind.has_pixels:
         raise UserError(
             f"--tta {copies}: applies to images, but the samples of this run have no pixels; remove this option"
-        )
-    if copies == "scales" and dataset.resizing is not None:
-        raise UserError(
-            f"--tta scales: needs images in other sizes, but the cache has images resized to {dataset.resizing}; read "
-            "the files with --set dataset.cache=null"
         )
     for scale in SCALES if copies == "scales" else ():
         scaled_transform(recipe, scale)

@@ -22,7 +22,6 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.pair_probability import fit_pair_probability
 from dmlkit.files.outputs import check_writable
 from dmlkit.files.pictures import COLORS, COLUMN, picture
-from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
@@ -113,7 +112,7 @@ def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, fabric:
     """
     config = trained.recipe.dataset
     config.require_one_label(str(run.path))
-    found = split_embeddings(run, trained, fabric, images_of_split(config, split), split, bar=bar)
+    found = split_embeddings(run, trained, fabric, config.build(split), split, bar=bar)
     refuse_faults(found.faults, config.on_bad_image)
     labels = found.labels.unique(return_inverse=True)[1]
     device = trained.device

@@ -24,7 +24,6 @@ from dmlkit.evaluation.by_value import absolute
 from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.evaluation.report import Evidence
 from dmlkit.evaluation.run import EvaluatedRun
-from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.metrics.base import MetricConfig
 from dmlkit.metrics.scoring import metric_configs
@@ -56,7 +55,7 @@ def run_evidence(path: Path, run: EvaluatedRun, regions: str, *, fabric: Ranks, 
     trained = load_model(folder, fabric, run.checkpoint)
     split = cast(Split, run.report.split)
     trained.recipe.dataset.require_one_label(f"--evidence {regions}")
-    dataset = images_of_split(trained.recipe.dataset, split)
+    dataset = trained.recipe.dataset.build(split)
     found = split_embeddings(folder, trained, fabric, dataset, split, bar=bar)
     return evidence_of(trained, dataset, found, list(run.per_query)[-1], regions, bar=bar)
 
@@ -86,7 +85,7 @@ def evidence_of(
 
     Raises:
         UserError: the model takes no images, an image has no region, its mask has another size, or images are cropped
-            to boxes already or come from a cache of resized images.
+            to boxes already.
     """
     if not trained.samples.has_pixels:
         raise UserError(f"--evidence {regions}: looks at regions of images, got {trained.samples.name}s; leave it out")
@@ -195,9 +194,8 @@ def read_regions(table: Path, dataset: Dataset, rows: Tensor) -> Callable[[int, 
         UserError: see `evidence_of`.
     """
     option = f"--evidence {table}"
-    if dataset.resizing is not None or any(dataset.box(int(row)) is not None for row in rows[:1]):
-        what = "cropped to boxes" if dataset.resizing is None else "read from a cache of resized images"
-        raise UserError(f"{option}: the images of this run are {what}; use --evidence {CENTER}")
+    if any(dataset.box(int(row)) is not None for row in rows[:1]):
+        raise UserError(f"{option}: the images of this run are cropped to boxes; use --evidence {CENTER}")
     found = read_images_table(table, None)
     has_boxes = BOX[0] in found.column_names
     if not has_boxes:

@@ -19,7 +19,6 @@ from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.pair_probability import FOLDS, sampled_pairs
 from dmlkit.files.source import kind_of, require_run
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Labeled
@@ -84,7 +83,7 @@ def choose_fusion(
     models = load_model(folders[0], fabric, checkpoint), load_model(folders[1], fabric)
     check_fusible(*models, other)
     models[0].recipe.dataset.require_one_label(f"--with {other}")
-    dataset, theirs = (images_of_split(model.recipe.dataset, "validation") for model in models)
+    dataset, theirs = (model.recipe.dataset.build("validation") for model in models)
     hashes = [hash_images(one, models[0].recipe.dataset) for one in (dataset, theirs)]
     trained = [set(folder.training_classes()) for folder in folders]
     if hashes[0] != hashes[1] or trained[0] != trained[1]:

@@ -36,7 +36,6 @@ from dmlkit.evaluation.calibration import threshold_on
 from dmlkit.evaluation.fusion import PairOfModels
 from dmlkit.files.document import Document
 from dmlkit.files.source import LOCAL, SIFT
-from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Points
@@ -90,7 +89,7 @@ def local_choice(run: RunFolder, trained: TrainedModel, kind: str, fabric: Ranks
     trained.recipe.dataset.require_one_label(f"--with {kind}")
     if kind == LOCAL:
         require_torch(trained)
-    dataset = images_of_split(trained.recipe.dataset, "validation")
+    dataset = trained.recipe.dataset.build("validation")
     found = split_embeddings(run, trained, fabric, dataset, "validation", bar=bar)
     features, mean = _features(kind, trained, fabric, dataset, found, bar)
     space = deepcopy(trained.manifold).cpu()
@@ -220,7 +219,7 @@ def local_threshold(
     """
     config, place = trained.recipe.dataset, run.path / f"threshold-{kind}.json"
     record = SplitRecord(
-        images=hash_images(images_of_split(config, "validation"), config),
+        images=hash_images(config.build("validation"), config),
         software=software_of(trained.recipe),
         device=trained.place,
         checkpoint=trained.saved,

@@ -23,7 +23,6 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import read_column, table_of
 from dmlkit.evaluation.fusion import PairOfModels
 from dmlkit.files.source import PLACE
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.ranking.scored import PlaceScores, Range, Sightings, kilometers
 from dmlkit.metrics.reliability import balanced
@@ -53,7 +52,7 @@ def choose_place(
     folder = RunFolder(run)
     trained = load_model(folder, fabric, checkpoint)
     trained.recipe.dataset.require_one_label("--with place")
-    dataset = images_of_split(trained.recipe.dataset, "validation")
+    dataset = trained.recipe.dataset.build("validation")
     sightings_of(trained, dataset, [0])  # before anything is embedded
     found = split_embeddings(folder, trained, fabric, dataset, "validation", bar=bar)
     sightings = sightings_of(trained, dataset, found.indices.tolist())

@@ -27,7 +27,6 @@ from dmlkit.evaluation.local import choose_local, local_scores
 from dmlkit.evaluation.place import PlaceFusion, choose_place, place_scores
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.files.source import LOCAL, PARTNERS, PLACE, SIFT
-from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
@@ -164,7 +163,7 @@ def evaluate_scope(
             return EvaluatedRun(*stored, None, target, trained.checkpoint, name)
     except UserError as error:
         note = f"{error}; evaluated again"
-    dataset = images_of_split(recipe.dataset, split)
+    dataset = recipe.dataset.build(split)
     check_copies(dataset, recipe, scored_again.copies)
     own_model, trained = trained, replace(trained, recipe=recipe, recorded=weights)
 
@@ -208,7 +207,7 @@ def _with_ranges(evaluation: Evaluation, run: RunFolder, model: TrainedModel, fa
         return evaluation
 
     def ranges() -> Tensor:
-        images = images_of_split(model.recipe.dataset, "train")
+        images = model.recipe.dataset.build("train")
         return split_embeddings(run, model, fabric, images, "train", bar=bar).points
 
     rescoring = replace(evaluation.rescoring, ranges=ranges, ranges_of="the training split")

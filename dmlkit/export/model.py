@@ -23,7 +23,6 @@ from dmlkit.export.wanted import ModelFormat, ModelInput
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import writing
-from dmlkit.loading.cache import images_of_split
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.run_folder.threshold import Threshold
 
@@ -162,7 +161,7 @@ def parity_samples(trained: TrainedModel) -> tuple[list[Tensor], list[Tensor]]:
     Raises:
         UserError: none of them can be read.
     """
-    dataset = images_of_split(trained.recipe.dataset, trained.recipe.dataset.default_split)
+    dataset = trained.recipe.dataset.build(trained.recipe.dataset.default_split)
     trained.model.check_takes(dataset)
     count, found, faults = min(PARITY_IMAGES, len(dataset)), list[Tensor](), list[str]()
     for index in range(count):

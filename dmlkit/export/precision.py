@@ -23,7 +23,6 @@ from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, as_computed
 from dmlkit.errors import UserError, first_line
 from dmlkit.export.wanted import ModelPrecision
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import check_points
 from dmlkit.metrics.scoring import retrieval_metrics
 from dmlkit.run_folder.folder import RunFolder
@@ -124,7 +123,7 @@ def _validation_scores(
         UserError: a point is not on the manifold, or no image can be read.
     """
     try:
-        images = images_of_split(trained.recipe.dataset, "validation")
+        images = trained.recipe.dataset.build("validation")
     except UserError:
         return None
     source = f"the validation split of {run.path}"

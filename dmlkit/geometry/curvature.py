@@ -18,7 +18,6 @@ from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.source import check_options, kind_of
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.model import backbone_alone
@@ -170,5 +169,5 @@ def _backbone_features(run: RunFolder, trained: TrainedModel, fabric: Ranks, spl
     features = backbone_alone(trained.model, Euclidean.Config().build(trained.model.backbone.num_features))
     recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
     before = TrainedModel.of(recipe, features, trained.checkpoint, trained.epoch)
-    dataset = images_of_split(recipe.dataset, split)
+    dataset = recipe.dataset.build(split)
     return split_embeddings(run, before, fabric, dataset, split, of="features").points

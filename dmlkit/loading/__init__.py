@@ -1,1 +1,1 @@
-"""Loading of datasets as batches; caches and checks of datasets."""
+"""Loading of datasets as batches; checks of datasets."""

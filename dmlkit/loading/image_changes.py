@@ -1,6 +1,7 @@
 """Changes of the images behind stored features and figures: noticed by a hash of their files, and said in words."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,17 +9,28 @@ from typing import Any
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.files.regular import file_checksum
-from dmlkit.loading.cache import stamp
 
 READERS = 8  # threads: a checksum releases Python's lock
 OTHER_LIST = "another list of images"
+
+
+def stamp(path: str) -> tuple[int, int]:
+    """Return size in bytes and modification time in nanoseconds of a file, by which a change is noticed.
+
+    For a missing file, both are -1.
+    """
+    try:
+        status = os.stat(path)  # noqa: PTH116 - Path takes twice the time, for each of thousands of files
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
 
 
 def hash_files(dataset: Dataset, *, contents: bool = False) -> str | None:
     """Return a hash of the sizes and times of the files of all images, or of their contents; None for images in memory.
 
     Sizes and times take 2 us per image, and contents as long as reading all files; they show that files which were
-    copied without their times are the same. An image in a tar file counts by the size and time of the tar file.
+    copied without their times are the same.
     """
     if dataset.in_memory:
         return None

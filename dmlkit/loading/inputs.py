@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.errors import OptionError, UserError
+from dmlkit.errors import UserError
 from dmlkit.files.image_file import MAX_PIXELS, BadImageError
 from dmlkit.transforms.base import Resizing, TransformConfig
 from dmlkit.transforms.cropping import Cut, WindowTransform, draw_cut, show_cuts
@@ -67,9 +67,6 @@ class TransformedImages(Inputs):
         training: whether to use the transform for training instead of the one for evaluation.
         on_device: whether the augmentation's window is applied on the device.
         draft: whether JPEGs that are much larger than what the transform resizes to are decoded at a smaller size.
-
-    Raises:
-        UserError: the images come from a cache that was written for another transform.
     """
 
     def __init__(
@@ -81,12 +78,6 @@ class TransformedImages(Inputs):
         on_device: bool = False,
         draft: bool = False,
     ) -> None:
-        if dataset.resizing not in (None, transform.resizing.text):
-            raise OptionError(
-                "dataset.cache",
-                f"the cache has images resized to {dataset.resizing}, but the transform "
-                f"{transform.name} resizes to {transform.resizing.text}; run dmlkit data cache again",
-            )
         super().__init__(dataset)
         self.resizing = transform.resizing
         if draft:

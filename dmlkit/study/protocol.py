@@ -15,7 +15,6 @@ from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
-from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.metrics.retrieval import MapAtRConfig, PrecisionConfig, RPrecisionConfig
 from dmlkit.metrics.scoring import retrieval_metrics
@@ -201,7 +200,7 @@ def _concatenated(folds: Sequence[Path], fabric: Fabric) -> dict[str, float]:
     for path in folds:
         trained = load_model(RunFolder(path), fabric, "best")
         recipe = trained.recipe
-        images = images_of_split(recipe.dataset, "test")
+        images = recipe.dataset.build("test")
         embeddings = embed_dataset(fabric, trained.model, images, recipe.transform, workers=recipe.training.workers)
         refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
         points.append(embeddings.points)

@@ -19,7 +19,6 @@ from dmlkit.embedding.features import ENGINE, frozen_backbone
 from dmlkit.embedding.trained import without_pretrained_weights
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import collate, default_workers
-from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.schema import Recipe
@@ -55,9 +54,9 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
         UserError: the model cannot be built, e.g. without timm, or none of the images can be read.
     """
     fabric = start_fabric(device, recipe.training.precision)
-    train = images_of_split(recipe.dataset, "train")
+    train = recipe.dataset.build("train")
     held_out: list[Split] = [split for split in recipe.dataset.own_splits if split != "train"]
-    evaluated = sum(len(images_of_split(recipe.dataset, split)) for split in held_out)
+    evaluated = sum(len(recipe.dataset.build(split)) for split in held_out)
     with torch.random.fork_rng(devices=[]):
         model = build_model(recipe if at_hand else without_pretrained_weights(recipe)).to(fabric.device)
         pixels, reading = _read(train, recipe)

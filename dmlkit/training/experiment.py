@@ -19,7 +19,6 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.exchange import ShardedParameter
 from dmlkit.errors import OptionError, UserError
 from dmlkit.evaluation.evaluate import check_levels
-from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.inputs import refuse_missing
 from dmlkit.losses.base import Loss
 from dmlkit.manifolds.sphere import Sphere
@@ -184,7 +183,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     with recipe.errors_at("training", "loggers"):
         check_loggers(recipe.training.loggers)
     with recipe.errors_at("dataset"):
-        splits = {split: images_of_split(recipe.dataset, split) for split in recipe.dataset.own_splits}
+        splits = {split: recipe.dataset.build(split) for split in recipe.dataset.own_splits}
         train, validation, test = (splits.get(split) for split in ("train", "validation", "test"))
         assert train is not None
         if len(train.class_names) < 2:

@@ -18,7 +18,6 @@ from dmlkit.evaluation.evaluate import Evaluation
 from dmlkit.evaluation.report import Figures, Question, Report, store, stored_answer
 from dmlkit.evaluation.run import OWN_TEST, Scope, with_scope
 from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
-from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.image_changes import are_same_files
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import EmbeddingModel, build_model
@@ -154,7 +153,7 @@ def evaluate_untrained(
     recipe = RunFolder(path).recipe(scope.overrides) if path.is_dir() else read_recipe(path, scope.overrides)
     recipe, split = with_scope(recipe, scope), scope.evaluated_split
     with recipe.errors_at("dataset") if scope.dataset_root is None else nullcontext():
-        dataset = images_of_split(recipe.dataset, split)
+        dataset = recipe.dataset.build(split)
     model = untrained_model(recipe, dataset)
     question = untouched_question(model, recipe, split, scope.ties)
     report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source=str(path), bar=bar)

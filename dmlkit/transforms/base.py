@@ -16,7 +16,7 @@ Pixels = Annotated[int, Field(ge=8)]  # pixels
 
 
 class Resizing(NamedTuple):
-    """Resizing of every image before the crop in evaluation; a cache stores the resized images.
+    """Resizing of every image before the crop in evaluation.
 
     Args:
         side: side of the result, in pixels.

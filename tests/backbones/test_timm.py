@@ -15,7 +15,6 @@ from timm.models import save_for_hf
 
 from dmlkit.backbones import Timm, timm_models
 from dmlkit.errors import UserError
-from dmlkit.loading.cache import images_of_split
 from dmlkit.model import build_model
 from dmlkit.pooling import Avg, Cls
 from dmlkit.recipe.file import dump_recipe, parse_recipe
@@ -275,7 +274,7 @@ def test_a_model_without_a_class_token_says_so(model: str):
 def test_a_size_that_patches_do_not_fill_is_told_in_one_line():
     text = f"{RECIPE}transform: {{name: plain, size: 100}}\nbackbone: {{name: timm, model: test_vit2, image_size: 100"
     recipe = parse_recipe(text + ", arguments: {dynamic_img_size: true}}", "r.yaml")
-    images = images_of_split(recipe.dataset, "train")
+    images = recipe.dataset.build("train")
     with pytest.raises(
         UserError, match=r"^r.yaml:.*transform.size: .*100\]: Input height \(100\) should be divisible by"
     ):

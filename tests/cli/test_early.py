@@ -164,7 +164,6 @@ WRITTEN = [  # what is in the way of a path that a command writes
     ("gallery create run photos -o x.npy/a", f"--output x.npy/a: {IN_FILE}"),
     ("why run x.npy x.npy -o x.txt", "--output x.txt: expected a name that ends in .png, .svg or .pdf"),
     ("review x.npy photos -o other", "--output other: has notes.txt but not a review; choose another --output"),
-    ("data cache glyphs/triplet -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
     (
         "protocol official glyphs/triplet -o kept.csv",
         "--output kept.csv: this is a file; expected the name of a folder",
@@ -352,7 +351,7 @@ def test_a_mistake_is_refused_without_torch(results: dict[str, Result], place: P
 def test_each_option_of_a_path_is_checked_early():
     """A path that a command reads has a callback, one that it writes a mark; the others are checked in its body."""
     commands = dict(leaves(get_command(app), ()))
-    later = {"train recipe", "check recipe", "data cache recipe", "protocol official recipe", "eval source"}
+    later = {"train recipe", "check recipe", "protocol official recipe", "eval source"}
     later |= {"protocol reality_check recipe", "data check target", "compare runs"}
     later |= {"eval evidence", "align output"}  # in the body: a path or a word, and a default that depends on the run
     later |= {"export output", "verify images", "verify pairs"}  # by checks of `dmlkit.files.source`

@@ -87,7 +87,6 @@ def photos(tmp_path: Path) -> Path:
         ["protocol", "official", HOSTILE, "-o", "x"],
         ["data", "check", HOSTILE],
         ["data", "check", "{table}"],
-        ["data", "cache", HOSTILE, "-o", HOSTILE],
         ["list", HOSTILE],
         ["list", "recipes", "--root", HOSTILE],
         ["list", "recipes", "--root", "{collection}"],

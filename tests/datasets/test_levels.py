@@ -15,7 +15,6 @@ from dmlkit.datasets import FolderConfig, GlyphsConfig, TableConfig, VectorsConf
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.dataset import class_subset
 from dmlkit.errors import UserError
-from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.training.experiment import assemble
 from tests.conftest import Result
@@ -178,7 +177,7 @@ def test_a_recipe_with_levels_is_assembled():
     assert torch.equal(term.levels[:, 0], experiment.train.levels["script"])
     classes = experiment.train.labels[experiment.sampler.batches(0)[0]]
     assert len(experiment.train.levels["script"][classes].unique()) == 2
-    assert images_of_split(experiment.recipe.dataset, "test").levels.keys() == {"script", "letter", "character"}
+    assert experiment.recipe.dataset.build("test").levels.keys() == {"script", "letter", "character"}
 
 
 @pytest.mark.parametrize(

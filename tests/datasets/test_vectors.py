@@ -207,7 +207,6 @@ def test_what_is_no_vector_is_told_in_one_line(what: str, told: str, recipe: Pat
         ("transform={name: plain}", "transform: got plain, but dataset vectors has vectors"),
         ("backbone={name: small_cnn}", "backbone.name: small_cnn takes images, but .* use identity"),
         ("dataset={name: glyphs}", "backbone.name: identity takes vectors, but dataset glyphs has images"),
-        ("dataset.cache=folder", "vectors needs dataset.cache null, got folder"),
         ("dataset.on_bad_image=skip", "vectors needs dataset.on_bad_image error, got skip"),
         ("training.augment_on=device", "vectors needs training.augment_on loader, got device"),
         ("training.compile=true", "identity needs training.compile False, got True"),
@@ -246,7 +245,6 @@ def test_commands_take_a_run_over_vectors(recipe: Path, tmp_path: Path, dmlkit: 
         ("embed", run, tmp_path / "wide.npy"): "got vectors of 9 numbers, but the model takes vectors of 5 numbers",
         ("embed", run, tmp_path): "is a folder, but the model takes vectors",
         ("eval", run, "--dataset-root", tmp_path): "this is a folder of images, but the run takes vectors",
-        ("data", "cache", recipe, "-o", tmp_path / "cache"): "has vectors; only images can be cached",
     }
     for command, told in refused.items():
         result = dmlkit(*command)

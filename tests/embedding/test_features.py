@@ -21,7 +21,6 @@ from dmlkit.embedding.features import AugmentedViews, Views
 from dmlkit.embedding.in_memory import embed_images
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import load_model
-from dmlkit.loading.cache import images_of_split
 from dmlkit.loading.image_changes import are_same_files
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.model import EmbeddingModel
@@ -227,7 +226,7 @@ def test_stored_features_give_the_embeddings_of_their_images(
 
     def computed(split: Split) -> set[int]:
         """Numbers of dimensions of what the model was given: 4 for images, 2 for features."""
-        dataset = images_of_split(trained.recipe.dataset, split)
+        dataset = trained.recipe.dataset.build(split)
         expected = embed_images(trained, fabric, dataset, "photos")
         dimensions.clear()
         found = split_embeddings(run, trained, fabric, dataset, split)

@@ -19,7 +19,6 @@ from dmlkit.embedding.points import all_points
 from dmlkit.errors import UserError
 from dmlkit.export.formats.faiss import FaissIndex, FaissManifest
 from dmlkit.export.model import ModelManifest, Parity
-from dmlkit.loading.cache import CacheManifest
 from dmlkit.recipe.reference import meanings_of
 from tests.embedding.stored import INDEX, MANIFEST, POINCARE, POINTS, embeddings_at, items, manifest
 
@@ -220,7 +219,7 @@ def test_a_folder_without_rows_is_read(tmp_path: Path):
     assert all_points(folder).shape == (0, 8)
 
 
-DOCUMENTS = [Manifest, FaissManifest, ModelManifest, CacheManifest]
+DOCUMENTS = [Manifest, FaissManifest, ModelManifest]
 PARTS = [SearchIndex, FaissIndex, ModelSource, Preprocessing, Parity]
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dmlkit.loading.cache import images_of_split
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import ON_THE_BALL, ONE_EPOCH, Result
 
@@ -20,7 +19,7 @@ def place(trained_once: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     """A run, and photos of its test classes."""
     folder = tmp_path_factory.mktemp("short")
     trained_once(folder, ONE_EPOCH)
-    dataset = images_of_split(RunFolder(folder / "run").recipe().dataset, "test")
+    dataset = RunFolder(folder / "run").recipe().dataset.build("test")
     (folder / "photos").mkdir()
     for index in range(12):
         pixels = dataset.sample(index).permute(1, 2, 0).numpy()

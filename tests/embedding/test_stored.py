@@ -27,7 +27,6 @@ from dmlkit.embedding.run import EmbedOptions, embed
 from dmlkit.embedding.stored import hash_images, split_embeddings
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.loading.cache import images_of_split
 from dmlkit.model import EmbeddingModel
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import TINY_RECIPE, Result
@@ -100,14 +99,14 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def ask(split: Any = "test", run: str = "run", overrides: list[str] | None = None) -> Embeddings:
     fabric = start_fabric("cpu")
     model = load_model(RunFolder(Path(run)), fabric, overrides=overrides or [])
-    return split_embeddings(RunFolder(Path(run)), model, fabric, images_of_split(model.recipe.dataset, split), split)
+    return split_embeddings(RunFolder(Path(run)), model, fabric, model.recipe.dataset.build(split), split)
 
 
 def anew(split: Any = "test") -> Embeddings:
     """Without the run's folder."""
     fabric = start_fabric("cpu")
     model = load_model(RunFolder(Path("run")), fabric)
-    return embed_images(model, fabric, images_of_split(model.recipe.dataset, split), "photos")
+    return embed_images(model, fabric, model.recipe.dataset.build(split), "photos")
 
 
 def same(one: Embeddings, other: Embeddings) -> bool:
@@ -164,7 +163,7 @@ def test_what_is_read_is_equal_to_the_bit(split: Any, home: Path, warned: list[s
     assert same(ask(split), expected) and same(ask(split), expected) and not warned
     folder = EmbeddingFolder(home / "run" / "embeddings" / split)
     np.testing.assert_array_equal(folder.points, expected.points.numpy())
-    images = images_of_split(RunFolder(home / "run").recipe().dataset, split)
+    images = RunFolder(home / "run").recipe().dataset.build(split)
     assert folder.paths == list(images.paths)
     assert folder.labels == [images.class_names[label] for label in images.labels.tolist()]
 

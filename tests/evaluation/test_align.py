@@ -160,12 +160,10 @@ def place(trained_once: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     """Runs of three spaces and a narrow one, and photos of their test classes."""
     from PIL import Image
 
-    from dmlkit.loading.cache import images_of_split
-
     folder = tmp_path_factory.mktemp("align")
     for name, text in (("old", ONE_EPOCH), ("flat", FLAT), ("ball", ON_THE_BALL), ("narrow", NARROW)):
         shutil.copytree(trained_once(folder / f"of_{name}", text), folder / name)
-    dataset = images_of_split(RunFolder(folder / "old").recipe().dataset, "test")
+    dataset = RunFolder(folder / "old").recipe().dataset.build("test")
     for index in range(len(dataset)):
         path = folder / "photos" / dataset.class_names[int(dataset.labels[index])] / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,14 +7,12 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
-from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import Copies, embed_with_copies, scaled_transform
 from dmlkit.evaluation.evaluate import SecondScoring, score_split
-from dmlkit.loading.cache import images_of_split
 from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.base import Points
 from dmlkit.model import build_model
@@ -33,7 +31,7 @@ def test_the_mean_of_an_image_and_its_copies(copies: Copies, manifold: str):
     recipe = parse_recipe(TINY_RECIPE + f"manifold: {{name: {manifold}}}\n", "recipe.yaml")
     recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"workers": 0})})
     torch.manual_seed(0)
-    model, dataset = build_model(recipe).eval(), images_of_split(recipe.dataset, "test")
+    model, dataset = build_model(recipe).eval(), recipe.dataset.build("test")
     ranks, trained = start_ranks("cpu"), TrainedModel.of(recipe, model)
     own = embed_dataset(ranks, model, dataset, recipe.transform, workers=0)
     means = embed_with_copies(ranks, trained, dataset, own, copies)
@@ -84,16 +82,6 @@ def test_what_takes_no_other_sizes():
     small = parse_recipe(TINY_RECIPE, "recipe.yaml", ["transform.size=9"])
     with pytest.raises(UserError, match=r"^--tta scales: needs images of 6 x 6 pixels too, but transform.size: got 6"):
         scaled_transform(small, 0.5**0.5)
-    recipe = parse_recipe(TINY_RECIPE, "recipe.yaml")
-    model, dataset = build_model(recipe).eval(), images_of_split(recipe.dataset, "test")
-    ranks, trained = start_ranks("cpu"), TrainedModel.of(recipe, model)
-    own = embed_dataset(ranks, model, dataset, recipe.transform, indices=range(4), workers=0)
-    cached: Dataset = dataset
-    cached.resizing = "a shorter side of 32 pixels, bilinear"
-    with pytest.raises(
-        UserError, match=r"^--tta scales: needs images in other sizes, but the cache has images resized"
-    ):
-        embed_with_copies(ranks, trained, cached, own, "scales")
 
 
 def test_where_it_does_not_apply(tmp_path: Path, dmlkit: Callable[..., Result]):

@@ -92,7 +92,6 @@ def two(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of the same classes, and photos."""
     from PIL import Image
 
-    from dmlkit.loading.cache import images_of_split
     from dmlkit.recipe.file import read_recipe
     from dmlkit.run_folder.folder import RunFolder
     from dmlkit.training.train import train
@@ -104,7 +103,7 @@ def two(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     others = read_recipe(trained_run / "recipe.yaml", ["dataset.validation_fraction=0.2", "seed=8"])
     train(others, folder / "of_others", device="cpu")
     calibrate_run(run, far=0.1)
-    dataset = images_of_split(RunFolder(run).recipe().dataset, "test")
+    dataset = RunFolder(run).recipe().dataset.build("test")
     for index in range(12):
         place = folder / "photos" / dataset.class_names[int(dataset.labels[index])] / f"{index}.png"
         place.parent.mkdir(parents=True, exist_ok=True)

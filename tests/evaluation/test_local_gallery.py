@@ -340,7 +340,6 @@ def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice
     import shutil
 
     from dmlkit import load
-    from dmlkit.loading.cache import images_of_split
     from dmlkit.run_folder.folder import RunFolder
 
     run = Path(shutil.copytree(patches_run, tmp_path / "run"))
@@ -361,7 +360,7 @@ def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice
 
     expected = scores([first, *others])[0, 1:]
     assert [pair["score"] for pair in found["pairs"]] == pytest.approx(expected.tolist(), abs=2e-3)
-    dataset, paths = images_of_split(RunFolder(run).recipe().dataset, "validation"), list[str]()
+    dataset, paths = RunFolder(run).recipe().dataset.build("validation"), list[str]()
     for index in range(len(dataset)):
         paths.append(str(tmp_path / f"{index}.png"))
         Image.fromarray(dataset.sample(index).permute(1, 2, 0).numpy()).save(paths[-1])

@@ -18,13 +18,12 @@ from dmlkit.run_folder.threshold import Threshold
 @pytest.fixture(scope="module")
 def photos(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A calibrated run, and four images of its test classes, two of each class, beside one that is broken."""
-    from dmlkit.loading.cache import images_of_split
     from dmlkit.run_folder.folder import RunFolder
 
     folder = tmp_path_factory.mktemp("photos")
     run = Path(shutil.copytree(trained_run, folder / "run"))
     calibrate_run(run, far=0.1)
-    dataset = images_of_split(RunFolder(run).recipe().dataset, "test")
+    dataset = RunFolder(run).recipe().dataset.build("test")
     for name, index in (("a1", 0), ("a2", 1), ("b1", 6), ("b2", 7)):
         Image.fromarray(dataset.sample(index).permute(1, 2, 0).numpy()).save(folder / f"{name}.png")
     (folder / "broken.png").write_bytes(b"no image")

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dmlkit.loading.cache import images_of_split
 from dmlkit.run_folder.folder import RunFolder
 from tests.processes import command_line, start_ranks
 
 
 def test_the_command_explains_the_score_of_search(dmlkit, trained_run: Path, tmp_path: Path):
-    dataset = images_of_split(RunFolder(trained_run).recipe().dataset, "test")
+    dataset = RunFolder(trained_run).recipe().dataset.build("test")
     for name, index in (("a", 0), ("b", 1)):
         Image.fromarray(dataset.sample(index).permute(1, 2, 0).numpy()).save(tmp_path / f"{name}.png")
     pair = tmp_path / "a.png", tmp_path / "b.png"

@@ -15,7 +15,6 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import calibrate_run
 from dmlkit.evaluation.run import evaluate_run
 from dmlkit.export.hub import model_card, public_recipe
-from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import ONE_EPOCH, Result
@@ -29,7 +28,7 @@ def run(trained_once: Callable[..., Path], tmp_path_factory: pytest.TempPathFact
 
 
 def pixels_of(run: Path) -> list[np.ndarray]:
-    dataset = images_of_split(RunFolder(run).recipe().dataset, "test")
+    dataset = RunFolder(run).recipe().dataset.build("test")
     return [dataset.sample(row).permute(1, 2, 0).numpy() for row in range(6)]
 
 

@@ -17,7 +17,6 @@ from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.export.precision import lower, to_fp16, to_int8
-from dmlkit.loading.cache import images_of_split
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import ON_THE_BALL, TINY_RECIPE, Result
 
@@ -64,7 +63,7 @@ def test_the_file_is_smaller_and_what_was_reported(run: Path, precision: str, ki
     sizes = {one.name: (one.data_type == kind, int(np.prod(one.dims))) for one in weights}
     assert sum(size for is_lower, size in sizes.values() if is_lower) >= 0.95 * sum(size for _, size in sizes.values())
     session = onnxruntime.InferenceSession(path)
-    dataset = images_of_split(RunFolder(run).recipe().dataset, "validation")
+    dataset = RunFolder(run).recipe().dataset.build("validation")
     images = [dataset.sample(row).permute(1, 2, 0).numpy() for row in range(len(dataset))]
     points = np.concatenate([session.run(None, {"images": image[None]})[0] for image in images])
     own = package.load(run, device="cpu").embed(images)

@@ -113,7 +113,6 @@ def test_a_file_is_replaced_whoever_wrote_it(dmlkit, here: Path, words: list[str
         (["export", "emb", "--format", "tensorboard", "-o", "photos"], "has a.png but not TensorBoard's projector"),
         (["embed", "run", "photos", "-o", "emb"], "has embeddings.npy but not interrupted embeddings"),
         (["study", "study.yaml", "-o", "photos"], "has a.png but not a study"),
-        (["data", "cache", "r.yaml", "-o", "photos"], "has a.png but not a cache that dmlkit wrote"),
     ],
     ids=str,
 )

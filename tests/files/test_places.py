@@ -62,7 +62,6 @@ def test_no_command_writes_into_data_a_run_or_a_gallery(
         ("study", "s.yaml", "-o"),
         ("embed", "run", "photos", "-o"),
         ("gallery", "create", "run", "photos", "-o"),
-        ("data", "cache", "r.yaml", "-o"),
         ("export", "run", "--format", "safetensors", "-o"),
         *(
             ("export", source, "--format", kind, "-o")

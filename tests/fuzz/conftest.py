@@ -54,7 +54,6 @@ MADE = (
     ("embed", "run", "--split", "test"),
     ("export", "run/embeddings/test", "--format", "faiss"),
     ("gallery", "create", "run", "photos", "-o", "gallery"),
-    ("data", "cache", "photos.yaml", "-o", "cache"),
     ("study", "study.yaml", "-o", "study"),
     ("protocol", "official", "base.yaml", "-o", "protocol", "--repeats", "1"),
 )

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from pyarrow import parquet
 
 from tests.datasets import trees
@@ -53,7 +52,6 @@ STRANGERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "d1": (("work/repeat-0/thesis.txt",), ("protocol", "official", "base.yaml", "-o", "work", "--repeats", "1")),
     "d2": (("docs/results.md",), ("protocol", "official", "base.yaml", "-o", "docs", "--repeats", "1")),
     "d3": (("w/recipe.yaml", "w/checkpoints/x.pth"), ("train", "w/recipe.yaml", "-o", "w", "--overwrite")),
-    "d5 files": (("mine/pixels.bin", "mine/index.parquet"), ("data", "cache", "photos.yaml", "-o", "mine")),
     "d7": (("mine/embeddings.npy", "mine/parts/part-1.safetensors"), ("embed", "run", "photos", "-o", "mine")),
 }
 
@@ -70,7 +68,6 @@ def test_files_of_others_stay(case: str, here: Path, command: Command):
 
 EMBEDDED = ("export", EMBEDDINGS, "--format")
 SOURCES: dict[str, tuple[str, ...]] = {
-    "d5": ("data", "cache", "photos.yaml", "-o", EMBEDDINGS, "--overwrite"),
     "d6 npz": (*EMBEDDED, "npz", "-o", f"{EMBEDDINGS}/embeddings.npy"),
     "d6 parquet": (*EMBEDDED, "parquet", "-o", f"{EMBEDDINGS}/items.parquet"),
     "d6 faiss": (*EMBEDDED, "faiss", "-o", f"{EMBEDDINGS}/manifest.json"),
@@ -194,12 +191,6 @@ def test_damaged_weights_are_noticed_w10(here: Path, command: Command):
     assert command("eval", "run")[0] == 2
 
 
-def test_damaged_pixels_of_a_cache_are_noticed_w10(here: Path, command: Command):
-    path = Path("cache/pixels.bin")
-    path.write_bytes(bytes(255 - byte for byte in path.read_bytes()))
-    assert command("train", "photos.yaml", "-o", "new", "--set", "dataset.cache=cache")[0] == 2
-
-
 @pytest.mark.parametrize("scale", [1e-7, 1e20])
 def test_the_length_of_rows_does_not_count_on_the_sphere_w11(scale: float, here: Path, command: Command):
     np.save("scaled.npy", np.load("x.npy") * np.float32(scale))
@@ -290,12 +281,6 @@ def test_a_damaged_byte_of_a_matlab_file_ends_no_process_s2(here: Path):
     content[2065] = 0o14
     mat.write_bytes(content)
     assert subprocess.run([sys.executable, "-m", "dmlkit", "data", "check", "cars"], check=False).returncode in (1, 2)
-
-
-def test_a_long_thin_image_is_a_bad_one_s3(here: Path, command: Command):
-    Image.new("L", (30_000_000, 1)).save("photos/ant/0.png")
-    code, said = command("data", "cache", "photos.yaml", "-o", "new", "--set", "transform={name: imagenet}")
-    assert code == 2 and "30000000 x 1" in said, said
 
 
 def test_a_terminal_obeys_no_name_s4(here: Path, command: Command):

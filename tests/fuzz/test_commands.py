@@ -22,7 +22,7 @@ from dmlkit.embedding.review.folder import ReviewFolder
 from tests.fuzz.conftest import ALLOWED, Workplace, examples, hashes
 
 PLACES = (
-    *("base.yaml", "photos.yaml", "study.yaml", "run", "run/embeddings/test", "study", "protocol", "cache", "photos"),
+    *("base.yaml", "photos.yaml", "study.yaml", "run", "run/embeddings/test", "study", "protocol", "photos"),
     *("x.npy", "y.npy", "table.csv", "photos/ant/0.png", "run/checkpoints/best.pt", "nowhere", "", ".", ".."),
     *("/dev/null", "new", "new/er", "base.yaml/x", "a" * 300, "[/x]", "\x1b]0;x\x07", "-", "a\nb"),
 )
@@ -40,7 +40,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "folders": ("study",),
     "images": ("photos", "photos/ant", "photos/ant/0.png"),
     "target": ("photos.yaml", "table.csv", "photos"),
-    "output": ("new", "run", "cache", "study", "protocol", "photos", "x.npy", "base.yaml"),
+    "output": ("new", "run", "study", "protocol", "photos", "x.npy", "base.yaml"),
     "per_class": ("new.csv", "x.npy", "base.yaml"),
     "embeddings": ("x.npy",),
     "labels": ("y.npy",),
@@ -138,10 +138,6 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run/embeddings/test", "sample draws seed"),
         ("x.npy", "sample draws seed manifold"),
         ("run", "split sample draws seed device overrides=dataset.seed=3"),
-    ),
-    "data cache": (
-        ("photos.yaml -o new", "overrides=transform.size=8"),
-        ("photos.yaml -o cache --overwrite", "overrides=transform.size=8"),
     ),
     "data check": (
         ("photos.yaml", "overrides=transform.size=8"),
@@ -425,8 +421,4 @@ def outputs(words: list[str]) -> tuple[str, ...]:
     reading = ("report", "list", "check", "schema", "curvature", "search", "identify")
     if words[0] == "gallery":
         return ("inner/gallery/", "inner/large/")
-    return (
-        ("\0",)
-        if words[0] in reading
-        else ("inner/run/", "inner/study/", "inner/protocol/", "inner/cache/", "inner/tuned/")
-    )
+    return ("\0",) if words[0] in reading else ("inner/run/", "inner/study/", "inner/protocol/", "inner/tuned/")

@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 
 from dmlkit.embedding.images import ImageList
-from dmlkit.loading.cache import ResizedImages
 from dmlkit.loading.inputs import TransformedImages, check_resized
 from dmlkit.transforms.base import Resizing, TransformConfig
 
@@ -34,8 +33,6 @@ def test_a_long_thin_image_is_a_bad_one_before_it_is_resized_s3(shape: tuple[int
     item = TransformedImages(images, IMAGENET(), training=training)[0, 0]
     assert item.input is None and item.fault.startswith(told), item.fault
     assert "resized to a shorter side of 256 pixels, bilinear; expected at most 80,000,000" in item.fault
-    pixels, fault = ResizedImages(images, IMAGENET().resizing)[0]
-    assert pixels is None and fault == item.fault
 
 
 def test_a_square_takes_any_shape():

@@ -14,7 +14,6 @@ from torch.nn.functional import normalize
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.embedder import load
 from dmlkit.errors import UserError
-from dmlkit.loading.cache import images_of_split
 from dmlkit.manifolds import Poincare, Sphere
 from dmlkit.recipe.file import read_recipe
 from dmlkit.regularizers import Compatible
@@ -110,7 +109,7 @@ def test_a_teacher_of_another_width_embeds_the_training_images_and_resuming_chan
     train(recipe, tmp_path / "whole", device="cpu")
     experiment = assemble(recipe)
     teach(experiment, start_fabric("cpu"), Silent())
-    train_split = images_of_split(recipe.dataset, "train")
+    train_split = recipe.dataset.build("train")
     pixels = [train_split.sample(row).permute(1, 2, 0).numpy() for row in range(len(train_split))]
     points = experiment.objective.regularizers[0].points
     assert isinstance(points, torch.Tensor)

@@ -36,12 +36,10 @@ class Dataset(ABC):
         boxes: (N, 4) float64, left, top, right, bottom in pixels of the image files, NaN for the full image; or None.
         margin: margin of all boxes, see `Box`.
         limits: limits of decoding images, see `limit`.
-        resizing: description of how a cache resized its images, equal to the transform's; None if it did not.
     """
 
     kind: Samples = ImageSamples()
     in_memory = False
-    resizing: str | None = None
     boxes: np.ndarray | None = None
     margin = 0.0
     limits = LIMITS

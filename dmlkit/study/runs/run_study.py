@@ -15,7 +15,6 @@ from dmlkit.errors import UserError, reason_of, warn
 from dmlkit.evaluation.report import store
 from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
 from dmlkit.files.outputs import check_place
-from dmlkit.loading.cache import images_of_split
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.study.definition.config import Study
@@ -306,7 +305,7 @@ def untrained_figures(recipe: Recipe, folder: Path, fabric: Fabric) -> Metrics:
     Raises:
         UserError: the images are not available, or the recipe is not usable.
     """
-    dataset = images_of_split(recipe.dataset, "test")
+    dataset = recipe.dataset.build("test")
     model = untrained_model(recipe, dataset)
     question = untouched_question(model, recipe, "test")
     path = folder / f"{question.key()}.json"
