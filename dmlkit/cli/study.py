@@ -66,7 +66,7 @@ def study(
     If it is interrupted, the same command resumes.
     """
     output = output or Path("runs") / "study" / study.stem
-    check_folder(output, "a study", STUDY_MARK)
+    check_folder(output, "a study", STUDY_MARK, "runs")  # runs that train wrote
 
     from dmlkit.cli.study_progress import RunsProgress
     from dmlkit.distributed.launch import start_fabric
