@@ -18,7 +18,7 @@ from dmlkit.embedding.manifest import Description
 from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
 from dmlkit.export.precision import Lowered, ValidationScores
-from dmlkit.export.preparation import FromImages, prepend_preparation
+from dmlkit.export.preparation import images_program, prepend_preparation
 from dmlkit.export.wanted import ModelFormat, ModelInput
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.image_file import BadImageError
@@ -241,8 +241,7 @@ def write_program(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
     model, transform = written.trained.model, written.trained.recipe.transform
     try:
         if written.takes == "images" and transform:
-            example = torch.zeros(2, transform.size + 3, transform.size + 1, 3, dtype=torch.uint8)
-            program = traced(FromImages(model, transform), example, "batch", "height", "width")
+            program = images_program(model, transform)
         else:
             program = traced(model, written.inputs)
     except NotExportableError as error:

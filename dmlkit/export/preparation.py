@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dmlkit.model import EmbeddingModel
+from dmlkit.embedding.graphs import traced
 from dmlkit.transforms.base import Resizing, TransformConfig
 
 OPSET = 18  # ScatterElements with reduction
@@ -17,9 +17,12 @@ class FromImages(nn.Module):
     torch resizes, as in the loader; so the pixels are equal to the bit.
     """
 
-    def __init__(self, model: EmbeddingModel, transform: TransformConfig) -> None:
+    kept: Tensor
+
+    def __init__(self, model: nn.Module, transform: TransformConfig) -> None:
         super().__init__()
         self.model, self.size, self.resizing = model, transform.size, transform.resizing
+        self.register_buffer("kept", torch.arange(self.size), persistent=False)  # goes to the device with the model
 
     def forward(self, images: Tensor) -> Tensor:
         """Resize, cut the center, and embed."""
@@ -30,12 +33,19 @@ class FromImages(nn.Module):
             height, width = (side * length // shorter for length in planes.shape[2:])
         resized = nn.functional.interpolate(planes, (height, width), mode=self.resizing.interpolation, antialias=True)
         for dim, length in ((2, height), (3, width)):
-            resized = resized.narrow(dim, self._first(length), self.size)
+            # narrow would fix, as a guard, whether it cuts anything off the example
+            resized = resized.index_select(dim, self.kept + self._first(length))
         return self.model(resized)
 
     def _first(self, length: Any) -> Any:
         half, odd = (length - self.size) // 2, (length - self.size) % 2
         return half + odd * (half % 2)  # torchvision's round((length - size) / 2), which rounds halves to even
+
+
+def images_program(model: nn.Module, transform: TransformConfig) -> torch.export.ExportedProgram:
+    """Return a program of torch that takes images (B, H, W, 3) uint8 of any size, see `traced`."""
+    example = torch.zeros(2, transform.size + 3, transform.size + 1, 3, dtype=torch.uint8)
+    return traced(FromImages(model, transform), example, "batch", "height", "width")
 
 
 def prepend_preparation(program: Any, transform: TransformConfig) -> None:

@@ -1,5 +1,6 @@
 """Product spaces: the coordinates of an embedding are shared among several spaces, whose distances add up."""
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -97,8 +98,10 @@ class Product(Manifold, name="product"):
         self.log_scales = nn.Parameter(
             torch.tensor(self.scales or (1.0,) * count).log(), requires_grad=self.learnable_scales
         )
-        geoopt = load_geoopt()
-        self.geometry = geoopt.ProductManifold(*((part.geometry, part.point_dim) for part in every))
+
+    @cached_property  # not a submodule: its parameters are those of the factors
+    def geometry(self) -> Any:
+        return load_geoopt().ProductManifold(*((part.geometry, part.point_dim) for part in self.every))
 
     @property
     def is_hyperbolic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -6,24 +6,34 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.export.preparation import OPSET, _program  # pyright: ignore[reportPrivateUsage]
+from dmlkit.export.preparation import OPSET, _program, images_program  # pyright: ignore[reportPrivateUsage]
 from dmlkit.transforms.base import TransformConfig
 from dmlkit.transforms.presets import CgmlCarsConfig, ImageNetConfig, PlainConfig, PretrainedConfig
 
 SIZES = ((301, 517), (90, 60), (333, 100), (48, 48), (1, 1), (2, 70), (31, 29), (257, 1001))
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [
-        ImageNetConfig(size=32, resize=37),
-        PretrainedConfig(size=33, resize=48),
-        PretrainedConfig(size=32, resize=32, square=True),
-        CgmlCarsConfig(size=29, resize=36),
-        PlainConfig(size=16),
-    ],
-    ids=lambda transform: transform.resizing.text,
+TRANSFORMS = (
+    ImageNetConfig(size=32, resize=37),
+    PretrainedConfig(size=33, resize=48),
+    PretrainedConfig(size=32, resize=32, square=True),
+    *(PretrainedConfig(size=size, resize=size) for size in (47, 48, 56)),  # no crop of the shorter side
+    CgmlCarsConfig(size=29, resize=36),
+    PlainConfig(size=16),
 )
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda transform: transform.resizing.text)
+def test_a_program_of_torch_gives_the_pixels_of_the_transform(transform: TransformConfig):
+    prepare, random = transform.evaluation(), torch.Generator().manual_seed(0)
+    program = images_program(torch.nn.Identity(), transform).module()
+    for height, width in SIZES:
+        images = torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8, generator=random)
+        expected = torch.stack([prepare(image.permute(2, 0, 1)) for image in images])
+        assert torch.equal(program(images), expected), (height, width)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda transform: transform.resizing.text)
 def test_the_pixels_equal_those_of_the_transform(transform: TransformConfig):
     onnx: Any = pytest.importorskip("onnx")
     onnxruntime: Any = pytest.importorskip("onnxruntime")
