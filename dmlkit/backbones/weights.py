@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dmlkit.component import Requirement
 from dmlkit.errors import OptionError, first_line
-from dmlkit.files.regular import check_regular
+from dmlkit.files.regular import check_regular, what_instead
 
 WRAPPINGS = ("state_dict", "model_state_dict", "model", "teacher", "student", "network")
 """Keys under which training programs store the weights: Lightning, Proxy-Anchor, DeiT and dmlkit, DINO."""
@@ -87,7 +87,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # torch and safetensors raise many kinds for damaged and for unsafe files
         raise OptionError(
             "backbone.weights",
-            f"{path}: cannot read these weights: {first_line(error)}; expected a complete, "
+            f"{path}: cannot read these weights: {what_instead(path, first_line(error))}; expected a complete, "
             "unencrypted file that holds only tensors and plain values",
         ) from error
     while isinstance(contents, dict):

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
@@ -228,8 +228,7 @@ class GivenImages(Dataset):
         if isinstance(image, np.ndarray):
             return torch.from_numpy(image.copy()).permute(2, 0, 1)
         with decoding(self.paths[index]):  # it may be opened and not read yet, closed, or of a mode that is not shown
-            pixels = np.asarray(to_rgb(ImageOps.exif_transpose(image)))
-        return torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+            return torch.from_numpy(to_rgb(self.paths[index], image, in_place=False)).permute(2, 0, 1)
 
 
 def _fault(row: int, image: object) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from dmlkit.errors import UserError, first_line
-from dmlkit.files.regular import require_regular_file
+from dmlkit.files.regular import require_regular_file, what_instead
 
 Values = np.ndarray[Any, Any]
 HEADER_BYTES = 10_000  # the longest header that NumPy reads
@@ -31,7 +31,7 @@ def read_array(path: Path) -> Values:
     except PermissionError:
         raise
     except Exception as error:  # a damaged header is parsed as Python: SyntaxError, TokenError and more
-        reason = first_line(error)
+        reason = what_instead(path, first_line(error))
         if "mmap length" in reason:
             reason = "the file is shorter than its header says"
         raise UserError(

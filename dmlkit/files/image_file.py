@@ -1,22 +1,27 @@
 """Image files: listing them, and opening, checking and converting them with Pillow. This module imports no torch."""
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from io import BytesIO
 from math import prod
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dmlkit.errors import UserError
-from dmlkit.files.regular import EXTENSIONS, check_regular
+from dmlkit.files.regular import EXTENSIONS, RAW, check_regular, other_content, read_start
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF", "JPEG2000")
 """Formats that Pillow may open; it would otherwise pass a PostScript file named .png to Ghostscript."""
+HEIF = () if find_spec("pillow_heif") is None else ("HEIF",)
+if HEIF:
+    import_module("pillow_heif").register_heif_opener()
 MAX_PIXELS = 80_000_000  # of a decoded image; decoding takes 3 to 18 bytes for each, at most 1.4 GB
 MAX_SIDE = 65_535  # that of JPEG; Pillow takes 140 bytes for each row of an image of 1 x 80 000 000 pixels
 
@@ -82,21 +87,35 @@ def opened(path: str | Path, content: bytes | None = None) -> Generator[Image.Im
     Within the block Pillow has no limit of its own; `limit_size` refuses images that are too large.
 
     Raises:
-        OSError: the file is missing, not regular, or of no known format.
+        BadImageError: the file is of no known format, or a raw camera file.
+        OSError: it is missing, not regular or empty.
     """
-    if content == b"":
-        raise OSError("the file is empty")
+    if os.path.splitext(path)[1].lower() in RAW:  # noqa: PTH122 - Path takes five times as long
+        raise BadImageError(
+            f"{path}: this is a raw camera file; develop it to a JPEG or TIFF, or use the JPEG that the camera made"
+        )
     if content is None:
         check_regular(path)
     with _lock:
         _limits.append(Image.MAX_IMAGE_PIXELS)
         Image.MAX_IMAGE_PIXELS = None
     try:
-        with Image.open(path if content is None else BytesIO(content), formats=FORMATS) as image:
+        with _identified(path, content) as image:
             yield image
     finally:
         with _lock:
             Image.MAX_IMAGE_PIXELS = _limits.pop()
+
+
+def _identified(path: str | Path, content: bytes | None) -> Image.Image:
+    try:
+        return Image.open(path if content is None else BytesIO(content), formats=FORMATS + HEIF)
+    except UnidentifiedImageError as error:
+        start = read_start(Path(path), 512) if content is None else content[:512]
+        if not start:
+            raise OSError("the file is empty") from error
+        reason = other_content(start) or f"the file has no known image format ({', '.join(FORMATS + HEIF)})"
+        raise BadImageError(f"{path}: cannot read this image: {reason}") from error
 
 
 _limits: list[int | None] = []  # one for each open image; the first is Pillow's, which other code may rely on
@@ -113,7 +132,7 @@ def decoding(path: str | Path) -> Generator[None]:
     except (BadImageError, MemoryError):
         raise
     except Exception as error:  # decoders raise many kinds for damaged files, TypeError and struct.error too
-        raise BadImageError(f"{path}: cannot read this image: {_reason(path, error)}") from error
+        raise BadImageError(f"{path}: cannot read this image: {_reason(error)}") from error
 
 
 def check_image_file(path: Path) -> None:
@@ -168,14 +187,83 @@ def limit_size(path: str | Path, image: Image.Image, limits: Limits, *, is_whole
     return image.size != size
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert a Pillow image to 8-bit RGB."""
-    if image.mode.startswith("I"):  # Pillow clips 16 bits to 255 instead of scaling them
-        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
+def to_rgb(
+    path: str | Path,
+    image: Image.Image,
+    crop: Callable[[Image.Image], Image.Image] = lambda image: image,
+    *,
+    in_place: bool = True,
+) -> np.ndarray:
+    """Return the pixels (H, W, 3) uint8 RGB of a Pillow image, upright.
+
+    Gray values of more than 8 bits are divided by the range that the file declares (12 bits of TIFF, PPM's largest
+    value, the bits of JPEG 2000), or else by that of 16 bits. Floats are from 0 to 1. So the brightness of an image
+    depends on no other image, nor on its own brightest pixel.
+
+    Args:
+        path: name of the image, for errors.
+        image: the image, best before its pixels are read, since the file's bits are unknown afterwards.
+        crop: cuts a part out of the upright image.
+        in_place: whether the image may be changed, which saves a copy.
+
+    Raises:
+        BadImageError: a value is outside of the range; or all are below a 16th of a range that the file does not
+            declare, which is probably not that of its values.
+    """
+    stored = _stored_mode(image)
+    is_negative = image.mode.startswith("I;16") and getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0
+    if in_place:
+        ImageOps.exif_transpose(image, in_place=True)
+    else:
+        image = ImageOps.exif_transpose(image)
+    if image.mode[0] in "IF":
+        image = _scaled(path, image, stored, is_negative=is_negative)
+    elif ";16" in stored and image.format in ("PNG", "TIFF"):  # Pillow keeps the upper 8 bits of each channel
+        extrema: Any = image.getextrema()
+        _check_range(path, max(high for _, high in extrema[:3]) * 256 + 255, 65535)
+    image = crop(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+PHOTOMETRIC = 262  # tag of a TIFF: 0 if the smallest value is white
+
+
+def _stored_mode(image: Image.Image) -> str:
+    """Return how a file stores the pixels of an image that is not read yet, as Pillow names it: ``RGB;16B``."""
+    tiles: Any = getattr(image, "tile", None)
+    if not tiles:
+        return ""
+    stored = tiles[0][3]
+    return stored if isinstance(stored, str) else str(stored[0]) if stored else ""
+
+
+def _scaled(path: str | Path, image: Image.Image, stored: str, *, is_negative: bool) -> Image.Image:
+    """Return an image of 16-bit, 32-bit or floating-point gray values in 8 bits."""
+    values = np.asarray(image)
+    white = 1 if image.mode == "F" else 4095 if stored == "I;12" else 65535
+    low, high = values.min(), values.max()
+    if not (low >= 0 and high <= white):  # also nan
+        raise BadImageError(
+            f"{path}: the values of its pixels are from {low:g} to {high:g}; expected 0, black, to {white}, white; "
+            "scale them, or convert the image to 8 bits"
+        )
+    if white != 4095 and image.format not in ("PPM", "JPEG2000"):
+        _check_range(path, high, white)
+    if is_negative:
+        values = white - values
+    return Image.fromarray((np.rint(values * 255) if white == 1 else values // ((white + 1) // 256)).astype(np.uint8))
+
+
+def _check_range(path: str | Path, high: float, white: int) -> None:
+    """Raise a `BadImageError` if the brightest of 12 or 16 bits would be nearly black."""
+    if 0 < high < white / 16:
+        raise BadImageError(
+            f"{path}: the values of its pixels are at most {high:g} of {white}, so that it would be nearly black; "
+            f"scale them to 0 to {white}, or convert the image to 8 bits"
+        )
 
 
 def image_files(folder: Path, *, images: bool = True) -> list[str]:
@@ -209,14 +297,8 @@ def _refuse_folder(error: OSError) -> None:
     ) from error
 
 
-def _reason(path: str | Path, error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return a short reason why an image could not be read."""
     if isinstance(error, FileNotFoundError):
         return "file not found"
-    if isinstance(error, UnidentifiedImageError):
-        return (
-            "the file is empty"
-            if Path(path).is_file() and Path(path).stat().st_size == 0
-            else f"the file has no known image format ({', '.join(FORMATS)})"
-        )
     return str(error).rsplit(", ", 1)[-1]  # torchcodec puts its source line before the reason

@@ -8,12 +8,23 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from zlib import crc32
 
 from dmlkit.errors import UserError
 
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm"})
+HEIC = frozenset({".heic", ".heics", ".heif", ".heifs", ".hif"})
+EXTENSIONS = frozenset(
+    ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .bmp .tif .tiff .gif .ppm .pgm .pbm .pnm .pfm .avif .avifs "  # noqa: SIM905
+    ".jp2 .j2k .j2c .jpc .jpf .jpx".split()
+).union(HEIC if find_spec("pillow_heif") else ())
+"""Suffixes of image files: those of `dmlkit.files.image_file.FORMATS` in Pillow."""
+RAW = frozenset(
+    ".3fr .arw .cr2 .cr3 .crw .dcr .dng .erf .fff .gpr .iiq .kdc .mef .mos .mrw .nef .nrw .orf .pef .raf .raw .rw2 "  # noqa: SIM905
+    ".rwl .sr2 .srf .srw .x3f".split()
+)
+"""Suffixes of raw camera files. Some are TIFF files, of which Pillow reads a picture of 160 x 120 pixels."""
 TABLES = (".csv", ".parquet")
 VIDEOS = frozenset({".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm"})
 KINDS = {
@@ -51,6 +62,43 @@ def read_start(path: Path, size: int) -> bytes:
     check_regular(path)
     with path.open("rb") as file:
         return file.read(size)
+
+
+def other_content(start: bytes) -> str:
+    """Return what a file is instead of an image, a table or weights, by its first bytes; an empty text if unknown.
+
+    Example:
+        >>> other_content(b"version https://git-lfs.github.com/spec/v1")
+        'this is a Git LFS pointer, not the file itself; run git lfs pull'
+    """
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith(b"version https://git-lfs"):
+        return "this is a Git LFS pointer, not the file itself; run git lfs pull"
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "this is a page of a website (HTML or XML), not the file itself; download it again"
+    if start[4:8] == b"ftyp" and start[8:12] in (
+        b"heic",
+        b"heix",
+        b"heim",
+        b"heis",
+        b"hevc",
+        b"hevx",
+        b"mif1",
+        b"msf1",
+    ):
+        return NEEDS_HEIF
+    return ""
+
+
+NEEDS_HEIF = "this is an HEIC image, which needs pillow-heif: pip install pillow-heif"
+
+
+def what_instead(path: Path, otherwise: str) -> str:
+    """Return what a file is instead of the expected one, see `other_content`, or else another text."""
+    try:
+        return other_content(read_start(path, 512)) or otherwise
+    except OSError:
+        return otherwise
 
 
 def read_text(path: Path, option: str, missing: str) -> str:

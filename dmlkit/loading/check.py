@@ -25,7 +25,7 @@ from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSpl
 from dmlkit.datasets.files.paths import DATA_CHECK, raise_faults
 from dmlkit.datasets.folder import FolderConfig, stray_files
 from dmlkit.datasets.table import TableConfig
-from dmlkit.errors import UserError, counted
+from dmlkit.errors import UserError, counted, some_of
 from dmlkit.files.image_file import BadImageError, Box, decoding, opened
 from dmlkit.files.source import EXPECTED_DATA, require_path
 from dmlkit.loading.batches import WORKER_START, default_workers, start_reader
@@ -307,13 +307,17 @@ def class_size_rows(listing: Listing) -> Iterator[Finding]:
                 yield Finding(f"{split} classes of a single {listing.sample}", "0", str(lone), "note")
 
 
+MORE_FRAMES = "more than one frame or page, of which the first is used"
+ONE_COLOR = "only one color"
+
+
 class Inspection(NamedTuple):
     """Result of decoding an image."""
 
     position: int
     digest: bytes  # hash of the pixels; empty if the image cannot be read
     fault: str
-    note: str
+    notes: tuple[str, ...] = ()  # on what is unusual
 
 
 class Inspected(torch.utils.data.Dataset[Inspection]):
@@ -328,11 +332,12 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
             is_file = self.images.file(index) is not None or self.images.box(index) is not None
             count = frames(self.images.paths[index]) if self.images.kind.has_pixels and is_file else 1
         except BadImageError as error:
-            return Inspection(index, b"", str(error), "")
+            return Inspection(index, b"", str(error))
         # with the shape, because two plain images of different sides may have the same bytes
         content = repr(tuple(pixels.shape)).encode() + pixels.movedim(0, -1).contiguous().numpy().tobytes()
-        note = f"{self.images.paths[index]}: animated, {count} frames; only the first is used" if count > 1 else ""
-        return Inspection(index, hashlib.blake2b(content, digest_size=16).digest(), "", note)
+        is_plain = self.images.kind.has_pixels and bool((pixels == pixels[:, :1, :1]).all())
+        notes = tuple(note for note, holds in ((MORE_FRAMES, count > 1), (ONE_COLOR, is_plain)) if holds)
+        return Inspection(index, hashlib.blake2b(content, digest_size=16).digest(), "", notes)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -341,7 +346,7 @@ class Inspected(torch.utils.data.Dataset[Inspection]):
 def check_images(
     config: DatasetConfig, listing: Listing, findings: Findings, advance: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Read every sample, and add unreadable, animated and duplicate ones to the findings of `check_files`.
+    """Read every sample, and add unreadable, unusual and duplicate ones to the findings of `check_files`.
 
     Args:
         config: dataset; duplicates of a published benchmark are not errors.
@@ -351,6 +356,7 @@ def check_images(
     images = listing.everything()
     images.limit(max_pixels=config.max_pixels)
     seen: dict[bytes, list[int]] = {}
+    unusual: dict[str, list[str]] = {}
     unreadable = 0
     loader: Any = DataLoader(
         Inspected(images),
@@ -367,9 +373,12 @@ def check_images(
                 findings.faults.append(item.fault)
             else:
                 seen.setdefault(item.digest, []).append(item.position)
-            if item.note:
-                findings.notes.append(item.note)
+            for note in item.notes:
+                unusual.setdefault(note, []).append(images.paths[int(item.position)])
         advance(len(batch))
+    findings.notes += [
+        f"{counted(len(paths), 'image has', 'images have')} {note}: {some_of(paths)}" for note, paths in unusual.items()
+    ]
     findings.rows.append(Finding("unreadable", "0", str(unreadable), "fault" if unreadable else "ok"))
     groups = [group for group in seen.values() if len(group) > 1]
     findings.rows += duplicate_rows(listing, images.paths, groups, findings, is_published=config.published is not None)

@@ -1,7 +1,9 @@
 """Decoding: every kind of image becomes upright 8-bit RGB with the colours that it shows."""
 
 import os
+import struct
 import sys
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import BytesIO
@@ -20,10 +22,11 @@ from dmlkit.datasets import FolderConfig
 from dmlkit.datasets.files import image
 from dmlkit.datasets.files.dataset import Dataset, PickedSamples
 from dmlkit.datasets.files.image import Turns, decode_image, decoded_pixels, frames, read_image
+from dmlkit.embedding.embedder import GivenImages
 from dmlkit.embedding.images import ImageList, dataset_of
 from dmlkit.embedding.questions.page import drawn_picture
-from dmlkit.files.image_file import MAX_SIDE, BadImageError, Box, Limits
-from dmlkit.files.regular import EXTENSIONS
+from dmlkit.files.image_file import FORMATS, HEIF, MAX_SIDE, BadImageError, Box, Limits, decoding
+from dmlkit.files.regular import EXTENSIONS, HEIC
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.recipe.file import parse_recipe
 from tests.conftest import TINY_RECIPE
@@ -51,8 +54,131 @@ def pixel(path: Path, row: int = 0, column: int = 0) -> list[int]:
 def test_grey_and_16_bit_keep_their_brightness(tmp_path):
     Image.fromarray(np.full((4, 4), 100, np.uint8)).save(tmp_path / "grey.png")
     assert pixel(tmp_path / "grey.png") == [100, 100, 100]
-    Image.fromarray(np.full((4, 4), 100 * 257, np.uint16)).save(tmp_path / "deep.png")
-    assert pixel(tmp_path / "deep.png") == [100, 100, 100]
+
+
+def write_tiff(path: Path, packed: bytes, bits: int, photometric: int = 1) -> None:
+    """Write a TIFF of 4 x 2 gray values of some bits; Pillow writes neither 12 bits nor small values as white."""
+    tags = {256: 4, 257: 2, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 2, 279: len(packed)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    directory = struct.pack("<H", len(tags)) + entries + struct.pack("<I", 0)
+    path.write_bytes(b"II*\0" + struct.pack("<I", 8 + len(packed)) + packed + directory)
+
+
+def write_deep_png(path: Path, values: np.ndarray) -> None:
+    """Write (H, W, 3) values of 16 bits, which Pillow cannot."""
+    height, width = values.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    parts = b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
+    )
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
+
+
+GRAY = np.array([[0, 1, 17, 100], [128, 200, 254, 255]])  # as of 8 bits, what every deep image below shows
+
+
+def deep_image(kind: str, path: Path) -> None:
+    match kind:
+        case "16 bits":
+            Image.fromarray((GRAY * 257).astype(np.uint16)).save(path.with_suffix(".png"))
+        case "16 bits, the smallest is white":
+            write_tiff(path.with_suffix(".tif"), (65535 - GRAY * 257).astype("<u2").tobytes(), 16, photometric=0)
+        case "12 bits":
+            bits = "".join(f"{value:012b}" for value in (GRAY * 16 + GRAY // 16).reshape(-1))
+            write_tiff(path.with_suffix(".tif"), bytes(int(bits[at : at + 8], 2) for at in range(0, len(bits), 8)), 12)
+        case "12 bits of PPM":
+            content = (GRAY * 16 + GRAY // 16).astype(">u2").tobytes()
+            path.with_suffix(".pgm").write_bytes(b"P5 4 2 4095 " + content)
+        case "color":
+            write_deep_png(path.with_suffix(".png"), (GRAY * 257)[..., None].repeat(3, 2))
+        case "floats":
+            Image.fromarray((GRAY / 255).astype(np.float32)).save(path.with_suffix(".tif"))
+        case "32 bits":
+            Image.fromarray((GRAY * 257).astype(np.int32)).save(path.with_suffix(".tif"))
+        case _:
+            Image.fromarray((GRAY * 257).astype(np.uint16)).save(path.with_suffix(".jp2"), irreversible=False)
+
+
+DEEP = "16 bits|16 bits, the smallest is white|12 bits|12 bits of PPM|color|floats|32 bits|JPEG 2000"
+
+
+@pytest.mark.parametrize("kind", DEEP.split("|"))
+def test_more_than_8_bits_keep_their_brightness(kind: str, tmp_path: Path):
+    deep_image(kind, tmp_path / "deep")
+    (file,) = tmp_path.iterdir()
+    assert (read_image(file).numpy() == GRAY).all()
+    assert (read_image(file, Box(1, 0, 3, 1)).numpy() == GRAY[:1, 1:3]).all()  # not scaled by the values of the box
+    with Image.open(file) as opened:
+        assert torch.equal(GivenImages([opened]).sample(0), read_image(file))
+        assert opened.mode[0] in "IFR"  # unchanged
+
+
+@pytest.mark.parametrize(
+    ("values", "suffix", "message"),
+    [
+        ((GRAY * 16).astype(np.uint16), "png", "at most 4080 of 65535, so that it would be nearly black"),
+        ((GRAY * 16).astype(np.uint16), "tif", "at most 4080 of 65535, so that it would be nearly black"),
+        ((GRAY * 16)[..., None].repeat(3, 2), "deep png", "at most 4095 of 65535, so that it would be nearly black"),
+        (GRAY.astype(np.int32), "tif", "at most 255 of 65535"),
+        (GRAY.astype(np.int32) * 10_000, "tif", r"from 0 to 2.55e\+06; expected 0, black, to 65535, white"),
+        (GRAY.astype(np.int32) - 1, "tif", "from -1 to 254; expected 0, black, to 65535"),
+        (GRAY.astype(np.float32), "tif", "from 0 to 255; expected 0, black, to 1, white"),
+        ((GRAY / 65535).astype(np.float32), "tif", "at most 0.00389105 of 1, so that"),
+        (np.where(GRAY == 1, np.nan, GRAY / 255).astype(np.float32), "tif", "from nan to nan"),
+    ],
+)
+def test_values_of_an_unknown_range_are_refused(values: np.ndarray, suffix: str, message: str, tmp_path: Path):
+    file = tmp_path / f"deep.{suffix.split()[-1]}"
+    write_deep_png(file, values) if suffix == "deep png" else Image.fromarray(values).save(file)
+    with pytest.raises(BadImageError, match=rf"{file}: the values of its pixels are {message}"):
+        read_image(file)
+
+
+def test_black_is_black(tmp_path: Path):
+    Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "black.png")
+    assert not read_image(tmp_path / "black.png").any()
+
+
+def test_a_photo_with_a_second_picture_is_no_animation(tmp_path: Path):
+    first, second = (Image.fromarray(gradient(*size)) for size in ((64, 48), (32, 24)))
+    first.save(tmp_path / "phone.jpg", format="MPO", save_all=True, append_images=[second], quality=95)
+    first.save(tmp_path / "same.jpg", quality=95)
+    assert frames(tmp_path / "phone.jpg") == 1
+    assert torch.equal(read_image(tmp_path / "phone.jpg"), read_image(tmp_path / "same.jpg"))
+    content = (tmp_path / "phone.jpg").read_bytes()
+    (tmp_path / "cut.jpg").write_bytes(content[: content.rindex(b"\xff\xd8\xff")])  # its index lists both
+    assert frames(tmp_path / "cut.jpg") == 1
+    assert torch.equal(read_image(tmp_path / "cut.jpg"), read_image(tmp_path / "same.jpg"))
+    reduced = read_image(tmp_path / "phone.jpg", limits=Limits(max_pixels=1000))
+    assert torch.equal(reduced, read_image(tmp_path / "same.jpg", limits=Limits(max_pixels=1000)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.jpg",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "Git LFS pointer.*git lfs pull",
+        ),
+        ("a.jpg", b"\n<!DOCTYPE html><html>404</html>", "page of a website.*download it again"),
+        ("a.jpg", b'\xef\xbb\xbf<?xml version="1.0"?><Error>AccessDenied</Error>', "page of a website"),
+        (
+            "a.jpg",
+            b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
+            "HEIC image, which needs pillow-heif: pip install",
+        ),
+        ("a.NEF", b"II*\0", "raw camera file; develop it to a JPEG or TIFF"),
+    ],
+)
+def test_what_is_no_image_is_named(name: str, content: bytes, message: str, tmp_path: Path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadImageError, match=message):
+        read_image(tmp_path / name)
+    with pytest.raises(BadImageError, match=message), decoding(name):
+        decode_image(name, content, None)
 
 
 def test_transparency_lies_on_white(tmp_path):
@@ -108,7 +234,13 @@ def test_damaged_files_are_named(tmp_path):
         read_image(tmp_path / "none.jpg")
 
 
-@pytest.mark.parametrize("extension", sorted(EXTENSIONS))
+def test_a_folder_lists_what_the_decoder_opens():
+    Image.init()
+    known = {suffix for suffix, name in Image.registered_extensions().items() if name in (*FORMATS, *HEIF, "MPO")}
+    assert known == EXTENSIONS
+
+
+@pytest.mark.parametrize("extension", sorted(EXTENSIONS - HEIC))
 def test_every_extension_has_a_decoder(extension: str, tmp_path: Path):
     Image.new("RGB", (16, 16), "red").save(tmp_path / f"red{extension}")
     assert read_image(tmp_path / f"red{extension}").shape == (3, 16, 16)

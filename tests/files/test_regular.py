@@ -11,6 +11,7 @@ from dmlkit.backbones.weights import read_tensors
 from dmlkit.datasets import Cars196Config, Cub200Config, TableConfig
 from dmlkit.datasets.files.image import read_image
 from dmlkit.errors import UserError
+from dmlkit.files.arrays import read_array
 from dmlkit.files.regular import check_regular, read_start
 from dmlkit.recipe.file import read_recipe
 
@@ -79,3 +80,17 @@ def test_a_recipe_without_an_end_is_read_to_the_limit(tmp_path: Path, monkeypatc
     if Path("/proc/self/maps").exists():
         with pytest.raises(UserError, match="more than 1,000 bytes; expected a recipe"):
             read_recipe(Path("/proc/self/maps"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "Git LFS pointer.*git lfs pull"),
+        (b"<html><body>404</body></html>", "page of a website.*download it again"),
+    ],
+)
+def test_a_pointer_or_a_page_instead_of_a_file_is_named(content: bytes, message: str, tmp_path: Path):
+    (tmp_path / "file").write_bytes(content)
+    for read in (read_array, read_tensors):
+        with pytest.raises(UserError, match=message):
+            read(tmp_path / "file")

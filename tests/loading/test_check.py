@@ -78,9 +78,23 @@ def test_every_fault_of_a_damaged_copy_is_listed(tmp_path: Path, monkeypatch: py
     assert "m\\udcf6we.png': this name is not UTF-8" in lines
     assert "class '2' is in both train and test" in lines
     assert len(report.faults) == 6
-    (note,) = report.notes
-    assert note.endswith("film.gif: animated, 2 frames; only the first is used")
+    assert report.notes == [
+        f"1 image has more than one frame or page, of which the first is used: {root}/test/101/film.gif",
+        f"1 image has only one color: {root}/test/101/film.gif",
+    ]
     assert found(report)["unreadable"] == "3"
+
+
+def test_images_of_one_color_are_one_note(tmp_path: Path):
+    root = trees.presplit(tmp_path)
+    colors = ["black", "white", (200, 30, 40), "blue", "green", "red", "pink"]
+    for number, color in enumerate(colors):
+        Image.new("RGB", (9, 9), color).save(root / "test" / "101" / f"plain{number}.png")
+    nearly = Image.new("RGB", (9, 9))
+    nearly.putpixel((8, 8), (0, 0, 1))
+    nearly.save(root / "test" / "101" / "nearly.png")
+    five = ", ".join(f"{root}/test/101/plain{number}.png" for number in range(5))
+    assert check(FolderConfig(root=str(root))).notes == [f"7 images have only one color: {five} and 2 more"]
 
 
 def test_duplicates_of_a_benchmark_are_noted_only(tmp_path: Path):

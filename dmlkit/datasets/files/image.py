@@ -9,9 +9,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
@@ -38,8 +37,8 @@ ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are
 def read_image(path: str | Path, box: Box | None = None, limits: Limits = LIMITS) -> Tensor:
     """Decode an image file, or a box of it, to (3, H, W) uint8 RGB, upright.
 
-    Gray, palette, CMYK and 16-bit images are converted, transparent pixels are blended with white, the EXIF rotation is
-    applied, and an animation gives its first frame.
+    Gray, palette and CMYK images are converted, more than 8 bits are scaled (see `to_rgb`), transparent pixels are
+    blended with white, the EXIF rotation is applied, and an animation gives its first frame.
 
     Args:
         path: image file.
@@ -78,8 +77,7 @@ def decode_image(path: str | Path, content: bytes | None, box: Box | None, limit
                 encoded = Path(path).read_bytes() if content is None else content
                 # a bytearray, because torch warns about read-only bytes
                 return decode_jpeg(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
-            ImageOps.exif_transpose(image, in_place=True)
-            pixels = np.array(to_rgb(image if box is None else crop_box(image, box, path)))
+            pixels = to_rgb(path, image, lambda image: image if box is None else crop_box(image, box, path))
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -181,11 +179,13 @@ def upright_size(path: str | Path) -> tuple[int, int]:
 def frames(path: str | Path) -> int:
     """Return the number of frames of an image file; an animation or a multi-page file has more than one.
 
+    A photo with a preview or a second view for 3D, as phones and cameras write into one JPEG (MPO), has one.
+
     Raises:
         BadImageError: a later frame is damaged.
     """
     with decoding(path), opened(path) as image:
-        return getattr(image, "n_frames", 1)
+        return 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
 
 
 def thumbnail(path: str | Path, box: Box | None = None, side: int = SIDE) -> bytes:
