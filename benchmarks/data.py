@@ -2,9 +2,8 @@
 
 All loaders read the same 2 000 JPEGs of 500 x 375 pixels, with random resized crops to 224 pixels, flips and
 normalization, in batches of 64, with as many worker processes as cores. Passes alternate between the loaders; values
-are medians over passes. With `training.augment_on=device` the loader only crops boxes; resizing, flipping and
-normalization are done by a GPU and are not included. The floor is the decoding by Pillow alone, on all cores. Memory is
-the peak above the memory of torch and the other imports.
+are medians over passes. The floor is the decoding by Pillow alone, on all cores. Memory is the peak above the memory of
+torch and the other imports.
 
 Run: python benchmarks/data.py [PHOTOS]
 
@@ -135,7 +134,6 @@ def torchvision_loader(train: Path, transform: Callable[[Any], Tensor], workers:
 def ours(
     root: Path,
     *,
-    on_device: bool = False,
     augment: list[dict[str, Any]] | None = None,
     workers: int = WORKERS,
 ) -> Callable[[], int]:
@@ -143,10 +141,8 @@ def ours(
     dataset, transform = settings.dataset.build("train"), settings.transform
     assert transform is not None  # a recipe of images has one
     batches = TrainingBatches(settings.sampler.build(dataset.labels, 0), 0)
-    images = TransformedImages(dataset, transform, training=True, on_device=on_device)
+    images = TransformedImages(dataset, transform, training=True)
     loader = make_loader(images, batches, workers=workers, pin_memory=False)
-    if on_device:  # the rest is the GPU's
-        return lambda: sum(len(batch.inputs) for batch in loader)
     normalize = Normalization(transform.mean, transform.std)
     return lambda: sum(len(normalize(batch.inputs)) for batch in loader)
 
@@ -177,7 +173,6 @@ def speeds(root: Path) -> list[list[str]]:
     loaders = {
         "torchvision ImageFolder + DataLoader": image_folder(root / "train"),
         "dmlkit": ours(root),
-        "dmlkit, with augment_on=device, loader only": ours(root, on_device=True),
     }
     speed_of = medians(loaders)
     paths = [str(path) for path in sorted((root / "train").rglob("*.jpg"))[:500]]

@@ -94,21 +94,6 @@ def test_a_run_trains_resumes_and_is_evaluated(dmlkit, tmp_path: Path, precision
 
 
 @pytest.mark.slow
-def test_images_augmented_there_are_the_loaders(dmlkit, tmp_path: Path):
-    recipe = tmp_path / "tiny.yaml"
-    recipe.write_text(TINY_RECIPE)
-    sets = ["--set", "training.epochs=1", "--set", "transform={name: imagenet, size: 16, resize: 16}"]
-    losses = []
-    for where in ("loader", "device"):
-        run = tmp_path / where
-        result = dmlkit("train", recipe, "-o", run, "--device", DEVICE, *sets, "--set", f"training.augment_on={where}")
-        assert result.code == 0, result.err
-        losses.append(json.loads((run / "metrics.jsonl").read_text())["loss"])
-    assert losses[1] == pytest.approx(losses[0], rel=0.005)
-    assert (losses[1] == losses[0]) == (DEVICE == "cpu")  # a GPU rounds elsewhere
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("manifold", ["euclidean", "sphere", "poincare", "lorentz"])
 def test_embeddings_distances_and_searches_are_the_cpus(dmlkit, tmp_path: Path, manifold: str):
     recipe, run = tmp_path / "tiny.yaml", tmp_path / "run"

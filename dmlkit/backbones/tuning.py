@@ -97,9 +97,6 @@ class NoTuningConfig(TuningConfig, frozen=True):
         yield Requirement("training.gradient_cache", (None,), frozen)
         if self.features == "cached":
             yield Requirement("dataset.on_bad_image", ("error",), "features are cached for all images (or use live)")
-            yield Requirement(
-                "training.augment_on", ("loader",), "cached features are augmented when they are computed"
-            )
             yield Requirement("training.compile", (False,), "with cached features the backbone runs only once")
         if self.feature_views:
             yield Requirement("transform.augments", (True,), "without augmentation all views of an image are equal")

@@ -80,7 +80,6 @@ class VectorsConfig(DatasetConfig, frozen=True):
     def requirements(self) -> list[Requirement]:
         return [
             Requirement("dataset.on_bad_image", ("error",), "the dataset has no images"),
-            Requirement("training.augment_on", ("loader",), "vectors are not augmented"),
         ]
 
 

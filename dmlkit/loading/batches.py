@@ -21,7 +21,6 @@ from dmlkit.distributed.device_name import count_cores
 from dmlkit.loading.inputs import Batch, Draw, Inputs, Item, inputs_of
 from dmlkit.samplers.base import Sampler
 from dmlkit.transforms.base import TransformConfig
-from dmlkit.transforms.cropping import Cut, collate_cuts
 
 
 class TrainingBatches:
@@ -53,15 +52,12 @@ class TrainingBatches:
 def collate(items: list[Item]) -> Batch:
     """Stack the samples that could be read."""
     good = [item for item in items if item.input is not None]
-    cuts = [item.input for item in good if isinstance(item.input, Cut)]
-    whole = [item.input for item in good if isinstance(item.input, Tensor)]
-    inputs, plans = collate_cuts(cuts) if cuts else (stack(whole) if whole else torch.empty(0), None)
+    inputs = [item.input for item in items if item.input is not None]
     return Batch(
-        inputs,
+        stack(inputs) if inputs else torch.empty(0),
         torch.tensor([item.label for item in good], dtype=torch.int64),
         torch.tensor([item.row for item in good], dtype=torch.int64),
         [item.fault for item in items if item.input is None],
-        plans,
     )
 
 

@@ -13,7 +13,6 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import MAX_PIXELS, BadImageError
 from dmlkit.transforms.base import Resizing, TransformConfig
-from dmlkit.transforms.cropping import Cut, WindowTransform, draw_cut, show_cuts
 
 Draw = tuple[int, int]
 """Index of a sample and seed of its augmentation."""
@@ -25,7 +24,7 @@ DRAFT = 2
 class Item(NamedTuple):
     """Sample of a batch, or the message why it could not be read."""
 
-    input: Tensor | Cut | None
+    input: Tensor | None
     label: int
     row: int  # index in the dataset
     fault: str = ""
@@ -34,11 +33,10 @@ class Item(NamedTuple):
 class Batch(NamedTuple):
     """Samples that could be read, and messages on the others."""
 
-    inputs: Tensor  # (B, 3, S, S) uint8; (B, 3, H, W) uint8 with plans; (B, F) float32 for vectors
+    inputs: Tensor  # (B, 3, S, S) uint8; (B, F) float32 for vectors
     labels: Tensor  # (B,) int64
     indices: Tensor  # (B,) int64, into the dataset
     faults: list[str]  # one message per sample that could not be read
-    plans: Tensor | None = None  # (B, 7) int64, by which the device computes (B, 3, S, S) from the inputs
 
 
 class Inputs(torch.utils.data.Dataset[Item], ABC):
@@ -51,10 +49,6 @@ class Inputs(torch.utils.data.Dataset[Item], ABC):
     def __getitem__(self, draw: Draw) -> Item:
         """Return a sample; the seed of the draw determines its augmentation, if there is one."""
 
-    def on_device(self, batch: Batch, device: torch.device) -> Tensor:
-        """Copy the inputs of a batch to a device, asynchronously."""
-        return batch.inputs.to(device, non_blocking=True)
-
 
 class TransformedImages(Inputs):
     """Transformed images of a dataset.
@@ -65,7 +59,6 @@ class TransformedImages(Inputs):
         dataset: dataset of images.
         transform: transform of each image.
         training: whether to use the transform for training instead of the one for evaluation.
-        on_device: whether the augmentation's window is applied on the device.
         draft: whether JPEGs that are much larger than what the transform resizes to are decoded at a smaller size.
     """
 
@@ -75,7 +68,6 @@ class TransformedImages(Inputs):
         transform: TransformConfig,
         *,
         training: bool,
-        on_device: bool = False,
         draft: bool = False,
     ) -> None:
         super().__init__(dataset)
@@ -85,8 +77,6 @@ class TransformedImages(Inputs):
         self.transform = transform.training() if training else transform.evaluation()
         self.augmentations = [augmentation.build() for augmentation in transform.augment] if training else []
         self.augments = bool(self.augmentations) or (training and transform.augments)
-        # transform whose windows the device applies
-        self.windows = self.transform if on_device and isinstance(self.transform, WindowTransform) else None
 
     def __getitem__(self, draw: Draw) -> Item:
         index, seed = draw
@@ -98,22 +88,12 @@ class TransformedImages(Inputs):
         if not self.augments:
             return Item(self.transform(image), label, index)
         with seeded(seed):
-            if self.windows is not None:
-                return Item(draw_cut(self.windows, image), label, index)
             shown = self.transform(image)
             if self.augmentations:
                 shown = shown.contiguous()  # color_jitter takes 4.2 ms on planes, 5.0 on pixels with adjacent colors
             for augmentation in self.augmentations:
                 shown = augmentation(shown)
             return Item(shown, label, index)
-
-    def on_device(self, batch: Batch, device: torch.device) -> Tensor:
-        """Return the images (B, 3, S, S) uint8 of a batch on a device; the copy is asynchronous."""
-        images = super().on_device(batch, device)
-        if batch.plans is None or self.windows is None:
-            return images
-        plans = batch.plans.to(device, non_blocking=True)
-        return show_cuts(images, plans, self.windows.size, self.windows.interpolation)
 
 
 class PlainSamples(Inputs):
@@ -130,13 +110,12 @@ def inputs_of(
     transform: TransformConfig | None,
     *,
     training: bool,
-    on_device: bool = False,
     draft: bool = False,
 ) -> Inputs:
     """Return a dataset's samples as inputs of a model; see `TransformedImages`. Only images are transformed."""
     if transform is None or not dataset.kind.has_pixels:
         return PlainSamples(dataset)
-    return TransformedImages(dataset, transform, training=training, on_device=on_device, draft=draft)
+    return TransformedImages(dataset, transform, training=training, draft=draft)
 
 
 @contextmanager

@@ -82,9 +82,6 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     compares the whole batch, with the memory of one chunk and more time; null embeds the batch in one pass."""
     shard_proxies: bool = False
     """Under torchrun, each rank keeps only the proxies of its share of the classes, for very many classes."""
-    augment_on: Literal["loader", "device"] = "loader"
-    """``device`` lets the GPU resize and mirror random crops, if the loader is the bottleneck. The crops are the same,
-    and pixels differ by at most 2 of 255. On a CPU it is always the loader."""
     workers: Annotated[NonNegativeInt, Field(le=256)] | None = None
     """Number of processes that read images, at most 256; null is one per CPU core, at most 8, a share of them under
     ``study --jobs``, and 0 for images in memory."""

@@ -59,8 +59,7 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
     recipe, model = experiment.recipe, experiment.model
     tuning = recipe.backbone.tuning
     if not isinstance(tuning, NoTuningConfig) or tuning.features == "live":
-        on_device = recipe.training.augment_on == "device" and fabric.device.type != "cpu"
-        inputs = inputs_of(experiment.train, recipe.transform, training=True, on_device=on_device)
+        inputs = inputs_of(experiment.train, recipe.transform, training=True)
         return TrainingData(model, inputs, experiment.validation, experiment.test)
     folder = features_folder(run, tuning)
 

@@ -181,7 +181,9 @@ def fit(
                 is_last = number % settings.accumulate == 0 or number == len(experiment.sampler)  # batch of its step
                 if all(counts):  # a rank without an image has no gradient to average: all ranks skip the batch
                     with fabric.no_backward_sync(model, enabled=not is_last and not may_skip):
-                        embeddings = gather_rows(fabric, model(data.training.on_device(batch, fabric.device)), counts)
+                        embeddings = gather_rows(
+                            fabric, model(batch.inputs.to(fabric.device, non_blocking=True)), counts
+                        )
                         labels = gather_rows(fabric, batch.labels.to(fabric.device, non_blocking=True), counts)
                         images = gather_rows(fabric, batch.indices.to(fabric.device, non_blocking=True), counts)
                         loss = compute_loss(experiment, (embeddings, labels, images), state, run)

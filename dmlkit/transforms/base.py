@@ -1,12 +1,11 @@
 """Interface of the transforms: uint8 images of any size to uint8 images of one size, and their normalization."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from dmlkit.component import ComponentConfig, Requirement, one_of
+from dmlkit.component import ComponentConfig, one_of
 from dmlkit.transforms.augmentations import AugmentationConfig, ImageTransform
 from dmlkit.transforms.cropping import Interpolation
 
@@ -78,10 +77,6 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
     """Value of white before ``mean`` and ``std`` are applied."""
     augment: tuple[Annotated[AugmentationConfig, one_of], ...] = ()
     """Further random changes of training images, after the crop and before normalization, in this order."""
-
-    def requirements(self) -> Iterable[Requirement]:
-        if self.augment:
-            yield Requirement("training.augment_on", ("loader",), "only the loader applies augment")
 
     @model_validator(mode="after")
     def check_sizes(self) -> "TransformConfig":

@@ -208,7 +208,6 @@ def test_what_is_no_vector_is_told_in_one_line(what: str, told: str, recipe: Pat
         ("backbone={name: small_cnn}", "backbone.name: small_cnn takes images, but .* use identity"),
         ("dataset={name: glyphs}", "backbone.name: identity takes vectors, but dataset glyphs has images"),
         ("dataset.on_bad_image=skip", "vectors needs dataset.on_bad_image error, got skip"),
-        ("training.augment_on=device", "vectors needs training.augment_on loader, got device"),
         ("training.compile=true", "identity needs training.compile False, got True"),
         ("backbone.freeze_epochs=1", "identity needs backbone.freeze_epochs 0, got 1"),
         ("optimizer.lr_multipliers.backbone=0.5", "identity needs optimizer.lr_multipliers.backbone 1.0, got 0.5"),

@@ -177,7 +177,6 @@ def test_damaged_features_are_noticed(damage: str, recipe: Path, tmp_path: Path)
             "need features: cached",
         ),
         (["backbone.tuning={name: none, features: live, cache: x}"], "need features: cached"),
-        (["training.augment_on=device"], "none needs training.augment_on loader, got device"),
         (["training.compile=true"], "none needs training.compile False, got True"),
     ],
 )

@@ -24,7 +24,7 @@ from dmlkit.transforms.augmentations import AugmentationConfig
 from tests.conftest import TINY_RECIPE
 from tests.training.test_train import assert_equal_weights, weights
 from tests.training.test_tuning import Stopper, trained
-from tests.transforms.test_windows import Pictures
+from tests.transforms.test_cropping import Pictures
 
 BILINEAR = InterpolationMode.BILINEAR
 EXAMPLES: dict[str, tuple[str, v2.Transform]] = {
@@ -216,7 +216,6 @@ def test_a_plugin_can_add_an_augmentation(plugin: Callable[[str], None]):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.augment_on=device", "needs training.augment_on loader, got device, because only the loader applies"),
         (
             "backbone={name: resnet18, tuning: {name: none}}",
             "transform.augment: features are cached without augmentation; set backbone.tuning.feature_views, or remove",
@@ -224,7 +223,7 @@ def test_a_plugin_can_add_an_augmentation(plugin: Callable[[str], None]):
         ("backbone={name: resnet18, tuning: {name: none, feature_views: 2}}", ""),
         ("backbone={name: resnet18, tuning: {name: none, features: live}}", ""),
     ],
-    ids=["device", "cached", "views", "live"],
+    ids=["cached", "views", "live"],
 )
 def test_what_would_ignore_an_augmentation_is_rejected(override: str, message: str):
     text = TINY_RECIPE.replace("size: 16}\nbackbone", "size: 16, augment: [{name: random_erasing}]}\nbackbone")
