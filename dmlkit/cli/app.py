@@ -199,6 +199,8 @@ def _run(received: list[int]) -> None:
             raise SystemExit(STOPPED) from None
         if "--debug" in sys.argv:
             raise
+        if plugin := sys.modules.get("dmlkit.recipe.plugin"):
+            error = plugin.plugin_error(error) or error
         for line in lines_of(message_of(error)):
             print_message(f"error: {line}", "red")
         raise SystemExit(USER_ERROR if is_user_error(error) else INTERNAL_ERROR) from None

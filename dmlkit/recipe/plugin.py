@@ -9,6 +9,7 @@ Recipes, runs and models never name code to load: only installed packages and fi
 """
 
 import hashlib
+import re
 import sys
 import warnings
 from collections.abc import Generator, Iterator, Sequence
@@ -25,7 +26,7 @@ from types import ModuleType
 from pydantic import BaseModel
 
 from dmlkit.component import ComponentConfig, MemberError, NameTakenError, components_below
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, killed_reader, out_of_memory
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import check_regular
 
@@ -136,6 +137,25 @@ def load_file(path: Path) -> Plugin:
     _loaded.append(plugin)
     rebuild_unions()
     return plugin
+
+
+def plugin_error(error: Exception) -> UserError | None:
+    """Return an error that names the place in a plug-in at which another was raised; None if none was involved.
+
+    Errors of the system, a lack of memory and user errors are said as everywhere. Of an error of a process that reads
+    images, only the text has the places.
+    """
+    if isinstance(error, UserError | OSError) or out_of_memory(error) or killed_reader(error):
+        return None
+    text, reason = str(error), _reason(error)
+    places = [(frame.filename, frame.lineno) for frame in extract_tb(error.__traceback__)]
+    if "Original Traceback" in text:  # of torch's loader
+        places = re.findall(r'^ *File "(.+)", line ([0-9]+)', text, re.MULTILINE)
+        reason = excerpt(text.rstrip().splitlines()[-1])
+    for name, line in reversed(places):
+        if plugin := next((one for one in _loaded if any(map(Path(name).is_relative_to, one.places))), None):
+            return UserError(f"{name}:{line}: {reason}; raised by the plug-in {plugin.title}: fix it there")
+    return None
 
 
 def _distribution(entry: EntryPoint) -> tuple[str, str]:

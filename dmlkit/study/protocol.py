@@ -32,7 +32,6 @@ StartModel = Callable[[str, Recipe], Progress]
 """Called with the name and recipe of each model that trains."""
 EMBEDDING_DIM = 128  # of each Reality Check model; the four together have 512
 METRICS = (PrecisionConfig(), RPrecisionConfig(), MapAtRConfig())
-RUNS: dict[ProtocolName, str] = {"official": "repeat-*", "reality_check": "repeat-*/fold-*"}
 
 
 class MeanInterval(BaseModel, frozen=True, extra="forbid"):
@@ -107,7 +106,7 @@ def run_protocol(
         TrainingStoppedError: Ctrl-C or SIGTERM stopped a run after a checkpoint.
     """
     figures: list[Figures] = []
-    with open_protocol(name, folder, fabric, RUNS[name]):
+    with open_protocol(name, folder, fabric):
         for repeat in range(repeats):
             seeded = recipe.model_copy(update={"seed": recipe.seed + repeat})
             figures.append(run_once(name, seeded, folder / f"repeat-{repeat}", fabric, progress))

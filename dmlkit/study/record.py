@@ -17,11 +17,10 @@ from pydantic import (
 )
 
 from dmlkit.errors import UserError
-from dmlkit.files.atomic import is_partial
 from dmlkit.files.document import Document, differences
-from dmlkit.files.lock import LOCK, sole_writer
+from dmlkit.files.lock import sole_writer
+from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import STUDY_MARK, require_study
-from dmlkit.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -232,8 +231,8 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", comman
                 f"{folder}: the study has changed since it started ({'; '.join(changes)}); undo the change, or choose "
                 "another --output"
             )
-    elif is_taken(folder):
-        raise UserError(f"{folder}: already exists and is not a study; choose another --output")
+    else:
+        check_folder(folder, "a study", "runs")
     with _locked(started, path, fabric):
         yield
 
@@ -249,11 +248,8 @@ def _lost_or_changed(stored: Mapping[str, Any], new: Mapping[str, Any]) -> Itera
 
 
 @contextmanager
-def open_protocol(name: str, folder: Path, fabric: "Fabric", runs: str) -> Generator[None]:
+def open_protocol(name: str, folder: Path, fabric: "Fabric") -> Generator[None]:
     """Start or continue a protocol in a folder, and lock the folder during the block.
-
-    Args:
-        runs: pattern of the runs in the folder: dmlkit 0.1.0 did not record the protocol.
 
     Raises:
         UserError: the folder has other contents or another protocol, or another process works on it.
@@ -263,17 +259,10 @@ def open_protocol(name: str, folder: Path, fabric: "Fabric", runs: str) -> Gener
         found = ProtocolRecord.read(path).protocol
         if found != name:
             raise UserError(f"{folder}: has runs of protocol {found}, expected {name}; choose another --output")
-    elif is_taken(folder) and not any(RunFolder(run).holds_run() for run in folder.glob(runs)):
-        raise UserError(f"{folder}: already exists and has no runs of protocol {name}; choose another --output")
+    else:
+        check_folder(folder, "runs of a protocol")
     with _locked(ProtocolRecord(protocol=name), path, fabric):
         yield
-
-
-def is_taken(folder: Path) -> bool:
-    """Return whether a path exists and has more than ``runs`` and the partial files of an interrupted write."""
-    if not folder.is_dir():
-        return folder.exists()
-    return any(entry.name not in (LOCK, "runs") and not is_partial(entry) for entry in folder.iterdir())
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.loading.batches import TimedBatches, TrainingBatches, make_loader
 from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.recipe.file import read_recipe
+from dmlkit.recipe.plugin import plugin_error
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Basis, EpochRow, RunClasses, Summary
 from dmlkit.run_folder.folder import RunFolder
@@ -61,7 +62,8 @@ def train(
         basis: the run whose figures stand for the model, if every class is trained on; see ``dmlkit final``.
 
     Raises:
-        UserError: the recipe, the data or the folder is not usable, training diverged, or a rank ended.
+        UserError: the recipe, the data or the folder is not usable, training diverged, a plug-in raised an error, or a
+            rank ended.
         TrainingStoppedError: Ctrl-C or SIGTERM stopped the run after a checkpoint.
     """
     if resume and overwrite:
@@ -72,7 +74,12 @@ def train(
     check_places(recipe, run.path)
     held = run.lock_for_training() if fabric.is_global_zero else nullcontext()
     with held, mirror_to_loggers(progress or Silent(), recipe, run, fabric) as progress:
-        return _train(recipe, run, fabric, progress, resume=resume, overwrite=overwrite, basis=basis)
+        try:
+            return _train(recipe, run, fabric, progress, resume=resume, overwrite=overwrite, basis=basis)
+        except Exception as error:
+            if named := plugin_error(error):
+                raise named from error
+            raise
 
 
 def _train(

@@ -217,6 +217,24 @@ def test_a_bad_file_is_told_in_one_line(folder: Path, tmp_path: Path):
     assert "toy_pairs" not in told[-1][1]
 
 
+def test_an_error_inside_a_plugin_names_its_file_and_line(tmp_path: Path):
+    losses, datasets = ((TOY / "toy_dml" / name).read_text() for name in ("losses.py", "datasets.py"))
+    whole = losses + datasets.replace("in_memory = True", "in_memory = False")  # other processes read its images
+    faults = {
+        "compute": ("        sign = (", '{}["sign"]', "KeyError: 'sign'"),
+        "build": ("        return ToyPairs(", "1 / 0", "ZeroDivisionError: division by zero"),
+        "sample": ("        label, shift = ", 'raise ValueError("no stripe")', "ValueError: no stripe"),
+    }
+    (tmp_path / "toy.yaml").write_text(RECIPE)
+    for name, (place, fault, reason) in faults.items():
+        path = tmp_path / f"{name}.py"
+        path.write_text(whole.replace(place, f"        {fault}\n{place}"))
+        line = path.read_text().splitlines().index(f"        {fault}") + 1
+        words = f"train toy.yaml -o {name} --plugin {name}.py --device cpu --set training.workers=1"
+        ((code, _, err),) = commands(tmp_path, words)
+        assert (code, err) == (2, f"error: {path}:{line}: {reason}; raised by the plug-in {name}.py: fix it there\n")
+
+
 def test_packages_that_fail_are_left_out_and_told(folder: Path, site: Path, tmp_path: Path):
     """In the order of their names: aa needs what is not there, half defines a loss before it fails, zz is toy again."""
     losses = (TOY / "toy_dml" / "losses.py").read_text()

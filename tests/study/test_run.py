@@ -9,6 +9,7 @@ import pytest
 
 from dmlkit.distributed import stopping
 from dmlkit.recipe.schema import Recipe
+from dmlkit.study.runs import plan
 from dmlkit.study.runs import run_study as study_run
 from tests.study.fakes import STUDY, Told, margin_of, rate_of, train_by, write_study
 from tests.study.test_plan import TUNED, noisy, peak
@@ -163,6 +164,45 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(
     again = train_by(monkeypatch, figures)
     assert study(dmlkit, path).code == 0 and again.names(out) == ["large/seed-1"]
     assert not (out / "failures.json").exists() and results_of(out)["failed"] == {}
+
+
+def test_a_list_of_failed_runs_that_cannot_be_written_stops_no_other_run(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    trained = train_by(monkeypatch, lambda recipe: "not finite" if recipe.seed == 1 else figures(recipe))
+    monkeypatch.setattr(study_run.StudyFailures, "write", refuse_to_write)
+    result = study(dmlkit, write_study(tmp_path, THREE))
+    assert result.code == 2 and "2 runs failed with the errors above" in result.err and len(trained.folders) == 6
+    assert "failures.json: cannot write the failed runs: No space left on device" in caplog.text
+
+
+def refuse_to_write(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_an_error_of_the_system_in_the_baseline_leaves_the_results(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    train_by(monkeypatch, figures)
+    monkeypatch.setattr(study_run, "untrained_figures", refuse_to_write)
+    result = study(dmlkit, write_study(tmp_path))
+    assert result.code == 0 and "small: no baseline without training: " in result.err
+    assert results_of(tmp_path / "out")["verdicts"]
+
+
+def test_a_value_beyond_the_grid_whose_data_are_gone_ends_the_grid(
+    dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def check(protocol: object, recipe: Recipe) -> Any:
+        if rate_of(recipe) > 4e-3:
+            raise OSError(5, "Input/output error", "photos/a.jpg")
+        return checked(protocol, recipe)
+
+    checked: Any = plan.check_recipe
+    monkeypatch.setattr(plan, "check_recipe", check)
+    train_by(monkeypatch, peak(1.0))
+    result = study(dmlkit, write_study(tmp_path, TUNED.replace("tune:", "extend: 1\ntune:")))
+    assert result.code == 0 and "the grid ends here: photos/a.jpg: Input/output error" in result.err
 
 
 def test_a_value_that_cannot_be_trained_is_not_chosen(dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -368,7 +368,7 @@ def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
     path.write_text(STUDY)
-    assert "not a study" in dmlkit("study", path, "-o", tmp_path / "other").err
+    assert "has notes.txt but not a study" in dmlkit("study", path, "-o", tmp_path / "other").err
 
 
 def held(step: int, path: Path, out: Path, marks: Path) -> Forked:

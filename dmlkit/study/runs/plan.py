@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from dmlkit.datasets.base import FOLDS
-from dmlkit.errors import UserError, warn
+from dmlkit.errors import UserError, reason_of, warn
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import ClassMetrics, Metrics
 from dmlkit.run_folder.folder import RunFolder
@@ -174,8 +174,8 @@ class Plan:
             candidate = with_values(near, values, f"{variant.name}, beyond the edge of tune")
             if not (self.folder / "runs" / variant.name / candidate.label).exists():
                 check_recipe(self.study.config.protocol, candidate.recipe)
-        except UserError as error:
-            refused = f"the grid ends here: {error}"
+        except (UserError, OSError) as error:
+            refused = f"the grid ends here: {reason_of(error)}"
             if refused not in self._refused:
                 self._refused.add(refused)
                 warn(refused)
@@ -209,8 +209,8 @@ def check_components(study: Study, folder: Path) -> dict[str, int]:
             continue
         try:
             validation = check_recipe(study.config.protocol, variant.candidates[0].recipe).validation
-        except UserError as error:
-            raise UserError(f"{variant.name}: {error}") from error
+        except (UserError, OSError) as error:
+            raise UserError(f"{variant.name}: {reason_of(error)}") from error
         classes[variant.name] = len(validation.class_names) if validation else 0
     return classes
 

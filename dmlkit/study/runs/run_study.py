@@ -170,16 +170,10 @@ class _Runs:
 
     def _train(self, run: Run) -> None:
         if self._is_complete(run):
-            self._finish(run, self._start(run))
+            self._take(run, self._start(run))  # a damaged run ends the study, and earlier results stay
             return
         self._check_stop()
-        progress = self._start(run)
-        try:
-            self._finish(run, progress)
-        except (UserError, OSError) as error:
-            if self.fabric.world_size > 1:  # ranks that did not fail would wait for this one
-                raise UserError(f"{run.name}: {reason_of(error)}") from error
-            self._fail(run, progress, reason_of(error))
+        self._finish(run, self._start(run))
 
     def _train_at_once(self, runs: Sequence[Run]) -> None:
         named = {run.name: run for run in runs}
@@ -207,6 +201,15 @@ class _Runs:
         return self.progress.start_run(run.name, self.plan.study.epochs_per_run(run.recipe))
 
     def _finish(self, run: Run, progress: RunProgress) -> None:
+        """Train a run if it is not complete, and take its figures; an error is reported, and ends this run alone."""
+        try:
+            self._take(run, progress)
+        except (UserError, OSError) as error:
+            if self.fabric.world_size > 1:  # ranks that did not fail would wait for this one
+                raise UserError(f"{run.name}: {reason_of(error)}") from error
+            self._fail(run, progress, reason_of(error))
+
+    def _take(self, run: Run, progress: RunProgress) -> None:
         def start_model(*_: object) -> Progress:
             progress.start_model()
             return progress
@@ -226,8 +229,11 @@ class _Runs:
     def _fail(self, run: Run, progress: RunProgress, reason: str) -> None:
         self.failures[run.name] = reason
         progress.fail(reason)  # first: a full disk may not take the file
-        failures = StudyFailures(failed=self.failures)
-        failures.write(self.plan.folder / FAILURES)
+        failures, path = StudyFailures(failed=self.failures), self.plan.folder / FAILURES
+        try:
+            failures.write(path)
+        except OSError as error:
+            warn(f"{path}: cannot write the failed runs: {error.strerror or error}")
         variants = {name.split("/")[0] for name in self.failures}
         is_common = len(set(self.failures.values())) == 1 and len(variants) > 1  # not one variant's learning rate
         if is_common and not self.plan.figures and len(self.failures) >= MIN_COMMON_FAILURES:
@@ -288,8 +294,8 @@ def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fab
             recipe = fold_recipe(recipe, 0) if protocol == "reality_check" else recipe
             try:
                 untrained = untrained_figures(recipe, folder / "untrained", fabric)
-            except UserError as error:  # for example, the images are only on the machines of a cluster
-                warn(f"{name}: no baseline without training: {error}")
+            except (UserError, OSError) as error:  # for example, the images are only on the machines of a cluster
+                warn(f"{name}: no baseline without training: {reason_of(error)}")
         if untrained and protocol == "reality_check":
             kinds = RealityCheckFigures.model_fields  # all models start from the same weights, so both kinds are equal
             untrained = {f"{kind} {metric}": value for kind in kinds for metric, value in untrained.items()}
