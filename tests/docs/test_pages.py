@@ -172,6 +172,9 @@ def test_the_exit_codes_are_those_of_the_command_line():
 
 
 def test_the_limits_of_security_are_those_of_the_code():
+    pytest.importorskip("fastapi", reason="needs dmlkit[serve]")
+    from dmlkit.embedding.serve import requests, service
+
     text = " ".join((ROOT / "SECURITY.md").read_text(encoding="utf-8").split())
     formats = ", ".join({"WEBP": "WebP"}.get(name, name) for name in FORMATS[:-1])
     limits = (
@@ -183,6 +186,12 @@ def test_the_limits_of_security_are_those_of_the_code():
         ("values and {} levels", yaml_tree.MAX_DEPTH),
         ("at most {} recipes", MAX_RECIPES),
         ("documents of at most {} MB", document.MAX_BYTES // 10**6),
+        ("at most {} images, ", requests.MOST_IMAGES),
+        ("images, {} MB and ", requests.MOST_BYTES // 10**6),
+        ("and {} megapixels per request", service.MOST_PIXELS // 10**6),
+        ("and {} images, ", service.MOST_WAITING),
+        ("{} MB and 400 megapixels in all", requests.MOST_BYTES_AT_ONCE // 10**6),
+        ("and {} megapixels in all", service.MOST_PIXELS_WAITING // 10**6),
     )
     for words, number in limits:
         assert words.format(f"{number or 0:,}".replace(",", " ")) in text

@@ -3,10 +3,11 @@
 import asyncio
 import base64
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
@@ -15,10 +16,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -26,29 +25,23 @@ from torch import Tensor
 
 from dmlkit import __version__
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.samples import ImageSamples
+from dmlkit.distributed.device_name import count_cores
 from dmlkit.embedding.embedder import GivenImages
 from dmlkit.embedding.questions.why import explain_images
-from dmlkit.embedding.serve.requests import (
-    BODY,
-    MOST_BYTES,
-    Access,
-    Guard,
-    RefusedError,
-    SentImage,
-    first_message,
-    read_pictures,
-)
-from dmlkit.embedding.serve.reviewing import ServedReview, review_api, review_of
-from dmlkit.embedding.serve.service import BusyError, Pixels, Service
+from dmlkit.embedding.serve.requests import BODY, Access, Guard, first_message, read_files
+from dmlkit.embedding.serve.reviewing import AnswerRequest, QuestionRequest, ServedReview
+from dmlkit.embedding.serve.service import Pixels, Service
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
-from dmlkit.loading.inputs import check_resized
+from dmlkit.files.image_file import BadImageError
 from dmlkit.run_folder.folder import RunFolder
 
 METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """Variable of prometheus-client: folder in which the processes of a server keep their counts, to be summed."""
 MOST_NEIGHBORS = 1000
+MOST_NAMES = 1000  # of labels, and of ids, to remove: 2 ms each
 BEARER = HTTPBearer(auto_error=False, description="The token of --token.")
 """Says in the OpenAPI document that addresses need a token, so that /docs asks for it; `Guard` checks it."""
 PAGE = files("dmlkit.embedding.serve") / "page"
@@ -65,8 +58,8 @@ class Named(BaseModel):
     """Images of the gallery."""
 
     model_config = ConfigDict(extra="forbid")
-    labels: list[str] = []
-    ids: list[str] = []
+    labels: Annotated[list[str], Field(max_length=MOST_NAMES)] = []
+    ids: Annotated[list[str], Field(max_length=MOST_NAMES)] = []
 
 
 class WantedVersion(BaseModel):
@@ -76,12 +69,21 @@ class WantedVersion(BaseModel):
     version: Annotated[int, Field(ge=1, le=2**53)]
 
 
-class Served(Collector):
+class SentImage(NamedTuple):
+    """Image of a request."""
+
+    name: str
+    content: bytes
+    pixels: Pixels
+
+
+class Served:
     """What requests are answered with."""
 
     def __init__(self, service: Service, access: Access) -> None:
-        self.service, self.allow_writes, self.images = service, access.allow_writes, access.images
-        self.adding = asyncio.Lock()
+        self.service, self.access = service, access
+        self.review = access.review and ServedReview(access.review, service.source, service.label_of)
+        self.changing, self.decoding = asyncio.Lock(), asyncio.Semaphore(count_cores())
         self.registry = CollectorRegistry()
         own = self.registry
         if METRICS in os.environ:  # of all processes, also of those that have ended
@@ -89,12 +91,9 @@ class Served(Collector):
             own = None
         self.seconds = Histogram("dmlkit_request_seconds", "Time of answers.", registry=own)
         self.embedded = Counter("dmlkit_images", "Images that were embedded.", registry=own)
-        self.registry.register(self)
-
-    def collect(self) -> Generator[GaugeMetricFamily]:
-        """Yield the size of the gallery, which is that of every process."""
-        size = len(self.service.snapshot.points)
-        yield GaugeMetricFamily("dmlkit_gallery_images", "Images that are searched.", size)
+        self.size = Gauge(
+            "dmlkit_gallery_images", "Images that are searched.", registry=own, multiprocess_mode="mostrecent"
+        )
 
     async def answered(self, pictures: Sequence[SentImage], work: Callable[[Tensor], Any]) -> Any:
         """Wait for the model's thread to embed pictures and work on their points."""
@@ -102,6 +101,12 @@ class Served(Collector):
             found = await asyncio.wrap_future(self.service.submit([one.pixels for one in pictures], work))
         self.embedded.inc(len(pictures))
         return found
+
+    async def change(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Change the gallery on a thread of its own, one change after the other; requests are answered meanwhile."""
+        with self.seconds.time():
+            async with self.changing:
+                return await asyncio.to_thread(work)
 
 
 def served(request: Request) -> Served:
@@ -113,30 +118,40 @@ def writer(request: Request) -> Served:
     """Return what a request changes.
 
     Raises:
-        RefusedError: the server does not change the gallery.
+        HTTPException: the server changes nothing.
     """
     found = served(request)
-    if not found.allow_writes:
-        raise RefusedError(403, "this server does not change the gallery; start it with --allow-writes")
+    if not found.access.allow_writes:
+        raise HTTPException(403, "this server changes nothing; start it with --allow-writes")
     return found
 
 
-async def pictures_of(request: Request) -> list[SentImage]:
-    """Return the images of a request."""
+async def pictures_of(request: Request) -> AsyncGenerator[list[SentImage]]:
+    """Yield the images of a request, which count as waiting until it is answered."""
     found = served(request)
-    trained = found.service.embedder.trained
+    service, files = found.service, await read_files(request, found.access.images)
+    with service.held(len(files), await asyncio.to_thread(service.count_pixels, files)):
+        async with found.decoding:
+            yielded = await asyncio.to_thread(lambda: [SentImage(*one, service.decode(*one)) for one in files])
+        yield yielded
 
-    def check(name: str, pixels: Pixels) -> None:  # else one image could fail all requests that are embedded with it
-        for one in trained.members or (trained,):
-            assert one.recipe.transform is not None
-            check_resized(torch.from_numpy(pixels).permute(2, 0, 1), one.recipe.transform.resizing, name)
 
-    return await read_pictures(request, found.images, check)
+def review_of(request: Request) -> ServedReview:
+    """Return the review that is served.
+
+    Raises:
+        HTTPException: none is.
+    """
+    review = served(request).review
+    if review is None:
+        raise HTTPException(404, "this server has no review; start it with --review FOLDER")
+    return review
 
 
 Server = Annotated[Served, Depends(served)]
 Writer = Annotated[Served, Depends(writer)]
-SentImages = Annotated[list[SentImage], Depends(pictures_of)]
+SentImages = Annotated[list[SentImage], Depends(pictures_of, scope="function")]
+Reviewed = Annotated[ServedReview, Depends(review_of)]
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem}
     for status in (400, 401, 403, 404, 405, 409, 413, 415, 422, 500, 503)  # each with its usual meaning
@@ -146,12 +161,10 @@ api = APIRouter(prefix="/v1", responses=PROBLEMS)
 
 
 @api.get("/info")
-async def info(server: Server, request: Request) -> dict[str, Any]:
+async def info(server: Server) -> dict[str, Any]:
     """Return what is served."""
     found = await server.answered([], lambda _: server.service.info())
-    run = server.service.run
-    more = {"run": run and str(run), "writes": server.allow_writes, "review": request.app.state.review is not None}
-    return {**found, **more}
+    return {**found, "writes": server.access.allow_writes, "review": server.review is not None}
 
 
 @api.post("/embed", openapi_extra=BODY)
@@ -181,20 +194,24 @@ async def identify(server: Server, pictures: SentImages) -> dict[str, Any]:
 async def verify(server: Server, pictures: SentImages) -> dict[str, Any]:
     """Return the similarity of two images, and whether they show the same class."""
     if len(pictures) != 2:
-        raise RefusedError(422, f"got {len(pictures)} images, expected 2 to compare")
+        raise HTTPException(422, f"got {len(pictures)} images, expected 2 to compare")
     return await server.answered(pictures, server.service.verify)
 
 
-async def some_pictures(request: Request) -> list[SentImage]:
-    """Return the images of a request; none for a request without a body."""
-    return await pictures_of(request) if request.headers.get("content-type") else []
+async def some_pictures(request: Request) -> AsyncGenerator[list[SentImage]]:
+    """Yield the images of a request; none for a request without a body."""
+    if not request.headers.get("content-type"):
+        yield []
+        return
+    async with asynccontextmanager(pictures_of)(request) as pictures:
+        yield pictures
 
 
 @api.post("/why", openapi_extra=OPTIONAL_BODY)
 async def why(
     server: Server,
     request: Request,
-    pictures: Annotated[list[SentImage], Depends(some_pictures)],
+    pictures: Annotated[list[SentImage], Depends(some_pictures, scope="function")],
     id: Annotated[list[Annotated[str, Field(max_length=64)]], Query(max_length=2)] = [],  # noqa: A002, B006
     row: Annotated[int | None, Query(ge=0, le=2**53)] = None,
 ) -> dict[str, Any]:
@@ -206,10 +223,10 @@ async def why(
     for name in id:
         place = snapshot.rows.get(name)
         if place is None:
-            raise RefusedError(404, f"{excerpt(name)}: there is no picture with this id")
+            raise HTTPException(404, f"{excerpt(name)}: there is no picture with this id")
         places.append(place)
     if len(images) + len(places) != 2:
-        raise RefusedError(422, f"got {len(images) + len(places)} images, expected 2 to compare")
+        raise HTTPException(422, f"got {len(images) + len(places)} images, expected 2 to compare")
 
     def work(_: Tensor) -> dict[str, Any]:
         points = snapshot.points
@@ -237,11 +254,11 @@ async def images_of_label(
 
 
 @api.get("/images/{id}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}})
-async def thumbnail(server: Server, id: Annotated[str, InPath(max_length=64)]) -> Response:  # noqa: A002
+async def picture_of(server: Server, id: Annotated[str, InPath(max_length=64)]) -> Response:  # noqa: A002
     """Return a small picture of an image of the source."""
     picture = await asyncio.to_thread(server.service.snapshot.thumbnail, id)
     if picture is None:
-        raise RefusedError(404, f"{excerpt(id)}: there is no picture with this id")
+        raise HTTPException(404, f"{excerpt(id)}: there is no picture with this id")
     return Response(picture, media_type="image/jpeg")
 
 
@@ -250,35 +267,60 @@ async def add(
     server: Writer, pictures: SentImages, label: Annotated[str, Query(min_length=1, max_length=200)]
 ) -> dict[str, Any]:
     """Add images to the gallery."""
-    files = [(one.name, one.suffix, one.content) for one in pictures]
+    files = [(one.name, one.content) for one in pictures]
     return await server.answered([], lambda _: server.service.add(files, label))
 
 
 @api.post("/gallery/remove")
 async def remove(server: Writer, named: Named) -> dict[str, Any]:
     """Remove images from the gallery, by their labels or ids."""
-    return await server.answered([], lambda _: server.service.remove(named.labels, named.ids))
+    return await server.change(lambda: server.service.remove(named.labels, named.ids))
 
 
 @api.get("/gallery/versions")
 async def versions(server: Server) -> dict[str, Any]:
     """Return the versions of the gallery, the oldest first."""
-    return {"versions": await server.answered([], lambda _: server.service.versions())}
+    return {"versions": await asyncio.to_thread(server.service.versions)}
 
 
 @api.post("/gallery/restore")
 async def restore(server: Writer, wanted: WantedVersion) -> dict[str, Any]:
     """Make an old version of the gallery the newest one."""
-    return await server.answered([], lambda _: server.service.restore(wanted.version))
+    return await server.change(lambda: server.service.restore(wanted.version))
 
 
 @api.post("/review/add")
-async def add_reviewed(server: Writer, request: Request) -> dict[str, Any]:
+async def add_reviewed(server: Writer, review: Reviewed) -> dict[str, Any]:
     """Add the images of the review with their labels to the gallery, as a new version."""
-    review = review_of(request)
-    with server.seconds.time():
-        async with server.adding:  # each would load a model
-            return await asyncio.to_thread(lambda: server.service.add_listed(review.to_add()))
+    return await server.change(lambda: server.service.add_listed(review.to_add()))
+
+
+@api.get("/review")
+async def review_status(review: Reviewed) -> dict[str, Any]:
+    """Return how many labels may be wrong, and what is missing."""
+    return await asyncio.to_thread(review.status)
+
+
+@api.post("/review/question")
+async def question(_: Writer, review: Reviewed, wanted: QuestionRequest) -> dict[str, Any]:
+    """Return the next question for a reviewer; it is written down before it is shown."""
+    return await asyncio.to_thread(review.question, wanted)
+
+
+@api.post("/review/answer")
+async def keep_answer(_: Writer, review: Reviewed, said: AnswerRequest) -> dict[str, Any]:
+    """Keep an answer, and reply when the disk has it."""
+    return await asyncio.to_thread(review.answer, said)
+
+
+@api.get("/review/images/{row}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}})
+async def picture(
+    review: Reviewed,
+    row: Annotated[int, InPath(ge=0, le=2**53)],
+    side: Annotated[int, Query(ge=16, le=640)] = 160,
+) -> Response:
+    """Return a picture of an image of the review, at most ``side`` pixels wide and high."""
+    return Response(await asyncio.to_thread(thumbnail, review.path(row), side=side), media_type="image/jpeg")
 
 
 def make_app(service: Service, access: Access) -> FastAPI:
@@ -289,13 +331,10 @@ def make_app(service: Service, access: Access) -> FastAPI:
     """
     app = FastAPI(title="dmlkit", version=__version__, docs_url=None, redoc_url=None)
     app.state.served = Served(service, access)
-    app.state.review = access.review and ServedReview(access.review, service.source, service.label_of)
-    token = [] if access.token is None else [Depends(BEARER)]
-    app.include_router(api, dependencies=token)
-    app.include_router(review_api, responses=PROBLEMS, dependencies=token)
+    app.include_router(api, dependencies=[] if access.token is None else [Depends(BEARER)])
     _report_errors(app)
     _add_pages(app)
-    app.add_middleware(Guard, access=access, most_bytes=MOST_BYTES)
+    app.add_middleware(Guard, access=access)
     return app
 
 
@@ -305,17 +344,9 @@ def _report_errors(app: FastAPI) -> None:
     def answer(status: int, message: str, **headers: str) -> JSONResponse:
         return JSONResponse({"error": printable(message)}, status, headers)
 
-    @app.exception_handler(RefusedError)
-    async def refused(_: Request, error: RefusedError) -> JSONResponse:
-        return answer(error.status, str(error))
-
     @app.exception_handler(UserError)
     async def user_error(_: Request, error: UserError) -> JSONResponse:
-        return answer(409, str(error))
-
-    @app.exception_handler(BusyError)
-    async def busy(_: Request, __: BusyError) -> JSONResponse:
-        return answer(503, "too many images are waiting; send the request again later", **{"retry-after": "1"})
+        return answer(422 if isinstance(error, BadImageError) else 409, str(error))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -359,6 +390,7 @@ def _add_pages(app: FastAPI) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(server: Server) -> PlainTextResponse:
         """Return counts and times as Prometheus reads them."""
+        server.size.set(len(server.service.snapshot.points))
         return PlainTextResponse(generate_latest(server.registry))
 
 

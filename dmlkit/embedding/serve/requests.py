@@ -1,20 +1,18 @@
-"""Requests: what they must satisfy before they are read (size, origin, token), and the images in them.
+"""Requests: what they must satisfy before they are read (size, origin, token), and the image files in them.
 
 Images are files of a form, or JSON with base64 or paths below a folder.
 """
 
 import asyncio
 import base64
-import binascii
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
-import numpy as np
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import Headers, UploadFile
@@ -22,58 +20,58 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dmlkit.datasets.files.image import decode_image
-from dmlkit.embedding.serve.service import Pixels
-from dmlkit.files.escape import excerpt, printable
-from dmlkit.files.image_file import BadImageError, decoding
-from dmlkit.files.source import EXTENSIONS
+from dmlkit.files.escape import excerpt
 
 PUBLIC = ("/", "/docs", "/openapi.json", "/healthz")
 """Paths that need no token, like the files of the page: the page asks for the token."""
 POLICY = "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
+SAFE = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+]
+MOST_IMAGES = 64  # of one request
+MOST_BYTES = 64_000_000  # of one request's body
+MOST_BYTES_AT_ONCE = 8 * MOST_BYTES  # of the bodies of all requests that were not answered
 
 
-class RefusedError(Exception):
-    """A request that is answered with a status and a message."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+def busy() -> HTTPException:
+    """Return the refusal of a request that would take more memory than is left."""
+    return HTTPException(503, "too many images are waiting; send the request again later", {"retry-after": "1"})
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who reaches a server, and what requests may do.
-
-    Args:
-        host: address on which the server listens; on a local one without a token, requests for other hosts are
-            refused, since a page of another site may have a name that leads here.
-        token: what ``Authorization: Bearer TOKEN`` must have; None for no token.
-        allow_writes: let requests change the gallery.
-        images: folder whose images requests may name by their paths; None for no paths.
-        review: folder of a review of the gallery's labels; None for none.
-    """
+    """Who reaches a server, and what requests may do."""
 
     host: str = "127.0.0.1"
+    """Address to listen on. On a local one without a token, requests for other hosts are refused, since a page of
+    another site may have a name that leads here."""
     token: str | None = None
+    """What ``Authorization: Bearer TOKEN`` must have; None for no token."""
     allow_writes: bool = False
+    """Let requests change the gallery and answer questions of the review."""
     images: Path | None = None
+    """Folder whose images requests may name by their paths; None for no paths."""
     review: Path | None = None
+    """Folder of a review of the gallery's labels; None for none."""
 
 
 class Guard:
     """Middleware that refuses requests that are too large, come from other pages, or lack the token."""
 
-    def __init__(self, app: ASGIApp, *, access: Access, most_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, access: Access, most_bytes: int = MOST_BYTES) -> None:
         self.app, self.token, self.most_bytes = app, access.token, most_bytes
         self.is_local = is_loopback(access.host) and access.token is None
+        self.held = 0  # bytes of all bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started = False
+        started, received = False, 0
 
         async def answer(message: Message) -> None:
             nonlocal started
@@ -82,54 +80,52 @@ class Guard:
                 message["headers"] = [*message["headers"], *SAFE]
             await send(message)
 
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            size = len(message.get("body", b""))
+            received, self.held = received + size, self.held + size
+            if received > self.most_bytes:
+                raise self._too_large()
+            if self.held > MOST_BYTES_AT_ONCE:
+                raise busy()
+            return message
+
         try:
             self._check(scope)
-            await self.app(scope, self._bounded(receive), answer)
+            await self.app(scope, counted, answer)
             return
-        except RefusedError as error:
+        except HTTPException as error:
             refused = error
         except asyncio.CancelledError:  # the server stops, and has waited; uvicorn would print a traceback
-            refused = RefusedError(503, "the server is stopping")
+            refused = HTTPException(503, "the server is stopping")
+        finally:
+            self.held -= received
         if not started:
-            extra = {"www-authenticate": "Bearer"} if refused.status == 401 else {}
-            headers = {**extra, "connection": "close"}
-            await JSONResponse({"error": str(refused)}, refused.status, headers)(scope, receive, answer)
+            headers = {**(refused.headers or {}), "connection": "close"}
+            await JSONResponse({"error": refused.detail}, refused.status_code, headers)(scope, receive, answer)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         if self.is_local and not is_loopback(_split(f"//{host}").hostname or ""):
-            raise RefusedError(403, f"Host {host!r}: this server answers on localhost only")
+            raise HTTPException(403, f"Host {host!r}: this server answers on localhost only")
         if origin is not None and _split(origin).netloc != host:
-            raise RefusedError(403, f"Origin {origin!r}: requests from pages of other sites are refused")
+            raise HTTPException(403, f"Origin {origin!r}: requests from pages of other sites are refused")
         path = scope["path"]
-        is_public = path in PUBLIC or path.startswith(("/page/", "/swagger/"))
-        if self.token is not None and not is_public:
+        if self.token is not None and path not in PUBLIC and not path.startswith(("/page/", "/swagger/")):
             given = headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode()):
-                raise RefusedError(401, "expected the header Authorization: Bearer TOKEN, with the token of --token")
+                message = "expected the header Authorization: Bearer TOKEN, with the token of --token"
+                raise HTTPException(401, message, {"www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if not length.isdecimal():
-            raise RefusedError(400, f"Content-Length {length!r}: expected a number of bytes")
+            raise HTTPException(400, f"Content-Length {length!r}: expected a number of bytes")
         if int(length) > self.most_bytes:
-            raise RefusedError(413, self._too_large())
+            raise self._too_large()
 
-    def _too_large(self) -> str:
-        return f"the body has more than {self.most_bytes / 1e6:g} MB; send fewer or smaller images"
-
-    def _bounded(self, receive: Receive) -> Callable[[], Awaitable[Message]]:
-        """Return a function that receives the next piece of the body, and counts its bytes."""
-        count = 0
-
-        async def next_message() -> Message:
-            nonlocal count
-            message = await receive()
-            count += len(message.get("body", b""))
-            if count > self.most_bytes:
-                raise RefusedError(413, self._too_large())
-            return message
-
-        return next_message
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"the body has more than {self.most_bytes / 1e6:g} MB; send fewer or smaller images")
 
 
 def _split(url: str) -> SplitResult:
@@ -152,23 +148,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-SAFE = [
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-store"),
-]
-
-
-MOST_IMAGES = 64  # of one request
-MOST_BYTES = 64_000_000  # of one request's body
-
-
 class Images(BaseModel):
     """Images as JSON."""
 
     model_config = ConfigDict(extra="forbid")
-    images: Annotated[list[str], Field(description="Image files in base64.", max_length=MOST_IMAGES)] = []
+    images: Annotated[
+        list[str], Field(description="Image files in base64, or data URLs of them.", max_length=MOST_IMAGES)
+    ] = []
     paths: Annotated[
         list[str], Field(description="Files below the server's --images folder.", max_length=MOST_IMAGES)
     ] = []
@@ -192,29 +178,11 @@ BODY: dict[str, Any] = {
 """The body of a request with images, for ``/docs``."""
 
 
-class SentImage(NamedTuple):
-    """Image of a request."""
-
-    name: str
-    content: bytes
-    pixels: Pixels
-
-    @property
-    def suffix(self) -> str:
-        """Suffix for a file of the image."""
-        suffix = Path(self.name).suffix.lower()
-        return suffix if suffix in EXTENSIONS else ".jpg"
-
-
-Check = Callable[[str, Pixels], None]
-"""Raises a `BadImageError` for an image, given by its name and its pixels, that the model cannot take."""
-
-
-async def read_pictures(request: Request, root: Path | None, check: Check) -> list[SentImage]:
-    """Return the images of a request: files of a form, or JSON with base64 or paths below a root.
+async def read_files(request: Request, root: Path | None) -> list[tuple[str, bytes]]:
+    """Return the names and contents of a request's images: files of a form, or JSON with base64 or paths below a root.
 
     Raises:
-        RefusedError: the body is neither, has no image or too many, or an image cannot be read or taken by the model.
+        HTTPException: the body is neither, has no image or too many, or a file cannot be read.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     match kind:
@@ -223,75 +191,76 @@ async def read_pictures(request: Request, root: Path | None, check: Check) -> li
         case "application/json":
             given = await _of_json(request, root)
         case _:
-            raise RefusedError(415, f"Content-Type {kind!r}: expected multipart/form-data or application/json")
+            raise HTTPException(415, f"Content-Type {kind!r}: expected multipart/form-data or application/json")
     if not given:
-        raise RefusedError(422, "got no image, expected at least one: form field images, or JSON {images: [BASE64]}")
-    return await asyncio.to_thread(
-        lambda: [SentImage(name, content, _decoded(name, content, check)) for name, content in given]
-    )
+        raise HTTPException(422, "got no image, expected at least one: form field images, or JSON {images: [BASE64]}")
+    return given
 
 
 async def _of_form(request: Request) -> list[tuple[str, bytes]]:
-    try:
-        form = await request.form(max_files=MOST_IMAGES, max_fields=1)
-    except HTTPException as error:
-        raise RefusedError(400, f"cannot read this form: {error.detail}") from None
-    parts = form.multi_items()
-    wrong = next((name for name, part in parts if name != "images" or not isinstance(part, UploadFile)), None)
-    if wrong is not None:
-        raise RefusedError(
-            422, f"form field {excerpt(wrong)!r}: expected files in the field images, as of curl -F images=@FILE"
-        )
-    return [
-        (part.filename or f"images[{row}]", await part.read())
-        for row, (_, part) in enumerate(parts)
-        if isinstance(part, UploadFile)
-    ]
+    form = await request.form(max_files=MOST_IMAGES, max_fields=1)
+    given: list[tuple[str, bytes]] = []
+    for name, part in form.multi_items():
+        if name != "images" or not isinstance(part, UploadFile):
+            raise HTTPException(
+                422, f"form field {excerpt(name)!r}: expected files in the field images, as of curl -F images=@FILE"
+            )
+        given.append((part.filename or f"images[{len(given)}]", await part.read()))
+    return given
 
 
 async def _of_json(request: Request, root: Path | None) -> list[tuple[str, bytes]]:
     try:
         wanted = Images.model_validate_json(await request.body())
     except ValidationError as error:
-        raise RefusedError(422, first_message(error.errors())) from None
+        raise HTTPException(422, first_message(error.errors())) from None
     if wanted.paths and root is None:
-        raise RefusedError(403, "paths: this server reads no files; start it with --images FOLDER, or send the images")
-    given: list[tuple[str, bytes]] = []
-    for row, text in enumerate(wanted.images):
+        raise HTTPException(403, "paths: this server reads no files; start it with --images FOLDER, or send the images")
+    if len(wanted.images) + len(wanted.paths) > MOST_IMAGES:
+        raise HTTPException(422, f"got more than {MOST_IMAGES} images; send fewer")
+    given = [(f"images[{row}]", _of_base64(row, text)) for row, text in enumerate(wanted.images)]
+    return given if root is None else [*given, *await asyncio.to_thread(_contents, root, wanted.paths)]
+
+
+def _of_base64(row: int, text: str) -> bytes:
+    """Decode base64 in any of its usual forms: a data URL, lines of 76 characters, letters for URLs, no padding.
+
+    Raises:
+        HTTPException: it is none of these.
+
+    Example:
+        >>> [_of_base64(0, text) for text in ("data:image/png;base64,+/8=", "+/\\n8=", "-_8")]
+        [b'\\xfb\\xff', b'\\xfb\\xff', b'\\xfb\\xff']
+    """
+    start, comma, _ = text[:100].partition(",")
+    if comma and start.lower().startswith("data:") and start.lower().endswith(";base64"):
+        text = text[len(start) + 1 :]
+    letters = "".join(text.split()).rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        return base64.b64decode(letters + "=" * (-len(letters) % 4), validate=True)
+    except ValueError:
+        raise HTTPException(422, f"images[{row}]: expected an image file in base64, or a data URL of one") from None
+
+
+def _contents(root: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
+    """Return the contents of files below a root, without following a link out of it.
+
+    Raises:
+        HTTPException: a file is not there or cannot be read, or they are too large together.
+    """
+    given, size = list[tuple[str, bytes]](), 0
+    for name in names:
         try:
-            given.append((f"images[{row}]", base64.b64decode(text, validate=True)))
-        except (binascii.Error, ValueError):
-            raise RefusedError(422, f"images[{row}]: expected an image file in base64") from None
-    for name in wanted.paths:
-        assert root is not None
-        given.append((name, await asyncio.to_thread(_content, root, name)))
-    if len(given) > MOST_IMAGES:
-        raise RefusedError(422, f"got {len(given)} images, expected at most {MOST_IMAGES}")
+            path = (root / name).resolve()
+            if not path.is_relative_to(root.resolve()) or not path.is_file():
+                raise HTTPException(404, f"paths: {excerpt(name)}: there is no such file in the folder of --images")
+            size += path.stat().st_size
+            if size > MOST_BYTES:
+                raise HTTPException(413, f"paths: the files have more than {MOST_BYTES / 1e6:g} MB; name fewer")
+            given.append((name, path.read_bytes()))
+        except (OSError, ValueError):  # no permission, or a zero byte in the name
+            raise HTTPException(404, f"paths: {excerpt(name)}: this file cannot be read") from None
     return given
-
-
-def _content(root: Path, name: str) -> bytes:
-    """Return the content of a file below a root, without following a link out of it."""
-    try:
-        path = (root / name).resolve()
-        if not path.is_relative_to(root.resolve()) or not path.is_file():
-            raise RefusedError(404, f"paths: {excerpt(name)}: there is no such file in the folder of --images")
-        if path.stat().st_size > MOST_BYTES:
-            raise RefusedError(413, f"paths: {excerpt(name)}: is larger than {MOST_BYTES / 1e6:g} MB")
-        return path.read_bytes()
-    except (OSError, ValueError):  # no permission, or a zero byte in the name
-        raise RefusedError(404, f"paths: {excerpt(name)}: this file cannot be read") from None
-
-
-def _decoded(name: str, content: bytes, check: Check) -> Pixels:
-    name = printable(excerpt(name))
-    try:
-        with decoding(name):
-            pixels = np.ascontiguousarray(decode_image(name, content, None).permute(1, 2, 0).numpy())
-            check(name, pixels)
-    except BadImageError as error:
-        raise RefusedError(422, str(error)) from None
-    return pixels
 
 
 def first_message(errors: Sequence[Any]) -> str:

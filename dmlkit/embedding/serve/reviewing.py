@@ -1,36 +1,32 @@
-"""The addresses of a review: the next question, an answer, and how many labels may be wrong."""
+"""A review of labels that several people answer at once on the page of a server."""
 
-import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
-from fastapi import Path as InPath
-from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
-from dmlkit.datasets.files.image import thumbnail
+from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.review.folder import MOST_REVIEWER, ReviewFolder
-from dmlkit.embedding.serve.requests import RefusedError
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
-from dmlkit.files.image_file import BadImageError
 
 HELD = 120  # seconds for which a question that one reviewer sees is not shown to another
 SHOWN = 12  # images of a group
-ROW = Field(ge=0, le=2**53)
+Row = Annotated[int, Field(ge=0, le=2**53)]
+Reviewer = Annotated[str, Field(min_length=1, max_length=MOST_REVIEWER)]
 
 
 class QuestionRequest(BaseModel):
     """The question that a reviewer wants next."""
 
     model_config = ConfigDict(extra="forbid")
-    reviewer: Annotated[str, Field(min_length=1, max_length=MOST_REVIEWER)]
+    reviewer: Reviewer
     about: Literal["labels", "unknown"] = "labels"
-    row: Annotated[int | None, ROW] = None
+    row: Row | None = None
     """An image to ask about again; by default the next question."""
 
 
@@ -38,17 +34,10 @@ class AnswerRequest(BaseModel):
     """Answer of a reviewer."""
 
     model_config = ConfigDict(extra="forbid")
-    reviewer: Annotated[str, Field(min_length=1, max_length=MOST_REVIEWER)]
-    row: Annotated[int, ROW]
+    reviewer: Reviewer
+    row: Row
     id: Annotated[str, Field(max_length=64)]
     label: Annotated[str | None, Field(max_length=200)]
-
-
-class Held(NamedTuple):
-    """Who sees a question, and since when."""
-
-    reviewer: str
-    since: float
 
 
 class ServedReview:
@@ -62,8 +51,8 @@ class ServedReview:
     """
 
     def __init__(self, folder: Path, source: Path, label: Callable[[str], str | None]) -> None:
-        self._label = label
-        self._review, self._lock, self._held = ReviewFolder(folder), threading.Lock(), dict[int, Held]()
+        self._label, self._review, self._lock = label, ReviewFolder(folder), threading.Lock()
+        self._held = dict[int, tuple[str, float]]()  # by row: who sees the question, and since when
         reviewed = self._review.review.gallery
         if Path(reviewed).resolve() != source.resolve():
             raise UserError(
@@ -112,12 +101,12 @@ class ServedReview:
         """Keep an answer.
 
         Raises:
-            RefusedError: the answer is on another image than that of its row.
+            HTTPException: the answer is on another image than that of its row.
         """
         with self._lock:
             self._review.refresh()
             if self._review.review.proposals[self._checked(said.row)].id != said.id:
-                raise RefusedError(
+                raise HTTPException(
                     409, f"row {said.row}: {excerpt(said.id)} is not the id of this image; ask again for a question"
                 )
             label = None if said.label is None else said.label.strip()
@@ -130,7 +119,7 @@ class ServedReview:
         with self._lock:
             return Path(self._review.review.proposals[self._checked(row)].path)
 
-    def to_add(self) -> Any:
+    def to_add(self) -> list[LabelledImage]:
         """Return the images with their labels."""
         with self._lock:
             self._review.refresh()
@@ -140,80 +129,18 @@ class ServedReview:
         """Return the first question that no other reviewer sees now; if they see all that are left, the first one."""
         if wanted.about == "unknown":
             return next((one for one in self._review.ask_unknown() if self._take(one[0], wanted.reviewer)), [])
-        others = sum(held.reviewer != wanted.reviewer for held in self._held.values())
+        others = sum(reviewer != wanted.reviewer for reviewer, _ in self._held.values())
         rows = [one.row for one in self._review.ask(1 + others)]
         return next(([row] for row in rows if self._take(row, wanted.reviewer)), rows[:1])
 
     def _take(self, row: int, reviewer: str) -> bool:
-        held = self._held.get(row)
-        if held is not None and held.reviewer != reviewer and monotonic() - held.since < HELD:
+        other, since = self._held.get(row, (reviewer, 0.0))
+        if other != reviewer and monotonic() - since < HELD:
             return False
-        self._held[row] = Held(reviewer, monotonic())
+        self._held[row] = reviewer, monotonic()
         return True
 
     def _checked(self, row: int) -> int:
         if row >= len(self._review.review.proposals):
-            raise RefusedError(404, f"row {row}: there is no such image in this review")
+            raise HTTPException(404, f"row {row}: there is no such image in this review")
         return row
-
-
-def review_of(request: Request) -> ServedReview:
-    """Return the review that is served.
-
-    Raises:
-        RefusedError: none is.
-    """
-    found = request.app.state.review
-    if found is None:
-        raise RefusedError(404, "this server has no review; start it with --review FOLDER")
-    return found
-
-
-def writable_review(request: Request) -> ServedReview:
-    """Return the review that is served, to answer its questions.
-
-    Raises:
-        RefusedError: there is none, or the server changes nothing.
-    """
-    found = review_of(request)
-    if not request.app.state.served.allow_writes:
-        raise RefusedError(403, "this server keeps no answers; start it with --allow-writes")
-    return found
-
-
-OfReview = Annotated[ServedReview, Depends(review_of)]
-Answering = Annotated[ServedReview, Depends(writable_review)]
-review_api = APIRouter(prefix="/v1/review")
-
-
-@review_api.get("")
-async def status(served: OfReview) -> dict[str, Any]:
-    """Return how many labels may be wrong, and what is missing."""
-    return await asyncio.to_thread(served.status)
-
-
-@review_api.post("/question")
-async def question(served: Answering, wanted: QuestionRequest) -> dict[str, Any]:
-    """Return the next question for a reviewer; it is written down before it is shown."""
-    return await asyncio.to_thread(served.question, wanted)
-
-
-@review_api.post("/answer")
-async def answer(served: Answering, said: AnswerRequest) -> dict[str, Any]:
-    """Keep an answer, and reply when the disk has it."""
-    return await asyncio.to_thread(served.answer, said)
-
-
-@review_api.get("/images/{row}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}})
-async def picture(
-    served: OfReview,
-    row: Annotated[int, InPath(ge=0, le=2**53)],
-    side: Annotated[int, Query(ge=16, le=640)] = 160,
-) -> Response:
-    """Return a picture of an image of the review, at most ``side`` pixels wide and high."""
-    path = served.path(row)
-    try:
-        content = await asyncio.to_thread(thumbnail, path, side=side)
-    except BadImageError as error:
-        raise RefusedError(404, str(error)) from None
-    return Response(content, media_type="image/jpeg")

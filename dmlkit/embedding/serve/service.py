@@ -5,8 +5,9 @@ import os
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import cached_property
 from itertools import pairwise
@@ -16,8 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from starlette.exceptions import HTTPException
 from torch import Tensor
 
+from dmlkit.datasets.files.image import decode_image, decoded_pixels
 from dmlkit.embedding.embedder import Embedder
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.change import add_images, remove_images, restore_version
@@ -36,27 +39,30 @@ from dmlkit.embedding.progress_bar import no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.identify import Identifier
 from dmlkit.embedding.questions.search import SearchedOften, nearest, open_searched
+from dmlkit.embedding.serve.requests import busy
 from dmlkit.embedding.trained import describe
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.escape import excerpt, printable
+from dmlkit.files.image_file import LIMITS, decoding
 from dmlkit.files.labels import stated_label
 from dmlkit.files.outputs import GALLERY_MARK, writing
+from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.source import require_source
+from dmlkit.loading.inputs import check_resized
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
 Pixels = NDArray[np.uint8]
 """RGB image (H, W, 3)."""
-MOST_WAITING = 256  # images; at 60 images/s the last one waits 4 s, more are refused
+MOST_PIXELS = 200_000_000  # of one request; decoded, they take 600 MB
+MOST_WAITING = 256  # images of all requests; at 60 images/s the last one waits 4 s, more are refused
+MOST_PIXELS_WAITING = 2 * MOST_PIXELS  # of all requests
 MOST_AT_ONCE = 32  # images in one batch of the model, unless a single request has more
 MOST_ON_CPU = 8  # the same on a CPU, where more are no faster; meanwhile the next ones are decoded (16 clients: +15 %)
 SENT = ("label", "guess", "probability", "score", "margin")  # of an answer
 UPLOADS = "uploads"
 """Folder in a gallery for the images that a server adds."""
-
-
-class BusyError(Exception):
-    """Too many images wait for the model."""
 
 
 class Snapshot:
@@ -127,7 +133,7 @@ class Service:
         if self.kind == "array":
             raise UserError(f"{source}: the model of an array is not known; expected a run, embeddings or a gallery")
         self._tasks: queue.Queue[Task | None] = queue.Queue()
-        self._waiting = 0
+        self._waiting, self._pixels = 0, 0
         self._count = threading.Lock()
         opened = Future[None]()
         self._thread = threading.Thread(target=self._run, args=(opened, model), name="model", daemon=True)
@@ -158,6 +164,7 @@ class Service:
         samples = self.embedder.trained.samples
         if not samples.has_pixels:
             raise UserError(f"{source}: its model takes {samples.name}s, and a server takes images only")
+        self._limits = LIMITS._replace(max_pixels=min(self.embedder.trained.recipe.dataset.max_pixels, MOST_PIXELS))
         self.snapshot = Snapshot(opened, stamp)
         self.embedder.embed([np.zeros((8, 8, 3), np.uint8)])  # the first one takes longer
         computed = self.embedder.trained.computation
@@ -165,16 +172,55 @@ class Service:
         self._parts = torch.get_num_threads() if is_divided else 1
         self._pool = ThreadPoolExecutor(self._parts, "part", torch.set_num_threads, (1,))
 
-    def submit(self, images: Sequence[Pixels], work: Callable[[Tensor], Any]) -> Future[Any]:
-        """Return the result of ``work(points)``, called with the points (n, D) of the images when their turn comes.
+    def decode(self, name: str, content: bytes) -> Pixels:
+        """Decode the file of an image as the model takes it.
 
         Raises:
-            BusyError: too many images wait already.
+            BadImageError: it is no image, or too large; else it could fail all requests that are embedded with it.
+        """
+        name, trained = printable(excerpt(name)), self.embedder.trained
+        with decoding(name):
+            pixels = decode_image(name, content, None, self._limits)
+        for one in trained.members or (trained,):
+            assert one.recipe.transform is not None
+            check_resized(pixels, one.recipe.transform.resizing, name)
+        return np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
+
+    def count_pixels(self, files: Sequence[tuple[str, bytes]]) -> int:
+        """Return how many pixels the images of a request have once they are decoded, from their headers.
+
+        Raises:
+            HTTPException: they are too many.
+            BadImageError: a file, given by its name and content, is no image, or too large.
+        """
+        pixels = sum(decoded_pixels(printable(excerpt(name)), content, self._limits) for name, content in files)
+        if pixels > MOST_PIXELS:
+            raise HTTPException(
+                413,
+                f"the images have {pixels / 1e6:,.0f} megapixels together, expected at most {MOST_PIXELS / 1e6:g}; "
+                "send fewer or smaller images",
+            )
+        return pixels
+
+    @contextmanager
+    def held(self, images: int, pixels: int) -> Generator[None]:
+        """Count the images of a request as waiting within the block.
+
+        Raises:
+            HTTPException: too many images or pixels are waiting already.
         """
         with self._count:
-            if self._waiting + len(images) > MOST_WAITING:
-                raise BusyError
-            self._waiting += len(images)
+            if self._waiting + images > MOST_WAITING or self._pixels + pixels > MOST_PIXELS_WAITING:
+                raise busy()
+            self._waiting, self._pixels = self._waiting + images, self._pixels + pixels
+        try:
+            yield
+        finally:
+            with self._count:
+                self._waiting, self._pixels = self._waiting - images, self._pixels - pixels
+
+    def submit(self, images: Sequence[Pixels], work: Callable[[Tensor], Any]) -> Future[Any]:
+        """Return the result of ``work(points)``, called with the points (n, D) of the images when their turn comes."""
         task = Task(images, work, Future())
         self._tasks.put(task)
         return task.done
@@ -187,11 +233,10 @@ class Service:
 
     def search(self, points: Tensor, k: int) -> list[list[dict[str, Any]]]:
         """Return the k nearest images of each point (n, D)."""
-        return _nearest(nearest(self._points(), self._asked(points), k))
+        return _nearest(nearest(self.snapshot.points, self._asked(points), k))
 
     def identify(self, points: Tensor) -> list[dict[str, Any]]:
         """Return label, guess, probability, score, margin and nearest images of each point (n, D)."""
-        self._points()
         found = self.snapshot.identifier.answers(self._asked(points), [None] * len(points))
         near = _nearest(found.neighbors)
         return [
@@ -218,6 +263,7 @@ class Service:
         return {
             "kind": self.kind,
             "source": str(self.source),
+            "run": self.run and str(self.run),
             "images": len(points),
             "labels": len(labels),
             "dim": manifest.dim,
@@ -243,38 +289,43 @@ class Service:
         rows = [row for row, name in enumerate(points.labels) if (name or "") == label][offset : offset + count]
         return [{"id": str(points.ids[row]), "path": points.paths[row]} for row in rows]
 
-    def add(self, files: Sequence[tuple[str, str, bytes]], label: str) -> dict[str, Any]:
-        """Add images (name, suffix and content) to the gallery; their files are kept in its folder ``uploads``.
+    def add(self, files: Sequence[tuple[str, bytes]], label: str) -> dict[str, Any]:
+        """Add images, given by their names and contents, to the gallery; it keeps them in its folder ``uploads``.
 
         Raises:
-            UserError: the source is no gallery, the label is not valid, or the disk is full.
+            UserError: the label is not valid, or the disk is full.
         """
-        self._require_gallery()
-        stated_label(label, "label")  # before files are kept
-        folder = self.source / UPLOADS
-        added, messages = 0, list[str]()
-        for name, suffix, content in files:
-            place = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{suffix}"
-            is_new = not place.exists()
-            with writing(folder):
-                folder.mkdir(exist_ok=True)
-                with atomic_write(place) as partial:
-                    partial.write_bytes(content)
-            found = add_images(self.source, place, label=label, trained=self.embedder.trained, model=self.chosen)
-            added += found.added
-            messages += [one.replace(os.path.abspath(place), name) for one in found.repeated + found.skipped]  # noqa: PTH100
-            # another process may have added the same image meanwhile
-            if is_new and not found.added and place.name not in map(os.path.basename, GalleryFolder(self.source).paths):
-                place.unlink(missing_ok=True)
-        return {"added": added, "messages": messages, "version": self._reopen()}
+        label, folder = stated_label(label, "label"), self.source / UPLOADS
+        names, listed, new = dict[str, str](), list[LabelledImage](), list[Path]()
+        with writing(folder):
+            folder.mkdir(exist_ok=True)
+            for name, content in files:
+                suffix = Path(name).suffix.lower()
+                suffix = suffix if suffix in EXTENSIONS else ".jpg"
+                place = folder / f"{hashlib.sha256(content).hexdigest()[:32]}{suffix}"
+                listed.append(LabelledImage(os.path.abspath(place), label))  # noqa: PTH100 - as galleries name it
+                names[listed[-1].path] = name
+                if not place.exists():
+                    with atomic_write(place) as partial:
+                        partial.write_bytes(content)
+                    new.append(place)
+        found = add_images(self.source, listed, trained=self.embedder.trained, model=self.chosen)
+        if found.added < len(new):  # but another process may have added the same image meanwhile
+            kept = set(map(os.path.basename, GalleryFolder(self.source).paths))
+            for place in new:
+                if place.name not in kept:
+                    place.unlink(missing_ok=True)
+        messages = [*found.repeated, *found.skipped]
+        for path, name in names.items():
+            messages = [message.replace(path, name) for message in messages]
+        return {"added": found.added, "messages": messages, "version": self._reopen()}
 
     def add_listed(self, images: Sequence[LabelledImage]) -> dict[str, Any]:
-        """Add image files to the gallery, in one version, on the calling thread, with a model of its own.
+        """Add image files to the gallery on the calling thread, with a model of its own.
 
         Raises:
-            UserError: the source is no gallery, its run is missing, or the disk is full.
+            UserError: the run is missing, or the disk is full.
         """
-        self._require_gallery()
         torch.set_num_threads(1)  # of this thread: requests need the other cores
         found = add_images(self.source, images, model=self.chosen)
         return {"added": found.added, "messages": [*found.repeated, *found.skipped], "version": self._reopen()}
@@ -283,9 +334,8 @@ class Service:
         """Remove images from the gallery.
 
         Raises:
-            UserError: the source is no gallery, or no image has one of the names.
+            UserError: no image has one of the names.
         """
-        self._require_gallery()
         return {"removed": remove_images(self.source, labels=labels, ids=ids), "version": self._reopen()}
 
     def versions(self) -> list[dict[str, Any]]:
@@ -294,43 +344,31 @@ class Service:
         Raises:
             UserError: the source is no gallery.
         """
-        self._require_gallery()
-        found = history(self.source)
         return [
-            {"version": one.number, "time": one.time.astimezone().isoformat(), "images": one.images} for one in found
+            {"version": one.number, "time": one.time.astimezone().isoformat(), "images": one.images}
+            for one in history(self.source)
         ]
 
     def restore(self, version: int) -> dict[str, Any]:
         """Make an old version of the gallery the newest one.
 
         Raises:
-            UserError: the source is no gallery, or has no such version.
+            UserError: there is no such version.
         """
-        self._require_gallery()
-        images = restore_version(self.source, version)
-        return {"images": images, "version": self._reopen()}
+        return {"images": restore_version(self.source, version), "version": self._reopen()}
 
     def _loop(self) -> None:
-        ends = False
-        while not ends:
-            task = self._tasks.get()
-            if task is None:
-                return
+        while (task := self._tasks.get()) is not None:
             tasks = [task]
-            while sum(len(one.images) for one in tasks) < self.at_once:
-                try:
-                    following = self._tasks.get_nowait()
-                except queue.Empty:
-                    break
-                if following is None:
-                    ends = True
+            while sum(len(one.images) for one in tasks) < self.at_once and not self._tasks.empty():
+                if (following := self._tasks.get()) is None:
+                    self._tasks.put(None)  # the end comes after these
                     break
                 tasks.append(following)
             self._work(tasks)
 
     def _work(self, tasks: Sequence[Task]) -> None:
         """Embed the images of some tasks in one batch, and do their work; requests that were given up are left out."""
-        waited = sum(len(task.images) for task in tasks)
         tasks = [task for task in tasks if task.done.set_running_or_notify_cancel()]
         try:
             images = [image for task in tasks for image in task.images]
@@ -341,9 +379,6 @@ class Service:
             for task in tasks:
                 task.done.set_exception(error)
             return
-        finally:
-            with self._count:
-                self._waiting -= waited
         for task, own in zip(tasks, points.split([len(task.images) for task in tasks]), strict=True):
             try:
                 task.done.set_result(task.work(own))
@@ -372,29 +407,19 @@ class Service:
 
     def _stamp(self) -> object:
         """Return what changes when a gallery or its calibration does."""
-        return tuple(_stamp(self.source / name) for name in (GALLERY_MARK, IDENTIFICATION))
-
-    def _require_gallery(self) -> None:
-        if self.kind != "gallery":
-            raise UserError(f"{self.source}: is not a gallery; serve a gallery to change it")
-
-    def _points(self) -> SearchedOften:
-        if not len(self.snapshot.points):
-            raise UserError(f"{self.source}: this gallery is empty; add images first")
-        return self.snapshot.points
+        stamps = list[tuple[str, int, int, int]]()
+        for name in (GALLERY_MARK, IDENTIFICATION):
+            with suppress(OSError):
+                status = (self.source / name).stat()
+                stamps.append((name, status.st_ino, status.st_mtime_ns, status.st_size))
+        return stamps
 
     def _asked(self, points: Tensor) -> PointsInMemory:
-        names = [""] * len(points)
-        return PointsInMemory("request", self.snapshot.points.manifold, points, names, [None] * len(points))
+        searched, count = self.snapshot.points, len(points)
+        if not len(searched):
+            raise UserError(f"{self.source}: this gallery is empty; add images first")
+        return PointsInMemory("request", searched.manifold, points, [""] * count, [None] * count)
 
 
 def _nearest(found: Answers) -> list[list[dict[str, Any]]]:
     return [[neighbor.plain() for neighbor in neighbors] for _, neighbors in found.neighbors()]
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -2,12 +2,12 @@
 
 import asyncio
 import base64
-import json
 import signal
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -75,6 +75,10 @@ def client(gallery: Path, place: Path) -> Iterator[TestClient]:
         yield found
 
 
+def served_by(client: TestClient) -> Service:
+    return cast(FastAPI, client.app).state.served.service
+
+
 def sent(*paths: Path) -> Any:
     return [("images", (path.name, path.read_bytes())) for path in paths]
 
@@ -123,9 +127,16 @@ def test_two_images_are_compared_with_the_threshold_of_the_run(client: TestClien
 
 def test_the_same_images_as_files_as_base64_and_as_paths(client: TestClient, place: Path):
     paths = asked(place)[:2]
-    body = {"images": [base64.b64encode(path.read_bytes()).decode() for path in paths]}
     as_files = client.post("/v1/embed", files=sent(*paths)).json()["embeddings"]
-    assert client.post("/v1/embed", json=body).json()["embeddings"] == as_files
+    contents = [path.read_bytes() for path in paths]
+    for write in (
+        lambda content: base64.b64encode(content).decode(),
+        lambda content: base64.encodebytes(content).decode(),  # lines of 76, as the command base64 writes them
+        lambda content: base64.urlsafe_b64encode(content).decode().rstrip("="),
+        lambda content: f"data:image/jpeg;base64,{base64.b64encode(content).decode()}",
+    ):
+        found = client.post("/v1/embed", json={"images": [write(content) for content in contents]}).json()
+        assert found["embeddings"] == as_files
     assert client.post("/v1/embed", json={"paths": [path.name for path in paths]}).json()["embeddings"] == as_files
 
 
@@ -228,28 +239,46 @@ def test_a_batch_with_images_for_all_cores_is_divided_among_them(
     np.testing.assert_allclose(found, [embed([image])[0] for image in images], atol=1e-6)
 
 
-def test_more_images_than_can_wait_are_refused(gallery: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(serving, "MOST_WAITING", 2)
-    service, release = Service(gallery, ON_CPU), threading.Event()
-    image = np.zeros((8, 8, 3), np.uint8)
-    waiting = service.submit([image, image], lambda points: release.wait(END) and len(points))
-    with pytest.raises(serving.BusyError):
-        service.submit([image], len)
-    release.set()
-    assert waiting.result(END) == 2
-    assert service.submit([image, image], len).result(END) == 2
-    service.close()
+def png(width: int, height: int) -> Any:
+    file = BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return ("images", ("a.png", file.getvalue()))
+
+
+def test_the_pixels_of_a_request_and_of_all_requests_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serving, "MOST_PIXELS", 1200)
+    monkeypatch.setattr(serving, "MOST_PIXELS_WAITING", 1500)
+    monkeypatch.setattr(serving, "MOST_WAITING", 3)
+    service, started, release = served_by(client), threading.Event(), threading.Event()
+    with monkeypatch.context() as patch:  # from the headers alone
+        patch.setattr(serving, "decode_image", None)
+        refused = client.post("/v1/embed", files=[png(30, 20), png(20, 31)])
+        assert refused.status_code == 413
+    assert refused.json()["error"].endswith("send fewer or smaller images")
+    answered = client.post("/v1/embed", files=[png(30, 20), png(20, 30)])
+    assert answered.status_code == 200
+    first = service.submit([], lambda _: started.set() or release.wait(END))
+    assert started.wait(END)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(client.post, "/v1/embed", files=[png(30, 20), png(20, 30)])
+        while service._waiting == 0:
+            pass
+        for files in ([png(20, 20)], [png(1, 1)] * 2):
+            busy = client.post("/v1/embed", files=files)
+            assert (busy.status_code, busy.headers["retry-after"]) == (503, "1"), busy.text
+        release.set()
+        assert first.result(END) and waiting.result().status_code == 200
+    assert client.post("/v1/embed", files=[png(30, 20)] * 2).status_code == 200
 
 
 def test_an_image_that_the_model_cannot_take_is_refused_before_it_waits_with_others(client: TestClient, place: Path):
     """Resized to a shorter side of 256 pixels it would have 4 GB; embedding it would fail the others of its batch."""
-    service = cast(FastAPI, client.app).state.served.service
+    service = served_by(client)
     trained = service.embedder.trained
     recipe = trained.recipe.model_copy(update={"transform": ImageNetConfig()})
     service.embedder.trained = replace(trained, recipe=recipe)
-    files = [*sent(*asked(place)[:1]), ("images", ("thin.png", encoded(65_000, 1)))]
-    response = client.post("/v1/embed", files=files)
-    assert response.status_code == 422 and "thin.png: the image of 65000 x 1 pixels" in response.json()["error"]
+    response = client.post("/v1/embed", files=[*sent(*asked(place)[:1]), png(65_000, 1)])
+    assert response.status_code == 422 and "a.png: the image of 65000 x 1 pixels" in response.json()["error"]
 
 
 def test_a_request_that_is_given_up_leaves_the_others_their_answers(gallery: Path):
@@ -334,21 +363,12 @@ PHOTO = ("images", ("a.png", b"\x89PNG\r\n\x1a\n damaged"))
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
-def encoded(width: int, height: int) -> bytes:
-    file = BytesIO()
-    Image.new("1", (width, height)).save(file, "PNG")
-    return file.getvalue()
-
-
-BOMB = encoded(20_000, 20_000)
-
-
 @pytest.mark.parametrize(
     ("request_", "status", "message"),
     [
         ({"url": "/v1/embed", "files": [PHOTO]}, 422, "a.png: cannot read this image"),
         ({"url": "/v1/embed", "files": [("photo", PHOTO[1])]}, 422, "expected files in the field images"),
-        ({"url": "/v1/embed", "files": [PHOTO] * 65}, 400, "cannot read this form"),
+        ({"url": "/v1/embed", "files": [PHOTO] * 65}, 400, "Too many files"),
         ({"url": "/v1/embed", "content": b"x"}, 415, "expected multipart/form-data or application/json"),
         ({"url": "/v1/embed", "json": {}}, 422, "got no image"),
         ({"url": "/v1/embed", "json": {"images": ["?"]}}, 422, "expected an image file in base64"),
@@ -367,7 +387,9 @@ BOMB = encoded(20_000, 20_000)
         ({"url": "/v1/review/add"}, 404, "this server has no review"),
         ({"url": "/v1/nothing"}, 404, "Not Found"),
         ({"url": "/v1/embed", "files": [("images", (None, "a.png"))]}, 422, "curl -F images=@FILE"),
-        ({"url": "/v1/embed", "files": [("images", ("bomb.png", BOMB))]}, 422, "expected at most 80,000,000"),
+        ({"url": "/v1/embed", "files": [png(20_000, 20_000)]}, 422, "expected at most 80,000,000"),
+        ({"url": "/v1/embed", "files": [png(1, 65_536)]}, 422, "expected at most 65,535 on a side"),
+        ({"url": "/v1/gallery/remove", "json": {"ids": ["a"] * 1001}}, 422, "at most 1000 items"),
         ({"url": "/v1/gallery/remove", "content": "{}", "headers": FORM}, 422, "expected application/json"),
         ({"url": "/v1/embed", "headers": {"origin": "http://["}}, 403, "pages of other sites"),
         ({"url": "/v1/embed", "headers": {"host": "["}}, 403, "localhost only"),
@@ -412,25 +434,53 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield from ((path, one) for one in methods.values())
 
 
-def test_a_body_without_a_length_is_counted():
-    pieces = [b"x" * 60, b"x" * 60, b"x"]
+def test_bodies_without_a_length_are_counted_one_by_one_and_together(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dmlkit.embedding.serve.requests.MOST_BYTES_AT_ONCE", 150)
+    scope = {"type": "http", "path": "/v1/embed", "headers": [(b"host", b"127.0.0.1")]}
 
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        while (await receive()).get("more_body"):
+    async def application(_: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def answer_of(guard: Guard, *sizes: int) -> int:
+        left, answers = [*sizes], list[dict[str, Any]]()
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(0)
+            return {"type": "http.request", "body": b"x" * left.pop(0), "more_body": bool(left)}
+
+        async def send(message: Any) -> None:
+            answers.append(message)
+
+        await guard(scope, receive, send)
+        return answers[0]["status"]
+
+    async def answers() -> list[int]:
+        guard = Guard(application, access=Access(), most_bytes=100)
+        alone = [await answer_of(guard, *sizes) for sizes in ((60, 41), (60, 40))]
+        together = await asyncio.gather(*(answer_of(guard, 30, 30) for _ in range(3)))
+        return [*alone, *together, await answer_of(guard, 60, 40)]
+
+    assert asyncio.run(answers()) == [413, 200, 200, 200, 503, 200]
+
+
+def test_an_upload_that_breaks_off_is_no_error(client: TestClient, capfd: pytest.CaptureFixture[str]):
+    """Uvicorn prints the traceback of whatever an application raises."""
+    for kind in (b"application/json", b"multipart/form-data; boundary=x"):
+        messages: list[dict[str, Any]] = [{"type": "http.request", "body": b"--x", "more_body": True}]
+
+        async def receive(messages: Any = messages) -> dict[str, Any]:
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        async def send(_: Any) -> None:
             pass
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": pieces.pop(0), "more_body": True}
-
-    answers = list[dict[str, Any]]()
-
-    async def send(message: Any) -> None:
-        answers.append(message)
-
-    guard = Guard(application, access=Access(), most_bytes=100)
-    scope = {"type": "http", "path": "/v1/embed", "headers": [(b"host", b"127.0.0.1")]}
-    asyncio.run(guard(scope, receive, send))
-    assert answers[0]["status"] == 413 and "more than 0.0001 MB" in json.loads(answers[1]["body"])["error"]
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", kind)]
+        scope = {"type": "http", "method": "POST", "path": "/v1/embed", "query_string": b"", "headers": headers}
+        asyncio.run(cast(FastAPI, client.app)(scope, receive, send))
+    assert capfd.readouterr().err == ""
 
 
 def test_the_client_reports_a_server_that_does_not_answer_in_time():
