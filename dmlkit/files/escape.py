@@ -6,7 +6,6 @@ Tables in Markdown and LaTeX are made here too, of cells that are escaped.
 import re
 import shlex
 from collections.abc import Collection
-from html import escape
 from pathlib import Path
 
 EXCERPT = 200  # characters of a value that a message shows
@@ -75,16 +74,6 @@ def markdown(text: str) -> str:
         \<img src=x\> a\|b \[c\](d) snake_case \_\_all\_\_
     """
     return MARKDOWN.sub(r"\\\g<0>", printable(text))
-
-
-def html(text: str) -> str:
-    """Escape text for an element or a quoted attribute of HTML.
-
-    Example:
-        >>> html('<img src=x onerror="alert(1)">')
-        '&lt;img src=x onerror=&quot;alert(1)&quot;&gt;'
-    """
-    return escape(printable(text))
 
 
 def latex(text: str) -> str:

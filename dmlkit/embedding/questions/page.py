@@ -1,43 +1,40 @@
-"""Queries and their results as one self-contained HTML file with small pictures."""
+"""Pages with small pictures, each one self-contained HTML file, from the template ``page.html.j2``."""
 
 import base64
 import hashlib
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from PIL import Image, ImageDraw
 
 from dmlkit.datasets.files.image import read_image, thumbnail, upright_size
 from dmlkit.datasets.files.samples import ImageSamples
-from dmlkit.files.atomic import atomic_write
-from dmlkit.files.escape import html
+from dmlkit.files.atomic import write_text
+from dmlkit.files.escape import printable
 from dmlkit.files.image_file import BadImageError, Box, decoding
 from dmlkit.files.outputs import writing
 
 MOST = 200  # queries of a page: with 10 neighbors each 2 200 pictures, about 10 MB
-STYLE = """
-:root { color-scheme: light dark; font: 15px/1.4 system-ui, sans-serif; }
-body { margin: 0 auto; padding: 1rem; max-width: 75rem; }
-h1 { font-size: 1.3rem; overflow-wrap: anywhere; }
-section.shelf { border-top: 1px solid color-mix(in srgb, currentColor 25%, transparent); padding: 1rem 0; }
-section.shelf, .found { display: flex; flex-wrap: wrap; gap: .75rem; align-items: flex-start; }
-.found { flex: 1 1 16rem; }
-figure { margin: 0; width: 7.5rem; }
-.asked img, .asked .gone { outline: 3px solid light-dark(#0969da, #58a6ff); outline-offset: -3px; }
-img, .gone { display: flex; width: 7.5rem; height: 7.5rem; object-fit: contain; align-items: center;
-  justify-content: center; background: color-mix(in srgb, currentColor 8%, transparent); }
-figcaption { font-size: .8rem; overflow-wrap: anywhere; padding-top: .25rem; }
-figcaption span { display: block; }
-.name { opacity: .7; }
-.right img, .right .gone { outline-offset: -3px; outline: 3px solid light-dark(#1a7f37, #4ac26b); }
-.wrong img, .wrong .gone { outline-offset: -3px; outline: 3px dashed light-dark(#b35900, #f0a04b); }
-"""
+HERE = Path(__file__).parent
 WIDE = "body { max-width: none; }\np { max-width: 75rem; }\n"
+PLACEHOLDER = Markup('<div class="gone">no picture</div>')
+TEMPLATES = Environment(
+    loader=FileSystemLoader(HERE),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    finalize=lambda value: printable(value) if type(value) is str else value,  # of strangers' files
+)
+TEMPLATES.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+Block = tuple[str, Any]
+"""Part of a page: the name of a macro of the template, and its argument."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +54,14 @@ class Picture:
     is_right: bool | None = None
     box: Box | None = None
 
+    def encoded(self) -> str:
+        """Return the JPEG in base64; empty if there is none."""
+        try:
+            stored = drawn_picture(self.path, self.box) if self.stored is None else self.stored
+        except BadImageError:
+            return ""
+        return base64.b64encode(stored).decode()
+
 
 @dataclass(frozen=True)
 class Shelf:
@@ -64,60 +69,6 @@ class Shelf:
 
     asked: Picture
     found: Sequence[Picture]
-
-
-class Page:
-    """HTML file while it is written.
-
-    Args:
-        file: text file whose head is written.
-
-    Attributes:
-        gone: number of pictures that are placeholders, because their images are missing.
-    """
-
-    def __init__(self, file: IO[str]) -> None:
-        self.file = file
-        self.gone = 0
-
-    def text(self, text: str) -> None:
-        """Write a paragraph."""
-        self.markup(f"<p>{html(text)}</p>")
-
-    def markup(self, markup: str) -> None:
-        """Write HTML in which all external text is already escaped."""
-        self.file.write(f"{markup}\n")
-
-    def figures(self, pictures: Iterable[Picture]) -> str:
-        """Return pictures as HTML, and count missing ones."""
-        found = [_figure(picture) for picture in pictures]
-        self.gone += sum("<img" not in figure for figure in found)
-        return "\n".join(found)
-
-    def shelf(self, shelf: Shelf) -> None:
-        """Write a row of pictures."""
-        asked, rest = self.figures([shelf.asked]), self.figures(shelf.found)
-        self.markup(
-            f'<section class="shelf"><div class="asked">{asked}</div>\n<div class="found">{rest}</div></section>'
-        )
-
-
-@contextmanager
-def open_page(path: Path, title: str, *, style: str = "", script: str = "") -> Generator[Page]:
-    """Open a page that is written atomically; it loads nothing, and runs no script except the given one.
-
-    Args:
-        style: CSS in addition to `STYLE`.
-        script: JavaScript that runs when the page is loaded; the policy of the page allows it by its hash.
-
-    Raises:
-        UserError: the page cannot be written.
-    """
-    with writing(path), atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
-        file.write(_head(title, STYLE + style, script))
-        yield Page(file)
-        file.write(f"<script>{script}</script>\n" if script else "")
-        file.write("</body>\n</html>\n")
 
 
 def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[Shelf], *, rows: str = "queries") -> int:
@@ -134,27 +85,56 @@ def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[S
     Raises:
         UserError: the page cannot be written.
     """
-    with open_page(path, title, style=WIDE) as page:
-        for note in notes:
-            page.text(note)
-        for number, shelf in enumerate(shelves):
-            if number == MOST:
-                page.text(f"The page ends here, after the first {MOST} {rows}.")
-                break
-            page.shelf(shelf)
-    return page.gone
+    listed = list(islice(shelves, MOST + 1))
+    blocks: list[Block] = [("text", note) for note in notes]
+    blocks += [("shelf", shelf) for shelf in listed[:MOST]]
+    if len(listed) > MOST:
+        blocks.append(("text", f"The page ends here, after the first {MOST} {rows}."))
+    return write_blocks(path, title, blocks, style=WIDE)
 
 
-def _head(title: str, style: str, script: str) -> str:
+def write_blocks(
+    path: Path,
+    title: str,
+    blocks: Sequence[Block] = (),
+    sections: Mapping[tuple[str, str], Sequence[Block]] | None = None,
+    *,
+    style: str,
+    script: str = "",
+    data: Any = None,
+) -> int:
+    """Write a page atomically; it loads nothing, and runs no script except the given one, which its policy allows.
+
+    Args:
+        sections: more blocks by their anchors and headings.
+        style: CSS in addition to that of every page.
+        script: JavaScript that runs when the page is loaded.
+        data: plain data for the script.
+
+    Returns:
+        Number of pictures that are placeholders, because their images are missing.
+
+    Raises:
+        UserError: the page cannot be written.
+    """
+    style = (HERE / "page.css").read_text(encoding="utf-8") + style
     scripts = f"script-src {_hash_of(script)}; " if script else ""
-    policy = f"default-src 'none'; {scripts}img-src data:; style-src {_hash_of(style)}"
-    policy += "; base-uri 'none'; form-action 'none'"
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="dmlkit">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<h1>{html(title)}</h1>\n"
+    text = TEMPLATES.get_template("page.html.j2").render(
+        title=title,
+        blocks=blocks,
+        sections=sections or {},
+        style=Markup(style),
+        script=Markup(script),
+        data=data,
+        placeholder=PLACEHOLDER,
+        policy=Markup(
+            f"default-src 'none'; {scripts}img-src data:; style-src {_hash_of(style)}; base-uri 'none'; "
+            "form-action 'none'"
+        ),
     )
+    with writing(path):
+        write_text(path, text)
+    return text.count(PLACEHOLDER)
 
 
 def _hash_of(source: str) -> str:
@@ -177,21 +157,3 @@ def drawn_picture(path: str, box: Box | None) -> bytes:
     for width, color in ((2 * line, "black"), (line, "#ffd33d")):  # visible on light and dark pixels
         ImageDraw.Draw(image).rectangle((left, top, right - 1, bottom - 1), outline=color, width=width)
     return ImageSamples().picture(torch.from_numpy(np.array(image)).permute(2, 0, 1))
-
-
-def _figure(picture: Picture) -> str:
-    name = html(picture.path)
-    shown = '<div class="gone">no picture</div>'
-    try:
-        stored = drawn_picture(picture.path, picture.box) if picture.stored is None else picture.stored
-        small = base64.b64encode(stored).decode()
-        if small:
-            shown = f'<img loading="lazy" alt="{name}" title="{name}" src="data:image/jpeg;base64,{small}">'
-    except BadImageError:
-        pass
-    lines = "".join(f"<span>{html(line)}</span>" for line in picture.lines)
-    kind, verdict = {None: ("", ""), True: (' class="right"', "✓ right"), False: (' class="wrong"', "✗ wrong")}[
-        picture.is_right
-    ]
-    lines = f"<span>{verdict}</span>{lines}" if verdict else lines
-    return f'<figure{kind}>{shown}<figcaption>{lines}<span class="name">{name}</span></figcaption></figure>'

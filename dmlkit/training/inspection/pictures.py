@@ -1,7 +1,6 @@
 """Sections of the page that show images, and the data of its map and its table of classes."""
 
 import base64
-import json
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from dmlkit.embedding.points import PointsInMemory
 from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.page import Page, Picture, Shelf
+from dmlkit.embedding.questions.page import Block, Picture, Shelf
 from dmlkit.evaluation.evaluate import ConfusedClasses
 from dmlkit.evaluation.mistakes import (
     NEIGHBORS,
@@ -19,7 +18,7 @@ from dmlkit.evaluation.mistakes import (
     suspects,
     worst_queries,
 )
-from dmlkit.files.escape import html, printable
+from dmlkit.files.escape import printable
 from dmlkit.training.inspection.findings import ModelInspection
 
 WORST, CONFUSED, SUSPECTS, PAIRS = 20, 10, 30, 24
@@ -35,38 +34,39 @@ def picture(images: PointsInMemory, row: int, *lines: str, is_right: bool | None
     return Picture(images.short_paths[row], caption, images.picture(row) or b"", is_right)
 
 
-def write_worst(page: Page, found: ModelInspection) -> None:
-    """Write the queries with the lowest values of the last metric, with their nearest neighbors."""
+def worst(found: ModelInspection) -> list[Block]:
+    """Return the queries with the lowest values of the last metric, with their nearest neighbors."""
     evaluation, rows, neighbors, images = found.evaluation, found.rows, found.neighbors, found.collection
     assert evaluation is not None and rows is not None and neighbors is not None
     if not evaluation.scores.per_query:
-        page.text("None of the metrics has values per query.")
-        return
+        return [("text", "None of the metrics has values per query.")]
     name, values = list(evaluation.scores.per_query.items())[-1]
     is_wrong = found.labels[neighbors.indices[rows]] != found.labels[rows, None]
     wrong = neighbors.similarities[rows].double().masked_fill(~is_wrong, -torch.inf).amax(1)
-    page.text(f"Lowest {name} first, ties by the most similar wrong image; at most two queries per class.")
+    order = f"Lowest {name} first, ties by the most similar wrong image; at most two queries per class."
+    blocks: list[Block] = [("text", order)]
     for position in worst_queries(values, found.labels[rows], wrong, WORST).tolist():
         row = int(rows[position])
         nearest = [
             picture(images, other, f"{rank}.  {similarity:.4f}", is_right=images.labels[other] == images.labels[row])
             for rank, other, similarity in _nearest(found, row)
         ]
-        page.shelf(Shelf(picture(images, row, f"{name} {float(values[position]):.4f}"), nearest))
+        blocks.append(("shelf", Shelf(picture(images, row, f"{name} {float(values[position]):.4f}"), nearest)))
+    return blocks
 
 
-def write_confusions(page: Page, found: ModelInspection) -> None:
-    """Write the most confused pairs of classes side by side: most queries have their nearest image in the other."""
+def confusions(found: ModelInspection) -> list[Block]:
+    """Return the most confused pairs of classes side by side: most queries have their nearest image in the other."""
     assert found.evaluation is not None
     pairs = found.evaluation.confusions()[:CONFUSED]
     if not pairs:
-        page.text("No query has its nearest image in another class.")
+        return [("text", "No query has its nearest image in another class.")]
+    blocks: list[Block] = []
     for pair in pairs:
         heading = f"{pair.name} taken for {pair.taken_for} by {pair.queries} queries, {pair.share:.0%} of its queries"
-        page.markup(f"<h3>{html(heading)}</h3>")
-        sides = _sides(found, pair)
-        shown = [page.figures([picture(found.collection, row) for row in side]) for side in sides]
-        page.markup(f'<div class="sides"><div class="found">{shown[0]}</div><div class="found">{shown[1]}</div></div>')
+        sides = [[picture(found.collection, row) for row in side] for side in _sides(found, pair)]
+        blocks += [("heading", heading), ("sides", sides)]
+    return blocks
 
 
 def _sides(found: ModelInspection, pair: ConfusedClasses) -> tuple[list[int], list[int]]:
@@ -80,55 +80,54 @@ def _sides(found: ModelInspection, pair: ConfusedClasses) -> tuple[list[int], li
     return list(dict.fromkeys(ours))[:SIDE_BY_SIDE], list(dict.fromkeys(theirs))[:SIDE_BY_SIDE]
 
 
-def write_suspects(page: Page, found: ModelInspection) -> None:
-    """Write the images whose neighbors agree on another label, with the expected precision of this list."""
+def suspected(found: ModelInspection) -> list[Block]:
+    """Return the images whose neighbors agree on another label, with the expected precision of this list."""
     neighbors, images = found.neighbors, found.collection
     assert neighbors is not None
     if bool((found.labels < 0).any()):
-        page.text("Some images have no label, so wrong labels are not searched.")
-        return
-    suspected = suspects(found.labels, neighbors.indices)
+        return [("text", "Some images have no label, so wrong labels are not searched.")]
+    listed = suspects(found.labels, neighbors.indices)
     precision, k = planted_precision(found.labels, neighbors.indices), neighbors.indices.shape[1]
-    page.text(
-        f"{len(suspected.rows):,} images whose {k} nearest neighbors have another label more often than their own; the "
+    text = (
+        f"{len(listed.rows):,} images whose {k} nearest neighbors have another label more often than their own; the "
         f"most suspicious first. Expected precision {precision:.2f}: when {PLANTED:.0%} of the labels are replaced by "
         "wrong ones, this share of the suspects has a replaced label. Labels that were wrong before lower it."
     )
-    for place, row in enumerate(suspected.rows[:SUSPECTS].tolist()):
-        name = found.names[int(suspected.suggested[place])]
-        votes = f"{int(suspected.agreeing[place])} of {k} nearest: {name}"
+    blocks: list[Block] = [("text", text)]
+    for place, row in enumerate(listed.rows[:SUSPECTS].tolist()):
+        name = found.names[int(listed.suggested[place])]
+        votes = f"{int(listed.agreeing[place])} of {k} nearest: {name}"
         nearest = [picture(images, other, f"{similarity:.4f}") for _, other, similarity in _nearest(found, row)]
-        page.shelf(Shelf(picture(images, row, votes), nearest))
+        blocks.append(("shelf", Shelf(picture(images, row, votes), nearest)))
+    return blocks
 
 
-def write_similar(page: Page, found: ModelInspection) -> None:
-    """Write the most similar pairs with different labels; near-duplicates among them have a wrong label."""
+def similar(found: ModelInspection) -> list[Block]:
+    """Return the most similar pairs with different labels; near-duplicates among them have a wrong label."""
     assert found.neighbors is not None
     pairs = similar_pairs_across_labels(found.labels, found.neighbors, PAIRS)
-    page.text(f"The most similar pairs with different labels, among the {NEIGHBORS} nearest neighbors of each image.")
-    _write_pairs(page, found.collection, found.collection, *pairs)
+    text = f"The most similar pairs with different labels, among the {NEIGHBORS} nearest neighbors of each image."
+    return [("text", text), ("pairs", _pairs(found.collection, found.collection, *pairs))]
 
 
-def write_leaks(page: Page, found: ModelInspection) -> None:
-    """Write the images that are most similar to a training image."""
+def leaks(found: ModelInspection) -> list[Block]:
+    """Return the images that are most similar to a training image."""
     history = found.history
     assert history is not None
     nearest = history.nearest
     rows = nearest.similarities[:, 0].argsort(descending=True, stable=True)[:PAIRS]
-    page.text("The most similar pairs of an image here and a training image. `dmlkit duplicates` lists all of them.")
-    _write_pairs(
-        page, found.collection, history.training, rows, nearest.indices[rows, 0], nearest.similarities[rows, 0]
-    )
+    text = "The most similar pairs of an image here and a training image. `dmlkit duplicates` lists all of them."
+    places = rows, nearest.indices[rows, 0], nearest.similarities[rows, 0]
+    return [("text", text), ("pairs", _pairs(found.collection, history.training, *places))]
 
 
-def _write_pairs(
-    page: Page, one: PointsInMemory, other: PointsInMemory, first: Tensor, second: Tensor, values: Tensor
-) -> None:
-    page.markup('<div class="pairs">')
-    for ours, theirs, similarity in zip(first.tolist(), second.tolist(), values.tolist(), strict=True):
-        shown = page.figures([picture(one, ours, f"{similarity:.4f}"), picture(other, theirs)])
-        page.markup(f'<div class="found">{shown}</div>')
-    page.markup("</div>")
+def _pairs(
+    one: PointsInMemory, other: PointsInMemory, first: Tensor, second: Tensor, values: Tensor
+) -> list[list[Picture]]:
+    return [
+        [picture(one, ours, f"{similarity:.4f}"), picture(other, theirs)]
+        for ours, theirs, similarity in zip(first.tolist(), second.tolist(), values.tolist(), strict=True)
+    ]
 
 
 def _nearest(found: ModelInspection, row: int) -> list[tuple[int, int, float]]:
@@ -207,13 +206,3 @@ def in_disk(plane: Tensor) -> list[list[int]]:
         [[0, 2048], [2048, 4095]]
     """
     return ((plane + 1) / 2 * GRID).round().long().T.tolist()
-
-
-def as_json(data: dict[str, Any]) -> str:
-    r"""Return JSON for an HTML element, escaped so that it cannot end the element.
-
-    Example:
-        >>> as_json({"name": "</script>"})
-        '{"name":"\\u003c/script>"}'
-    """
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
