@@ -14,7 +14,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import command_word, printable
 from dmlkit.files.outputs import check_file, writing
-from dmlkit.files.source import require_dataset, single_class
+from dmlkit.files.source import require_dataset
 
 if TYPE_CHECKING:
     from dmlkit.datasets.base import DatasetConfig
@@ -25,24 +25,13 @@ app = typer.Typer()
 WIDTH = 80  # columns of a terminal
 
 
-def require_classes(path: Path) -> None:
-    """Check that there is a dataset, and that a folder has more than one class.
-
-    Raises:
-        UserError: there is none, or the folder has nothing but one folder.
-    """
-    require_dataset(path)
-    if message := single_class(path):
-        raise UserError(message)
-
-
 @app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit start photos/"))
 @with_debug
 def start(
     photos: Annotated[
         Path,
         argument(
-            "ROOT|TABLE", "Folder with one subfolder per class, or table of images and labels.", check=require_classes
+            "ROOT|TABLE", "Folder with one subfolder per class, or table of images and labels.", check=require_dataset
         ),
     ],
     output: Annotated[
@@ -140,18 +129,15 @@ def print_survey(found: "Survey", title: str, console: Console) -> None:
 
 def print_nesting(config: "DatasetConfig", console: Console) -> None:
     """Print that the outermost of nested folders are the classes, and how to choose the innermost."""
-    from dmlkit.datasets.folder import FolderConfig, class_folders, depth_of, is_split
+    from dmlkit.datasets.folder import FolderConfig, folder_levels, is_split
 
     if not isinstance(config, FolderConfig) or config.levels:
         return
     root = Path(config.root)
-    top = root / "train" if is_split(root) else root
-    depth = depth_of(top)
-    if depth == 1:
+    found = folder_levels(root / "train" if is_split(root) else root)
+    if len(found) == 1:
         return
-    path = class_folders(top)[0]
-    for _ in range(depth - 1):
-        path = class_folders(path)[0]
+    depth, path = len(found), found[-1][0]
     levels = ", ".join(f"level{number}" for number in range(1, depth)) + ", class"
     say_prose(
         console,

@@ -7,16 +7,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dmlkit.datasets.base import DatasetConfig, Split
+from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Published, locate, missing
-from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
-from dmlkit.errors import OptionError
+from dmlkit.errors import OptionError, counted, some_of
 from dmlkit.files.image_file import image_files
 from dmlkit.files.labels import label_notes, path_label
 from dmlkit.files.regular import EXTENSIONS
-from dmlkit.files.source import NO_CLASS_FOLDERS, NO_CLASSES, deeper_classes, single_class
+from dmlkit.files.source import NO_CLASS_FOLDERS, NO_CLASSES
 
 
 class FolderConfig(DatasetConfig, frozen=True):
@@ -36,6 +35,8 @@ class FolderConfig(DatasetConfig, frozen=True):
         root = Path(self.root)
         if not root.is_dir():
             raise OptionError("dataset.root", f"{root}: {NO_CLASS_FOLDERS}")
+        if self.split != "all" and not self.levels and (message := deeper_classes(root)):
+            raise OptionError("dataset.root", message)
         if is_split(root):
             return split_folders(root, self.levels)
         classes, faults = nested_folders(root, self.levels)
@@ -46,20 +47,6 @@ class FolderConfig(DatasetConfig, frozen=True):
             (folder, "train" if label in training else "test") for folder, label in zip(classes, labels, strict=True)
         ]
         return class_listing(root, halves, self.levels, faults)
-
-    def images_of(self, listing: Listing | None, split: Split) -> Dataset:
-        root, is_cut = Path(self.root), split in ("train", "validation") and self.split != "all" and not self.levels
-        if is_cut and (message := single_class(root)):
-            raise OptionError("dataset.root", message)
-        try:
-            return super().images_of(listing, split)
-        except OptionError as error:
-            classes = class_folders(root / "train" if is_split(root) else root)
-            deeper = next(filter(None, map(deeper_classes, classes)), None)
-            if error.key != "dataset.validation_fraction" or deeper is None:
-                raise
-            hint = f"or, if the classes are those in {deeper}, give it, or name the levels of folders in dataset.levels"
-            raise OptionError(error.key, f"{error.message}; {hint}") from None
 
 
 def is_split(root: Path) -> bool:
@@ -206,19 +193,37 @@ def nested_folders(root: Path, levels: Sequence[str]) -> tuple[list[Path], list[
     return folders, faults
 
 
-def depth_of(root: Path) -> int:
-    """Return how many levels of folders are above the images, 1 for one folder per class.
+def folder_levels(root: Path) -> list[list[Path]]:
+    """Return the folders of each level above the images, of one branch: the outermost, those in the first of them, ...
 
-    It is that of the first images if no class folder has images of its own, else 1.
+    There is one level, the classes, if one of its folders has images of its own.
     """
-    depth, folders = 1, class_folders(root)
-    while folders and all(_has_only_folders(folder) for folder in folders):
-        depth, folders = depth + 1, class_folders(folders[0])
-    return depth if folders else 1
+    levels = [class_folders(root)]
+    while levels[-1] and all(_has_only_folders(folder) for folder in levels[-1]):
+        levels.append(class_folders(levels[-1][0]))
+    return levels
 
 
 def _has_only_folders(folder: Path) -> bool:
     return bool(class_folders(folder)) and not any(path.suffix.lower() in EXTENSIONS for path in folder.iterdir())
+
+
+def deeper_classes(root: Path) -> str | None:
+    """Return that a folder has too few classes, but folders with several below, as of an unpacked archive; or None."""
+    splits = [split for split in (root / "train", root / "test") if split.is_dir()]
+    for top in splits or [root]:
+        outer, *inner = folder_levels(top)
+        deeper = next((level[0].parent for level in inner if len(level) > 1), None)
+        if deeper is None or len(outer) >= (2 if splits else 4):
+            continue
+        text = f"{top}: has {counted(len(outer), 'class', 'classes')}, {some_of([folder.name for folder in outer])}"
+        if splits:
+            return f"{text}; expected at least 2: move the folders of {deeper} to {top}, if they are the classes"
+        way = f"give {deeper}, which has several"
+        if len(outer) > 1:
+            way = f"if the classes are those in {deeper}, give it, or name the levels of folders in dataset.levels"
+        return f"{text}; expected at least 2 to train on and 2 to test on: {way}"
+    return None
 
 
 def stray_files(root: Path, listed: Iterable[str]) -> tuple[list[str], list[str]]:

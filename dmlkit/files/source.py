@@ -191,33 +191,6 @@ def require_dataset(path: Path, expected: str = "a folder with one subfolder per
         raise UserError("\n".join(str(OptionError("dataset.file", f"{path} {fault}")) for fault in faults))
 
 
-def single_class(path: Path) -> str | None:
-    """Return what is wrong with a folder that has nothing but one class; None for others.
-
-    Of ``train`` and ``test`` in it, only those are wrong whose classes are deeper.
-    """
-    splits = [split for split in (path / "train", path / "test") if split.is_dir()]
-    for place in splits or [path]:
-        found = place.iterdir() if place.is_dir() else ()
-        folders = [one for one in found if one.is_dir() and not one.name.startswith(".")]
-        if len(folders) != 1:
-            continue
-        text = f"{place}: has 1 class, {folders[0].name}; expected at least 2"
-        deeper = deeper_classes(folders[0])
-        if splits and deeper is not None:
-            return f"{text}: move the folders of {deeper} to {place}, if they are the classes"
-        if not splits:
-            way_on = "add images of more classes" if deeper is None else f"give {deeper}, which has several"
-            return f"{text} to train on and 2 to test on: {way_on}"
-    return None
-
-
-def deeper_classes(folder: Path) -> Path | None:
-    """Return the folder with several folders that lone folders lead to: an archive is often unpacked into its name."""
-    below = [one for one in folder.iterdir() if one.is_dir() and not one.name.startswith(".")]
-    return folder if len(below) > 1 else deeper_classes(below[0]) if below else None
-
-
 def require_image(path: Path) -> None:
     """Raise a `UserError` unless there is a file, which may be an image."""
     require_path(path, "an image")
