@@ -64,7 +64,7 @@ def start(
     gpu = resolve_device(device)[0] != "cpu"
     backbone, at_hand = choose(gpu=gpu)
     images, classes, own = found.images["train"], found.classes["train"], found.names_validation
-    setting = Photos(config, images, classes, found.trained, own, backbone, at_hand, gpu)
+    setting = Photos(found.dataset, images, classes, found.trained, own, backbone, at_hand, gpu)
     recipe = parse_recipe(starting_recipe(setting), str(output))
     try:
         estimate = estimate_training(recipe, device, at_hand=at_hand)
@@ -114,6 +114,8 @@ def print_survey(found: "Survey", title: str, console: Console) -> None:
         say(console, with_names(f"not trained on: {len(names)} {split} classes", names))
     if "validation" not in found.held_out:
         say(console, "no validation: too few training classes to hold some out")
+    for note in found.notes:
+        say_prose(console, note)
     others, outside = found.strays
     opened = f"of {counted(found.measured, 'image', 'images')}"
     for what, names in (

@@ -12,7 +12,7 @@ from dmlkit.component import ComponentConfig
 from dmlkit.datasets.files.archives import Published
 from dmlkit.datasets.files.class_names import SplitClasses, cut_between_groups, path_levels, several_labels
 from dmlkit.datasets.files.dataset import Dataset, class_subset
-from dmlkit.datasets.files.listing import Listing
+from dmlkit.datasets.files.listing import NO_QUERIES, Listing
 from dmlkit.errors import OptionError, UserError, counted, option_errors, some_of, warn_once
 from dmlkit.files.image_file import MAX_PIXELS
 
@@ -42,10 +42,10 @@ class DatasetConfig(ComponentConfig, frozen=True):
     titled_by: ClassVar[str | None] = None
     """Key that says which data these are, such as ``root``; None if the name of the dataset does."""
 
-    split: Literal["official", "reality_check", "all"] = "official"
-    """``official`` uses the dataset's own split; ``reality_check`` tests on the last half of the classes and validates
-    on a fold of the first half; ``all`` trains on every class and leaves none to measure the model on, see ``dmlkit
-    final``."""
+    split: Literal["official", "halves", "reality_check", "all"] = "official"
+    """``official`` uses the dataset's own split; ``halves`` tests on the last half of the classes instead;
+    ``reality_check`` too, and validates on a fold of the first half; ``all`` trains on every class and leaves none to
+    measure the model on, see ``dmlkit final``."""
     fold: Annotated[int, Field(ge=0, lt=FOLDS)] = 0
     """Number of the validation fold, with ``split: reality_check``."""
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -132,7 +132,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
         Raises:
             UserError: a file is missing, too few classes are left for the split, or the run has no such classes.
         """
-        listing = self.listing()
+        listing = self.listed()
         if listing is not None:
             listing.warn_of_notes()
         return self.images_of(listing, split)
@@ -254,12 +254,13 @@ class DatasetConfig(ComponentConfig, frozen=True):
         if split == "all":
             return whole
         if whole.query is not None:
-            raise OptionError(
-                "dataset.split",
-                f"reality_check does not support separate query and gallery images, which {self.name} "
-                "has; use split: official",
-            )
+            raise OptionError("dataset.split", f"reality_check {NO_QUERIES}")
         return class_subset(whole, class_fold(len(whole.class_names), self.fold)[split])
+
+    def listed(self) -> Listing | None:
+        """Return the listing of the dataset's files, with the split that the recipe asks for; see `listing`."""
+        listing = self.listing()
+        return listing.halved() if listing is not None and self.split == "halves" else listing
 
     @classmethod
     def lacks(cls) -> list[str]:

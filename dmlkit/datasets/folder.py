@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dmlkit.datasets.base import DatasetConfig
+from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.archives import Published, locate, missing
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
 from dmlkit.errors import OptionError, counted, some_of
@@ -35,8 +36,6 @@ class FolderConfig(DatasetConfig, frozen=True):
         root = Path(self.root)
         if not root.is_dir():
             raise OptionError("dataset.root", f"{root}: {NO_CLASS_FOLDERS}")
-        if self.split != "all" and not self.levels and (message := deeper_classes(root)):
-            raise OptionError("dataset.root", message)
         if is_split(root):
             return split_folders(root, self.levels)
         classes, faults = nested_folders(root, self.levels)
@@ -47,6 +46,20 @@ class FolderConfig(DatasetConfig, frozen=True):
             (folder, "train" if label in training else "test") for folder, label in zip(classes, labels, strict=True)
         ]
         return class_listing(root, halves, self.levels, faults)
+
+    def images_of(self, listing: Listing | None, split: Split) -> Dataset:
+        if split in ("train", "validation") and self.split != "all":
+            self.check_depth()
+        return super().images_of(listing, split)
+
+    def check_depth(self) -> None:
+        """Check that there are classes to train and to test on, or none deeper that were probably meant.
+
+        Raises:
+            OptionError: there are too few folders of classes, and several in one of them.
+        """
+        if not self.levels and (message := deeper_classes(Path(self.root))):
+            raise OptionError("dataset.root", message)
 
 
 def is_split(root: Path) -> bool:
@@ -107,7 +120,7 @@ def splits_below(root: Path) -> list[ListedSplit]:
 def class_listing(
     root: Path, classes: list[tuple[Path, ListedSplit]], levels: Sequence[str] = (), faults: Iterable[str] = ()
 ) -> Listing:
-    """List the images of class folders; report classes with fewer than two images and names that are not UTF-8.
+    """List the images of class folders; report folders without images and names that are not UTF-8.
 
     Args:
         root: folder that the paths of the images are relative to.
@@ -116,7 +129,7 @@ def class_listing(
         faults: problems that are already known.
 
     Raises:
-        UserError: there is no class, or none of several has two images.
+        UserError: there is no class.
     """
     rows = ListedRows(root)
     rows.faults += faults
@@ -127,7 +140,7 @@ def class_listing(
         raise OptionError("dataset.root", f"{root}: {NO_CLASSES}")
     labels: dict[str, int] = {}
     counts: dict[str, int] = {}
-    few = 0
+    empty: list[str] = []
     for folder, split in classes:
         name = "/".join(folder.parts[-max(1, len(levels)) :])
         if not readable_name(name):
@@ -142,20 +155,16 @@ def class_listing(
         counts[name] = counts.get(name, 0) + len(images)
         meant = class_label(folder, levels)
         label = -1 if meant is None else labels.setdefault(meant, len(labels))
-        if len(images) < 2 and meant is not None:
-            few += 1
-            found = "a single image" if images else "no images"
-            rows.faults.append(f"{folder}: the class has {found}, expected at least 2; add images or remove the folder")
+        if not images and meant is not None:
+            empty.append(str(folder))
         for path in images:
             if readable_name(path):
                 rows.add(str(folder), os.path.relpath(path, root), label, split)
             else:
                 rows.faults.append(unreadable_name(path))
-    if few == len(classes) > 1:  # one line instead of one per class
-        raise OptionError(
-            "dataset.root",
-            f"{root}: none of its {few} classes has two images; expected at least 2 per class; add images",
-        )
+    if empty:
+        folders = counted(len(empty), "class folder has", "class folders have")
+        rows.faults.append(f"{root}: {folders} no images: {some_of(empty)}; add images or remove the folders")
     notes = label_notes(counts, str(root), lambda name: path_label(name.split("/")))
     return rows.listing(list(labels), notes=notes)
 

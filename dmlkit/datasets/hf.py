@@ -32,10 +32,9 @@ SAVED = ("dataset_dict.json", "state.json")  # files of save_to_disk
 class HfConfig(DatasetConfig, frozen=True):
     """Local folder of the library ``datasets`` (Hugging Face): from save_to_disk, Parquet files or an image folder.
 
-    It needs columns of images and of labels. Splits named train, validation and test are used as such, and may not
-    share a class; ``pool`` puts the images of all splits together. A single split is divided like a table: the first
-    half of the sorted labels is for training, the rest for testing. Nothing is downloaded, and scripts of datasets are
-    not run.
+    It needs columns of images and of labels. Splits named train, validation and test are used as such; usually they
+    share their classes, and ``split: halves`` divides the classes instead. So is a single split: the first half of the
+    sorted labels is for training, the rest for testing. Nothing is downloaded, and scripts of datasets are not run.
     """
 
     titled_by: ClassVar = "root"
@@ -46,18 +45,16 @@ class HfConfig(DatasetConfig, frozen=True):
     """Column of the images."""
     label: str = Field(default="label", min_length=1)
     """Column of the labels: a ClassLabel, text or integers."""
-    pool: bool = False
-    """Ignore the dataset's own splits, which usually share their classes: the first half of all sorted labels is for
-    training, the rest for testing."""
 
     def listing(self) -> Listing:
         root = Path(self.root)
         parts = open_parts(root)
         others = [split for split in parts if split not in LISTED_SPLITS]
-        if others and len(parts) > 1 and not self.pool:
+        has_splits = len(parts) > 1 and self.split == "official"
+        if others and has_splits:
             raise OptionError(
-                "dataset.pool",
-                f"{root}: unknown split {others[0]!r}; expected {', '.join(LISTED_SPLITS)}, or dataset.pool true",
+                "dataset.split",
+                f"{root}: unknown split {others[0]!r}; expected {', '.join(LISTED_SPLITS)}, or dataset.split halves",
             )
         for split, part in parts.items():
             check_columns(part, split, root, self.image, self.label)
@@ -67,18 +64,11 @@ class HfConfig(DatasetConfig, frozen=True):
         import pyarrow as pa
 
         columns = {"path": names, "label": [text for part in parts.values() for text in label_texts(part, self.label)]}
-        if len(parts) > 1 and not self.pool:
+        if has_splits:
             columns["split"] = [split for split, part in parts.items() for _ in range(len(part))]
         table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
         rows = TableRows(table, root, root)
         listing = rows.listing()
-        shared = len(listing.overlaps())
-        if shared:
-            raise OptionError(
-                "dataset.pool",
-                f"{root}: {shared} classes are in several splits, but test classes must be unseen in training; set "
-                "dataset.pool to true to divide the classes instead",
-            )
         places = np.array([(place, row) for place, part in enumerate(parts.values()) for row in range(len(part))])
         images = [undecoded(part, self.image) for part in parts.values()]
         return HfListing(**vars(listing), parts=images, places=places[rows.keep])

@@ -62,8 +62,8 @@ class TableConfig(DatasetConfig, frozen=True):
     def _has_paths_or_sets(self) -> "TableConfig":
         if self.separator is not None and self.levels:
             raise ValueError("separator and levels cannot be used together; remove one")
-        if self.separator is not None and self.split == "reality_check":
-            raise ValueError("split reality_check does not support a separator; use official or all")
+        if self.separator is not None and self.split in ("halves", "reality_check"):
+            raise ValueError(f"split {self.split} does not support a separator; use official or all")
         return self
 
 

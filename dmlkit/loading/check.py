@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.archives import Published, md5
-from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.dataset import Dataset, search_faults
 from dmlkit.datasets.files.image import Turns, frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
 from dmlkit.datasets.files.paths import DATA_CHECK, raise_faults
@@ -51,6 +51,8 @@ class Survey:
         strays: files that are not images, and images outside of the class folders, relative to the root.
         trained: number of images of the classes that are not held out for validation.
         held_out: names of the validation and test classes, on which nothing is trained.
+        dataset: the dataset, with the split that it allows.
+        notes: remarks on its classes.
     """
 
     images: dict[ListedSplit, int]
@@ -62,6 +64,8 @@ class Survey:
     strays: tuple[list[str], list[str]]
     trained: int
     held_out: dict[Split, tuple[str, ...]]
+    dataset: DatasetConfig
+    notes: list[str]
 
     @property
     def names_validation(self) -> bool:
@@ -83,18 +87,29 @@ def survey(config: DatasetConfig, bar: Bar = _no_bar) -> Survey:
     Raises:
         UserError: the dataset has no files, has problems, too few classes, or no readable image.
     """
-    listing = config.listing()
+    listing = config.listed()
     if listing is None:
         raise UserError(f"dataset {config.name}: the images are rendered; expected a dataset of image files")
-    raise_faults([*listing.faults, *listing.overlaps()], DATA_CHECK)
+    notes = listing.overlaps()
+    if notes:  # known classes are tested on other images, which no metric here measures
+        config, listing = config.model_copy(update={"split": "halves"}), listing.halved()
+    raise_faults(listing.faults, DATA_CHECK)
     listing.warn_of_notes()
     counts: dict[ListedSplit, np.ndarray] = {split: listing.class_sizes(split) for split in LISTED_SPLITS}
     classes: dict[ListedSplit, int] = {split: len(count) for split, count in counts.items()}
+    if isinstance(config, FolderConfig):
+        config.check_depth()
     _check_classes(classes, str(listing.source or listing.root))
     sides, measured, unreadable = _measure(listing, bar)
     settled = config.model_copy(update={"validation_fraction": validation_fraction(classes["train"])})
     validates = settled.validates or classes["validation"]
     held_out: tuple[Split, ...] = ("validation", "test") if validates else ("test",)
+    splits: tuple[Split, ...] = ("train", *held_out)
+    parts = {split: settled.images_of(listing, split) for split in splits}
+    for split, images in parts.items():
+        fault, remarks = search_faults(images, split, str(listing.source or listing.root))
+        raise_faults([] if fault is None else [fault])
+        notes += remarks
     sizes = counts["train"]
     return Survey(
         images={split: int(count.sum()) for split, count in counts.items()},
@@ -104,8 +119,10 @@ def survey(config: DatasetConfig, bar: Bar = _no_bar) -> Survey:
         measured=measured,
         unreadable=unreadable,
         strays=_strays_of(config, listing),
-        trained=len(settled.images_of(listing, "train")),
-        held_out={split: settled.images_of(listing, split).class_names for split in held_out},
+        trained=len(parts["train"]),
+        held_out={split: parts[split].class_names for split in held_out},
+        dataset=config,
+        notes=notes,
     )
 
 
@@ -221,7 +238,7 @@ def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
     """
     findings = Findings(rows=list(archive_rows(config)))
     try:
-        listing = config.listing()
+        listing = config.listed()
     except UserError as error:
         broken = [
             f"{row.check}: {row.found}, expected {row.expected}" for row in findings.rows if row.verdict == "fault"
@@ -229,15 +246,17 @@ def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
         raise UserError("\n".join([*broken, str(error)])) from None
     if listing is None:
         raise UserError(f"dataset {config.name}: the images are rendered, so there are no files to check")
-    overlaps = listing.overlaps()
-    findings.faults += [*listing.faults, *overlaps]
+    shared = listing.shared_classes() if config.split == "official" else []
+    findings.faults += [*listing.faults, *(listing.overlaps() if shared else ())]
     findings.notes += listing.notes
     findings.notes += stray_file_notes(config, listing)
     findings.rows += count_rows(listing, config.published)
-    findings.rows.append(Finding("classes in two splits", "0", str(len(overlaps)), "fault" if overlaps else "ok"))
+    findings.rows.append(Finding("classes in two splits", "0", str(len(shared)), "fault" if shared else "ok"))
     findings.rows += class_size_rows(listing)
     if not findings.faults:
-        findings.faults += split_faults(config, listing)
+        faults, notes = split_faults(config, listing)
+        findings.faults += faults
+        findings.notes += notes
     return listing, findings
 
 
@@ -252,9 +271,10 @@ def stray_file_notes(config: DatasetConfig, listing: Listing) -> Iterator[str]:
             yield f"{listing.root}: {files} not used ({reason}): {', '.join(names[:MOST_NAMED])}{more}"
 
 
-def split_faults(config: DatasetConfig, listing: Listing) -> list[str]:
-    """Return the errors that ``dmlkit train`` would raise: an empty split, or a single class to evaluate on."""
+def split_faults(config: DatasetConfig, listing: Listing) -> tuple[list[str], list[str]]:
+    """Return the errors that ``dmlkit train`` would raise, and its remarks: on an empty split, or nothing to find."""
     faults: list[str] = []
+    notes: list[str] = []
     for split in config.own_splits:
         try:
             images = config.images_of(listing, split)
@@ -263,7 +283,10 @@ def split_faults(config: DatasetConfig, listing: Listing) -> list[str]:
             continue
         if split != "train" and len(images.class_names) < 2:
             faults.append(f"{listing.source or listing.root}: {split} has a single class, expected at least two")
-    return list(dict.fromkeys(faults))
+        fault, remarks = search_faults(images, split, str(listing.source or listing.root))
+        faults += [fault] if fault is not None else []
+        notes += remarks
+    return list(dict.fromkeys(faults)), notes
 
 
 def archive_rows(config: DatasetConfig) -> Iterator[Finding]:

@@ -94,6 +94,8 @@ def _dataset(setting: Photos) -> list[str]:
     place = {key: getattr(dataset, key) for key in ("root", "file") if getattr(dataset, key, None) is not None}
     lines = ["dataset:", f"  name: {dataset.name}"]
     lines += [f"  {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in place.items()]
+    if dataset.split != "official":
+        lines.append(f"  split: {dataset.split}   # of the classes: known individuals are no test of unseen ones")
     fraction = validation_fraction(setting.classes)
     if not setting.names_validation and not fraction:
         lines.append(

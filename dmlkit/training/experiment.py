@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from dmlkit.backbones.base import BatchNorm
-from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.dataset import Dataset, search_faults
 from dmlkit.distributed.exchange import ShardedParameter
-from dmlkit.errors import OptionError, UserError
+from dmlkit.errors import OptionError, UserError, warn
 from dmlkit.evaluation.evaluate import check_levels
 from dmlkit.loading.inputs import refuse_missing
 from dmlkit.losses.base import Loss
@@ -189,9 +190,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         if len(train.class_names) < 2:
             raise OptionError("dataset", "got 1 training class, expected at least 2")
         for split, dataset in splits.items():
-            refuse_missing(dataset, recipe.dataset.on_bad_image, f"the {split} split")
-            if not dataset.kind.has_angle and isinstance(recipe.manifold, Sphere.Config):
-                refuse_zero_vectors(dataset)
+            _check_images(recipe, split, dataset, is_first=rank == 0)
     with recipe.errors_at("metrics"):
         check_levels(recipe.metrics, train)
     with recipe.errors_at("sampler"):
@@ -235,6 +234,22 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         optimizer = recipe.optimizer.build(parameters, fused=recipe.training.precision != "fp16")
     average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
     return Experiment(recipe, model, objective, optimizer, sampler, train, validation, test, average)
+
+
+def _check_images(recipe: Recipe, split: Split, dataset: Dataset, *, is_first: bool) -> None:
+    """Check the images of a split as far as that is possible before they are read.
+
+    Raises:
+        UserError: files are missing, a vector has no cosine, or no query has an image to find.
+    """
+    refuse_missing(dataset, recipe.dataset.on_bad_image, f"the {split} split")
+    if not dataset.kind.has_angle and isinstance(recipe.manifold, Sphere.Config):
+        refuse_zero_vectors(dataset)
+    fault, notes = search_faults(dataset, split, recipe.dataset.title)
+    if fault is not None:
+        raise OptionError("dataset", fault)
+    for note in notes if is_first else ():
+        warn(note)
 
 
 def sampler_of(recipe: Recipe, dataset: Dataset) -> Sampler:

@@ -58,12 +58,13 @@ def test_missing_and_empty_folders(dmlkit: Cli, tiny_recipe: Path, tmp_path: Pat
     refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(tmp_path / "none")), "no such folder")
     (tmp_path / "empty").mkdir()
     refused(dmlkit("train", tiny_recipe, "-o", run, *folder_options(tmp_path / "empty")), "no class folders")
-    for path in sorted((image_folder / "class1").iterdir())[1:]:
+    for path in (image_folder / "class1").iterdir():
         path.unlink()
     refused(
         dmlkit("train", tiny_recipe, "-o", run, *folder_options(image_folder)),
-        "class1: the class has a single image, expected",
+        "1 class folder has no images: ",
     )
+    (image_folder / "class1").rmdir()
     refused(dmlkit("train", tiny_recipe, "-o", run, "--set", "sampler.batch_size=100"), "training images, got 100;")
     assert not run.exists()
 

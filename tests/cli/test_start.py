@@ -1,5 +1,6 @@
 """The first recipe: what start finds out before it, and that it is never written over what a user put into it."""
 
+import os
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -95,13 +96,45 @@ def test_fewer_than_four_classes_are_refused_before_a_recipe_is_written(
 def test_all_faulty_classes_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli):
     monkeypatch.chdir(tmp_path)
     for label in range(50):
-        for number in range(1 if label % 2 else 2):
-            trees.photo(Path("birds") / f"class_{label:02}" / f"{number}.png", 2 * label + number)
+        for number in range(2):
+            name = os.fsencode(f"{number}") + (b"\xf6" if label % 2 and number else b"") + b".png"  # not UTF-8
+            photo = trees.photo(Path("birds") / f"class_{label:02}" / f"{number}.jpg", 2 * label + number)
+            photo.rename(photo.with_name(os.fsdecode(name)))
     result = dmlkit("start", "birds", "--device", "cpu")
     assert result.code == 2 and not Path("birds.yaml").exists()
     *lines, rest = result.err.strip().splitlines()
-    assert [line.split(":")[1].strip() for line in lines] == [f"birds/class_{label:02}" for label in range(1, 41, 2)]
+    assert [f"class_{label:02}" in line for label, line in zip(range(1, 41, 2), lines, strict=True)] == [True] * 20
     assert rest.startswith("error: and 5 more") and "dmlkit data check" in rest
+
+
+def test_known_individuals_in_other_photos_are_divided_by_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
+):
+    """The same classes in train/ and test/, as for a classifier: what the screen says, and a recipe that trains."""
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "test"):
+        classes_at(Path("photos", split), [f"class_{number}" for number in range(8)])
+    started, trained = start_and_train(dmlkit, "photos")
+    assert "photos: 8 classes are in several splits (class_0, " in " ".join(started.out.split())
+    assert "split: halves" in Path("recipe.yaml").read_text()
+    assert trained.code == 0, trained.err
+
+
+def test_a_class_of_a_single_photo_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.chdir(tmp_path)
+    classes_at(Path("photos"), [f"class_{number}" for number in range(8)])
+    classes_at(Path("photos"), ["alone", "solo"], images=1)
+    started, trained = start_and_train(dmlkit, "photos")
+    said = (
+        "photos: 1 of 3 training classes have a single image, which has no positive: alone",
+        "photos: 1 of 5 test classes have no second image to find, so theirs are searched but are no queries: solo",
+    )
+    for line in said:
+        assert line in " ".join(started.out.split()) and line in caplog.text
+    assert trained.code == 0, trained.err
+    assert "12 queries" in dmlkit("eval", "run").out  # of the other four test classes
 
 
 def test_the_classes_that_validate_are_not_counted_as_trained(

@@ -7,7 +7,7 @@ from PIL import Image
 
 from dmlkit.datasets import Cub200Config, FolderConfig, TableConfig
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.folder import depth_of
+from dmlkit.datasets.folder import folder_levels
 from dmlkit.errors import UserError
 from tests.datasets import trees
 
@@ -66,11 +66,14 @@ def test_bad_folders_are_explained(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no class folders"):
         FolderConfig(root=str(tmp_path / "empty")).build("test")
-    single = make_tree(tmp_path / "single", {"a": 2, "b": 1, "c": 2, "d": 2})
-    with pytest.raises(UserError, match="b: the class has a single image, expected at least 2"):
-        FolderConfig(root=str(single)).build("train")
+    vacant = make_tree(tmp_path / "vacant", {"a": 2, "b": 2, "c": 2, "d": 2})
+    for name in ("b", "d"):
+        for path in (vacant / name).iterdir():
+            path.unlink()
+    with pytest.raises(UserError, match=r"2 class folders have no images: \S+/b, \S+/d; add images or remove the fol"):
+        FolderConfig(root=str(vacant)).build("train")
     shared = make_tree(tmp_path / "shared", {"train/a": 2, "train/b": 2, "test/b": 2})
-    with pytest.raises(UserError, match="class 'b' is in both train and test"):
+    with pytest.raises(UserError, match=r"1 class is in several splits \(b\)"):
         FolderConfig(root=str(shared)).build("test")
     half = make_tree(tmp_path / "half", {"train/a": 2})
     with pytest.raises(UserError, match="has a folder 'train' but no folder 'test'"):
@@ -88,7 +91,7 @@ def test_bad_folders_are_explained(tmp_path):
         (["train/a", "test/b"], "ROOT/train: has 1 class, a; .* move the folders of ROOT/train/a to ROOT/train"),
         (["train/a", "test/a"], "ROOT/train: has 1 class, a; .* move the folders of ROOT/train/a to ROOT/train"),
         (["train", "test/b"], "ROOT/test: has 1 class, b; .* move the folders of ROOT/test/b to ROOT/test"),
-        (["a", "b"], "0.1 of 1 training classes .*; or, if the classes are those in ROOT/a, give it, or name the lev"),
+        (["a", "b"], "ROOT: has 2 classes, a, b; .*: if the classes are those in ROOT/a, give it, or name the levels"),
     ],
 )
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -109,9 +112,9 @@ def test_explicit_validation_folders(tmp_path):
 def test_the_depth_of_nested_folders_counts_only_folders_without_images(tmp_path: Path):
     for genus, species in (("crow", "corax"), ("crow", "corone"), ("gull", "argus")):
         trees.photo(tmp_path / genus / species / "1.jpg", 1)
-    assert depth_of(tmp_path) == 2 and depth_of(tmp_path / "crow") == 1
+    assert [len(folder_levels(place)) for place in (tmp_path, tmp_path / "crow")] == [2, 1]
     trees.photo(tmp_path / "gull" / "1.jpg", 2)  # a class with images, and a folder of its own
-    assert depth_of(tmp_path) == 1 and depth_of(tmp_path / "gull" / "argus") == 1
+    assert [len(folder_levels(place)) for place in (tmp_path, tmp_path / "gull" / "argus")] == [1, 1]
 
 
 def test_the_title_of_own_data_is_their_place():

@@ -71,11 +71,11 @@ def test_splits_are_used_if_they_share_no_class_and_pooled_if_asked(rows: Any, t
     assert sorted(order) == list(config.build("all").class_names)
     library.DatasetDict({"train": rows, "dev": rows}).save_to_disk(str(tmp_path / "dev"))
     library.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(tmp_path / "both"))
-    with pytest.raises(UserError, match=r"dataset\.pool: .*both: 6 classes are in several splits"):
+    with pytest.raises(UserError, match=r"both: 6 classes are in several splits .*; use dataset\.split=halves"):
         HfConfig(root=str(tmp_path / "both")).build("train")
-    with pytest.raises(UserError, match=r"dataset\.pool: .*dev: unknown split 'dev'; expected train, validation, test"):
+    with pytest.raises(UserError, match=r"dataset\.split: .*dev: unknown split 'dev'; expected train, validation"):
         HfConfig(root=str(tmp_path / "dev")).build("train")
-    pooled = HfConfig(root=str(tmp_path / "dev"), pool=True, validation_fraction=0).build("train")
+    pooled = HfConfig(root=str(tmp_path / "dev"), split="halves", validation_fraction=0).build("train")
     assert len(pooled) == 18 and pooled.class_names == ("c0", "c1", "c2")
     assert pooled.paths[0].endswith("train/0") and pooled.paths[17].endswith("dev/8")
 

@@ -81,7 +81,7 @@ def test_a_label_in_two_splits_is_refused_unless_all_are_trained_on(tmp_path: Pa
     rows = file.read_text().splitlines()
     splits = ["split", "train", "train", "test", "test"]
     file.write_text("\n".join(f"{row},{split}" for row, split in zip(rows, splits, strict=True)))
-    with pytest.raises(UserError, match=r"label 'b' is in both train and test; test labels must be unseen"):
+    with pytest.raises(UserError, match=r"1 label is in several splits \(b\), but .*; use dataset\.split=all"):
         config.build("train")
     whole = config.model_copy(update={"split": "all"}).build("train")
     assert len(whole) == 4 and whole.class_names == ("a|b", "b", "b|c", "c")

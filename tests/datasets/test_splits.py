@@ -49,5 +49,5 @@ def test_too_few_classes_and_two_sets_of_images_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="reality_check needs at least 16 classes, got 4"):
         Cub200Config(root=str(tmp_path / "cub"), split="reality_check").build("train")
     trees.inshop(tmp_path / "inshop")
-    with pytest.raises(UserError, match="separate query and gallery images, which inshop has"):
+    with pytest.raises(UserError, match="separate query and gallery images, which the dataset has"):
         InShopConfig(root=str(tmp_path / "inshop"), split="reality_check").build("train")

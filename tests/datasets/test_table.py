@@ -137,8 +137,19 @@ def test_a_label_of_two_super_classes_is_a_fault(tmp_path: Path):
 
 
 def test_a_class_in_both_splits_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="class 'crow' is in both train and test"):
-        write(tmp_path, {"split": ["train", "test"] * 4}).build("train")
+    """In one line, whatever their number, with the two ways on."""
+    config = write(tmp_path, {"split": ["train", "test"] * 4})
+    with pytest.raises(
+        UserError, match=r"(\d) classes are in several splits \(crow, .*dataset\.split=halves.*=all"
+    ) as refused:
+        config.build("train")
+    assert "\n" not in str(refused.value)
+    names = config.build("all").class_names
+    halves = config.model_copy(update={"split": "halves", "validation_fraction": 0.0})
+    divided = [halves.build("train").class_names, halves.build("test").class_names]
+    assert divided == [names[: len(names) // 2], names[len(names) // 2 :]]
+    everything = config.model_copy(update={"split": "all"}).build("train")
+    assert everything.class_names == names and len(everything) == 8
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -317,7 +328,7 @@ def test_nan_in_a_column_of_numbers_is_no_label(tmp_path: Path):
     ("columns", "told"),
     [
         ({"split": ["test"] * 8}, "no images for train"),
-        ({"split": ["train", "test"] * 4}, "class 'crow' is in both train and test"),
+        ({"split": ["train", "test"] * 4}, r"\d classes are in several splits \(crow"),
     ],
 )
 def test_errors_of_a_table_name_it_u14(columns: dict[str, list], told: str, tmp_path: Path):

@@ -76,7 +76,7 @@ def test_every_fault_of_a_damaged_copy_is_listed(tmp_path: Path, monkeypatch: py
     assert f"duplicate across classes: {root}/train/2/0.jpg, {root}/test/102/0.jpg" in lines
     assert "huge.png: the image has 10000 x 8001 pixels; expected at most 80,000,000" in lines
     assert "m\\udcf6we.png': this name is not UTF-8" in lines
-    assert "class '2' is in both train and test" in lines
+    assert "1 class is in several splits (2), but those of the test split must be unseen in training" in lines
     assert len(report.faults) == 6
     assert report.notes == [
         f"1 image has more than one frame or page, of which the first is used: {root}/test/101/film.gif",

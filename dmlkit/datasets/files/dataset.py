@@ -12,6 +12,7 @@ from torch import Tensor
 from dmlkit.datasets.files.class_names import Levels, levels_of, members_of
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
+from dmlkit.errors import some_of
 from dmlkit.files.image_file import LIMITS, Box
 
 
@@ -194,6 +195,71 @@ class PickedSamples(Dataset):
 
     def sample(self, index: int) -> Tensor:
         return self.dataset.sample(int(self.rows[index]))
+
+
+def lone_classes(images: Dataset) -> tuple[list[str], list[str], int]:
+    """Return the classes none of whose queries has an image to find, and the number of the other classes with queries.
+
+    Images that have several labels are not looked at: they find those that share one.
+
+    Returns:
+        Classes that have no second image to find, those that have some in one group alone, and the number of others.
+    """
+    labels, classes = images.labels, len(images.class_names)
+    if images.members is not None:
+        return [], [], classes
+    everything = torch.ones(len(labels), dtype=torch.bool)
+    query, gallery = (everything if mask is None else mask for mask in (images.query, images.gallery))
+
+    def able(groups: Tensor) -> Tensor:
+        """Return which classes (C,) have a query with an image to find, which none of its own group is."""
+        own = (labels * (int(groups.max()) + 1) + groups).unique(return_inverse=True)[1]
+        others = labels[gallery].bincount(minlength=classes)[labels] - own[gallery].bincount(minlength=len(labels))[own]
+        return labels[query & (others > 0)].bincount(minlength=classes) > 0
+
+    asked, alone = labels[query].bincount(minlength=classes) > 0, able(torch.arange(len(labels)))
+    paired = alone if images.groups is None else able(images.groups.unique(return_inverse=True)[1])
+    names = [
+        [images.class_names[label] for label in which.nonzero()[:, 0].tolist()]
+        for which in (asked & ~alone, asked & alone & ~paired)
+    ]
+    return names[0], names[1], int((asked & paired).sum())
+
+
+def search_faults(images: Dataset, split: str, where: str) -> tuple[str | None, list[str]]:
+    """Return why a split cannot be searched, or None, and remarks on the classes of it that cannot.
+
+    Args:
+        split: its name; training images are not searched, so that there are only remarks.
+        where: place of the data, for messages.
+    """
+    alone, grouped, others = lone_classes(images)
+    kind, sample = ("training" if split == "train" else split), images.kind.name
+    classes = f"of {len(alone) + len(grouped) + others} {kind} classes"
+    if split == "train":
+        text = f"{where}: {len(alone)} {classes} have a single {sample}, which has no positive: {some_of(alone)}"
+        return None, [text] if alone else []
+    if not others and grouped:
+        return (
+            f"{where}: nothing to find in the {split} split: all {sample}s of each class are of one group (camera, "
+            "burst, video), and those of one group are not searched; give classes several groups, or remove the column "
+            "group",
+            [],
+        )
+    if not others:
+        return f"{where}: nothing to find in the {split} split: no class has two {sample}s", []
+    notes: list[str] = []
+    if alone:
+        notes.append(
+            f"{where}: {len(alone)} {classes} have no second {sample} to find, so theirs are searched but are no "
+            f"queries: {some_of(alone)}"
+        )
+    if grouped:
+        notes.append(
+            f"{where}: {len(grouped)} {classes} have all {sample}s in one group (camera, burst, video), which are not "
+            f"searched for each other, so they are no queries: {some_of(grouped)}"
+        )
+    return None, notes
 
 
 def class_subset(dataset: Dataset, classes: Sequence[int]) -> Dataset:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,8 +14,9 @@ from dmlkit.datasets.files.class_names import members_of
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.paths import DATA_CHECK, PickedPaths, inside, leaves_root, raise_faults
-from dmlkit.errors import UserError, warn_once
+from dmlkit.errors import OptionError, UserError, counted, some_of, warn_once
 
+NO_QUERIES = "does not support separate query and gallery images, which the dataset has; use official"
 ListedSplit = Literal["train", "validation", "test"]
 LISTED_SPLITS: tuple[ListedSplit, ...] = ("train", "validation", "test")
 
@@ -75,21 +76,39 @@ class Listing:
         """Return the number of images of each class of a split, (C',)."""
         return np.unique(self.labels[self.rows_of(split)], return_counts=True)[1]
 
-    def overlaps(self) -> list[str]:
-        """Return an error line for each class that is in more than one split."""
+    def halved(self) -> "Listing":
+        """Return the listing with the first half of the classes for training and the rest for testing.
+
+        Raises:
+            OptionError: the dataset has separate query and gallery images.
+        """
+        if self.query is not None:
+            raise OptionError("dataset.split", f"halves {NO_QUERIES}")
+        half = len(self.class_names) // 2
+        splits = np.where(self.labels < half, LISTED_SPLITS.index("train"), LISTED_SPLITS.index("test"))
+        return replace(self, splits=splits.astype(np.int8))
+
+    def shared_classes(self) -> list[str]:
+        """Return the classes that are in more than one split; of images with several labels the labels."""
         present = np.zeros((len(self.class_names), len(LISTED_SPLITS)), dtype=bool)
         labeled = self.labels >= 0
         present[self.labels[labeled], self.splits[labeled]] = True
-        names, what = self.class_names, "class"
+        names = list(self.class_names)
         if self.separator is not None:
             names, members = members_of(self.class_names, self.separator)
-            present, what = members.T @ present, "label"
+            present = members.T @ present
+        return [names[int(label)] for label in (present.sum(1) > 1).nonzero()[0]]
+
+    def overlaps(self) -> list[str]:
+        """Return an error on the classes that are in more than one split, if there are any."""
+        shared = self.shared_classes()
+        one, many = ("class is", "classes are") if self.separator is None else ("label is", "labels are")
+        halves = "" if self.separator else "dataset.split=halves to divide the classes instead, or "
         return [
-            f"{self.source or self.root}: {what} {names[label]!r} is in both "
-            f"{' and '.join(split for split, is_in in zip(LISTED_SPLITS, present[label], strict=True) if is_in)}; "
-            f"test {'classes' if what == 'class' else 'labels'} must be unseen in training"
-            for label in (present.sum(1) > 1).nonzero()[0]
-        ]
+            f"{self.source or self.root}: {counted(len(shared), one, many)} in several splits ({some_of(shared)}), but "
+            f"those of the test split must be unseen in training; use {halves}dataset.split=all to train on all images "
+            "and then identify known classes with a gallery"
+        ][: len(shared)]
 
     def images(self, split: ListedSplit | Literal["all"]) -> Dataset:
         """Return the images of a split, with classes numbered 0..C'-1.
@@ -97,7 +116,7 @@ class Listing:
         Raises:
             UserError: the listing has problems, or the split is empty.
         """
-        raise_faults([*self.faults, *self.overlaps()], DATA_CHECK)
+        raise_faults([*self.faults, *([] if split == "all" else self.overlaps())], DATA_CHECK)
         rows = (self.labels >= 0).nonzero()[0] if split == "all" else self.rows_of(split)
         if len(rows) == 0:
             raise UserError(
