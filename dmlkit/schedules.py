@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from math import cos, pi
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
@@ -18,6 +18,9 @@ __all__ = [
 
 class ScheduleConfig(ComponentConfig, frozen=True):
     """Root of the schedule family."""
+
+    spans_training: ClassVar[bool] = True
+    """Whether the factor depends on the number of all epochs, so that more of them change those before."""
 
     warmup_epochs: NonNegativeFloat = 0.0
     """Number of epochs, possibly fractional, over which the factor rises linearly from 0."""
@@ -42,6 +45,7 @@ class ScheduleConfig(ComponentConfig, frozen=True):
 class ConstantConfig(ScheduleConfig, frozen=True):
     """The same learning rate throughout."""
 
+    spans_training: ClassVar = False
     name: Literal["constant"] = "constant"
 
     def after_warmup(self, epoch: float, epochs: int) -> float:
@@ -63,6 +67,7 @@ class CosineConfig(ScheduleConfig, frozen=True):
 class StepConfig(ScheduleConfig, frozen=True):
     """Learning rate multiplied by ``gamma`` once per ``every`` epochs."""
 
+    spans_training: ClassVar = False
     name: Literal["step"] = "step"
     every: PositiveInt = 10
     """Epochs between two decreases."""

@@ -85,9 +85,10 @@ def train(
         resolve_device(device)
         print_experiment(resolved, Console())
         return
+    is_compared = from_review is not None and has_held_out(from_review, resolved, Console())
     train_and_print(resolved, folder, device, resume=resume, overwrite=overwrite, has_next=from_review is None)
     if from_review is not None:
-        print_comparison(from_review, folder, device)
+        print_comparison(from_review, folder, device, is_compared=is_compared)
 
 
 def kept_keys(recipe: Path, overrides: list[str]) -> dict[str, Any]:
@@ -125,16 +126,29 @@ def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: Cons
     return override_of(table.file, table.root, kept)
 
 
-def print_comparison(review: Path, run: Path, device: str) -> None:
-    """Compare a run with the model of the review's gallery, and print whether it pays."""
+def has_held_out(review: Path, recipe: "Recipe", console: Console) -> bool:
+    """Return whether answers are held out to compare the new model with the gallery's; if not, print that."""
+    from dmlkit.embedding.review.folder import ReviewFolder
+    from dmlkit.embedding.review.retraining import NONE_HELD_OUT, held_out_answers
+
+    images = recipe.dataset.build(recipe.dataset.default_split)
+    if held_out_answers(ReviewFolder(review), images):
+        return True
+    say_prose(console, f"{review}: {NONE_HELD_OUT}; the model is trained and not compared")
+    return False
+
+
+def print_comparison(review: Path, run: Path, device: str, *, is_compared: bool) -> None:
+    """Compare a run with the model of the review's gallery, if answers are held out, and print whether it pays."""
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.embedding.review.retraining import compare_on_answers
     from dmlkit.run_folder.folder import RunFolder
 
     fabric = start_fabric(device)
     console = Console(quiet=not fabric.is_global_zero)
-    found = compare_on_answers(review, RunFolder(run), fabric, bar=bars(console))
-    say_prose(console, found.line(str(run)))
+    if is_compared:
+        found = compare_on_answers(review, RunFolder(run), fabric, bar=bars(console))
+        say_prose(console, found.line(str(run)))
     table = command_word(RunFolder(run).recipe().dataset.model_dump()["file"])
     say(console, f"next: dmlkit gallery create {command_word(run)} {table} -o GALLERY")
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CheckpointName = Literal["last", "best"]
 FREE = ("loggers", "workers")  # keys of training that change no weight and no metric
+LENGTH = ("epochs", "stop_after")  # keys of training that say when it ends
 WEIGHT_KEYS = ("seed", "backbone", "head", "embedding_dim", "manifold", "loss", "regularizers", "sampler", "optimizer")
 """Recipe keys that a run and its checkpoint must share; the dataset may have moved."""
 
@@ -234,6 +235,9 @@ class RunFolder:
     def check_same_recipe(self, recipe: "Recipe") -> None:
         """Check that a run is continued with its own recipe, except ``dataset.root`` and `FREE`, and with its plug-ins.
 
+        It may have more epochs if the weights are then those of a run that had as many from the start: the schedule of
+        the learning rate does not depend on their number, or only ``training.stop_after`` ended it earlier.
+
         Raises:
             UserError: the recipe or a plug-in differs; the message lists every key that differs. Or ``dmlkit align``
                 wrote the run.
@@ -249,12 +253,18 @@ class RunFolder:
             raise UserError(
                 f"{self.path}: {'; '.join(plugins)}; restore that plug-in, or start a new run in another --output"
             )
-        changes = list(differences("", *(_without_free_keys(plain(one)) for one in (self.recipe(), recipe))))
+        own = self.recipe()
+        before, now = own.training, recipe.training
+        spans = recipe.schedule.spans_training and now.epochs != before.epochs
+        free = FREE if spans or now.trained_epochs < before.trained_epochs else (*FREE, *LENGTH)
+        changes = list(differences("", *(_without_free_keys(plain(one), free) for one in (own, recipe))))
         if changes:
-            raise UserError(
-                f"{self.path}: the recipe has changed since this run started ({'; '.join(changes)}); "
-                "undo the change, or start a new run in another --output"
-            )
+            way = "undo the change, or start a new run in another --output"
+            if spans and now.trained_epochs > before.trained_epochs:
+                if "weights" in type(recipe.backbone).model_fields and recipe.backbone.tuning.name == "full":
+                    way += f", e.g. from these weights: --set backbone.weights={self.checkpoint_path('last')}"
+                way += f"; with the schedule {recipe.schedule.name} more epochs change those before them"
+            raise UserError(f"{self.path}: the recipe has changed since this run started ({'; '.join(changes)}); {way}")
 
     def check_same_classes(self, classes: RunClasses) -> None:
         """Check that a run is continued with its own classes, of those that its data have now.
@@ -365,8 +375,8 @@ def find_run(recorded: Path, near: Path) -> Path | None:
     return next((place for place in places if RunFolder(place).holds_run()), None)
 
 
-def _without_free_keys(recipe: dict[str, Any]) -> dict[str, Any]:
-    training = {key: value for key, value in recipe["training"].items() if key not in FREE}
+def _without_free_keys(recipe: dict[str, Any], free: Sequence[str]) -> dict[str, Any]:
+    training = {key: value for key, value in recipe["training"].items() if key not in free}
     dataset = {key: value for key, value in recipe["dataset"].items() if key != "root"}  # photos may have moved
     return {**recipe, "training": training, "dataset": dataset}
 

@@ -99,7 +99,8 @@ def _train(
         run.check_same_recipe(recipe)
     dataset = recipe.dataset.of_run(run.classes() if resume else None)
     recipe = recipe.model_copy(update={"dataset": dataset})
-    with files_of_run(run) if resume else nullcontext():
+    origin = run if resume else RunFolder(Path(basis.run)) if basis else None
+    with files_of_run(origin) if origin else nullcontext():
         experiment = assemble(recipe, fabric.global_rank, fabric.world_size)
     classes = classes_of(experiment)
     if resume and run.classes_path.exists():

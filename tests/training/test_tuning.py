@@ -225,6 +225,7 @@ def test_weights_of_a_run_that_have_moved_are_to_be_restored(
             ["plot", "histogram", lora],
             ["eval", lora, "--split", "train"],
             ["inspect", lora, "--split", "all"],
+            ["final", lora, "-o", tmp_path / "final"],
         ):
             refused = dmlkit(*words, "--device", "cpu", *(["-o", tmp_path / "x.html"] if "inspect" in words else []))
             expected = f"{pretrained}: no such file; restore it, because {lora} was trained on it\n"

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dmlkit.datasets.files.class_names import path_fault
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.table import TableConfig
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.embedder import Embedder
@@ -32,6 +33,10 @@ from dmlkit.metrics.statistics import few_classes_note, paired_comparison
 from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.run_folder.folder import RunFolder
 
+NONE_HELD_OUT = (
+    "has no answer on an image that the new model is not trained on, to compare it with the gallery's; answer more "
+    "questions: one group of checked images in five is held out"
+)
 HELD_OUT = 5  # one group of near-duplicates in so many is not trained on, if a person has checked one of its images
 
 
@@ -146,6 +151,17 @@ def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (),
     return TrainingTable(file, root, len(labeled), checked, left_out)
 
 
+def held_out_answers(review: ReviewFolder, images: Dataset) -> list[int]:
+    """Return the rows of a review that compare a model trained on some images with that of the gallery.
+
+    They are checked, have a label of these images, and neither they nor their near-duplicates are among them.
+    """
+    trained, proposals = {os.path.realpath(path) for path in images.paths}, review.review.proposals
+    seen = [os.path.realpath(one.path) in trained for one in proposals]
+    checked = (row for row in range(len(proposals)) if _verdict(review, row) in images.class_names)
+    return [row for row in checked if not any(seen[one] for one in review.alike(row))]
+
+
 def compare_on_answers(folder: Path, run: RunFolder, fabric: Ranks, *, bar: Bar = no_bar) -> ReviewFigures:
     """Compare a run with the model of a review's gallery, on checked images that the run was not trained on.
 
@@ -165,12 +181,9 @@ def compare_on_answers(folder: Path, run: RunFolder, fabric: Ranks, *, bar: Bar 
         raise UserError(f"{run.path}: was not trained on a table; expected a run of dmlkit train --from-review")
     images = dataset.build(dataset.default_split)
     labels = [images.class_names[label] for label in images.labels.tolist()]
-    rows = _untrained(review, {os.path.realpath(path) for path in images.paths}, set(labels))
+    rows = held_out_answers(review, images)
     if not rows:
-        raise UserError(
-            f"{folder}: has no answer on an image that {run.path} was not trained on; answer more questions, and train "
-            "again: one group of checked images in five is held out"
-        )
+        raise UserError(f"{folder}: {NONE_HELD_OUT}")
     correct = [str(_verdict(review, row)) for row in rows]
     asked = [review.review.proposals[row].path for row in rows]
     searched = open_searched(Path(review.review.gallery), OWN_MODEL, bar)
@@ -227,14 +240,6 @@ def _is_held_out(review: ReviewFolder, row: int) -> bool:
     group, proposals = review.alike(row), review.review.proposals
     smallest = min(proposals[one].id for one in group)
     return crc32(smallest.encode()) % HELD_OUT == 0 and any(review.answers(one) for one in group)
-
-
-def _untrained(review: ReviewFolder, trained: set[str], labels: set[str]) -> list[int]:
-    """Return the checked images whose label is known, and of whose group the model has seen no image."""
-    proposals = review.review.proposals
-    seen = [os.path.realpath(one.path) in trained for one in proposals]
-    checked = (row for row in range(len(proposals)) if _verdict(review, row) in labels)
-    return [row for row in checked if not any(seen[one] for one in review.alike(row))]
 
 
 def _verdict(review: ReviewFolder, row: int) -> str | None:

@@ -120,8 +120,11 @@ def test_keys_of_the_recipe_that_hold_for_any_images_are_kept(dmlkit, place: Pat
     (tmp_path / "levels.yaml").write_text(recipe)
     words = ("train", tmp_path / "levels.yaml", "--set", "sampler={name: random, batch_size: 8}", "--device", "cpu")
     words = (*words, "--from-review", tmp_path / "review", "-o")
-    for again in ((), ("--resume",)):
+    for again in ((), ("--resume",)):  # nothing is answered, so none is held out
         result = dmlkit(*words, tmp_path / "new", *again)
+        before, _, after = " ".join(result.out.split()).partition("epoch 1/")
+        assert result.code == 0 and ("is trained and not compared" in before or again), result.err
+        assert "it was not trained on:" not in after and "next: dmlkit gallery create" in after + before
         dataset = RunFolder(tmp_path / "new").recipe().dataset
         assert isinstance(dataset, TableConfig) and dataset.levels == ("initial", "bird"), result.err
         assert dataset.on_bad_image == "skip"

@@ -1,0 +1,59 @@
+"""A finished run trains on where that gives the weights of a run that had as many epochs from the start."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dmlkit.run_folder.documents import Summary
+from dmlkit.run_folder.folder import RunFolder
+
+Train = Callable[..., Any]
+COSINE = "schedule={name: cosine, warmup_epochs: 0.5}"
+
+
+@pytest.fixture
+def train(dmlkit: Callable[..., Any], tiny_recipe: Path, tmp_path: Path) -> Train:
+    def run(name: str, *overrides: str, resume: bool = False) -> Any:
+        words = [part for one in overrides for part in ("--set", one)]
+        return dmlkit(
+            "train", tiny_recipe, "-o", tmp_path / name, *words, "--device", "cpu", *(["--resume"] if resume else [])
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("schedule", "first", "then"),
+    [
+        ("schedule={name: constant, warmup_epochs: 1.5}", ["training.epochs=2"], ["training.epochs=3"]),
+        ("schedule={name: step, every: 2}", ["training.epochs=2"], ["training.epochs=3"]),
+        (COSINE, ["training.epochs=3", "training.stop_after=1"], ["training.epochs=3", "training.stop_after=2"]),
+        (COSINE, ["training.epochs=3", "training.stop_after=2"], ["training.epochs=3"]),
+    ],
+)
+def test_more_epochs_give_the_weights_of_as_many_from_the_start(
+    schedule: str, first: list[str], then: list[str], train: Train, tmp_path: Path
+):
+    assert train("run", schedule, *first).code == 0
+    longer, whole = train("run", schedule, *then, resume=True), train("whole", schedule, *then)
+    assert longer.code == whole.code == 0, longer.err
+    runs = [RunFolder(tmp_path / name) for name in ("run", "whole")]
+    for name in ("last", "best"):
+        ours, theirs = (run.load_checkpoint(name) for run in runs)
+        for part in ("model", "objective"):
+            assert all(weight.equal(theirs[part][key]) for key, weight in ours[part].items()), (name, part)
+    one, two = (Summary.read(run.summary_path) for run in runs)
+    assert (one.last, one.best) == (two.last, two.best)
+    assert [row.validation for row in runs[0].read_metrics()] == [row.validation for row in runs[1].read_metrics()]
+
+
+def test_other_epochs_are_refused_with_the_way_on(train: Train, tmp_path: Path):
+    assert train("run", COSINE, "training.epochs=2").code == 0
+    before = RunFolder(tmp_path / "run").checkpoint_path("last").read_bytes()
+    longer = train("run", COSINE, "training.epochs=3", resume=True)
+    assert longer.code == 2 and "with the schedule cosine more epochs change those before them" in longer.err
+    shorter = train("run", COSINE, "training.epochs=2", "training.stop_after=1", resume=True)
+    assert shorter.code == 2 and "training.stop_after: was None, now 1" in shorter.err
+    assert RunFolder(tmp_path / "run").checkpoint_path("last").read_bytes() == before
