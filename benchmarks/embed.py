@@ -5,7 +5,7 @@ then keeps the output of the model; `dmlkit embed` checks the embeddings and wri
 process resumes, together with the table of items and the manifest. The two alternate; values are medians over passes
 of every fifth photo.
 
-Run: python benchmarks/embed.py PHOTOS [engines|draft]
+Run: python benchmarks/embed.py PHOTOS [engines]
 """
 
 import statistics
@@ -14,24 +14,19 @@ import tempfile
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
 from report import write_report
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import OneProcess, start_fabric
-from dmlkit.embedding.features import frozen_backbone
-from dmlkit.embedding.images import ImageList, dataset_of
+from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.in_memory import embed_images
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
 from dmlkit.embedding.parts import BATCH_IMAGES
 from dmlkit.embedding.run import embed
 from dmlkit.embedding.trained import TrainedModel, computed_by, load_model
-from dmlkit.files.image_file import image_files
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
@@ -49,23 +44,11 @@ how many photos the 10 nearest are the same; with random weights it says little 
 
 Run: python benchmarks/embed.py PHOTOS engines
 """
-DRAFT = """Photos/s of `dmlkit embed --device cpu+draft`, and what its embeddings lose, on photos of 12 megapixels.
-
-64 evenly spaced photos, each enlarged to 4000 x 3000 pixels, with noise of a standard deviation of 6 in each pixel and
-color, as a JPEG of quality 90. The model is EfficientNet-Lite0 with ImageNet weights, without a head, at 224 pixels,
-which are cropped from a shorter side of 256. `margin` is the number of pixels that decoding keeps for each one after
-resizing, at least: 1 decodes at 1/8, 2 at 1/4 and 4 at 1/2 of the side. `cpu+draft` has a margin of 2. The loops
-alternate in one process, which decodes too; the better of two passes. Agreement with torch at full size: least and mean
-cosine, and of how many photos the 10 nearest are the same.
-
-Run: python benchmarks/embed.py PHOTOS draft
-"""
-OPENVINO = ("openvino",) if find_spec("openvino") else ()
 BACKBONES = {
-    "EfficientNet-Lite0": ("tf_efficientnet_lite0", ("onnxruntime", *OPENVINO, "bf16")),
-    "ResNet-50": ("resnet50", (*OPENVINO, "bf16")),
-    "ViT-S/16": ("vit_small_patch16_224", (*OPENVINO, "bf16")),
-    "ConvNeXt-T": ("convnext_tiny", (*OPENVINO, "bf16")),
+    "EfficientNet-Lite0": ("tf_efficientnet_lite0", ("onnxruntime", "bf16")),
+    "ResNet-50": ("resnet50", ("bf16",)),
+    "ViT-S/16": ("vit_small_patch16_224", ("bf16",)),
+    "ConvNeXt-T": ("convnext_tiny", ("bf16",)),
 }
 OVERRIDES = ["dataset={name: glyphs, classes: 20, images_per_class: 8}", "training.epochs=1", "sampler.batch_size=32"]
 
@@ -128,60 +111,6 @@ def engines(photos: Path) -> None:
     write_report("embed_engines", ENGINES, header, rows)
 
 
-def draft(photos: Path) -> None:
-    """Time decoding at smaller sizes, and compare the embeddings."""
-    recipe = read_recipe(Path("start/frozen_lite0"), [f"dataset={{name: folder, root: {photos}}}"])
-    assert recipe.transform is not None
-    trained = frozen_backbone(recipe, build_model(recipe).eval(), torch.device("cpu"))
-    cpu = OneProcess(torch.device("cpu"))
-    with tempfile.TemporaryDirectory() as name:
-        paths = [enlarged(Path(path), Path(name) / f"{row:02}.jpg") for row, path in enumerate(some_photos(photos))]
-        settings = [(way, margin) for way in ("", "onnxruntime") for margin in (None, 4, 2, 1)]
-        models = {way: computed_by(trained, OneProcess(torch.device("cpu"), way)) for way in ("", "onnxruntime")}
-        seconds: dict[tuple[str, int | None], list[float]] = {setting: [] for setting in settings}
-        points: dict[tuple[str, int | None], torch.Tensor] = {}
-        for _ in range(2):
-            for way, margin in settings:
-                images = ImageList(paths)
-                images.limit(least_side=None if margin is None else margin * recipe.transform.resizing.side)
-                started = time.perf_counter()
-                points[way, margin] = embed_images(models[way], cpu, images, name).points
-                seconds[way, margin].append(time.perf_counter() - started)
-    points = {setting: torch.nn.functional.normalize(found) for setting, found in points.items()}
-    exact, rows = points["", None], list[list[str]]()
-    for way, margin in settings:
-        speed = len(paths) / min(seconds[way, margin])
-        ratio = min(seconds["", None]) / min(seconds[way, margin])
-        cosines = torch.cosine_similarity(exact.double(), points[way, margin].double())
-        same = int((nearest(exact) == nearest(points[way, margin])).all(dim=1).sum())
-        loop = [way or "torch", "full size" if margin is None else str(margin)]
-        agreement = [f"{float(cosines.min()):.6f}", f"{float(cosines.mean()):.6f}", f"{same} of {len(paths)}"]
-        rows.append([*loop, f"{speed:.2f}", f"{ratio:.2f}", *agreement])
-    header = ["runtime", "margin", "photos/s", "ratio", "least cosine", "mean cosine", "same 10 nearest"]
-    write_report("embed_draft", DRAFT, header, rows)
-
-
-def some_photos(photos: Path) -> list[str]:
-    """Return 64 evenly spaced photos."""
-    found = image_files(photos)
-    return [found[int(row)] for row in torch.linspace(0, len(found) - 1, 64)]
-
-
-def enlarged(photo: Path, output: Path) -> str:
-    """Write a photo as a JPEG of 12 megapixels with noise."""
-    generator = np.random.default_rng(0)
-    with Image.open(photo) as image:
-        pixels = np.asarray(image.convert("RGB").resize((4000, 3000), Image.Resampling.LANCZOS), np.float32)
-    noisy = pixels + generator.standard_normal(pixels.shape, np.float32) * 6
-    Image.fromarray(noisy.round().clip(0, 255).astype(np.uint8)).save(output, quality=90)
-    return str(output)
-
-
-def nearest(points: torch.Tensor) -> torch.Tensor:
-    """Return the 10 most similar others of each point, in the order of their rows."""
-    return (points @ points.T).fill_diagonal_(-2).topk(10).indices.sort().values
-
-
 @torch.inference_mode()
 def eager(model: torch.nn.Module, recipe: Recipe, images: Dataset) -> None:
     """Keep what the model makes of contiguous batches."""
@@ -203,7 +132,7 @@ class SomeImages(Dataset):
 
 def main() -> None:
     if sys.argv[2:]:
-        {"engines": engines, "draft": draft}[sys.argv[2]](Path(sys.argv[1]))
+        engines(Path(sys.argv[1]))
         return
     (given,) = sys.argv[1:]
     with tempfile.TemporaryDirectory() as name:

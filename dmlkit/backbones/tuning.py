@@ -74,9 +74,9 @@ class NoTuningConfig(TuningConfig, frozen=True):
     augmentation, as in evaluation."""
     cache: Annotated[str, Field(min_length=1)] | None = None
     """Folder for cached features, which several runs may share; null keeps them in the run folder."""
-    engine: Literal["torch", "onnxruntime", "openvino", "bf16"] = "torch"
-    """Runtime that computes the cached features of training images: torch in float32, ONNX Runtime, OpenVINO, or torch
-    in bfloat16. Those of validation and test images are always torch's in float32."""
+    engine: Literal["torch", "onnxruntime", "bf16"] = "torch"
+    """Runtime that computes the cached features of training images: torch in float32, ONNX Runtime, or torch in
+    bfloat16. Those of validation and test images are always torch's in float32."""
 
     @model_validator(mode="after")
     def check_cache(self) -> "NoTuningConfig":

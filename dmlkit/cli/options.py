@@ -121,7 +121,7 @@ ModelDevice = Annotated[
     str,
     option(
         "DEVICE",
-        "Where to compute: auto, cpu, cuda, cuda:N or mps. Append +onnxruntime, +openvino, +bf16 or +fastest for "
+        "Where to compute: auto, cpu, cuda, cuda:N or mps. Append +onnxruntime, +bf16 or +fastest for "
         "another runtime, e.g. cpu+fastest; otherwise torch in float32.",
         check=any_device,
     ),

@@ -1,7 +1,6 @@
 """``dmlkit start``: a first recipe for your photos."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,16 +64,16 @@ def start(
     backbone, at_hand = choose(gpu=gpu)
     images, classes, own = found.images["train"], found.classes["train"], found.names_validation
     setting = Photos(found.dataset, images, classes, found.trained, own, backbone, at_hand, gpu)
-    recipe = parse_recipe(starting_recipe(setting), str(output))
+    text = starting_recipe(setting)
+    recipe = parse_recipe(text, str(output))
     try:
         estimate = estimate_training(recipe, device, at_hand=at_hand)
     except UserError as error:
         estimated = f"training time is not known: {error}"
     else:
         estimated = shown(estimate)
-        setting = replace(setting, engine=estimate.engine, ratio=estimate.ratio)
     with writing(output), atomic_write(output) as written:
-        written.write_text(starting_recipe(setting), encoding="utf-8")
+        written.write_text(text, encoding="utf-8")
     say(console, f"wrote {output}: {recipe.training.epochs} epochs")
     say(console, f"{backbone.title}, {'all weights trained' if gpu else 'frozen, with a trained head'}")
     say_prose(console, estimated)

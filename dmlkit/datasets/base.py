@@ -148,7 +148,7 @@ class DatasetConfig(ComponentConfig, frozen=True):
                 raise OptionError("dataset.levels", f"{self.name} has super-classes of its own; remove this key")
             with option_errors("dataset.levels"):
                 images.levels = path_levels(images.class_names, self.levels)
-        images.limit(max_pixels=self.max_pixels)
+        images.limit(self.max_pixels)
         return images
 
     def _divided(self, listing: Listing | None, split: Split) -> Dataset:

@@ -108,13 +108,13 @@ class HfImages(ListedImages):
             if not cell or (cell["bytes"] is None and not cell["path"]):
                 raise BadImageError(f"{path}: this row has no image; fix or remove it")
             if cell["bytes"] is not None:
-                return decode_image(path, cell["bytes"], None, self.limits)
+                return decode_image(path, cell["bytes"], None, self.max_pixels)
             name = inside(self.root, cell["path"])
             if name is None:
                 raise BadImageError(
                     f"{path}: the image is outside of the dataset, at {cell['path']}; store images in it"
                 )
-            return decode_image(self.root / name, None, None, self.limits)
+            return decode_image(self.root / name, None, None, self.max_pixels)
 
 
 def open_parts(root: Path) -> dict[str, Any]:

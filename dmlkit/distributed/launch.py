@@ -25,10 +25,8 @@ OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 START_RANKS = "start ranks with torchrun, or unset the variable"
 WARN_AFTER = 10  # seconds without the other ranks
 PATIENCE = 300  # seconds for all ranks to join; they start together, but may read Python from a slow disk
-ENGINES = ("bf16", "onnxruntime", "openvino", "fastest")
+ENGINES = ("bf16", "onnxruntime", "fastest")
 """What may follow a device, see `dmlkit.embedding.computation`."""
-DRAFT = "draft"
-"""May follow a device, and what computes on it: large JPEGs are decoded at a smaller size."""
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -66,7 +64,6 @@ class OneProcess:
 
     device: torch.device
     engine: str = ""  # what computes embeddings, one of `ENGINES`; empty for torch in float32
-    is_draft: bool = False  # whether large JPEGs are decoded at a smaller size
     world_size: int = 1
     global_rank: int = 0
     is_global_zero: bool = True
@@ -82,28 +79,25 @@ def start_ranks(device: str = "auto") -> Ranks:
     A single process does without Fabric, whose import takes 2 s of a processor: it imports PyTorch's compiler.
 
     Args:
-        device: see `start_fabric`; a single process may add ``+bf16``, ``+onnxruntime``, ``+openvino`` or
-            ``+fastest``, which choose what computes embeddings, see `dmlkit.embedding.computation`, and at the end
-            ``+draft``. Default: torch in float32, from images at their full size.
+        device: see `start_fabric`; a single process may add ``+bf16``, ``+onnxruntime`` or ``+fastest``, which choose
+            what computes embeddings, see `dmlkit.embedding.computation`. Default: torch in float32.
 
     Raises:
         UserError: see `start_fabric`.
     """
-    given, (device, *words) = device, device.split("+")
-    is_draft = words[-1:] == [DRAFT]
-    engine = words[:-1] if is_draft else words
+    given, (device, *engine) = device, device.split("+")
     if len(engine) > 1 or not {*engine} <= {*ENGINES}:
         choices = ", ".join(f"{device}+{name}" for name in ENGINES)
-        raise UserError(f"--device {given}: expected {choices} or {device}, and +{DRAFT} after any of them or not")
+        raise UserError(f"--device {given}: expected {choices} or {device}")
     if count_ranks()[0] > 1:
-        if words:
-            raise UserError(f"--device {given}: +{words[0]} applies to one process, not to torchrun's; use {device}")
+        if engine:
+            raise UserError(f"--device {given}: +{engine[0]} applies to one process, not to torchrun's; use {device}")
         return start_fabric(device)
     kind, index = _claim(device)
     place = torch.device(kind) if kind == "cpu" else torch.device(kind, index or 0)
     if kind == "cuda":
         torch.cuda.set_device(place)
-    return OneProcess(place, *engine, is_draft=is_draft)
+    return OneProcess(place, engine[0] if engine else "")
 
 
 def start_fabric(device: str = "auto", precision: str = "fp32") -> "Fabric":

@@ -224,7 +224,7 @@ class GivenImages(Dataset):
     def sample(self, index: int) -> Tensor:
         image = self.images[index]
         if isinstance(image, str | Path):
-            return read_image(image, self.box(index), self.limits)
+            return read_image(image, self.box(index), self.max_pixels)
         if isinstance(image, np.ndarray):
             return torch.from_numpy(image.copy()).permute(2, 0, 1)
         with decoding(self.paths[index]):  # it may be opened and not read yet, closed, or of a mode that is not shown

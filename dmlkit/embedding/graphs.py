@@ -1,4 +1,4 @@
-"""ONNX graphs of models: written by PyTorch's exporters, opened by ONNX Runtime and by OpenVINO."""
+"""ONNX graphs of models: written by PyTorch's exporters, opened by ONNX Runtime."""
 
 import logging
 import re
@@ -15,22 +15,18 @@ from torch import Tensor, nn
 
 from dmlkit.errors import UserError, first_line
 
-RUNTIMES = {"onnxruntime": "onnx", "openvino": "openvino"}
-"""Packages that open graphs, and the extra of dmlkit that installs each."""
 
-
-def import_runtime(package: str, option: str) -> ModuleType:
-    """Return the package ``onnxruntime`` or ``openvino``, after a check that graphs can be written too.
+def import_runtime(option: str) -> ModuleType:
+    """Return the package ``onnxruntime``, after a check that graphs can be written too.
 
     Raises:
         UserError: the package or onnxscript is not installed.
     """
     try:
-        runtime = import_module(package)
+        runtime = import_module("onnxruntime")
         import_module("onnxscript")  # torch's exporter needs it
     except ImportError as error:
-        extra = RUNTIMES[package]
-        raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[{extra}]'") from error
+        raise UserError(f"{option} needs {error.name}; install it with: pip install 'dmlkit[onnx]'") from error
     return runtime
 
 
@@ -107,19 +103,5 @@ def onnx_session(runtime: ModuleType, graph: Path | bytes) -> Callable[[Tensor],
 
     def compute(inputs: Tensor) -> Tensor:
         return torch.from_numpy(session.run(["embeddings"], {session.get_inputs()[0].name: inputs.numpy()})[0])
-
-    return compute
-
-
-def openvino_session(openvino: ModuleType, graph: Path) -> Callable[[Tensor], Tensor]:
-    """Return a function by which OpenVINO computes the points of an ONNX graph, with as many threads as torch.
-
-    Without the hint it would compute in bfloat16 where the processor can.
-    """
-    options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-    compiled = openvino.Core().compile_model(str(graph), "CPU", options)
-
-    def compute(inputs: Tensor) -> Tensor:
-        return torch.from_numpy(compiled([inputs.numpy()])[0].copy())
 
     return compute

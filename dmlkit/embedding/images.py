@@ -53,7 +53,7 @@ class ImageList(Dataset):
         return self.paths[index] if self.box(index) is None else None
 
     def sample(self, index: int) -> Tensor:
-        return read_image(self.paths[index], self.box(index), self.limits)
+        return read_image(self.paths[index], self.box(index), self.max_pixels)
 
 
 def dataset_of(

@@ -59,7 +59,6 @@ def embed_dataset(
     *,
     indices: Sequence[int] | None = None,
     workers: int | None = None,
-    draft: bool = False,
     advance: Advance = lambda _: None,
 ) -> Embeddings:
     """Embed all images in float32, a share on each rank; every rank gets all points in the order of the dataset.
@@ -72,7 +71,6 @@ def embed_dataset(
         transform: transform, applied as in evaluation; None for vectors.
         indices: images to embed. Default: all.
         workers: number of processes that read images, see `dmlkit.loading.batches.make_loader`.
-        draft: whether large JPEGs are decoded at a smaller size, see `dmlkit.loading.inputs.TransformedImages`.
         advance: called with the number of images of every batch.
 
     Raises:
@@ -92,7 +90,6 @@ def embed_dataset(
         batch_size=BATCH_IMAGES,
         workers=workers,
         pin_memory=fabric.device.type == "cuda",
-        draft=draft,
     )
     points = torch.zeros(share, model.manifold.point_dim)
     rows = torch.full((share,), -1)
@@ -132,7 +129,7 @@ def embed_images(
     """
     if trained.fusion is not None and known is None:
         return fused(trained, [embed_images(one, fabric, dataset, source, bar) for one in trained.members])
-    dataset.limit(max_pixels=trained.recipe.dataset.max_pixels)
+    dataset.limit(trained.recipe.dataset.max_pixels)
     missing: Sequence[int] = range(len(dataset))
     if known is not None:
         missing = sorted({*missing}.difference(known.rows.tolist()))
@@ -146,7 +143,6 @@ def embed_images(
             trained.recipe.transform,
             indices=missing,
             workers=0 if len(missing) <= BATCH_IMAGES else trained.recipe.training.workers,
-            draft=trained.is_draft,
             advance=advance,
         )
     if known is not None:

@@ -69,8 +69,8 @@ class EmbedJob:
 
     def inputs(self, trained: TrainedModel) -> Inputs:
         """Return the samples as a model takes them."""
-        self.dataset.limit(max_pixels=trained.recipe.dataset.max_pixels)
-        return inputs_of(self.dataset, trained.recipe.transform, training=False, draft=trained.is_draft)
+        self.dataset.limit(trained.recipe.dataset.max_pixels)
+        return inputs_of(self.dataset, trained.recipe.transform, training=False)
 
     @property
     def parts(self) -> PartFolder:

@@ -13,7 +13,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.document import Document, differences
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.run_folder.folder import CheckpointName
-from dmlkit.run_folder.threshold import DecodedImages, Threshold
+from dmlkit.run_folder.threshold import Threshold
 from dmlkit.transforms.base import Channels, PositiveChannels
 
 LEAST_COSINE = 0.9999
@@ -114,10 +114,10 @@ class LocalFusion(Fusion, frozen=True, extra="forbid", strict=True):
         return Fusion(**{name: getattr(self, name) for name in Fusion.model_fields})
 
 
-class Computation(DecodedImages, frozen=True, extra="forbid", strict=True):
+class Computation(BaseModel, frozen=True, extra="forbid", strict=True):
     """What computed embeddings instead of torch in float32, and how far both agree on training images of the run."""
 
-    engine: Literal["torch", "onnxruntime", "openvino"]
+    engine: Literal["torch", "onnxruntime"]
     """Program that computed the network."""
     precision: Literal["fp32", "bf16", "fp16", "int8"]
     """Precision; all but ``fp32`` are mixed: the points are computed in float32 from features in a lower precision.
@@ -138,7 +138,7 @@ class Computation(DecodedImages, frozen=True, extra="forbid", strict=True):
     def option(self) -> str:
         """The end of the option ``--device`` that chooses it."""
         own = {"bf16": "+bf16", "fp32": "" if self.engine == "torch" else f"+{self.engine}"}
-        return own.get(self.precision, f"+{self.engine}") + ("" if self.decoding == "full" else "+draft")
+        return own.get(self.precision, f"+{self.engine}")
 
     def __str__(self) -> str:
         same = f"the same {NEAREST} nearest for {self.same_nearest} of {self.images} training images"
@@ -298,5 +298,4 @@ def _way(computation: Computation | None) -> str:
     """Return in words what computed embeddings."""
     if computation is None:
         return "torch in fp32"
-    decoded = "" if computation.decoding == "full" else ", from JPEGs decoded at a smaller size"
-    return f"{computation.engine} in {computation.precision}{decoded}"
+    return f"{computation.engine} in {computation.precision}"

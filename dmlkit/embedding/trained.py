@@ -14,7 +14,7 @@ import torch
 
 from dmlkit.backbones.tuning import FullTuningConfig
 from dmlkit.datasets.files.samples import Samples, samples_named
-from dmlkit.distributed.launch import DRAFT, OneProcess, Ranks
+from dmlkit.distributed.launch import OneProcess, Ranks
 from dmlkit.embedding.computation import accelerate
 from dmlkit.embedding.manifest import (
     Computation,
@@ -105,11 +105,6 @@ class TrainedModel:
         """Kind of the device, and what computes on it if not torch in float32, e.g. ``cpu+bf16``."""
         return self.device.type + (self.computation.option if self.computation else "")
 
-    @property
-    def is_draft(self) -> bool:
-        """Whether large JPEGs are decoded at a smaller size."""
-        return self.computation is not None and self.computation.decoding == "draft"
-
     @cached_property
     def fingerprint(self) -> str:
         """Hash of all weights, see `EmbeddingModel.fingerprint`; another one where the computation does not agree."""
@@ -172,11 +167,10 @@ def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
     Raises:
         UserError: see `accelerate`.
     """
-    if not isinstance(fabric, OneProcess) or not (fabric.engine or fabric.is_draft):
+    if not isinstance(fabric, OneProcess) or not fabric.engine:
         return trained
-    words = [trained.device.type, fabric.engine, DRAFT if fabric.is_draft else ""]
-    option = f"--device {'+'.join(filter(None, words))}"
-    model, computation = accelerate(trained.model, trained.recipe, fabric.engine, option, draft=fabric.is_draft)
+    option = f"--device {trained.device.type}+{fabric.engine}"
+    model, computation = accelerate(trained.model, trained.recipe, fabric.engine, option)
     if computation is None:
         return trained
     if not computation.agrees:
@@ -188,8 +182,7 @@ def as_computed(trained: TrainedModel, model: EmbeddingModel, computation: Compu
     """Return a model that another program computes; where it does not agree, with a fingerprint of its own."""
     weights = trained.fingerprint
     if not computation.agrees:
-        draft = " draft" if computation.decoding == "draft" else ""
-        way = f"{weights} {computation.engine} {computation.precision}{draft}"
+        way = f"{weights} {computation.engine} {computation.precision}"
         weights = hashlib.sha256(way.encode()).hexdigest()
     space = trained.aligned_to if computation.agrees else None
     options: Any = {"saved": "", "recorded": weights, "computation": computation, "aligned_to": space}

@@ -100,7 +100,6 @@ def threshold_on(validation: Points, run: RunFolder, trained: TrainedModel, far:
         validation=found.rates,
         test=None,
         probability=fit_pair_probability(validation),
-        decoding="draft" if trained.is_draft else "full",
     )
 
 

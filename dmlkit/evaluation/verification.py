@@ -19,7 +19,7 @@ from dmlkit.embedding.manifest import Fusion
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import embed_files
 from dmlkit.embedding.trained import load_model
-from dmlkit.errors import UserError, warn
+from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import points_of_split, threshold_on
 from dmlkit.evaluation.fusion import choose_fusion
 from dmlkit.evaluation.local import local_threshold, matched_images
@@ -230,9 +230,6 @@ def verify(
         if own := run.classes():
             own.require("validation")
         raise UserError(f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with {calibrate}")
-    if second is None and (threshold.decoding == "draft") != trained.is_draft:
-        how = "at a smaller size (+draft)" if threshold.decoding == "draft" else "at full size (without +draft)"
-        warn(f"the threshold of {path} is for images decoded {how}; run {calibrate} to choose one for these images")
     fusion, local = None, None
     if second is not None and second in PARTNERS:
         kept = local_threshold(run, trained, second.name, threshold.far, fabric, bar)

@@ -204,7 +204,7 @@ def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
     Raises:
         UserError: onnxruntime or onnxscript is not installed, or ONNX cannot express an operator.
     """
-    onnxruntime = import_runtime("onnxruntime", "--format onnx")
+    onnxruntime = import_runtime("--format onnx")
     import onnxscript
 
     trained, name = written.trained, f"{written.trained.samples.name}s"

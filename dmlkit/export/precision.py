@@ -86,7 +86,7 @@ def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, fabr
             images, or the embeddings are not points of the manifold.
     """
     option, name = f"--precision {precision}", f"{trained.samples.name}s"
-    onnxruntime = import_runtime("onnxruntime", option)
+    onnxruntime = import_runtime(option)
     inputs = training_inputs(trained.recipe, option)
     try:
         whole = onnx_program(traced(trained.model, inputs[:2]), name).model_proto

@@ -146,20 +146,8 @@ def check_image_file(path: Path) -> None:
         raise BadImageError(f"{error}; expected an image, a folder of images, or a table (.csv or .parquet)") from error
 
 
-class Limits(NamedTuple):
-    """Limits of decoding an image."""
-
-    max_pixels: int = MAX_PIXELS
-    """Largest number of decoded pixels. A JPEG of more is decoded at 1/2, 1/4 or 1/8 of its width and height."""
-    least_side: int | None = None
-    """Pixels that the shorter side needs: a JPEG of twice as many or more is decoded at a smaller size. None: all."""
-
-
-LIMITS = Limits()
-
-
-def limit_size(path: str | Path, image: Image.Image, limits: Limits, *, is_whole: bool) -> bool:
-    """Let a JPEG be decoded at a smaller size where limits ask for it; return whether it will be.
+def limit_size(path: str | Path, image: Image.Image, max_pixels: int, *, is_whole: bool) -> bool:
+    """Let a JPEG of more pixels be decoded at 1/2, 1/4 or 1/8 of its width and height; return whether it will be.
 
     The decoder computes the mean of each block of pixels from a part of its coefficients. ``image.size`` is the decoded
     size afterwards. An image of which only a box is used is not reduced, because the box may be small.
@@ -174,14 +162,12 @@ def limit_size(path: str | Path, image: Image.Image, limits: Limits, *, is_whole
             "several images"
         )
     if is_whole and image.format in ("JPEG", "MPO"):
-        while scale < 8 and limits.least_side is not None and min(size) >= 2 * scale * limits.least_side:
-            scale *= 2
-        while scale < 8 and prod(-(-side // scale) for side in size) > limits.max_pixels:
+        while scale < 8 and prod(-(-side // scale) for side in size) > max_pixels:
             scale *= 2
         image.draft(image.mode, (size[0] // scale, size[1] // scale))
-    if prod(image.size) > limits.max_pixels:
+    if prod(image.size) > max_pixels:
         raise BadImageError(
-            f"{path}: the image has {size[0]} x {size[1]} pixels; expected at most {limits.max_pixels:,}; make it "
+            f"{path}: the image has {size[0]} x {size[1]} pixels; expected at most {max_pixels:,}; make it "
             "smaller, or raise dataset.max_pixels in the recipe (of a run: recipe.yaml in its folder)"
         )
     return image.size != size

@@ -174,10 +174,9 @@ def evaluation_loader(
     batch_size: int = 128,
     workers: int | None = None,
     pin_memory: bool = False,
-    draft: bool = False,
 ) -> DataLoader[Any]:
     """Return a loader of `Batch` for evaluation, over all samples of a dataset in order or over ``indices``."""
     order = [(index, 0) for index in (range(len(dataset)) if indices is None else indices)]
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    inputs = inputs_of(dataset, transform, training=False, draft=draft)
+    inputs = inputs_of(dataset, transform, training=False)
     return make_loader(inputs, batches, workers=workers, pin_memory=pin_memory)

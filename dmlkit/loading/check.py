@@ -377,7 +377,7 @@ def check_images(
         advance: called with the number of images done.
     """
     images = listing.everything()
-    images.limit(max_pixels=config.max_pixels)
+    images.limit(config.max_pixels)
     seen: dict[bytes, list[int]] = {}
     unusual: dict[str, list[str]] = {}
     unreadable = 0

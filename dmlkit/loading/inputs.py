@@ -17,9 +17,6 @@ from dmlkit.transforms.base import Resizing, TransformConfig
 Draw = tuple[int, int]
 """Index of a sample and seed of its augmentation."""
 
-DRAFT = 2
-"""Pixels that a JPEG keeps for each one after resizing, where it is decoded at a smaller size."""
-
 
 class Item(NamedTuple):
     """Sample of a batch, or the message why it could not be read."""
@@ -59,7 +56,6 @@ class TransformedImages(Inputs):
         dataset: dataset of images.
         transform: transform of each image.
         training: whether to use the transform for training instead of the one for evaluation.
-        draft: whether JPEGs that are much larger than what the transform resizes to are decoded at a smaller size.
     """
 
     def __init__(
@@ -68,12 +64,9 @@ class TransformedImages(Inputs):
         transform: TransformConfig,
         *,
         training: bool,
-        draft: bool = False,
     ) -> None:
         super().__init__(dataset)
         self.resizing = transform.resizing
-        if draft:
-            dataset.limit(least_side=DRAFT * transform.resizing.side)
         self.transform = transform.training() if training else transform.evaluation()
         self.augmentations = [augmentation.build() for augmentation in transform.augment] if training else []
         self.augments = bool(self.augmentations) or (training and transform.augments)
@@ -110,12 +103,11 @@ def inputs_of(
     transform: TransformConfig | None,
     *,
     training: bool,
-    draft: bool = False,
 ) -> Inputs:
     """Return a dataset's samples as inputs of a model; see `TransformedImages`. Only images are transformed."""
     if transform is None or not dataset.kind.has_pixels:
         return PlainSamples(dataset)
-    return TransformedImages(dataset, transform, training=training, draft=draft)
+    return TransformedImages(dataset, transform, training=training)
 
 
 @contextmanager

@@ -30,8 +30,6 @@ class Photos:
     backbone: "Pretrained"
     at_hand: bool  # whether its weights are on this machine
     gpu: bool
-    engine: str = "torch"  # the fastest for features of training images
-    ratio: float = 1.0  # of its speed to that of torch
 
 
 def starting_recipe(setting: Photos) -> str:
@@ -130,10 +128,6 @@ def _backbone(setting: Photos) -> list[str]:
     else:
         lines.append("  tuning:   # without a GPU: features are computed once, and a head is trained on them")
         lines += ["    name: none", "    feature_views: 4   # augmented images of each photo"]
-        if setting.engine != "torch":
-            lines.append(
-                f"    engine: {setting.engine}   # {setting.ratio:.1f} times as fast as torch here, for training images"
-            )
     return [
         *lines,
         "transform: {name: pretrained}   # image size, normalization and cropping of the pretrained weights",

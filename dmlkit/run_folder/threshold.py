@@ -1,8 +1,8 @@
 """``threshold.json``: the similarity from which on two images are considered the same class."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import BaseModel, FiniteFloat, NonNegativeInt, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, FiniteFloat, NonNegativeInt
 
 from dmlkit.files.document import Document
 from dmlkit.metrics.reliability import Reliability, Share
@@ -36,22 +36,7 @@ class PairProbability(BaseModel, frozen=True, extra="forbid"):
     """Reliability on validation classes that did not fit the probability; null for fewer than 5 classes."""
 
 
-class DecodedImages(BaseModel, frozen=True, extra="forbid"):
-    """Base of records of results that depend on how images were decoded."""
-
-    decoding: Literal["full", "draft"] = "full"
-    """``draft`` if JPEGs that are much larger than what the model sees were decoded at a smaller size."""
-
-    @model_serializer(mode="wrap")
-    def without_full_decoding(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the usual decoding, which files of earlier versions do not have."""
-        found: dict[str, Any] = serialize(self)
-        if self.decoding == "full":
-            del found["decoding"]
-        return found
-
-
-class Threshold(Document, DecodedImages, frozen=True):
+class Threshold(Document, frozen=True):
     """Threshold that ``dmlkit calibrate`` chose for a run's model."""
 
     kind: ClassVar[str] = "calibrated threshold"

@@ -14,8 +14,6 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.device_name import count_cores
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.computation import compare_engines
-from dmlkit.embedding.features import ENGINE, frozen_backbone
 from dmlkit.embedding.trained import without_pretrained_weights
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import collate, default_workers
@@ -24,8 +22,6 @@ from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.schema import Recipe
 
 TIMED = 16  # images: on one CPU core a batch of EfficientNet-Lite0 takes 0.6 s
-LONG = 60  # seconds of features before engines are compared, which takes 20 s on one CPU core
-WORTH = 1.2  # times the speed of torch; a smaller gain is not worth a line of the recipe
 EPOCH = 0.1  # seconds of an epoch of a head on cached features: 540 photos, 200 epochs in 22 s on 2 CPU cores
 
 
@@ -34,8 +30,6 @@ class Estimate(NamedTuple):
 
     seconds: float
     images_per_second: float  # through the backbone, backward too if it is trained
-    engine: str = "torch"  # the fastest for the features of training images, where they are cached
-    ratio: float = 1.0  # of its speed to that of torch, of the network alone
 
 
 def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = False) -> Estimate:
@@ -47,8 +41,7 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
     Args:
         recipe: the recipe.
         device: see `start_fabric`.
-        at_hand: whether the pretrained weights are on this machine; if not, the weights are random here, and engines
-            are not compared; nor are they if torch needs less than a minute.
+        at_hand: whether the pretrained weights are on this machine; if not, the weights are random here.
 
     Raises:
         UserError: the model cannot be built, e.g. without timm, or none of the images can be read.
@@ -67,21 +60,9 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
     per_image = _per_image(computing, reading, workers, fabric)
     if isinstance(tuning, NoTuningConfig) and tuning.features == "cached":
         views = len(train) * max(1, tuning.feature_views)
-        engine, ratio = _fastest(recipe, model, fabric) if at_hand and views * per_image > LONG else ("torch", 1.0)
-        faster = _per_image(computing / ratio, reading, workers, fabric)
-        seconds = views * faster + evaluated * per_image + epochs * EPOCH
-        return Estimate(seconds, 1 / faster, engine, ratio)
+        return Estimate((views + evaluated) * per_image + epochs * EPOCH, 1 / per_image)
     trained = _per_image(_computing(model.train(), pixels, fabric, backward=not is_frozen), reading, workers, fabric)
     return Estimate(epochs * len(train) * trained + (epochs + 1) * evaluated * per_image, 1 / trained)
-
-
-def _fastest(recipe: Recipe, model: EmbeddingModel, fabric: Fabric) -> tuple[str, float]:
-    """Return the engine that computes features fastest, and how many times as fast as torch it is."""
-    alone = frozen_backbone(recipe, model, fabric.device)
-    found = compare_engines(alone.model, alone.recipe, ENGINE)
-    ratios = {name: one.images_per_second / one.torch_images_per_second for name, one in found.items()}
-    engine = max(ratios, key=ratios.__getitem__, default="torch")
-    return (engine, ratios[engine]) if ratios.get(engine, 0) >= WORTH else ("torch", 1.0)
 
 
 def _read(dataset: Dataset, recipe: Recipe) -> tuple[Tensor, float]:

@@ -3,17 +3,11 @@
 import os
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dmlkit.backbones.timm_models import LITE0
-from dmlkit.datasets.folder import FolderConfig
-from dmlkit.embedding.computation import EngineComparison
-from dmlkit.embedding.manifest import Computation
-from dmlkit.recipe.file import parse_recipe, read_recipe
-from dmlkit.recipe.start import Photos, starting_recipe
+from dmlkit.recipe.file import read_recipe
 from dmlkit.training import estimate
 from tests.conftest import Result
 from tests.datasets import trees
@@ -207,40 +201,6 @@ def test_the_estimate_counts_the_passes_through_the_backbone(
     if "none" in tuning:
         seconds = train * (4 if "4" in tuning else 1) + rest + epochs * estimate.EPOCH
     assert found.seconds == pytest.approx(seconds) and found.images_per_second == 1
-
-
-@pytest.mark.parametrize(
-    ("bf16", "taken", "seconds"), [(300.0, "bf16", 0.5), (190.0, "onnxruntime", 0.75), (0.0, "onnxruntime", 0.75)]
-)
-def test_start_takes_the_fastest_engine_for_the_features_of_training_images(
-    bf16: float, taken: str, seconds: float, tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """With torch's 100 images/s; reading is free. Agreement does not count: torch computes what is evaluated."""
-    monkeypatch.setattr(estimate, "_computing", lambda *_, **__: 1.5)
-    monkeypatch.setattr(estimate, "_per_image", lambda computing, *_: computing)
-    found = {"onnxruntime": 200.0} | ({"bf16": bf16} if bf16 else {})
-    monkeypatch.setattr(estimate, "compare_engines", lambda *_: {name: compared(of) for name, of in found.items()})
-    recipe = read_recipe(tiny_recipe, ["backbone.tuning={name: none, feature_views: 4}", PLAIN])
-    train, rest = 3 * 6, (3 + 6) * 6
-    expected = train * 4 * seconds + rest * 1.5 + 3 * estimate.EPOCH
-    assert estimate.estimate_training(recipe, "cpu", at_hand=True)[:3] == (pytest.approx(expected), 1 / seconds, taken)
-    slow = estimate.estimate_training(recipe, "cpu")
-    assert slow[2:] == ("torch", 1.0) and slow.seconds > expected
-    monkeypatch.setattr(estimate, "_computing", lambda *_, **__: 0.8)  # 58 s of torch
-    assert estimate.estimate_training(recipe, "cpu", at_hand=True).engine == "torch"
-
-
-def compared(images_per_second: float) -> EngineComparison:
-    found = Computation(engine="torch", precision="bf16", images=64, cosine=0.9, same_nearest=0)
-    return EngineComparison(computation=found, images_per_second=images_per_second, torch_images_per_second=100.0)
-
-
-def test_the_recipe_names_the_engine_and_its_speed():
-    photos = Photos(FolderConfig(root="photos"), 720, 40, 540, False, LITE0, True, False, "bf16", 1.84)
-    text = starting_recipe(photos)
-    assert "    engine: bf16   # 1.8 times as fast as torch here, for training images\n" in text
-    assert parse_recipe(text, "photos.yaml").backbone.tuning.engine == "bf16"
-    assert "engine" not in starting_recipe(replace(photos, engine="torch", ratio=1.0))
 
 
 def test_the_screen_says_which_of_nested_folders_are_the_classes(

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from dmlkit.datasets import FolderConfig
 from dmlkit.datasets.files import image
-from dmlkit.datasets.files.dataset import Dataset, PickedSamples
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import Turns, decode_image, decoded_pixels, frames, read_image
 from dmlkit.embedding.embedder import GivenImages
-from dmlkit.embedding.images import ImageList, dataset_of
+from dmlkit.embedding.images import dataset_of
 from dmlkit.embedding.questions.page import drawn_picture
-from dmlkit.files.image_file import FORMATS, HEIF, MAX_SIDE, BadImageError, Box, Limits, decoding
+from dmlkit.files.image_file import FORMATS, HEIF, MAX_PIXELS, MAX_SIDE, BadImageError, Box, decoding
 from dmlkit.files.regular import EXTENSIONS, HEIC
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.recipe.file import parse_recipe
@@ -151,8 +151,8 @@ def test_a_photo_with_a_second_picture_is_no_animation(tmp_path: Path):
     (tmp_path / "cut.jpg").write_bytes(content[: content.rindex(b"\xff\xd8\xff")])  # its index lists both
     assert frames(tmp_path / "cut.jpg") == 1
     assert torch.equal(read_image(tmp_path / "cut.jpg"), read_image(tmp_path / "same.jpg"))
-    reduced = read_image(tmp_path / "phone.jpg", limits=Limits(max_pixels=1000))
-    assert torch.equal(reduced, read_image(tmp_path / "same.jpg", limits=Limits(max_pixels=1000)))
+    reduced = read_image(tmp_path / "phone.jpg", max_pixels=1000)
+    assert torch.equal(reduced, read_image(tmp_path / "same.jpg", max_pixels=1000))
 
 
 @pytest.mark.parametrize(
@@ -302,8 +302,8 @@ def test_torchcodec_decodes_whole_color_jpegs_alone(tmp_path: Path, monkeypatch:
     assert image.decode_image("x.jpg", (tmp_path / "color.jpg").read_bytes(), None) is marked
     assert read_image(tmp_path / "color.jpg", Box(0, 0, 4, 4)).shape == (3, 4, 4)
     with pytest.raises(BadImageError, match="8 x 8 pixels"):
-        read_image(tmp_path / "color.jpg", Box(0, 0, 4, 4), Limits(max_pixels=63))
-    assert read_image(tmp_path / "color.jpg", limits=Limits(max_pixels=63)).shape == (3, 4, 4)
+        read_image(tmp_path / "color.jpg", Box(0, 0, 4, 4), 63)
+    assert read_image(tmp_path / "color.jpg", max_pixels=63).shape == (3, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def gradient(width: int, height: int) -> np.ndarray:
 @pytest.mark.parametrize(("most", "scale"), [(64 * 48, 1), (64 * 48 - 1, 2), (500, 4), (48, 8)])
 def test_a_jpeg_above_the_limit_is_decoded_at_the_largest_size_within_it(most: int, scale: int, tmp_path: Path):
     Image.fromarray(gradient(64, 48)).save(tmp_path / "photo.jpg", quality=100, subsampling=0)
-    pixels = read_image(tmp_path / "photo.jpg", limits=Limits(max_pixels=most)).permute(1, 2, 0).numpy()
+    pixels = read_image(tmp_path / "photo.jpg", max_pixels=most).permute(1, 2, 0).numpy()
     means = gradient(64, 48).reshape(48 // scale, scale, 64 // scale, scale, 3).mean((1, 3))
     assert pixels.shape == means.shape and np.abs(pixels - means).max() <= 8
 
@@ -346,7 +346,7 @@ def test_an_image_that_stays_above_the_limit_is_refused(name: str, box: Box | No
     Image.fromarray(gradient(64, 48)).save(tmp_path / name)
     most = 47 if name == "photo.jpg" and box is None else 3000
     with pytest.raises(BadImageError, match=f"64 x 48 pixels; expected at most {most:,}; .* raise dataset.max_pixels"):
-        read_image(tmp_path / name, box, Limits(max_pixels=most))
+        read_image(tmp_path / name, box, most)
 
 
 def test_a_very_long_image_is_refused(tmp_path: Path):
@@ -358,20 +358,20 @@ def test_a_very_long_image_is_refused(tmp_path: Path):
     assert read_image(tmp_path / "longest.png").shape == (3, MAX_SIDE, 1)
 
 
-@pytest.mark.parametrize("limits", [Limits(), Limits(max_pixels=1500), Limits(least_side=12)])
-def test_the_pixels_of_an_image_are_known_from_its_header(limits: Limits, tmp_path: Path):
+@pytest.mark.parametrize("most", [MAX_PIXELS, 1500])
+def test_the_pixels_of_an_image_are_known_from_its_header(most: int, tmp_path: Path):
     for name in ("photo.jpg", "photo.webp", "photo.png"):
         Image.effect_noise((64, 48), 50).convert("RGB").save(tmp_path / name)
         content = (tmp_path / name).read_bytes()
-        if name != "photo.jpg" and limits.max_pixels == 1500:
+        if name != "photo.jpg" and most == 1500:
             with pytest.raises(BadImageError, match="expected at most 1,500"):
-                decoded_pixels(name, content, limits)
+                decoded_pixels(name, content, most)
             continue
-        whole = decode_image(name, content, None, limits)
-        assert decoded_pixels(tmp_path / name, limits=limits) == decoded_pixels(name, content, limits)
-        assert decoded_pixels(name, content, limits) == whole.shape[1] * whole.shape[2]
+        whole = decode_image(name, content, None, most)
+        assert decoded_pixels(tmp_path / name, max_pixels=most) == decoded_pixels(name, content, most)
+        assert decoded_pixels(name, content, most) == whole.shape[1] * whole.shape[2]
         if name != "photo.webp":  # whose header Pillow reads together with the rest
-            assert decoded_pixels(name, content[:-100], limits) == whole.shape[1] * whole.shape[2]
+            assert decoded_pixels(name, content[:-100], most) == whole.shape[1] * whole.shape[2]
 
 
 @pytest.mark.filterwarnings("error::PIL.Image.DecompressionBombWarning")
@@ -395,20 +395,11 @@ def test_the_limit_of_a_recipe_reaches_every_image(tmp_path: Path):
     assert dataset_of(None, "train", recipe).sample(0).shape == (3, 24, 32)
 
 
-def test_a_model_sees_every_part_of_a_list_at_the_size_that_it_needs(tmp_path: Path):
-    Image.fromarray(gradient(64, 48)).save(tmp_path / "photo.jpg")
-    images = ImageList([str(tmp_path / "photo.jpg")] * 2)
-    part = PickedSamples(images, torch.tensor([1]), torch.tensor([-1]))
-    part.limit(least_side=5)
-    part.limit(least_side=12)
-    assert part.sample(0).shape == (3, 12, 16)
-
-
 def test_a_box_is_drawn_at_its_place_in_a_reduced_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     Image.new("RGB", (640, 320), "blue").save(tmp_path / "a.jpg", quality=95)
     lines: list[np.ndarray] = []
     for most in (640 * 320, 60_000):
-        monkeypatch.setattr("dmlkit.embedding.questions.page.read_image", partial(read_image, limits=Limits(most)))
+        monkeypatch.setattr("dmlkit.embedding.questions.page.read_image", partial(read_image, max_pixels=most))
         picture = Image.open(BytesIO(drawn_picture(str(tmp_path / "a.jpg"), Box(160, 80, 400, 240))))
         lines.append(np.asarray(picture)[..., 0] > 150)  # yellow
     corners = [(*line.any(0).nonzero()[0][[0, -1]], *line.any(1).nonzero()[0][[0, -1]]) for line in lines]

@@ -84,24 +84,6 @@ def test_the_verdict_on_two_images_comes_first(dmlkit, photos: Path, monkeypatch
     assert columns == ["verdict", "known", "probability", "score", "a", "b"]
 
 
-def test_a_threshold_of_images_decoded_at_a_smaller_size_is_named(
-    dmlkit, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    run = Path(shutil.copytree(photos / "run", tmp_path / "run"))
-    words, note = ("verify", run, photos / "a1.png", photos / "a2.png"), f"run dmlkit calibrate {run}"
-    assert dmlkit("calibrate", run, "--far", "0.1", "--device", "cpu+draft").code == 0
-    for device, expected in (("cpu", f"{note} to"), ("cpu+draft", "")):
-        caplog.clear()
-        assert dmlkit(*words, "--device", device).code == 0
-        assert (f"the threshold of {run} is for images decoded" in caplog.text) == bool(expected)
-        assert expected in caplog.text
-    assert dmlkit("calibrate", run, "--far", "0.1", "--device", "cpu").code == 0
-    assert "decoding" not in json.loads((run / "threshold.json").read_text())
-    caplog.clear()
-    assert dmlkit(*words, "--device", "cpu+draft").code == 0 and f"{note} --device cpu+draft to" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -13,7 +13,7 @@ from dmlkit.datasets.files.class_names import Levels, levels_of, members_of
 from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
 from dmlkit.errors import some_of
-from dmlkit.files.image_file import LIMITS, Box
+from dmlkit.files.image_file import MAX_PIXELS, Box
 
 
 class Dataset(ABC):
@@ -36,14 +36,14 @@ class Dataset(ABC):
         in_memory: whether samples are in memory, so that loading them needs no worker processes.
         boxes: (N, 4) float64, left, top, right, bottom in pixels of the image files, NaN for the full image; or None.
         margin: margin of all boxes, see `Box`.
-        limits: limits of decoding images, see `limit`.
+        max_pixels: largest number of decoded pixels of an image, see `read_image`.
     """
 
     kind: Samples = ImageSamples()
     in_memory = False
     boxes: np.ndarray | None = None
     margin = 0.0
-    limits = LIMITS
+    max_pixels = MAX_PIXELS
 
     def __init__(
         self,
@@ -71,12 +71,9 @@ class Dataset(ABC):
         if isinstance(width := cls.__dict__.get("num_features"), int):
             cls.kind = VectorSamples(width)
 
-    def limit(self, *, max_pixels: int | None = None, least_side: int | None = None) -> None:
-        """Set the largest number of decoded pixels, or the pixels that the shorter side needs, the larger of two."""
-        if max_pixels is not None:
-            self.limits = self.limits._replace(max_pixels=max_pixels)
-        if least_side is not None:
-            self.limits = self.limits._replace(least_side=max(least_side, self.limits.least_side or 0))
+    def limit(self, max_pixels: int) -> None:
+        """Set the largest number of decoded pixels."""
+        self.max_pixels = max_pixels
 
     @property
     def super_classes(self) -> Tensor | None:
@@ -178,11 +175,11 @@ class PickedSamples(Dataset):
             separator=dataset.separator,
         )
         self.dataset, self.rows = dataset, rows
-        self.kind, self.in_memory, self.limits = dataset.kind, dataset.in_memory, dataset.limits
+        self.kind, self.in_memory, self.max_pixels = dataset.kind, dataset.in_memory, dataset.max_pixels
 
-    def limit(self, *, max_pixels: int | None = None, least_side: int | None = None) -> None:
-        super().limit(max_pixels=max_pixels, least_side=least_side)
-        self.dataset.limit(max_pixels=max_pixels, least_side=least_side)
+    def limit(self, max_pixels: int) -> None:
+        super().limit(max_pixels)
+        self.dataset.limit(max_pixels)
 
     def key(self, index: int) -> str:
         return self.dataset.key(int(self.rows[index]))

@@ -17,10 +17,9 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import SIDE, ImageSamples
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import (
-    LIMITS,
+    MAX_PIXELS,
     BadImageError,
     Box,
-    Limits,
     decoding,
     limit_size,
     opened,
@@ -34,7 +33,7 @@ WORKER_START = "fork" if sys.platform == "linux" else None
 ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are written with few digits
 
 
-def read_image(path: str | Path, box: Box | None = None, limits: Limits = LIMITS) -> Tensor:
+def read_image(path: str | Path, box: Box | None = None, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Decode an image file, or a box of it, to (3, H, W) uint8 RGB, upright.
 
     Gray, palette and CMYK images are converted, more than 8 bits are scaled (see `to_rgb`), transparent pixels are
@@ -43,34 +42,34 @@ def read_image(path: str | Path, box: Box | None = None, limits: Limits = LIMITS
     Args:
         path: image file.
         box: box to crop; None for the full image.
-        limits: largest number of pixels, and whether JPEGs are decoded at a smaller size.
+        max_pixels: largest number of decoded pixels; a JPEG of more is decoded at a smaller size, see `limit_size`.
 
     Raises:
         BadImageError: the file is missing, not regular, empty, damaged, truncated, too large, or not an image, or the
             box is not inside the image.
     """
     with decoding(path):
-        return decode_image(path, None, box, limits)
+        return decode_image(path, None, box, max_pixels)
 
 
-def decoded_pixels(path: str | Path, content: bytes | None = None, limits: Limits = LIMITS) -> int:
+def decoded_pixels(path: str | Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> int:
     """Return how many pixels `decode_image` holds for a full image, from its header alone.
 
     Raises:
-        BadImageError: it is no image, or larger than the limits.
+        BadImageError: it is no image, or has too many pixels.
     """
     with decoding(path), opened(path, content) as image:
-        limit_size(path, image, limits, is_whole=True)
+        limit_size(path, image, max_pixels, is_whole=True)
         return image.width * image.height
 
 
-def decode_image(path: str | Path, content: bytes | None, box: Box | None, limits: Limits = LIMITS) -> Tensor:
+def decode_image(path: str | Path, content: bytes | None, box: Box | None, max_pixels: int = MAX_PIXELS) -> Tensor:
     """Decode an image like `read_image`, from ``content`` or, if that is None, from the file.
 
     Errors of decoders are not converted; see `decoding`.
     """
     with opened(path, content) as image:
-        is_smaller = limit_size(path, image, limits, is_whole=box is None)
+        is_smaller = limit_size(path, image, max_pixels, is_whole=box is None)
         is_color = image.format == "JPEG" and image.mode == "RGB"
         with _turns[-1].for_pixels(image.width * image.height) if _turns else nullcontext():
             if box is None and is_color and not is_smaller and (decode_jpeg := jpeg_decoder()):

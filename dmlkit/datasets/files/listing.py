@@ -165,7 +165,7 @@ class ListedImages(Dataset):
         return self.paths[index] if self.box(index) is None else None
 
     def sample(self, index: int) -> Tensor:
-        return read_image(self.paths[index], self.box(index), self.limits)
+        return read_image(self.paths[index], self.box(index), self.max_pixels)
 
 
 def picked(values: np.ndarray | None, rows: np.ndarray) -> Tensor | None:

@@ -61,7 +61,7 @@ class LabelledImages(Dataset):
         return None if self.images[index].box else self.paths[index]
 
     def sample(self, index: int) -> Tensor:
-        return read_image(self.images[index].path, self.images[index].box, self.limits)
+        return read_image(self.images[index].path, self.images[index].box, self.max_pixels)
 
 
 def images_of(

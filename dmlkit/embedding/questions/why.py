@@ -107,7 +107,7 @@ def explain(
 
 def explain_images(trained: TrainedModel, images: Dataset, run: RunFolder | None) -> Seen:
     """Explain how similar the two images of a dataset are to a model, see `explain`; its run has the threshold."""
-    images.limit(max_pixels=trained.recipe.dataset.max_pixels)
+    images.limit(trained.recipe.dataset.max_pixels)
     inputs = inputs_of(images, trained.recipe.transform, training=False)
     shown: list[Tensor] = []
     for index in range(2):

@@ -159,8 +159,6 @@ class Service:
         self.run = model.run or opened.run
         self.embedder = Embedder(load_same_model(opened, self.chosen, fabric), fabric)
         warn_of_other_model(describe(self.embedder.trained), opened)
-        if self.embedder.trained.is_draft:
-            raise UserError(f"--device {model.device}: serve decodes images at their full size; remove +draft")
         samples = self.embedder.trained.samples
         if not samples.has_pixels:
             raise UserError(f"{source}: its model takes {samples.name}s, and a server takes images only")
