@@ -44,7 +44,7 @@ from dmlkit.embedding.trained import describe
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import excerpt, printable
-from dmlkit.files.image_file import LIMITS, decoding
+from dmlkit.files.image_file import decoding
 from dmlkit.files.labels import stated_label
 from dmlkit.files.outputs import GALLERY_MARK, writing
 from dmlkit.files.regular import EXTENSIONS
@@ -162,7 +162,7 @@ class Service:
         samples = self.embedder.trained.samples
         if not samples.has_pixels:
             raise UserError(f"{source}: its model takes {samples.name}s, and a server takes images only")
-        self._limits = LIMITS._replace(max_pixels=min(self.embedder.trained.recipe.dataset.max_pixels, MOST_PIXELS))
+        self._max_pixels = min(self.embedder.trained.recipe.dataset.max_pixels, MOST_PIXELS)
         self.snapshot = Snapshot(opened, stamp)
         self.embedder.embed([np.zeros((8, 8, 3), np.uint8)])  # the first one takes longer
         computed = self.embedder.trained.computation
@@ -178,7 +178,7 @@ class Service:
         """
         name, trained = printable(excerpt(name)), self.embedder.trained
         with decoding(name):
-            pixels = decode_image(name, content, None, self._limits)
+            pixels = decode_image(name, content, None, self._max_pixels)
         for one in trained.members or (trained,):
             assert one.recipe.transform is not None
             check_resized(pixels, one.recipe.transform.resizing, name)
@@ -191,7 +191,7 @@ class Service:
             HTTPException: they are too many.
             BadImageError: a file, given by its name and content, is no image, or too large.
         """
-        pixels = sum(decoded_pixels(printable(excerpt(name)), content, self._limits) for name, content in files)
+        pixels = sum(decoded_pixels(printable(excerpt(name)), content, self._max_pixels) for name, content in files)
         if pixels > MOST_PIXELS:
             raise HTTPException(
                 413,
