@@ -52,6 +52,7 @@ LIMITS = {
     "workers are out of shared memory": FULL,
     "unable to resize file </torch": "ulimit -f limits the shared memory too, through which readers send images; "
     "raise it",
+    "Storage size calculation overflowed": "a tensor has more bytes than 64 bits count",
 }
 """Meaning of texts of a RuntimeError."""
 

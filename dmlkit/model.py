@@ -161,10 +161,15 @@ def build_model(recipe: Recipe, num_features: int | None = None, *, backbone: Ba
         recipe: the recipe.
         num_features: width of the dataset's vectors; None for other samples.
         backbone: the recipe's backbone, if it was built before.
+
+    Raises:
+        UserError: a part cannot be built, e.g. because it needs more memory than the machine has.
     """
     samples = samples_named(recipe.dataset.sample).of(num_features)
-    backbone = backbone or recipe.backbone.build(num_features)
-    head = recipe.head.build(backbone.num_features, recipe.manifold.build(recipe.embedding_dim))
+    with recipe.errors_at("backbone"):
+        backbone = backbone or recipe.backbone.build(num_features)
+    with recipe.errors_at("embedding_dim"):
+        head = recipe.head.build(backbone.num_features, recipe.manifold.build(recipe.embedding_dim))
     normalization = nn.Identity()
     if transform := recipe.transform:
         normalization = Normalization(transform.mean, transform.std, transform.channels, transform.pixel_max)

@@ -191,6 +191,10 @@ def test_a_pretrained_model_is_the_baseline_of_eval_untrained(place: Path, tmp_p
     [
         ("timm", "timm: expected timm:MODEL, e.g. timm:tf_efficientnet_lite0"),
         ("timm:no_such_model", "timm:no_such_model: backbone.model: timm has no 'no_such_model'"),
+        (
+            "timm:resnet18.nope",
+            "timm:resnet18.nope: backbone.model: timm has no weights 'nope' of resnet18; exp",
+        ),
         ("tim:resnet18", "tim:resnet18: no run and no backbone; did you mean 'timm'?"),
         ("small_cnn", "small_cnn: has no published weights; expected one of convnext, "),
         ("bn_inception", "bn_inception: has no published weights; expected one of convnext, "),

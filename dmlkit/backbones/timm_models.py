@@ -217,7 +217,7 @@ def adapt(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_registered(model: str) -> None:
-    """Raise a `UserError` unless timm is installed and has a model."""
+    """Raise a `UserError` unless timm is installed and has a model, with weights of its tag."""
     try:
         import timm
     except ImportError:
@@ -228,6 +228,10 @@ def check_registered(model: str) -> None:
         near = timm.list_models(f"*{model.split('.')[0]}*")[:3]
         hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models()"
         raise OptionError("backbone.model", f"timm has no {model!r}; {hint}")
+    architecture, _, tag = model.partition(".")
+    if tag and registered_settings(model) is None:
+        known = " or ".join(timm.list_models(f"{architecture}.*", pretrained=True)[:5]) or architecture
+        raise OptionError("backbone.model", f"timm has no weights {tag!r} of {architecture}; expected {known}")
 
 
 def create(model: str, *, pretrained: bool, **options: Any) -> Any:

@@ -153,10 +153,10 @@ def _load_pretrained(name: str, fabric: Ranks) -> TrainedModel:
     }
     try:
         recipe = parse_recipe(json.dumps(settings), name)
+        with torch.random.fork_rng(devices=[]):  # the head that is left out is drawn at random
+            model = build_model(recipe)
     except UserError as error:
         raise UserError(str(error).replace(f"{name}:1: ", f"{name}: ")) from None  # nobody wrote a line of a file
-    with torch.random.fork_rng(devices=[]):  # the head that is left out is drawn at random
-        model = build_model(recipe)
     width = model.backbone.num_features
     alone = backbone_alone(model, Sphere(width)).to(fabric.device).eval()
     recipe = recipe.model_copy(update={"manifold": Sphere.Config(), "embedding_dim": width})

@@ -204,8 +204,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     if recipe.training.gradient_checkpointing:
         with recipe.errors_at("training", "gradient_checkpointing"):
             recompute_blocks(backbone)
-    with recipe.errors_at("embedding_dim"):
-        model = build_model(recipe, train.num_features, backbone=backbone)
+    model = build_model(recipe, train.num_features, backbone=backbone)
     blank = try_model(recipe, model, train)
     _try_single_images(recipe, model, blank, sampler.batch_size // ranks)
     if recipe.training.gradient_cache:

@@ -170,7 +170,6 @@ def untrained_model(recipe: Recipe, dataset: Dataset) -> EmbeddingModel:
         UserError: the recipe is not usable, or the weights are not available.
     """
     torch.manual_seed(recipe.seed)
-    with recipe.errors_at("backbone"):
-        model = build_model(recipe, dataset.num_features)
+    model = build_model(recipe, dataset.num_features)
     try_model(recipe, model, dataset)
     return model

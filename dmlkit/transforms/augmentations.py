@@ -9,9 +9,7 @@ from pydantic import (
     AfterValidator,
     Discriminator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     Tag,
     model_validator,
@@ -64,6 +62,12 @@ NumberOrRange = Annotated[
     Annotated[Number, Tag("<one>")] | Annotated[Range[Bound], Tag("<several>")], Discriminator(_kind)
 ]
 Share = Annotated[float, Field(ge=0, le=1)]
+Factor = Annotated[float, Field(ge=0, le=255)]  # beyond it all pixels but black are white
+Angle = Annotated[float, Field(ge=-360, le=360)]
+Slant = Annotated[float, Field(gt=-90, lt=90)]
+Ratio = Annotated[float, Field(ge=0.01, le=100)]
+Deviation = Annotated[float, Field(ge=0.01, le=1000)]
+Strengths = Annotated[int, Field(ge=2, le=256)]  # more are no other pixels; of 1 torchvision makes no integer
 Level = Annotated[float, Field(ge=0, le=255)]
 Fill = Annotated[
     Annotated[Level, Tag("<one>")] | Annotated[tuple[Level, Level, Level], Tag("<several>")], Discriminator(_kind)
@@ -137,11 +141,11 @@ class ColorJitterConfig(FromTorchvisionConfig, frozen=True):
 
     transform: ClassVar[str] = "ColorJitter"
     name: Literal["color_jitter"] = "color_jitter"
-    brightness: NumberOrRange[NonNegativeFloat, NonNegativeFloat] = 0.0
+    brightness: NumberOrRange[Factor, Factor] = 0.0
     """b draws the factor from 1 - b (at least 0) to 1 + b; a range draws it from there."""
-    contrast: NumberOrRange[NonNegativeFloat, NonNegativeFloat] = 0.0
+    contrast: NumberOrRange[Factor, Factor] = 0.0
     """Range of the factor, as for brightness."""
-    saturation: NumberOrRange[NonNegativeFloat, NonNegativeFloat] = 0.0
+    saturation: NumberOrRange[Factor, Factor] = 0.0
     """Range of the factor, as for brightness."""
     hue: NumberOrRange[Annotated[float, Field(ge=0, le=0.5)], Annotated[float, Field(ge=-0.5, le=0.5)]] = 0.0
     """h draws the shift from -h to h; 0.5 is half of the color circle; a range draws it from there."""
@@ -153,8 +157,8 @@ class GaussianBlurConfig(FromTorchvisionConfig, frozen=True):
     transform: ClassVar[str] = "GaussianBlur"
     name: Literal["gaussian_blur"] = "gaussian_blur"
     kernel_size: Annotated[PositiveInt, AfterValidator(_odd)]
-    """Side of the kernel in pixels, an odd number; SimCLR uses a tenth of the image."""
-    sigma: NumberOrRange[PositiveFloat, PositiveFloat] = (0.1, 2.0)
+    """Side of the kernel in pixels, an odd number up to ``size``; SimCLR uses a tenth of the image."""
+    sigma: NumberOrRange[Deviation, Deviation] = (0.1, 2.0)
     """Standard deviation in pixels, or the range from which it is drawn."""
 
 
@@ -163,11 +167,11 @@ class RandAugmentConfig(FromTorchvisionConfig, frozen=True):
 
     transform: ClassVar[str] = "RandAugment"
     name: Literal["rand_augment"] = "rand_augment"
-    num_ops: PositiveInt = 2
-    """Number of operations."""
+    num_ops: Annotated[int, Field(ge=1, le=14)] = 2
+    """Number of operations, at most the 14 that there are."""
     magnitude: NonNegativeInt = 9
     """Strength of all operations, below ``num_magnitude_bins``."""
-    num_magnitude_bins: PositiveInt = 31
+    num_magnitude_bins: Strengths = 31
     """Number of strengths."""
     interpolation: Filling = "nearest"
     """Interpolation between pixels."""
@@ -187,13 +191,13 @@ class RandomAffineConfig(FromTorchvisionConfig, frozen=True):
 
     transform: ClassVar[str] = "RandomAffine"
     name: Literal["random_affine"] = "random_affine"
-    degrees: NumberOrRange[NonNegativeFloat, float]
+    degrees: NumberOrRange[Annotated[float, Field(ge=0, le=180)], Angle]
     """d draws the angle from -d to d degrees; a range draws it from there."""
     translate: tuple[Share, Share] | None = None
     """Maximum shift, horizontal and vertical, as shares of the side; null does not shift."""
-    scale: Range[PositiveFloat] | None = None
+    scale: Range[Ratio] | None = None
     """Range of the factor by which sides grow; null keeps the size."""
-    shear: NumberOrRange[NonNegativeFloat, float] | None = None
+    shear: NumberOrRange[Annotated[float, Field(ge=0, lt=90)], Slant] | None = None
     """Degrees of the horizontal shear, as for degrees; null does not shear."""
     interpolation: Filling = "nearest"
     """Interpolation between pixels."""
@@ -209,7 +213,7 @@ class RandomErasingConfig(FromTorchvisionConfig, frozen=True):
     p: Share = 0.5
     scale: Range[Share] = (0.02, 0.33)
     """Range of the box's share of the area."""
-    ratio: Range[PositiveFloat] = (0.3, 3.3)
+    ratio: Range[Ratio] = (0.3, 3.3)
     """Range of the box's height divided by its width."""
     value: Fill = 0.0
     """Value 0..255, or one per channel, of the erased pixels, before normalization."""
@@ -250,7 +254,7 @@ class RandomRotationConfig(FromTorchvisionConfig, frozen=True):
 
     transform: ClassVar[str] = "RandomRotation"
     name: Literal["random_rotation"] = "random_rotation"
-    degrees: NumberOrRange[NonNegativeFloat, float]
+    degrees: NumberOrRange[Annotated[float, Field(ge=0, le=180)], Angle]
     """d draws the angle from -d to d degrees; a range draws it from there."""
     interpolation: Filling = "nearest"
     """Interpolation between pixels."""
@@ -281,7 +285,7 @@ class TrivialAugmentConfig(FromTorchvisionConfig, frozen=True):
 
     transform: ClassVar[str] = "TrivialAugmentWide"
     name: Literal["trivial_augment"] = "trivial_augment"
-    num_magnitude_bins: PositiveInt = 31
+    num_magnitude_bins: Strengths = 31
     """Number of strengths."""
     interpolation: Filling = "nearest"
     """Interpolation between pixels."""

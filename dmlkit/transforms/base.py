@@ -6,12 +6,12 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from dmlkit.component import ComponentConfig, one_of
-from dmlkit.transforms.augmentations import AugmentationConfig, ImageTransform
+from dmlkit.transforms.augmentations import AugmentationConfig, GaussianBlurConfig, ImageTransform
 from dmlkit.transforms.cropping import Interpolation
 
 Channels = tuple[float, float, float]
 PositiveChannels = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
-Pixels = Annotated[int, Field(ge=8)]  # pixels
+Pixels = Annotated[int, Field(ge=8, le=16_384)]  # of the largest, one image takes 0.8 GB
 
 
 class Resizing(NamedTuple):
@@ -80,12 +80,16 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
 
     @model_validator(mode="after")
     def check_sizes(self) -> "TransformConfig":
-        """Check that the crop fits into the resized image."""
+        """Check that the crop fits into the resized image, and a blur into the crop."""
         if self.resizing.side < self.size:
             raise ValueError(
                 f"size {self.size} cannot be cropped from images resized to {self.resizing.side}; "
                 f"use a resize of at least {self.size}"
             )
+        for place, one in enumerate(self.augment):
+            if isinstance(one, GaussianBlurConfig) and one.kernel_size > self.size:
+                text = f"got {one.kernel_size}, expected at most the size {self.size} of an image"
+                raise ValueError(f"augment.{place}.kernel_size: {text}")
         return self
 
     @property

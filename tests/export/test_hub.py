@@ -170,3 +170,12 @@ def test_what_does_not_belong_together_is_refused(run: Path, tmp_path: Path, dml
     (folder / "recipe.yaml").write_text(recipe.replace("width: 4", "width: 5"))
     save_file(weights, folder / "model.safetensors")
     load_refused("these weights do not fit")
+    for key, value, message in (
+        ("embedding_dim: 8", f"embedding_dim: {10**13}", "recipe.yaml:[0-9]+: embedding_dim: needs more memory than"),
+        ("embedding_dim: 8", f"embedding_dim: {10**18}", "recipe.yaml:[0-9]+: embedding_dim: needs more memory than"),
+        ("width: 4", f"width: {10**13}", "recipe.yaml:[0-9]+: backbone: needs more memory than this machine has"),
+        (" size: 16", f" size: {10**9}", "transform.size: got 1000000000, expected less than or equal to 16384"),
+    ):
+        assert key in recipe
+        (folder / "recipe.yaml").write_text(recipe.replace(key, value))
+        load_refused(message)

@@ -339,7 +339,7 @@ def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recip
         (["embedding_dim=10000000000"], "embedding_dim: needs more memory than this machine has"),
         (["backbone.width=1000000"], "backbone: needs more memory than this machine has"),
         (["loss={name: cross_batch_memory, size: 100000000000}"], "loss: needs more memory than this machine has"),
-        (["transform.size=100000"], "transform.size: needs more memory than this machine has"),
+        (["transform.size=100000"], "transform.size: got 100000, expected less than or equal to 16384"),
         (["backbone={name: bn_inception}", "transform.size=16"], "transform.size: bn_inception: the feature map"),
         (["backbone={name: bn_inception}", "transform.size=40"], "transform.size: bn_inception: the feature map"),
         (["backbone={name: googlenet}", "transform.size=8"], "transform.size: "),

@@ -155,7 +155,7 @@ def plot_histogram(
 def untouched_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
     """Compute the features of all images of the split by the backbone before training, see `untouched_model`."""
     recipe, dataset = embedded.trained.recipe, embedded.dataset
-    with recipe.errors_at("backbone"), files_of_run(embedded.run), torch.random.fork_rng(devices=[]):
+    with files_of_run(embedded.run), torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)  # as in training
         model = untouched_model(build_model(recipe, dataset.num_features)).to(embedded.fabric.device)
     recipe = recipe.model_copy(update={"manifold": Sphere.Config()})
