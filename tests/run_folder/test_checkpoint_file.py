@@ -128,7 +128,10 @@ def test_progress_that_does_not_fit_is_told_t5(dmlkit, runs: Path, run: Path, ke
         (lambda path: path.unlink(), "does not have one row for each of the 1 finished epochs"),
         (lambda path: path.write_bytes(b""), "does not have one row for each of the 1 finished epochs"),
         (lambda path: path.write_bytes(b"\xc6\xff\n\xc6\n"), "metrics.jsonl:1: cannot read this row"),
-        (lambda path: path.write_text('{"loss": 1}\n{"loss": 1}\n'), "metrics.jsonl:1: a row of metrics.jsonl"),
+        (
+            lambda path: path.write_text('{"loss": 1}\n{"loss": 1}\n'),
+            "metrics.jsonl:1: expected a row of metrics.jsonl",
+        ),
         (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
     ],
     ids=["missing", "empty", "binary", "without epoch", "a folder"],

@@ -18,7 +18,7 @@ level these are the classes themselves, 0..C-1."""
 def label_in(text: str | None, levels: Sequence[str] = (), separator: str | None = None) -> str | None:
     """Return the label in a cell, see `label_of`, of which each part of a path and each label of a set is one.
 
-    A path with a part that is no label is none; a set loses such members. Empty parts stay, for `path_fault` and
+    A path with a part that is no label is none; a set loses such members. Empty parts remain, for `path_fault` and
     `label_set` to report.
 
     Example:
