@@ -22,7 +22,6 @@ from dmlkit.cli.options import (
     second_option,
     with_common_options,
 )
-from dmlkit.cli.search import check_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import (
@@ -151,7 +150,6 @@ def calibrate(
     if kind == "run":
         _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, asked, json=json)
         return
-    check_model(chosen, source)
 
     from dmlkit.embedding.gallery.folder import GalleryFolder
     from dmlkit.embedding.questions.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
@@ -159,7 +157,7 @@ def calibrate(
     from dmlkit.evaluation.calibration import plot_reliability
 
     console = Console(stderr=json)
-    model, place = chosen.choose_with_place(source, bars(console))
+    model, place = chosen.choose_with_place(source, bar=bars(console))
     if place is not None and asked is not None:
         raise UserError(f"calibrate: --by {column.by}: does not apply to --with place; leave one out")
     if asked is not None:

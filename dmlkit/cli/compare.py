@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import counted, print_table, say, say_json
-from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, argument, examples, option, with_common_options
+from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, argument, each, examples, option, with_common_options
 from dmlkit.errors import UserError
 from dmlkit.files.escape import as_latex, as_markdown
-from dmlkit.files.source import require_runs
+from dmlkit.files.source import require_run
 
 if TYPE_CHECKING:
     from dmlkit.evaluation.compare import Line, Result
@@ -22,7 +22,9 @@ app = typer.Typer()
 @app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit compare runs/proxy_anchor runs/triplet --markdown"))
 @with_common_options
 def compare(
-    runs: Annotated[list[Path], argument("RUN", "Two or more run folders; the first is the baseline.")],
+    runs: Annotated[
+        list[Path], argument("RUN", "Two or more run folders; the first is the baseline.", check=each(require_run))
+    ],
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table (booktabs).")] = False,
     json: Json = False,
@@ -43,7 +45,6 @@ def compare(
     """Compare runs on the test classes, with intervals and paired tests against the first run."""
     if markdown + latex + json > 1:
         raise UserError("compare: expected at most one of --markdown, --latex and --json")
-    require_runs(runs)
 
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.compare import compare_runs, comparison_rows, lines_of

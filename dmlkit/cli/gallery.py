@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -24,10 +24,10 @@ from dmlkit.cli.options import (
     with_common_options,
     with_debug,
 )
-from dmlkit.cli.search import check_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word, near_path
-from dmlkit.files.source import require_addable, require_queries
+from dmlkit.files.outputs import check_folder
+from dmlkit.files.source import CREATING_MARK, INCOMING, require_addable, require_queries
 
 if TYPE_CHECKING:
     from dmlkit.embedding.gallery.incoming import Incoming
@@ -54,18 +54,15 @@ class MovedModelOptions(FusedModelOptions):
     second: Annotated[Path | None, second_option("RUN", "The gallery's second run, if it has moved.")] = None
 
 
-def check_new(path: Path, **given: Any) -> None:
-    """Check that a gallery may be created in a folder, see `check_new_gallery`; what it imports is not for --help."""
-    from dmlkit.embedding.gallery.files import check_new_gallery
-
-    check_new_gallery(path, **given)
-
-
 @app.command(epilog=examples("dmlkit gallery create runs/demo photos/ -o galleries/birds"))
 @with_common_options
 def create(
     run: RunPath,
-    output: Annotated[Path, Writes(check_new), option("FOLDER", "Folder to write.", "--output", "-o")],
+    output: Annotated[
+        Path,
+        Writes(check_folder, "an interrupted gallery", CREATING_MARK, f"{INCOMING}*"),
+        option("FOLDER", "Folder to write.", "--output", "-o"),
+    ],
     images: Annotated[
         Path | None, argument("IMAGES", f"{IMAGES} Default: an empty gallery.", check=require_addable)
     ] = None,
@@ -117,8 +114,6 @@ def add(
     chosen: MovedModelOptions,
 ) -> None:
     """Add images; those that are already in the gallery are reported and skipped."""
-    check_model(chosen, gallery)
-
     from dmlkit.embedding.gallery.change import add_images
 
     console = Console()
@@ -245,12 +240,10 @@ def check(
         raise UserError(
             f"{gallery}: this gallery is not calibrated; run dmlkit calibrate {command_word(gallery)} first"
         )
-    check_model(chosen, gallery, images)
-
     from dmlkit.embedding.questions.check import check_queries
 
     console = Console(stderr=json)
-    found = check_queries(gallery, images, model=chosen.choose(gallery), bar=bars(console))
+    found = check_queries(gallery, images, model=chosen.choose(gallery, images), bar=bars(console))
     if json:
         say_json(found.stamped())
         return

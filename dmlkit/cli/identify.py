@@ -21,7 +21,7 @@ from dmlkit.cli.options import (
     option,
     with_common_options,
 )
-from dmlkit.cli.search import check_model, pictures_of, rerank_of, tell_page
+from dmlkit.cli.search import pictures_of, rerank_of, tell_page
 from dmlkit.files.outputs import check_file
 
 if TYPE_CHECKING:
@@ -89,14 +89,12 @@ def identify(
     It prints the 10 most doubtful images, each with the best guess and its probability.
     """
     console = Console()
-    check_model(chosen, source, images)
-
     from dmlkit.embedding.questions.identify import LabelRule
     from dmlkit.embedding.questions.identify import identify as identify_images
 
     asked = LabelRule(rule.by, rule.k, rule.threshold, rule.by_group, rerank_of(rule.rerank))
     asked.check()  # before images are embedded to choose a weight
-    model, place = chosen.choose_with_place(source, bars(console))
+    model, place = chosen.choose_with_place(source, images, bar=bars(console))
     added = model.fusion or place
     found = identify_images(
         source,

@@ -16,7 +16,7 @@ from dmlkit.cli.options import (
     second_option,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import PLACE, require_run, require_table
+from dmlkit.files.source import NAMES, PLACE, Kind, check_options, kind_of, require_run, require_table
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
@@ -136,6 +136,12 @@ class ModelOptions:
     ] = None
     device: ModelDevice = "auto"
 
+    def check_device(self, *paths: Path) -> None:
+        """Raise a `UserError` for ``--device`` where no network computes: every path holds points already."""
+        kinds: list[Kind] = [kind_of(path) for path in paths]
+        if self.device != "auto" and "run" not in kinds and "images" not in kinds:
+            check_options(paths[-1], kinds[-1], {"--device": self.device})
+
 
 @dataclass(frozen=True)
 class FusedModelOptions(ModelOptions):
@@ -146,8 +152,11 @@ class FusedModelOptions(ModelOptions):
         second_option("RUN", "Add the similarity of a second run of the same dataset, weighted by validation classes."),
     ] = None
 
-    def choose(self, source: Path, **others: Any) -> "ModelChoice":
-        """Return the model for images that are compared with a source, see `fusion_of`."""
+    def choose(self, source: Path, *asked: Path, **others: Any) -> "ModelChoice":
+        """Return the model for what is compared with a source, see `fusion_of`; without it, images will be."""
+        if asked:
+            self.check_device(source, *asked)
+
         from dmlkit.embedding.fusion import ModelChoice
         from dmlkit.evaluation.fusion import fusion_of
 
@@ -175,13 +184,21 @@ class PlacedModelOptions(FusedModelOptions):
         """Whether place and time are added, instead of a second run."""
         return self.second == Path(PLACE)
 
-    def choose_with_place(self, source: Path, bar: "Bar") -> "tuple[ModelChoice, PlaceFusion | None]":
+    def choose_with_place(self, source: Path, *asked: Path, bar: "Bar") -> "tuple[ModelChoice, PlaceFusion | None]":
         """Return the model for images that are compared with a source, and the weight of place and time in a gallery.
 
         See `choose` and `dmlkit.evaluation.place.place_in`.
+
+        Raises:
+            UserError: place and time are added to something else than a gallery.
         """
         if not self.has_place:
-            return self.choose(source, bar=bar), None
+            return self.choose(source, *asked, bar=bar), None
+        if (kind := kind_of(source)) != "gallery":
+            raise UserError(
+                f"--with {PLACE}: applies to a gallery, but {source} is {NAMES[kind]}; create a gallery from a table "
+                "with the columns path, label, latitude, longitude and time"
+            )
         from dmlkit.embedding.fusion import ModelChoice
         from dmlkit.embedding.gallery.folder import GalleryFolder
         from dmlkit.evaluation.place import place_in

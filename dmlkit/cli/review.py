@@ -9,7 +9,6 @@ from rich.console import Console
 from dmlkit.cli.console import bars, counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
 from dmlkit.cli.options import USE, Writes, argument, examples, option, with_common_options
-from dmlkit.cli.search import check_model
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_folder
@@ -84,13 +83,13 @@ def review(
         raise UserError(f"--add: applies to a gallery; {gallery} is something else; remove --add")
     if add and kind_of(images) == "array":
         raise UserError(f"--add: applies to images; the rows of {images} have no files to add; remove --add")
-    check_model(chosen, gallery, *([] if add else [images]))  # with --add, the images are embedded
 
     from dmlkit.embedding.review.table import LABELS
     from dmlkit.embedding.review.table import review as review_labels
 
     console = Console()
-    model = chosen.choose(gallery, bar=bars(console))
+    asked = [] if add else [images]  # with --add, the images are embedded
+    model = chosen.choose(gallery, *asked, bar=bars(console))
     options: Any = {"ask": ask, "wrong": wrong, "audit": audit, "model": model, "bar": bars(console)}
     found, added_labels = review_labels(gallery, images, output, **options)
     print_review(found, console)

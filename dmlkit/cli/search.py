@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, image_cell, print_table, say, say_json, say_skipped
-from dmlkit.cli.option_groups import BoxOptions, FusedModelOptions, PlacedModelOptions
+from dmlkit.cli.option_groups import BoxOptions, PlacedModelOptions
 from dmlkit.cli.options import (
     USE,
     ArrayManifold,
@@ -25,7 +25,7 @@ from dmlkit.cli.options import (
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
-from dmlkit.files.source import NAMES, PLACE, Kind, check_options, kind_of
+from dmlkit.files.source import kind_of
 
 if TYPE_CHECKING:
     from dmlkit.embedding.questions.answers import Answers, Neighbor
@@ -73,14 +73,12 @@ def search(
     from dmlkit.embedding.questions.answers import write_neighbors
 
     console = Console(stderr=json)
-    check_model(chosen, source, queries)
-
     from dmlkit.embedding.questions.search import check_together
     from dmlkit.embedding.questions.search import search as search_images
 
     again = rerank_of(rerank)
     check_together(again, has_place=chosen.has_place)
-    model, place = chosen.choose_with_place(source, bars(console))
+    model, place = chosen.choose_with_place(source, queries, bar=bars(console))
     added = model.fusion or place
     answers = search_images(
         source,
@@ -104,42 +102,6 @@ def search(
         say(console, f"wrote {csv}")
     if html is not None:
         write_neighbors_page(answers, html, (queries, source), console)
-
-
-def check_model(chosen: FusedModelOptions, source: Path, *queries: Path) -> None:
-    """Check the options on a model, before torch is imported.
-
-    Args:
-        chosen: the options.
-        source: what is searched, or what images are added to.
-        queries: what it is searched with; without it, the device is that of a network in any case.
-
-    Raises:
-        UserError: place and time are added to something else than a gallery, or see `check_fusion` and `check_device`.
-    """
-    if isinstance(chosen, PlacedModelOptions) and chosen.has_place:
-        if (kind := kind_of(source)) != "gallery":
-            raise UserError(
-                f"--with {PLACE}: applies to a gallery, but {source} is {NAMES[kind]}; create a gallery from a table "
-                "with the columns path, label, latitude, longitude and time"
-            )
-        return
-    from dmlkit.embedding.gallery.files import check_fusion
-
-    check_fusion(source, chosen.second)
-    if queries:
-        check_device(chosen.device, source, *queries)
-
-
-def check_device(device: str, *paths: Path) -> None:
-    """Refuse ``--device`` where no network computes: every path holds points already.
-
-    Raises:
-        UserError: the option is given, and no path is a run or images; the message names the last path.
-    """
-    kinds: list[Kind] = [kind_of(path) for path in paths]
-    if device != "auto" and "run" not in kinds and "images" not in kinds:
-        check_options(paths[-1], kinds[-1], {"--device": device})
 
 
 def print_notes(answers: "Answers", k: int, source: Path, console: Console) -> None:

@@ -9,7 +9,6 @@ from rich.console import Console
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_json, say_skipped
 from dmlkit.cli.option_groups import ArrayOptions, ModelOptions
 from dmlkit.cli.options import USE, Json, SourcePath, SplitName, Writes, argument, examples, option, with_common_options
-from dmlkit.cli.search import check_device
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import check_options, kind_of, require_queries
@@ -90,7 +89,7 @@ def select(
         raise UserError(f"--run {chosen.run}: embeds IMAGES, which are missing; name them, or remove this option")
     kind = kind_of(source)
     check_options(source, kind, {"--split": split})
-    check_device(chosen.device, source, *([] if images is None else [images]))
+    chosen.check_device(source, *([] if images is None else [images]))
 
     from dmlkit.embedding.fusion import ModelChoice
     from dmlkit.embedding.points import in_memory, require_one_label

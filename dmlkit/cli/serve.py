@@ -10,7 +10,6 @@ from rich.console import Console
 from dmlkit.cli.console import counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
 from dmlkit.cli.options import USE, argument, examples, option, with_common_options
-from dmlkit.cli.search import check_model
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_source
 
@@ -78,8 +77,6 @@ def serve(
     The page is at /, the documentation of the interface at /docs. It stops on
     Ctrl-C, after the requests that are running.
     """
-    check_model(chosen, source)
-
     try:
         from dmlkit.embedding.serve.server import Access, run_server
     except ModuleNotFoundError as error:

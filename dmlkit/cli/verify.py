@@ -23,7 +23,6 @@ from dmlkit.cli.options import (
     with_common_options,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import LOCAL, SIFT, require_image, require_path
 
@@ -116,13 +115,6 @@ def verify(
 ) -> None:
     """Print whether two images show the same class, using the threshold found by calibrate."""
     compared.check()
-
-    from dmlkit.run_folder.folder import RunFolder
-
-    folder = RunFolder(run)
-    if not folder.threshold_path.exists() and not folder.basis_path.exists():  # a final run has no classes to choose it
-        folder.recipe().dataset.require_one_label(str(run))
-        raise UserError(f"{run}: no threshold; choose one with dmlkit calibrate {command_word(run)}")
 
     from dmlkit.distributed.launch import start_ranks
     from dmlkit.evaluation.verification import verify as verify_pairs

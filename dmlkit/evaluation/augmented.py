@@ -64,9 +64,8 @@ def embed_with_copies(
         copies: which ones.
 
     Raises:
-        UserError: see `check_copies`, or an image can no longer be read.
+        UserError: an image can no longer be read.
     """
-    check_copies(dataset, trained.recipe, copies)
     model, recipe = trained.model, trained.recipe
     manifold, device, transform = model.manifold, fabric.device, recipe.transform
     if copies == "flip":

@@ -18,7 +18,7 @@ from dmlkit.embedding.stored import hash_images, split_embeddings
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.pair_probability import FOLDS, sampled_pairs
-from dmlkit.files.source import kind_of, require_run
+from dmlkit.files.source import check_options, kind_of, require_run
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Labeled
@@ -42,19 +42,25 @@ def fusion_of(
     """Return the fusion that ``--with`` asks for; None without it.
 
     Args:
-        source: a run; or a gallery of two runs, whose second run is named because it has moved; see `check_fusion`.
+        source: a run; or a gallery of two runs, whose second run is named because it has moved; see `Fusion`.
         other: the second run.
         device, bar: see `choose_fusion`.
 
     Raises:
-        UserError: see `choose_fusion`.
+        UserError: the source is something else, or a gallery of one run, or see `choose_fusion`.
     """
     if other is None:
         return None
-    if kind_of(source) == "run":
+    kind = kind_of(source)
+    check_options(source, kind, {"--with": other})
+    if kind == "run":
         return choose_fusion(source, other, fabric=start_ranks(device), bar=bar)
     stored = read_gallery_manifest(source).fusion
-    assert stored is not None  # see check_fusion
+    if stored is None:
+        raise UserError(
+            f"--with {other}: {source} has embeddings of one run; create a gallery of both with dmlkit gallery create "
+            f"RUN IMAGES --with {other}"
+        )
     return stored.model_copy(update={"run": str(other.resolve())})
 
 

@@ -147,10 +147,9 @@ def evaluate_scope(
     Raises:
         UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.
     """
-    check_scope(path, scope)
     run = RunFolder(path)
-    trained = load_model(run, fabric, checkpoint)
     recipe, split = _recipe_of(run, scope), scope.evaluated_split
+    trained = load_model(run, fabric, checkpoint)
     weights = trained.fingerprint
     question = Question.of(recipe, weights, trained.checkpoint, split, scope.ties)
     own = Question.of(trained.recipe, weights, trained.checkpoint, split)

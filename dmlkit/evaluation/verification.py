@@ -227,6 +227,7 @@ def verify(
     calibrate += f" --checkpoint {checkpoint}" if checkpoint else ""
     calibrate += f" --device {trained.place}" if trained.computation else ""
     if threshold is None:
+        trained.recipe.dataset.require_one_label(str(path))
         if own := run.classes():
             own.require("validation")
         raise UserError(f"{path}: no threshold for the {trained.checkpoint} checkpoint; choose one with {calibrate}")

@@ -88,7 +88,8 @@ def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--o
         )
     for folder in (place, *place.parents):
         if (folder / GALLERY_MARK).is_file():
-            raise UserError(f"{option} {output}: this is inside a gallery ({folder}); choose a path outside it")
+            what = "this is a gallery already" if folder == place else f"this is inside a gallery ({folder})"
+            raise UserError(f"{option} {output}: {what}; choose a path outside it")
         is_own = place == folder and is_run
         inside = place.relative_to(folder).parts[:1]
         if all((folder / name).is_file() for name in RUN_MARKS) and not (is_own or {*inside} & {*PLACES_OF_RUN}):

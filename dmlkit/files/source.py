@@ -15,7 +15,9 @@ from dmlkit.errors import OptionError, UserError
 from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
 from dmlkit.files.regular import EXTENSIONS, TABLE_COLUMNS, TABLES, VIDEOS, columns_of, missing_columns, require_column
 
-CREATING_MARK, STUDY_MARK, REVIEW_MARK = "creating.json", "study.json", "review.json"
+STUDY_MARK, REVIEW_MARK = "study.json", "review.json"
+CREATING_MARK, INCOMING = "creating.json", "incoming-"
+"""File of a gallery whose creation is not complete, and start of the folders of images that are not yet added."""
 Kind = Literal["run", "embeddings", "gallery", "array", "images"]
 NAMES: dict[Kind, str] = {
     "run": "a run",

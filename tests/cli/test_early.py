@@ -14,9 +14,11 @@ from typer.main import get_command
 
 from dmlkit.cli.app import app
 from dmlkit.cli.options import Writes
-from dmlkit.embedding.gallery.files import GallerySummary
+from dmlkit.embedding.gallery.manifest import GalleryManifest
+from dmlkit.embedding.manifest import Description
 from dmlkit.run_folder.documents import Environment
 from tests.conftest import Result
+from tests.embedding.stored import manifest
 
 Cli = Callable[..., Result]
 NO_RUN = "no run here (recipe.yaml or environment.json is missing); expected a folder that train wrote"
@@ -99,11 +101,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     here.write(tmp_path / "trained" / "environment.json")
     (tmp_path / "gallery" / "gallery.json").write_text("{}")
-    of_one_run = GallerySummary(
-        dim=4, similarity="cosine", manifold={}, model={}, run="run", thumbnails=False, threshold=None
-    )
+    model = {key: value for key, value in manifest().items() if key in Description.model_fields}
     for name in ("single", "solo"):
         (tmp_path / name).mkdir()
+        of_one_run = GalleryManifest.parse(
+            {"format": 1, **model, "run": "run", "thumbnails": False, "threshold": None}, name
+        )
         of_one_run.write(tmp_path / name / "gallery.json")
     (tmp_path / "solo" / "identification.json").write_text("{}")
     (tmp_path / "fitted").mkdir()
@@ -144,7 +147,7 @@ WRITTEN = [  # what is in the way of a path that a command writes
     ("embed run photos -o photos/x", f"--output photos/x: {INSIDE}"),
     (
         "gallery create run photos -o gallery",
-        "gallery: is a gallery already; add to it with dmlkit gallery add, or choose another --output",
+        "--output gallery: this is a gallery already; choose a path outside it",
     ),
     (
         "gallery create run photos -o other",
@@ -284,7 +287,6 @@ MISTAKES = [
     ),
     ("compare empty half", f"empty: {NO_RUN}"),
     ("data check empty --model none --threshold 0.9", f"none: {NO_RUN}"),
-    *((f"{words} --device cpu", f"--device cpu: {NO_NETWORK}") for words in STORED),
     ("data check none", f"none: {NO_DATA}"),
     ("study none", "none: no such file; expected a study, e.g. recipes/study/mpa.yaml"),
     ("start none", "none: no such file or folder; expected a folder with one subfolder per class, or a table"),
@@ -307,18 +309,6 @@ MISTAKES = [
     ("search x.npy x.npy --device gpu+bf16", "--device gpu: expected auto, cpu, cuda, cuda:N or mps"),
     ("protocol official none -o new", f"none: {NO_RECIPE}"),
     ("eval none --untrained", f"none: {NO_RECIPE}"),
-    ("search single photos --with run", f"--with run: single {ONE_RUN}"),
-    ("identify single x.npy --with run", f"--with run: single {ONE_RUN}"),
-    ("review single photos -o new --with run", f"--with run: single {ONE_RUN}"),
-    ("gallery add single photos --with run", f"--with run: single {ONE_RUN}"),
-    ("gallery check solo photos --with run", f"--with run: solo {ONE_RUN}"),
-    ("calibrate single --with run", f"--with run: single {ONE_RUN}"),
-    ("serve single --with run", f"--with run: single {ONE_RUN}"),
-    ("serve embedded --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
-    ("search x.npy photos --with place", f"--with place: applies to a gallery, but x.npy is an .npy file; {PLACED}"),
-    ("identify run photos --with place", f"--with place: applies to a gallery, but run is a run; {PLACED}"),
-    ("search embedded x.npy --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
-    ("identify x.npy x.npy --with run", f"--with run: {NO_SECOND}, but x.npy is an .npy file; {REMOVE}"),
     ("status none", "none: no such file or folder; expected a folder that dmlkit study wrote"),
     ("status empty", f"empty: {NO_STUDY}"),
     ("report study empty -o page.md", f"empty: {NO_STUDY}"),
@@ -340,11 +330,37 @@ def test_a_mistake_is_refused_without_torch(results: dict[str, Result], place: P
     assert (results[words].code, results[words].err) == (2, f"error: {message.replace('{place}', str(place))}\n")
 
 
+OF_OTHER_SOURCES = [
+    *((f"{words} --device cpu", f"--device cpu: {NO_NETWORK}") for words in STORED),
+    ("search single photos --with run", f"--with run: single {ONE_RUN}"),
+    ("identify single x.npy --with run", f"--with run: single {ONE_RUN}"),
+    ("review single photos -o new --with run", f"--with run: single {ONE_RUN}"),
+    ("gallery add single photos --with run", f"--with run: single {ONE_RUN}"),
+    ("gallery check solo photos --with run", f"--with run: solo {ONE_RUN}"),
+    ("calibrate single --with run", f"--with run: single {ONE_RUN}"),
+    ("serve single --with run", f"--with run: single {ONE_RUN}"),
+    ("serve embedded --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
+    ("search x.npy photos --with place", f"--with place: applies to a gallery, but x.npy is an .npy file; {PLACED}"),
+    ("identify run photos --with place", f"--with place: applies to a gallery, but run is a run; {PLACED}"),
+    ("search embedded x.npy --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
+    ("identify x.npy x.npy --with run", f"--with run: {NO_SECOND}, but x.npy is an .npy file; {REMOVE}"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), OF_OTHER_SOURCES)
+def test_an_option_of_other_sources_is_refused_before_anything_is_read(
+    words: str, message: str, place: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(place)
+    result = dmlkit(*words.split())
+    assert (result.code, result.err) == (2, f"error: {message}\n")
+
+
 def test_each_option_of_a_path_is_checked_early():
     """A path that a command reads has a callback, one that it writes a mark; the others are checked in its body."""
     commands = dict(leaves(get_command(app), ()))
     later = {"train recipe", "check recipe", "protocol official recipe", "eval source"}
-    later |= {"protocol reality_check recipe", "data check target", "compare runs"}
+    later |= {"protocol reality_check recipe", "data check target"}
     later |= {"eval evidence", "align output"}  # in the body: a path or a word, and a default that depends on the run
     later |= {"export output", "verify images", "verify pairs"}  # by checks of `dmlkit.files.source`
     later |= {"study output", "train output", "final output"}  # whose default depends on others

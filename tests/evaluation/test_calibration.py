@@ -157,7 +157,7 @@ def run(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_keeps_its_threshold_and_embed_and_export_carry_it(dmlkit, run: Path, tmp_path: Path):
     missing = dmlkit("verify", run, run / "recipe.yaml", run / "recipe.yaml")
-    assert missing.code == 2 and "no threshold; choose one with dmlkit calibrate" in missing.err
+    assert missing.code == 2 and "no threshold for the best checkpoint; choose one with dmlkit calibrate" in missing.err
     result = dmlkit("calibrate", run, "--far", "0.1")
     assert result.code == 0 and "different pairs" in result.out
     shown = " ".join(result.out.split())

@@ -444,11 +444,12 @@ def test_other_folders_of_the_same_name_have_evaluations_of_their_own_w17(dmlkit
     assert roots == {str(tmp_path / str(year) / "photos") for year in (2023, 2024)}
 
 
-def test_bad_input_of_compare(dmlkit, tmp_path):
-    refused(dmlkit("compare", tmp_path, "--device", "cpu"), "at least two runs, got 1")
-    refused(dmlkit("compare", tmp_path, tmp_path, "--device", "cpu"), "got the same run twice")
-    refused(dmlkit("compare", tmp_path, tmp_path / "x", "--device", "cpu"), "no run here")
-    refused(dmlkit("compare", tmp_path, tmp_path / "x", "--json", "--latex"), "expected at most one of")
+def test_bad_input_of_compare(dmlkit, two_runs, tmp_path):
+    run, other = two_runs
+    refused(dmlkit("compare", run, "--device", "cpu"), "at least two runs, got 1")
+    refused(dmlkit("compare", run, run, "--device", "cpu"), "got the same run twice")
+    refused(dmlkit("compare", run, tmp_path / "x", "--device", "cpu"), "no run here")
+    refused(dmlkit("compare", run, other, "--json", "--latex"), "expected at most one of")
 
 
 def test_unlabelled_embeddings_cannot_be_scored(dmlkit, two_runs, tmp_path):

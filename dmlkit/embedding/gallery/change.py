@@ -12,12 +12,10 @@ from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.paths import readable_name
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice, with_local
 from dmlkit.embedding.gallery.files import (
-    CREATING,
     MANIFEST,
     TABLE,
     TABLE_FOLDER,
     check_files,
-    check_new_gallery,
     check_threshold,
     recorded_files,
 )
@@ -41,7 +39,8 @@ from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.lock import sole_writer
-from dmlkit.files.outputs import check_place, writing
+from dmlkit.files.outputs import check_folder, check_place, writing
+from dmlkit.files.source import CREATING_MARK, INCOMING
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
@@ -269,27 +268,26 @@ def create_gallery(
         if images is None and given is not None:
             raise UserError(f"{option}: applies only to IMAGES; give images, or remove it")
     check_threshold(settings.threshold)
-    check_new_gallery(output)
-    check_place(output, [images, RunFolder(run).recipe().dataset.data_root])
     database = lancedb()
     incoming = Incoming.of([] if images is None else images_of(images, label, boxes, run))
     fabric = model.start()
     trained = model.load(RunFolder(run), fabric)
     manifest = GalleryManifest(**dict(gallery_model(trained, run, settings.threshold)), thumbnails=settings.thumbnails)
     with sole_writer(output, what="the creation of a gallery"):
-        check_new_gallery(output)
+        check_folder(output, "an interrupted gallery", CREATING_MARK, f"{INCOMING}*")
+        check_place(output, [images, trained.recipe.dataset.data_root])
         _discard(output)  # of a creation that was stopped
         with writing(output):
-            manifest.write(output / CREATING)
+            manifest.write(output / CREATING_MARK)
         try:
             place = incoming.place(output)
             with incoming.embedded(manifest, trained, fabric, place, bar) as rows, writing(output, RuntimeError):
                 table = database.connect(output).create_table(TABLE, rows.reader(incoming.new))
-                _with_content(output, manifest, table).write(output / CREATING)
+                _with_content(output, manifest, table).write(output / CREATING_MARK)
         except BaseException:
             _discard(output)
             raise
-        (output / CREATING).replace(output / MANIFEST)
+        (output / CREATING_MARK).replace(output / MANIFEST)
         remove_interrupted(output)  # of other images
     return incoming
 
@@ -308,6 +306,6 @@ def gallery_model(trained: TrainedModel, run: Path, threshold: float | None = No
 
 
 def _discard(output: Path) -> None:
-    if (output / CREATING).exists():
+    if (output / CREATING_MARK).exists():
         shutil.rmtree(output / TABLE_FOLDER, ignore_errors=True)
-        (output / CREATING).unlink()
+        (output / CREATING_MARK).unlink()

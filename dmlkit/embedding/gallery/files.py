@@ -1,6 +1,5 @@
 """Files of a gallery, their checksums, and what its manifest says without the model: read without torch or LanceDB."""
 
-from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -11,14 +10,11 @@ from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
-from dmlkit.files.outputs import check_folder
 from dmlkit.files.regular import file_checksum
-from dmlkit.files.source import check_options, kind_of, require_gallery
 
-MANIFEST, CREATING, IDENTIFICATION, TABLE = "gallery.json", "creating.json", "identification.json", "images"
+MANIFEST, IDENTIFICATION, TABLE = "gallery.json", "identification.json", "images"
 TABLE_FOLDER = f"{TABLE}.lance"
 """Answer for an image that has none of the labels of a gallery."""
-INCOMING = "incoming-"  # start of the name of a folder with the embeddings of images that are not yet added
 IndexKind = Literal["ivf_pq", "ivf_hnsw_sq", "ivf_sq", "ivf_rq"]
 VectorPrecision = Literal["int8", "binary"]
 OF_PRECISION: dict[VectorPrecision, IndexKind] = {"int8": "ivf_sq", "binary": "ivf_rq"}
@@ -73,19 +69,6 @@ class Content(NamedTuple):
 def holds_gallery(path: Path) -> bool:
     """Return whether a folder is a gallery."""
     return (path / MANIFEST).exists()
-
-
-def check_new_gallery(output: Path, *, sources: Iterable[Path] = (), option: str = "--output") -> None:
-    """Raise an error unless a folder is new or empty, or has the rest of an interrupted creation.
-
-    Raises:
-        UserError: it is a gallery, or see `check_folder`.
-    """
-    if holds_gallery(output):
-        raise UserError(
-            f"{output}: is a gallery already; add to it with dmlkit gallery add, or choose another --output"
-        )
-    check_folder(output, "an interrupted gallery", CREATING, f"{INCOMING}*", sources=sources, option=option)
 
 
 class GalleryState(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -175,25 +158,6 @@ def check_threshold(threshold: float | None) -> None:
     """Raise a `UserError` for a threshold that is nan or infinite."""
     if threshold is not None and not isfinite(threshold):
         raise UserError(f"--threshold {threshold}: expected a similarity, which is a finite number")
-
-
-def check_fusion(source: Path, other: Path | None) -> None:
-    """Check that a second run can be added to what is searched: to a run, or to a gallery of two runs.
-
-    Raises:
-        UserError: ``source`` is something else, a gallery of one run, or a damaged gallery.
-    """
-    if other is None:
-        return
-    kind = kind_of(source)
-    check_options(source, kind, {"--with": other})
-    if kind == "gallery":
-        require_gallery(source)
-        if GallerySummary.read(source / MANIFEST).fusion is None:
-            raise UserError(
-                f"--with {other}: {source} has embeddings of one run; create a gallery of both with dmlkit gallery "
-                f"create RUN IMAGES --with {other}"
-            )
 
 
 def recorded_state(path: Path, summary: GallerySummary) -> GalleryState | None:

@@ -16,7 +16,6 @@ from torch import Tensor
 from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.gallery.files import INCOMING
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
 from dmlkit.embedding.gallery.manifest import (
     CHECKED,
@@ -38,6 +37,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.image_file import BadImageError, box_cell
 from dmlkit.files.lock import is_held
 from dmlkit.files.outputs import writing
+from dmlkit.files.source import INCOMING
 from dmlkit.loading.inputs import refuse_nothing_read
 from dmlkit.manifolds.base import check_points
 from dmlkit.manifolds.euclidean import Euclidean

@@ -18,7 +18,7 @@ from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
 from dmlkit.embedding.gallery.change import changing, gallery_model
-from dmlkit.embedding.gallery.files import INCOMING, MANIFEST, TABLE
+from dmlkit.embedding.gallery.files import MANIFEST, TABLE
 from dmlkit.embedding.gallery.folder import LARGE_ROWS, GalleryFolder
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
 from dmlkit.embedding.gallery.incoming import EmbeddedRows, embed_parts
@@ -36,6 +36,7 @@ from dmlkit.files.atomic import write_text
 from dmlkit.files.image_file import BadImageError, box_of_cell
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
+from dmlkit.files.source import INCOMING
 from dmlkit.run_folder.folder import RunFolder
 
 IDS = "ids.txt"  # in the folder of a job: what its parts are of

@@ -10,7 +10,7 @@ from pathlib import Path
 from dmlkit.errors import UserError, counted
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import as_markdown, markdown, printable
-from dmlkit.files.outputs import check_file, writing
+from dmlkit.files.outputs import writing
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.record import StudyRecord
 from dmlkit.study.reports.report import (
@@ -47,7 +47,6 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         raise UserError(f"report: two studies have the same name: {', '.join(names)}")
-    check_file(output, (".md", ".tex"))
     page = ReportPage.at(output) if output.suffix == ".md" else None
     studies = {name: read_results(folder) for name, folder in zip(names, folders, strict=True)}
     if paper is not None:

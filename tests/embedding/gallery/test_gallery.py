@@ -266,7 +266,7 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, mon
     )
     assert not gallery.exists()
     create_gallery(place / "run", None, gallery, model=ON_CPU)
-    refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery), "is a gallery already")
+    refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery), "this is a gallery already")
     refused(dmlkit("search", gallery, photos), "this gallery is empty; add images to it")
     refused(dmlkit("identify", gallery, photos, "-o", tmp_path / "a.csv"), "this gallery is empty")
     refused(dmlkit("gallery", "add", gallery, photos, "--run", place / "other"), "of another model (fingerprint")
