@@ -3,7 +3,8 @@
 import asyncio
 import base64
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +17,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client import Counter as Count
 from prometheus_client.multiprocess import MultiProcessCollector
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
@@ -29,10 +31,12 @@ from dmlkit.datasets.files.image import thumbnail
 from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.distributed.device_name import count_cores
 from dmlkit.embedding.embedder import GivenImages
+from dmlkit.embedding.gallery.change import remove_images, restore_version
+from dmlkit.embedding.gallery.table import history
 from dmlkit.embedding.questions.why import explain_images
 from dmlkit.embedding.serve.requests import BODY, Access, Guard, first_message, read_files
 from dmlkit.embedding.serve.reviewing import AnswerRequest, QuestionRequest, ServedReview
-from dmlkit.embedding.serve.service import Pixels, Service
+from dmlkit.embedding.serve.service import Pixels, Service, Snapshot
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt, printable
 from dmlkit.files.image_file import BadImageError
@@ -44,6 +48,8 @@ MOST_NEIGHBORS = 1000
 MOST_NAMES = 1000  # of labels, and of ids, to remove: 2 ms each
 BEARER = HTTPBearer(auto_error=False, description="The token of --token.")
 """Says in the OpenAPI document that addresses need a token, so that /docs asks for it; `Guard` checks it."""
+LINES = 8  # of patches that contribute most; more of them hide the images
+SIDE = 320  # pixels of an explained image
 PAGE = files("dmlkit.embedding.serve") / "page"
 SWAGGER = files("fastapi_offline") / "static"
 
@@ -82,7 +88,7 @@ class Served:
 
     def __init__(self, service: Service, access: Access) -> None:
         self.service, self.access = service, access
-        self.review = access.review and ServedReview(access.review, service.source, service.label_of)
+        self.review = access.review and ServedReview(access.review, service)
         self.changing, self.decoding = asyncio.Lock(), asyncio.Semaphore(count_cores())
         self.registry = CollectorRegistry()
         own = self.registry
@@ -90,7 +96,7 @@ class Served:
             MultiProcessCollector(self.registry)
             own = None
         self.seconds = Histogram("dmlkit_request_seconds", "Time of answers.", registry=own)
-        self.embedded = Counter("dmlkit_images", "Images that were embedded.", registry=own)
+        self.embedded = Count("dmlkit_images", "Images that were embedded.", registry=own)
         self.size = Gauge(
             "dmlkit_gallery_images", "Images that are searched.", registry=own, multiprocess_mode="mostrecent"
         )
@@ -102,11 +108,15 @@ class Served:
         self.embedded.inc(len(pictures))
         return found
 
+    async def current(self) -> Snapshot:
+        """Return the newest version of the points that are served."""
+        return await self.answered([], lambda _: self.service.snapshot)
+
     async def change(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Change the gallery on a thread of its own, one change after the other; requests are answered meanwhile."""
         with self.seconds.time():
             async with self.changing:
-                return await asyncio.to_thread(work)
+                return await asyncio.to_thread(lambda: {**work(), "version": self.service.reopen()})
 
 
 def served(request: Request) -> Served:
@@ -163,8 +173,22 @@ api = APIRouter(prefix="/v1", responses=PROBLEMS)
 @api.get("/info")
 async def info(server: Server) -> dict[str, Any]:
     """Return what is served."""
-    found = await server.answered([], lambda _: server.service.info())
-    return {**found, "writes": server.access.allow_writes, "review": server.review is not None}
+    snapshot, service = await server.current(), server.service
+    points = snapshot.points
+    return {
+        "kind": service.kind,
+        "source": str(service.source),
+        "run": service.run and str(service.run),
+        "images": len(points),
+        "labels": len({*points.labels} - {None}),
+        "dim": snapshot.manifest.dim,
+        "similarity": points.manifold.similarity_name,
+        "weights": snapshot.manifest.model.fingerprint,
+        "version": snapshot.version,
+        "recall": snapshot.recall,
+        "writes": server.access.allow_writes,
+        "review": server.review is not None,
+    }
 
 
 @api.post("/embed", openapi_extra=BODY)
@@ -239,7 +263,8 @@ async def why(
 @api.get("/gallery/labels")
 async def labels(server: Server) -> dict[str, Any]:
     """Return the number of images of each label; the empty label counts images without one."""
-    return {"labels": await server.answered([], lambda _: server.service.labels())}
+    points = (await server.current()).points
+    return {"labels": dict(sorted(Counter(label or "" for label in points.labels).items()))}
 
 
 @api.get("/gallery/images")
@@ -250,13 +275,17 @@ async def images_of_label(
     count: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> dict[str, Any]:
     """Return the images of a label."""
-    return {"images": await server.answered([], lambda _: server.service.images(label, offset, count))}
+    points = (await server.current()).points
+    rows = [row for row, name in enumerate(points.labels) if (name or "") == label][offset : offset + count]
+    return {"images": [{"id": str(points.ids[row]), "path": points.paths[row]} for row in rows]}
 
 
 @api.get("/images/{id}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}})
 async def picture_of(server: Server, id: Annotated[str, InPath(max_length=64)]) -> Response:  # noqa: A002
     """Return a small picture of an image of the source."""
-    picture = await asyncio.to_thread(server.service.snapshot.thumbnail, id)
+    snapshot = server.service.snapshot
+    row = snapshot.rows.get(id)
+    picture = None if row is None else await asyncio.to_thread(snapshot.picture, row)
     if picture is None:
         raise HTTPException(404, f"{excerpt(id)}: there is no picture with this id")
     return Response(picture, media_type="image/jpeg")
@@ -274,19 +303,25 @@ async def add(
 @api.post("/gallery/remove")
 async def remove(server: Writer, named: Named) -> dict[str, Any]:
     """Remove images from the gallery, by their labels or ids."""
-    return await server.change(lambda: server.service.remove(named.labels, named.ids))
+    source = server.service.source
+    return await server.change(lambda: {"removed": remove_images(source, labels=named.labels, ids=named.ids)})
 
 
 @api.get("/gallery/versions")
 async def versions(server: Server) -> dict[str, Any]:
     """Return the versions of the gallery, the oldest first."""
-    return {"versions": await asyncio.to_thread(server.service.versions)}
+    return {
+        "versions": [
+            {"version": one.number, "time": one.time.astimezone().isoformat(), "images": one.images}
+            for one in await asyncio.to_thread(history, server.service.source)
+        ]
+    }
 
 
 @api.post("/gallery/restore")
 async def restore(server: Writer, wanted: WantedVersion) -> dict[str, Any]:
     """Make an old version of the gallery the newest one."""
-    return await server.change(lambda: server.service.restore(wanted.version))
+    return await server.change(lambda: {"images": restore_version(server.service.source, wanted.version)})
 
 
 @api.post("/review/add")
@@ -341,32 +376,25 @@ def make_app(service: Service, access: Access) -> FastAPI:
 def _report_errors(app: FastAPI) -> None:
     """Answer every error with a status and ``{"error": MESSAGE}``, and never with a traceback."""
 
-    def answer(status: int, message: str, **headers: str) -> JSONResponse:
+    def answer(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
         return JSONResponse({"error": printable(message)}, status, headers)
 
-    @app.exception_handler(UserError)
-    async def user_error(_: Request, error: UserError) -> JSONResponse:
-        return answer(422 if isinstance(error, BadImageError) else 409, str(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        found = error.errors()
-        if found[0]["loc"] == ("body",):  # the whole: curl -d sends a form unless it is given another type
+    def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        if error.errors()[0]["loc"] == ("body",):  # the whole: curl -d sends a form unless it is given another type
             kind = request.headers.get("content-type", "")
             return answer(422, f"Content-Type {kind!r}: expected application/json with an object")
-        return answer(422, first_message(found))
+        return answer(422, first_message(error.errors()))
 
-    @app.exception_handler(HTTPException)
-    async def known(_: Request, error: HTTPException) -> JSONResponse:
-        return answer(error.status_code, str(error.detail), **(error.headers or {}))
-
-    @app.exception_handler(ClientDisconnect)
-    async def gone(_: Request, __: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # which nobody receives
-
-    @app.exception_handler(Exception)
-    async def defect(_: Request, __: Exception) -> JSONResponse:  # uvicorn logs it
-        return answer(500, "internal error; the server's log has the details")
+    handlers: dict[type[Exception], Callable[[Request, Any], Response]] = {
+        HTTPException: lambda _, error: answer(error.status_code, str(error.detail), error.headers),
+        RequestValidationError: invalid,
+        BadImageError: lambda _, error: answer(422, str(error)),
+        UserError: lambda _, error: answer(409, str(error)),
+        ClientDisconnect: lambda _, __: Response(status_code=400),  # which nobody receives
+        Exception: lambda _, __: answer(500, "internal error; the server's log has the details"),  # uvicorn logs it
+    }
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
 
 
 def _add_pages(app: FastAPI) -> None:
@@ -375,12 +403,9 @@ def _add_pages(app: FastAPI) -> None:
     app.mount("/swagger", StaticFiles(directory=str(SWAGGER)), name="swagger")
 
     @app.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(str(PAGE / "index.html"))
-
     @app.get("/docs", include_in_schema=False)
-    async def documentation() -> FileResponse:
-        return FileResponse(str(PAGE / "docs.html"))
+    async def page(request: Request) -> FileResponse:
+        return FileResponse(str(PAGE / ("index.html" if request.url.path == "/" else "docs.html")))
 
     @app.get("/healthz")
     async def health() -> dict[str, str]:
@@ -394,28 +419,20 @@ def _add_pages(app: FastAPI) -> None:
         return PlainTextResponse(generate_latest(server.registry))
 
 
-LINES = 8  # more of them hide the images
-SIDE = 320  # pixels of a picture
-
-
 def explained(service: Service, images: Dataset) -> dict[str, Any]:
-    """Return the pictures of two images as the model sees them, what their patches contribute, and the best pairs.
+    """Explain the similarity of two images to the model of a server.
 
     Returns:
-        ``similarity`` and ``score``; ``grid``, rows and columns of patches; ``images``, two JPEGs in base64; ``heat``,
-        per image by how much the score falls without each patch, row by row; ``pairs``, each with the positions ``a``
-        and ``b`` of two patches and their ``contribution``, the largest first.
-
-    Raises:
-        UserError: the features of the model have no parts, or a file cannot be read.
+        ``similarity`` and ``score``; ``grid``, rows and columns of patches; ``images`` as the model sees them, JPEGs in
+        base64; ``heat``, per image by how much the score falls without each patch, row by row; ``pairs`` of patches,
+        their positions ``a`` and ``b`` and ``contribution``, the largest first.
     """
     trained = service.embedder.trained
     if trained.fusion is not None:
         raise UserError("two models embed these images; an explanation needs one: create the gallery with one model")
     with torch.inference_mode(False), torch.enable_grad():
         seen = explain_images(trained, images, None if service.run is None else RunFolder(service.run))
-    found = seen.explanation
-    columns = found.grid[1]
+    found, columns = seen.explanation, seen.explanation.grid[1]
     return {
         "similarity": found.similarity,
         "score": found.score,
@@ -424,8 +441,7 @@ def explained(service: Service, images: Dataset) -> dict[str, Any]:
         "heat": found.falls,
         "pairs": [
             {
-                "a": pair.a.row * columns + pair.a.column,
-                "b": pair.b.row * columns + pair.b.column,
+                **{side: patch.row * columns + patch.column for side, patch in (("a", pair.a), ("b", pair.b))},
                 "contribution": pair.contribution,
             }
             for pair in found.strongest(LINES)

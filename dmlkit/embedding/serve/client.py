@@ -116,18 +116,14 @@ class Client:
 
 
 def _body(images: Sequence[Image]) -> dict[str, Any]:
-    """Return images as a request has them.
-
-    Raises:
-        UserError: one image is given instead of a list, or a file cannot be read.
-    """
+    """Return images as a request has them."""
     if isinstance(images, str | Path | bytes):
         raise UserError(f"got one {type(images).__name__}, expected a list of images: [image]")
-    return {"images": [base64.b64encode(_content(image)).decode() for image in images]}
-
-
-def _content(image: Image) -> bytes:
-    try:
-        return image if isinstance(image, bytes) else Path(image).read_bytes()
-    except OSError as error:
-        raise UserError(f"{image}: cannot read this image: {error.strerror or error}") from None
+    contents = list[str]()
+    for image in images:
+        try:
+            content = image if isinstance(image, bytes) else Path(image).read_bytes()
+        except OSError as error:
+            raise UserError(f"{image}: cannot read this image: {error.strerror or error}") from None
+        contents.append(base64.b64encode(content).decode())
+    return {"images": contents}

@@ -1,7 +1,6 @@
 """A review of labels that several people answer at once on the page of a server."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.review.folder import MOST_REVIEWER, ReviewFolder
+from dmlkit.embedding.serve.service import Service
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 
@@ -41,19 +41,16 @@ class AnswerRequest(BaseModel):
 
 
 class ServedReview:
-    """A review that several people answer at once.
-
-    Args:
-        label: returns the label of an image of the gallery by its id.
+    """A review of labels of a gallery, which several people answer at once.
 
     Raises:
         UserError: the folder has no review, or one of another gallery.
     """
 
-    def __init__(self, folder: Path, source: Path, label: Callable[[str], str | None]) -> None:
-        self._label, self._review, self._lock = label, ReviewFolder(folder), threading.Lock()
+    def __init__(self, folder: Path, service: Service) -> None:
+        self._service, self._review, self._lock = service, ReviewFolder(folder), threading.Lock()
         self._held = dict[int, tuple[str, float]]()  # by row: who sees the question, and since when
-        reviewed = self._review.review.gallery
+        reviewed, source = self._review.review.gallery, service.source
         if Path(reviewed).resolve() != source.resolve():
             raise UserError(
                 f"--review {folder}: is a review of labels of {reviewed}, not of {source}; serve {reviewed}"
@@ -79,30 +76,25 @@ class ServedReview:
         with self._lock:
             self._review.refresh()
             group = [self._checked(wanted.row)] if wanted.row is not None else self._next(wanted)
-            if not group:
-                return {"question": None}
-            row, proposals = group[0], self._review.review.proposals
-            has_answer = bool(self._review.answers(row))
-            return {
-                "question": {
-                    "row": row,
-                    "id": proposals[row].id,
-                    "path": proposals[row].path,
-                    "label": proposals[row].label if has_answer else self._review.label(row),
-                    "probability": proposals[row].probability,
-                    "nearest": [{"id": one, "label": self._label(one)} for one in proposals[row].nearest],
-                    "alike": [one for one in self._review.alike(row) if one != row][:SHOWN],
-                    "count": len(self._review.alike(row)),
-                    "answers": self._review.answers(row),
-                }
-            }
+            return {"question": self._described(group[0]) if group else None}
+
+    def _described(self, row: int) -> dict[str, Any]:
+        asked, answers, alike = self._review.review.proposals[row], self._review.answers(row), self._review.alike(row)
+        rows, labels = self._service.snapshot.rows, self._service.snapshot.points.labels
+        return {
+            "row": row,
+            "id": asked.id,
+            "path": asked.path,
+            "label": asked.label if answers else self._review.label(row),
+            "probability": asked.probability,
+            "nearest": [{"id": one, "label": labels[rows[one]] if one in rows else None} for one in asked.nearest],
+            "alike": [one for one in alike if one != row][:SHOWN],
+            "count": len(alike),
+            "answers": answers,
+        }
 
     def answer(self, said: AnswerRequest) -> dict[str, Any]:
-        """Keep an answer.
-
-        Raises:
-            HTTPException: the answer is on another image than that of its row.
-        """
+        """Keep an answer, unless it is on another image than that of its row."""
         with self._lock:
             self._review.refresh()
             if self._review.review.proposals[self._checked(said.row)].id != said.id:

@@ -4,7 +4,6 @@ import hashlib
 import os
 import queue
 import threading
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,18 +22,11 @@ from torch import Tensor
 from dmlkit.datasets.files.image import decode_image, decoded_pixels
 from dmlkit.embedding.embedder import Embedder
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
-from dmlkit.embedding.gallery.change import add_images, remove_images, restore_version
+from dmlkit.embedding.gallery.change import add_images
 from dmlkit.embedding.gallery.files import IDENTIFICATION
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import LabelledImage
-from dmlkit.embedding.gallery.table import history
-from dmlkit.embedding.points import (
-    PointSet,
-    PointsInMemory,
-    in_memory,
-    load_same_model,
-    warn_of_other_model,
-)
+from dmlkit.embedding.points import PointSet, PointsInMemory, in_memory, load_same_model, warn_of_other_model
 from dmlkit.embedding.progress_bar import no_bar
 from dmlkit.embedding.questions.answers import Answers
 from dmlkit.embedding.questions.identify import Identifier
@@ -66,12 +58,7 @@ UPLOADS = "uploads"
 
 
 class Snapshot:
-    """The points that are served, at one version.
-
-    Args:
-        opened: embeddings, a gallery or the images of a run.
-        stamp: what changes with the files of a gallery.
-    """
+    """The points that are served, at one version; ``stamp`` is what changes with the files of a gallery."""
 
     def __init__(self, opened: PointSet, stamp: object) -> None:
         loaded, gallery = in_memory(opened), opened if isinstance(opened, GalleryFolder) else None
@@ -79,7 +66,8 @@ class Snapshot:
             **{one.name: getattr(loaded, one.name) for one in fields(PointsInMemory)},
             ids=gallery.ids if gallery else range(len(loaded)),
         )
-        self.version = gallery.version if gallery else None
+        assert loaded.manifest is not None
+        self.manifest, self.version = loaded.manifest, gallery.version if gallery else None
         index = gallery.approximate if gallery else None
         self.recall = index.recall if index else 1.0
         self.stamp = stamp
@@ -95,11 +83,8 @@ class Snapshot:
         """Rule that labels other images."""
         return Identifier(self.points)
 
-    def thumbnail(self, name: str) -> bytes | None:
-        """Return a small JPEG of the image with an id; None if there is none or it cannot be read."""
-        row = self.rows.get(name)
-        if row is None:
-            return None
+    def picture(self, row: int) -> bytes | None:
+        """Return a small JPEG of an image; None if it cannot be read."""
         with self._lock:
             return self.points.picture(row)
 
@@ -113,7 +98,7 @@ class Task(NamedTuple):
 
 
 class Service:
-    """Model and points of a server. All work but `add_listed` runs on one thread, in the order in which it came.
+    """Model and points of a server. The model computes on one thread, in the order in which requests came.
 
     Other processes may change a gallery meanwhile: each request sees its newest version. The model is opened on that
     thread too, because torch keeps idle threads for each thread that has computed on several cores: with those of a
@@ -133,31 +118,36 @@ class Service:
         if self.kind == "array":
             raise UserError(f"{source}: the model of an array is not known; expected a run, embeddings or a gallery")
         self._tasks: queue.Queue[Task | None] = queue.Queue()
-        self._waiting, self._pixels = 0, 0
-        self._count = threading.Lock()
+        self._waiting, self._pixels, self._count = 0, 0, threading.Lock()
         opened = Future[None]()
-        self._thread = threading.Thread(target=self._run, args=(opened, model), name="model", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(opened,), name="model", daemon=True)
         self._thread.start()
         opened.result()
 
-    def _run(self, opened: "Future[None]", model: ModelChoice) -> None:
+    def _run(self, opened: "Future[None]") -> None:
         """Open the source, and do the tasks until the end."""
         try:
-            self._open(model)
+            opened.set_result(self._open())
         except BaseException as error:
             opened.set_exception(error)
             return
-        opened.set_result(None)
-        self._loop()
+        while (task := self._tasks.get()) is not None:
+            tasks = [task]
+            while sum(len(one.images) for one in tasks) < self.at_once and not self._tasks.empty():
+                if (following := self._tasks.get()) is None:
+                    self._tasks.put(None)  # the end comes after these
+                    break
+                tasks.append(following)
+            self._work(tasks)
 
-    def _open(self, model: ModelChoice) -> None:
-        source = self.source
+    def _open(self) -> None:
+        source, model = self.source, self.chosen
         stamp, is_gallery = self._stamp(), self.kind == "gallery"
         opened = open_searched(source, model, no_bar, may_be_empty=is_gallery)
-        fabric = self.chosen.start()
+        fabric = model.start()
         self.at_once = MOST_ON_CPU if fabric.device.type == "cpu" else MOST_AT_ONCE
         self.run = model.run or opened.run
-        self.embedder = Embedder(load_same_model(opened, self.chosen, fabric), fabric)
+        self.embedder = Embedder(load_same_model(opened, model, fabric), fabric)
         warn_of_other_model(describe(self.embedder.trained), opened)
         samples = self.embedder.trained.samples
         if not samples.has_pixels:
@@ -245,47 +235,13 @@ class Service:
     def verify(self, points: Tensor) -> dict[str, Any]:
         """Return the similarity of two points, and whether it reaches the threshold of the calibrated run."""
         similarity = float(self.embedder.similarity(points[:1].numpy(), points[1:].numpy())[0, 0])
-        manifest = self.snapshot.points.manifest
-        folder = None if self.run is None else RunFolder(self.run)
-        calibrated = None if folder is None or manifest is None else threshold_of(folder, manifest.model.fingerprint)
-        if calibrated is None:
-            return {"similarity": similarity, "threshold": None, "same": None}
-        same = similarity >= calibrated.threshold
-        return {"similarity": similarity, "threshold": calibrated.threshold, "same": same}
-
-    def info(self) -> dict[str, Any]:
-        """Return what is served."""
-        points, manifest = self.snapshot.points, self.snapshot.points.manifest
-        assert manifest is not None
-        labels = {label for label in points.labels if label is not None}
+        calibrated = self.run and threshold_of(RunFolder(self.run), self.snapshot.manifest.model.fingerprint)
+        threshold = calibrated.threshold if calibrated else None
         return {
-            "kind": self.kind,
-            "source": str(self.source),
-            "run": self.run and str(self.run),
-            "images": len(points),
-            "labels": len(labels),
-            "dim": manifest.dim,
-            "similarity": points.manifold.similarity_name,
-            "weights": manifest.model.fingerprint,
-            "version": self.snapshot.version,
-            "recall": self.snapshot.recall,
+            "similarity": similarity,
+            "threshold": threshold,
+            "same": None if threshold is None else similarity >= threshold,
         }
-
-    def labels(self) -> dict[str, int]:
-        """Return the number of images of each label; the label "" counts images without one."""
-        return dict(sorted(Counter(label or "" for label in self.snapshot.points.labels).items()))
-
-    def label_of(self, name: str) -> str | None:
-        """Return the label of the image with an id; None if it has none, or is gone."""
-        snapshot = self.snapshot
-        row = snapshot.rows.get(name)
-        return None if row is None else snapshot.points.labels[row]
-
-    def images(self, label: str, offset: int, count: int) -> list[dict[str, Any]]:
-        """Return some of the images of a label; the label "" is that of images without one."""
-        points = self.snapshot.points
-        rows = [row for row, name in enumerate(points.labels) if (name or "") == label][offset : offset + count]
-        return [{"id": str(points.ids[row]), "path": points.paths[row]} for row in rows]
 
     def add(self, files: Sequence[tuple[str, bytes]], label: str) -> dict[str, Any]:
         """Add images, given by their names and contents, to the gallery; it keeps them in its folder ``uploads``.
@@ -316,7 +272,7 @@ class Service:
         messages = [*found.repeated, *found.skipped]
         for path, name in names.items():
             messages = [message.replace(path, name) for message in messages]
-        return {"added": found.added, "messages": messages, "version": self._reopen()}
+        return {"added": found.added, "messages": messages, "version": self.reopen()}
 
     def add_listed(self, images: Sequence[LabelledImage]) -> dict[str, Any]:
         """Add image files to the gallery on the calling thread, with a model of its own.
@@ -326,44 +282,19 @@ class Service:
         """
         torch.set_num_threads(1)  # of this thread: requests need the other cores
         found = add_images(self.source, images, model=self.chosen)
-        return {"added": found.added, "messages": [*found.repeated, *found.skipped], "version": self._reopen()}
+        return {"added": found.added, "messages": [*found.repeated, *found.skipped]}
 
-    def remove(self, labels: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
-        """Remove images from the gallery.
-
-        Raises:
-            UserError: no image has one of the names.
-        """
-        return {"removed": remove_images(self.source, labels=labels, ids=ids), "version": self._reopen()}
-
-    def versions(self) -> list[dict[str, Any]]:
-        """Return the versions of the gallery, the oldest first.
+    def reopen(self) -> int:
+        """Open the newest version of the gallery, and return its number.
 
         Raises:
-            UserError: the source is no gallery.
+            UserError: it has another model now.
         """
-        return [
-            {"version": one.number, "time": one.time.astimezone().isoformat(), "images": one.images}
-            for one in history(self.source)
-        ]
-
-    def restore(self, version: int) -> dict[str, Any]:
-        """Make an old version of the gallery the newest one.
-
-        Raises:
-            UserError: there is no such version.
-        """
-        return {"images": restore_version(self.source, version), "version": self._reopen()}
-
-    def _loop(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            tasks = [task]
-            while sum(len(one.images) for one in tasks) < self.at_once and not self._tasks.empty():
-                if (following := self._tasks.get()) is None:
-                    self._tasks.put(None)  # the end comes after these
-                    break
-                tasks.append(following)
-            self._work(tasks)
+        stamp, gallery = self._stamp(), GalleryFolder(self.source)
+        if gallery.manifest.model != self.snapshot.manifest.model:
+            raise UserError(f"{self.source}: this gallery has embeddings of another model now; start the server again")
+        self.snapshot = Snapshot(gallery, stamp)
+        return gallery.version
 
     def _work(self, tasks: Sequence[Task]) -> None:
         """Embed the images of some tasks in one batch, and do their work; requests that were given up are left out."""
@@ -372,7 +303,7 @@ class Service:
             images = [image for task in tasks for image in task.images]
             points = torch.from_numpy(self._embed(images))
             if self.kind == "gallery" and self._stamp() != self.snapshot.stamp:  # another process has changed it
-                self._reopen()
+                self.reopen()
         except BaseException as error:  # each request reports it
             for task in tasks:
                 task.done.set_exception(error)
@@ -394,14 +325,6 @@ class Service:
         ends = np.linspace(0, len(images), self._parts + 1).round().astype(int)
         parts = (images[start:end] for start, end in pairwise(ends))
         return np.concatenate(list(self._pool.map(self.embedder.embed, parts)))
-
-    def _reopen(self) -> int:
-        """Open the newest version of the gallery, and return its number."""
-        stamp, gallery, manifest = self._stamp(), GalleryFolder(self.source), self.snapshot.points.manifest
-        if manifest is None or gallery.manifest.model != manifest.model:
-            raise UserError(f"{self.source}: this gallery has embeddings of another model now; start the server again")
-        self.snapshot = Snapshot(gallery, stamp)
-        return gallery.version
 
     def _stamp(self) -> object:
         """Return what changes when a gallery or its calibration does."""

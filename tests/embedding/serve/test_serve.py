@@ -182,10 +182,9 @@ def test_a_search_takes_the_index_of_a_gallery_and_reads_points_from_memory(
     service = Service(gallery, ON_CPU)
     monkeypatch.setattr(GalleryFolder, "points_at", None)
     found = service.submit([], lambda _: service.search(points, 3)).result(END)
-    recall = service.submit([], lambda _: service.info()["recall"]).result(END)
     service.close()
     assert isinstance(service.snapshot.points.searcher, building.ApproximateGallery)
-    assert [[one["id"] for one in near] for near in found] == expected and recall == built.index.recall
+    assert [[one["id"] for one in near] for near in found] == expected and service.snapshot.recall == built.index.recall
 
 
 def test_images_that_wait_are_embedded_together_and_each_request_gets_its_own(
