@@ -44,10 +44,10 @@ class StudySettings(BaseModel, frozen=True, extra="forbid"):
     """Protocol that splits and scores a run."""
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
     """Seeds; each variant has one run per seed. More seeds may be added later."""
-    metrics: tuple[str, ...] = ()
-    """Figures to report. Default: see `dmlkit.study.definition.config.FIGURES`."""
-    reference: str | None = None
-    """Variant with which the others are compared. Default: the first."""
+    metrics: tuple[str, ...]
+    """Figures to report."""
+    reference: str
+    """Variant with which the others are compared."""
     tune_seeds: tuple[NonNegativeInt, ...] = ()
     """Seeds that choose among the values of ``tune`` by their mean score. Default: the first of ``seeds``."""
     more_seeds: Annotated[int, Field(ge=0, le=50)] = 0
@@ -71,17 +71,7 @@ class StudySettings(BaseModel, frozen=True, extra="forbid"):
         return (self.tune_seeds or self.seeds[:1]) if is_tuned else self.seeds
 
 
-class ResolvedSettings(StudySettings, frozen=True):
-    """Settings with the figures and the reference that the file may leave out."""
-
-    # the inherited default would let a file leave them out
-    metrics: tuple[str, ...]  # pyright: ignore[reportGeneralTypeIssues]
-    """Names of the figures."""
-    reference: str  # pyright: ignore[reportGeneralTypeIssues]
-    """Variant with which the others are compared."""
-
-
-class RecordedStudy(ResolvedSettings, frozen=True):
+class RecordedStudy(StudySettings, frozen=True):
     """The claim of a study, and everything on which its figures depend."""
 
     extend: int = 0

@@ -62,6 +62,10 @@ class MethodsConfig(BaseModel, frozen=True, strict=True):
 class StudyConfig(StudySettings, MethodsConfig, frozen=True, extra="forbid"):
     """File of a study: a claim, and the runs that test it."""
 
+    metrics: tuple[str, ...] = ()
+    """Figures to report. Default: see `FIGURES`."""
+    reference: str = ""
+    """Variant with which the others are compared. Default: the first."""
     extend: Annotated[int, Field(ge=0, le=50)] = 0
     """Number of values that each variant adds to ``tune``, one by one, each a step from the best one that has one."""
     expect: tuple[Expectation, ...] = ()

@@ -141,7 +141,7 @@ def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) ->
         if len(values) == 1:
             yield ("grid", key), "got one value, expected at least two to compare; move the key to overrides"
     names = [method.name for method in methods]
-    if config.reference is not None and config.reference not in names:
+    if config.reference and config.reference not in names:
         yield ("reference",), f"unknown variant {config.reference!r}; {suggest(config.reference, names)}"
     yield from _expectation_faults(config, names)
     yield from _metric_faults(config)

@@ -22,7 +22,7 @@ from dmlkit.study.findings.verdicts import (
     judge,
     over_seeds,
 )
-from dmlkit.study.record import ResolvedSettings
+from dmlkit.study.record import StudySettings
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ExtraFigures:
     untrained: Metrics | None  # of its backbone before training; None if they are not known
 
 
-class StudyResults(ResolvedSettings, Document, frozen=True):
+class StudyResults(StudySettings, Document, frozen=True):
     """``results.json`` of a study: the contents of its report."""
 
     kind: ClassVar[str] = "document of a study's results"
@@ -119,7 +119,7 @@ def summarize_study(
         for variant in (study.variants[index] for index in kept)
     }
     return StudyResults(
-        **config.model_dump(include={*ResolvedSettings.model_fields} - {"metrics", "reference"}),
+        **config.model_dump(include={*StudySettings.model_fields} - {"metrics", "reference"}),
         metrics=config.reported(),
         reference=study.reference,
         axis=axis and axis.model_copy(update={"values": tuple(axis.values[index] for index in kept)}),
