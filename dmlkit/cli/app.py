@@ -35,7 +35,6 @@ from dmlkit.cli import (
     identify,
     inspect,
     plot,
-    protocol,
     recipes,
     review,
     search,
@@ -172,7 +171,7 @@ for group in (  # in the order of the panels of --help
     *(start, data, train, evaluate, compare, calibrate, final),
     *(embed, search, gallery, identify, verify, review, select, serve, duplicates, cluster, export, align),
     *(inspect, why, plot),
-    *(study, protocol, geometry),
+    *(study, geometry),
     recipes,
 ):
     app.add_typer(group.app, rich_help_panel=group.app.rich_help_panel)

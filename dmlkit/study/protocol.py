@@ -1,4 +1,4 @@
-"""Protocols: several trainings of a recipe, and the intervals of their figures."""
+"""Protocols: how the runs of a study split the classes, and what is trained and measured in one."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import torch
 from lightning_fabric import Fabric
-from pydantic import BaseModel
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -18,11 +17,10 @@ from dmlkit.files.document import Document
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.metrics.retrieval import MapAtRConfig, PrecisionConfig, RPrecisionConfig
 from dmlkit.metrics.scoring import retrieval_metrics
-from dmlkit.metrics.statistics import t_interval
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.study.record import ProtocolName, open_protocol
+from dmlkit.study.record import ProtocolName
 from dmlkit.training.progress import Progress
 from dmlkit.training.train import train
 
@@ -34,86 +32,13 @@ EMBEDDING_DIM = 128  # of each Reality Check model; the four together have 512
 METRICS = (PrecisionConfig(), RPrecisionConfig(), MapAtRConfig())
 
 
-class MeanInterval(BaseModel, frozen=True, extra="forbid"):
-    """Mean of runs and its 95 % interval by Student's t; a single run has no interval."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-    @classmethod
-    def of(cls, values: list[float]) -> "MeanInterval":
-        """Return the mean and interval of one figure per run."""
-        interval = t_interval(values)
-        low, high = (interval.low, interval.high) if len(values) > 1 else (None, None)
-        return cls(mean=interval.mean, low=low, high=high)
-
-
 class RealityCheckFigures(Document, frozen=True):
-    """``result.json``: the figures of one repeat of the Reality Check; see `run_protocol`."""
+    """``result.json``: the figures of one run of the Reality Check; see `run_once`."""
 
     kind: ClassVar[str] = "document of a Reality Check's figures"
 
     separated: Metrics
     concatenated: Metrics
-
-
-class ProtocolResults(Document, frozen=True):
-    """``results.json`` of a protocol."""
-
-    kind: ClassVar[str] = "document of a protocol's results"
-
-    protocol: ProtocolName
-    repeats: tuple[Figures, ...]
-    """Figures per repeat."""
-    summary: dict[str, dict[str, MeanInterval]]
-    """Means over repeats, by kind and metric."""
-
-
-def run_protocol(
-    name: ProtocolName,
-    recipe: Recipe,
-    folder: Path,
-    fabric: Fabric,
-    *,
-    repeats: int,
-    progress: StartModel,
-) -> ProtocolResults:
-    """Train a recipe under a protocol. Complete runs are kept, and interrupted runs are resumed.
-
-    ``official``: the recipe unchanged, with ``repeats`` seeds. The figures are those of the best checkpoint on
-    validation classes.
-
-    ``reality_check`` (Musgrave et al., ECCV 2020): the last half of the sorted classes is the test set. The first half
-    is divided into 4 contiguous folds. Each of 4 models with 128 dimensions validates on one fold, by MAP@R, and trains
-    on the others. ``separated`` is the mean of the 4 models. ``concatenated`` is their 512-dimensional concatenation:
-    the embeddings of each model are normalized, then the result is, and cosines are compared.
-
-    Repeat r has the recipe's seed + r.
-
-    Args:
-        recipe: recipe to train; the Reality Check sets its split, dimension and metrics.
-        folder: output folder for ``protocol.json``, ``repeat-R/`` or ``repeat-R/fold-F/`` of each run, and
-            ``results.json``.
-        fabric: device, precision and ranks, launched.
-        repeats: number of trainings, or of rounds of 4 for the Reality Check.
-
-    Returns:
-        The figures of each repeat, and the mean and its interval over repeats of each metric.
-
-    Raises:
-        UserError: the folder has other contents, another protocol or runs of another recipe, or a run fails.
-        TrainingStoppedError: Ctrl-C or SIGTERM stopped a run after a checkpoint.
-    """
-    figures: list[Figures] = []
-    with open_protocol(name, folder, fabric):
-        for repeat in range(repeats):
-            seeded = recipe.model_copy(update={"seed": recipe.seed + repeat})
-            figures.append(run_once(name, seeded, folder / f"repeat-{repeat}", fabric, progress))
-        results = ProtocolResults(protocol=name, repeats=tuple(figures), summary=summarize(figures))
-        if fabric.is_global_zero:
-            results.write(folder / "results.json")
-    return results
 
 
 def run_once(
@@ -123,28 +48,32 @@ def run_once(
     fabric: Fabric,
     progress: StartModel,
 ) -> Figures:
-    """Run one repeat of a protocol with the recipe's seed; see `run_protocol`."""
+    """Train a recipe under a protocol, with its own seed. Complete trainings are kept, and interrupted ones resumed.
+
+    ``official``: the recipe unchanged. The figures are those of the best checkpoint on validation classes.
+
+    ``reality_check`` (Musgrave et al., ECCV 2020): the last half of the sorted classes is the test set. The first half
+    is divided into 4 contiguous folds. Each of 4 models with 128 dimensions validates on one fold, by MAP@R, and trains
+    on the others. ``separated`` is the mean of the 4 models. ``concatenated`` is their 512-dimensional concatenation:
+    the embeddings of each model are normalized, then the result is, and cosines are compared.
+
+    Args:
+        recipe: recipe to train; the Reality Check sets its split, dimension and metrics.
+        folder: folder of the run, or of ``fold-F/`` of each model.
+        fabric: device, precision and ranks, launched.
+
+    Raises:
+        UserError: the folder has other contents or runs of another recipe, or a run fails.
+        TrainingStoppedError: Ctrl-C or SIGTERM stopped a run after a checkpoint.
+    """
     if name == "official":
         return {"test": _test_metrics(_trained(recipe, folder, fabric, progress))}
     return _reality_check(recipe, folder, fabric, progress)
 
 
 def is_complete(name: ProtocolName, folder: Path) -> bool:
-    """Return whether the repeat in this folder is complete."""
+    """Return whether the run in this folder is complete."""
     return (folder / ("summary.json" if name == "official" else "result.json")).exists()
-
-
-def summarize(figures: Sequence[Figures]) -> dict[str, dict[str, MeanInterval]]:
-    """Return mean and 95 % t-interval over repeats, by kind and metric.
-
-    Example:
-        >>> summarize([{"test": {"map@r": 0.5}}])
-        {'test': {'map@r': MeanInterval(mean=0.5, low=None, high=None)}}
-    """
-    return {
-        kind: {name: MeanInterval.of([repeat[kind][name] for repeat in figures]) for name in metrics}
-        for kind, metrics in figures[0].items()
-    }
 
 
 def _reality_check(recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel) -> Figures:
@@ -182,7 +111,7 @@ def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
 def _trained(recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel) -> Summary:
     """Return the summary of a run, which is trained or resumed if it is not complete."""
     if "test" not in recipe.dataset.own_splits:
-        text = "got all, which leaves no test classes; studies and protocols need official or reality_check"
+        text = "got all, which leaves no test classes; studies need official or reality_check"
         raise UserError(recipe.fault(("dataset", "split"), text))
     run = RunFolder(folder)
     if run.holds_run():

@@ -1,4 +1,4 @@
-"""Records that a study or protocol writes into its folder at its start, and checks before it is continued there."""
+"""Records that a study writes into its folder at its start, and checks before it is continued there."""
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -152,15 +152,6 @@ def _first(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 4 else "")
 
 
-class ProtocolRecord(Document, frozen=True):
-    """``protocol.json``: the protocol of a folder's runs."""
-
-    kind: ClassVar[str] = "record of a protocol"
-
-    protocol: str
-    """Name of the protocol."""
-
-
 def _changes(base: Any, recipe: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the full keys at which a recipe differs from another, with its values.
 
@@ -223,7 +214,11 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", comman
             )
     else:
         check_folder(folder, "a study", "runs")
-    with _locked(started, path, fabric):
+    fabric.barrier()  # all ranks have checked before the first one writes
+    with sole_writer(folder, what="a study") if fabric.is_global_zero else nullcontext():
+        if fabric.is_global_zero:
+            started.write(path)
+        fabric.barrier()
         yield
 
 
@@ -235,31 +230,3 @@ def _lost_or_changed(stored: Mapping[str, Any], new: Mapping[str, Any]) -> Itera
             yield f"variants.{variant}: no longer tries {_first(lost)}"
         for label in (one for one in recipes if one in tried):
             yield from differences(f"variants.{variant}.{label}".rstrip("."), recipes[label], tried[label])
-
-
-@contextmanager
-def open_protocol(name: str, folder: Path, fabric: "Fabric") -> Generator[None]:
-    """Start or continue a protocol in a folder, and lock the folder during the block.
-
-    Raises:
-        UserError: the folder has other contents or another protocol, or another process works on it.
-    """
-    path = folder / "protocol.json"
-    if path.exists():
-        found = ProtocolRecord.read(path).protocol
-        if found != name:
-            raise UserError(f"{folder}: has runs of protocol {found}, expected {name}; choose another --output")
-    else:
-        check_folder(folder, "runs of a protocol")
-    with _locked(ProtocolRecord(protocol=name), path, fabric):
-        yield
-
-
-@contextmanager
-def _locked(record: Document, path: Path, fabric: "Fabric") -> Generator[None]:
-    fabric.barrier()  # all ranks have checked before the first one writes
-    with sole_writer(path.parent, what=f"a {path.stem}") if fabric.is_global_zero else nullcontext():
-        if fabric.is_global_zero:
-            record.write(path)
-        fabric.barrier()
-        yield

@@ -167,10 +167,6 @@ WRITTEN = [  # what is in the way of a path that a command writes
     ("gallery create run photos -o x.npy/a", f"--output x.npy/a: {IN_FILE}"),
     ("why run x.npy x.npy -o x.txt", "--output x.txt: expected a name that ends in .png, .svg or .pdf"),
     ("review x.npy photos -o other", "--output other: has notes.txt but not a review; choose another --output"),
-    (
-        "protocol official glyphs/triplet -o kept.csv",
-        "--output kept.csv: this is a file; expected the name of a folder",
-    ),
     ("study broken.yaml -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
     ("report study -o x.txt", "--output x.txt: expected a name that ends in .md or .tex"),
 ]
@@ -307,7 +303,6 @@ MISTAKES = [
     ("check broken.yaml", "broken.yaml:2: not valid YAML: found a tab; indent with spaces"),
     ("train glyphs/triplet --device gpu", "--device gpu: expected auto, cpu, cuda, cuda:N or mps"),
     ("search x.npy x.npy --device gpu+bf16", "--device gpu: expected auto, cpu, cuda, cuda:N or mps"),
-    ("protocol official none -o new", f"none: {NO_RECIPE}"),
     ("eval none --untrained", f"none: {NO_RECIPE}"),
     ("status none", "none: no such file or folder; expected a folder that dmlkit study wrote"),
     ("status empty", f"empty: {NO_STUDY}"),
@@ -359,8 +354,7 @@ def test_an_option_of_other_sources_is_refused_before_anything_is_read(
 def test_each_option_of_a_path_is_checked_early():
     """A path that a command reads has a callback, one that it writes a mark; the others are checked in its body."""
     commands = dict(leaves(get_command(app), ()))
-    later = {"train recipe", "check recipe", "protocol official recipe", "eval source"}
-    later |= {"protocol reality_check recipe", "data check target"}
+    later = {"train recipe", "check recipe", "eval source", "data check target"}
     later |= {"eval evidence", "align output"}  # in the body: a path or a word, and a default that depends on the run
     later |= {"export output", "verify images", "verify pairs"}  # by checks of `dmlkit.files.source`
     later |= {"study output", "train output", "final output"}  # whose default depends on others

@@ -84,7 +84,6 @@ def photos(tmp_path: Path) -> Path:
         ["study", HOSTILE],
         ["study", "{hostile}"],
         ["report", HOSTILE, "-o", "x.md"],
-        ["protocol", "official", HOSTILE, "-o", "x"],
         ["data", "check", HOSTILE],
         ["data", "check", "{table}"],
         ["list", HOSTILE],

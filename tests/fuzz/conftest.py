@@ -55,7 +55,6 @@ MADE = (
     ("export", "run/embeddings/test", "--format", "faiss"),
     ("gallery", "create", "run", "photos", "-o", "gallery"),
     ("study", "study.yaml", "-o", "study"),
-    ("protocol", "official", "base.yaml", "-o", "protocol", "--repeats", "1"),
 )
 """The commands that make what is on the ground."""
 

@@ -49,8 +49,7 @@ def copied_recipe(name: str) -> Path:
 
 
 STRANGERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "d1": (("work/repeat-0/thesis.txt",), ("protocol", "official", "base.yaml", "-o", "work", "--repeats", "1")),
-    "d2": (("docs/results.md",), ("protocol", "official", "base.yaml", "-o", "docs", "--repeats", "1")),
+    "d2": (("docs/results.md",), ("study", "study.yaml", "-o", "docs")),
     "d3": (("w/recipe.yaml", "w/checkpoints/x.pth"), ("train", "w/recipe.yaml", "-o", "w", "--overwrite")),
     "d7": (("mine/embeddings.npy", "mine/parts/part-1.safetensors"), ("embed", "run", "photos", "-o", "mine")),
 }

@@ -22,7 +22,7 @@ from dmlkit.embedding.review.folder import ReviewFolder
 from tests.fuzz.conftest import ALLOWED, Workplace, examples, hashes
 
 PLACES = (
-    *("base.yaml", "photos.yaml", "study.yaml", "run", "run/embeddings/test", "study", "protocol", "photos"),
+    *("base.yaml", "photos.yaml", "study.yaml", "run", "run/embeddings/test", "study", "photos"),
     *("x.npy", "y.npy", "table.csv", "photos/ant/0.png", "run/checkpoints/best.pt", "nowhere", "", ".", ".."),
     *("/dev/null", "new", "new/er", "base.yaml/x", "a" * 300, "[/x]", "\x1b]0;x\x07", "-", "a\nb"),
 )
@@ -40,11 +40,10 @@ GOOD: dict[str, tuple[str, ...]] = {
     "folders": ("study",),
     "images": ("photos", "photos/ant", "photos/ant/0.png"),
     "target": ("photos.yaml", "table.csv", "photos"),
-    "output": ("new", "run", "study", "protocol", "photos", "x.npy", "base.yaml"),
+    "output": ("new", "run", "study", "photos", "x.npy", "base.yaml"),
     "per_class": ("new.csv", "x.npy", "base.yaml"),
     "embeddings": ("x.npy",),
     "labels": ("y.npy",),
-    "repeats": ("1",),
 }
 """Words that fit a parameter, so that commands get further than to their first error."""
 # What takes long, asks the network, or starts other processes, whose tests are elsewhere.
@@ -218,8 +217,6 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run", "queries neighbors seed split checkpoint device output=new.pdf overrides=dataset.seed=3"),
     ),
     "plot tsne": (("run", "images split classes checkpoint device output=new.svg overrides=dataset.seed=3"),),
-    "protocol official": (("base.yaml -o new --repeats 1", "overrides device json"),),
-    "protocol reality_check": (("base.yaml -o new --repeats 1 --set dataset.classes=16", "overrides device json"),),
     "report": (("study -o new.md", ""),),
     "review": (("gallery photos -o new", "ask wrong=0.01,0.5 audit=0.1,1 add run device"),),
     "schema": (("", ""),),
@@ -421,4 +418,4 @@ def outputs(words: list[str]) -> tuple[str, ...]:
     reading = ("report", "list", "check", "schema", "curvature", "search", "identify")
     if words[0] == "gallery":
         return ("inner/gallery/", "inner/large/")
-    return ("\0",) if words[0] in reading else ("inner/run/", "inner/study/", "inner/protocol/", "inner/tuned/")
+    return ("\0",) if words[0] in reading else ("inner/run/", "inner/study/", "inner/tuned/")

@@ -42,7 +42,6 @@ READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "study/study.json": (("report", "study", "-o", "out.md"), ("study", "study.yaml", "-o", "study")),
     "study/results.json": (("report", "study", "-o", "out.md"),),
-    "protocol/protocol.json": (("protocol", "official", "base.yaml", "-o", "protocol", "--repeats", "1"),),
     "table.csv": (("data", "check", "table.csv"),),
     "x.npy": (("eval", "--embeddings", "x.npy", "--labels", "y.npy"),),
     "y.npy": (("eval", "--embeddings", "x.npy", "--labels", "y.npy"),),

@@ -23,7 +23,6 @@ WRITERS: dict[str, tuple[str, ...]] = {
     "embed": ("embed", "run", "photos", "-o", "new"),
     "eval": ("eval", "run", "--set", "transform.size=20"),
     "study": ("study", "study.yaml", "-o", "new"),
-    "protocol": ("protocol", "official", "base.yaml", "-o", "new", "--repeats", "1"),
     "report": ("report", "study", "-o", "new.md"),
     "plot": ("plot", "pca", "run", "-o", "new.png"),
     **{

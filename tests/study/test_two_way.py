@@ -14,6 +14,7 @@ from dmlkit.study.definition.config import Expectation
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.findings.two_way import PairedClasses, VariantClasses
 from dmlkit.study.findings.verdicts import (
+    MeanInterval,
     VariantResults,
     compare_at_looks,
     is_decided,
@@ -21,7 +22,6 @@ from dmlkit.study.findings.verdicts import (
     least_p_values,
     over_seeds,
 )
-from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.reports.tables import verdict_text
 from tests.study.fakes import STUDY, write_study
 

@@ -13,6 +13,7 @@ from dmlkit.study.definition.file import read_study
 from dmlkit.study.findings.verdicts import (
     End,
     JudgedStatement,
+    MeanInterval,
     Tuned,
     VariantResults,
     are_equal,
@@ -21,7 +22,6 @@ from dmlkit.study.findings.verdicts import (
     edges_of,
     judge,
 )
-from dmlkit.study.protocol import MeanInterval
 from dmlkit.study.reports.tables import verdict_text
 from tests.conftest import TINY_RECIPE
 

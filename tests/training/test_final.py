@@ -186,8 +186,9 @@ def test_a_frozen_backbone_computes_the_features_of_every_class(dmlkit, tiny_rec
     assert (tmp_path / "cache" / "train" / "features.json").read_bytes() == computed
 
 
-def test_a_protocol_needs_test_classes(dmlkit, tiny_recipe, tmp_path):
-    command = ["protocol", "official", tiny_recipe, "-o", tmp_path / "out", "--repeats", "1"]
-    refused = dmlkit(*command, "--set", "dataset.split=all")
+def test_a_study_needs_test_classes(dmlkit, tiny_recipe, tmp_path):
+    study = tmp_path / "study.yaml"
+    study.write_text(f"claim: Over seeds\nrecipe: {tiny_recipe.name}\nseeds: [0]\nvariants: {{tiny: {{}}}}\n")
+    refused = dmlkit("study", study, "-o", tmp_path / "out", "--set", "dataset.split=all")
     assert refused.code == 2
     assert "dataset.split: got all, which leaves no test classes" in refused.err

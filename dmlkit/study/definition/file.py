@@ -131,9 +131,8 @@ def config_faults(config: StudyConfig, methods: Sequence[Method], tree: Tree) ->
         yield ("claim",), "expected one line of text as the first key of the file"
     if (config.grid is None) == (config.variants is None):
         yield (), "expected either a grid or variants"
-    elif len(methods) < 2:
-        found = counted(len(methods), "variant", "variants")
-        yield methods[0].place if methods else (), f"got {found}, expected at least 2"
+    elif not methods:
+        yield (), "got 0 variants, expected at least 1"
     yield from _name_faults(methods)
     yield from _tuning_faults(config, methods)
     yield from _seed_faults(config)

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from dmlkit.metrics.statistics import Comparison, holm, paired_runs, runs_to_separate
+from dmlkit.metrics.statistics import Comparison, holm, paired_runs, runs_to_separate, t_interval
 from dmlkit.run_folder.documents import Metrics, PairedDifference
 from dmlkit.study.definition.config import Candidate, Expectation
 from dmlkit.study.definition.methods import beyond_edge, grid_of, values_along
 from dmlkit.study.findings.two_way import PairedClasses, VariantClasses
-from dmlkit.study.protocol import MeanInterval
 
 End = Literal["lowest", "highest", "only", "only, lowest", "only, highest"]
 """Place of a chosen value among the values tried with the chosen values of the other keys. The only one of these may
@@ -27,6 +26,21 @@ END_TEXTS: dict[End, str] = {
     "only, lowest": "the lowest tried, and the only one with the other chosen values",
     "only, highest": "the highest tried, and the only one with the other chosen values",
 }
+
+
+class MeanInterval(BaseModel, frozen=True, extra="forbid"):
+    """Mean of runs and its 95 % interval by Student's t; a single run has no interval."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, values: list[float]) -> "MeanInterval":
+        """Return the mean and interval of one figure per run."""
+        interval = t_interval(values)
+        low, high = (interval.low, interval.high) if len(values) > 1 else (None, None)
+        return cls(mean=interval.mean, low=low, high=high)
 
 
 class Tuned(BaseModel, frozen=True, extra="forbid"):

@@ -12,8 +12,7 @@ from dmlkit.metrics.distribution import NormConfig, SpectrumConfig, SpreadConfig
 from dmlkit.run_folder.documents import PairedDifference
 from dmlkit.study.definition.file import is_error_rate
 from dmlkit.study.findings.results import StudyResults
-from dmlkit.study.findings.verdicts import JudgedStatement, VariantResults, end_text
-from dmlkit.study.protocol import MeanInterval, ProtocolResults
+from dmlkit.study.findings.verdicts import JudgedStatement, MeanInterval, VariantResults, end_text
 
 Pair = tuple[str, str]  # which variant is better, and than which
 
@@ -185,17 +184,6 @@ def tuning_rows(results: StudyResults) -> Rows:
         if variant.tuned:
             tried = ", ".join(f"{label}: {score:.4f}" for label, score in variant.tuned.validation.items())
             rows.append([name, tried, _chosen(variant)])
-    return rows
-
-
-def protocol_rows(results: ProtocolResults) -> Rows:
-    """Return one row per kind and metric: the mean over repeats and half the width of its interval."""
-    rows = [["evaluation", "metric", "mean", "95 % interval", *(f"repeat {i}" for i in range(len(results.repeats)))]]
-    for kind, metrics in results.summary.items():
-        for metric, summary in metrics.items():
-            margin = "" if summary.high is None else f"± {summary.high - summary.mean:.4f}"
-            values = [f"{repeat[kind][metric]:.4f}" for repeat in results.repeats]
-            rows.append([kind, metric, f"{summary.mean:.4f}", margin, *values])
     return rows
 
 
