@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., 
 @pytest.fixture
 def both(place: Path, tmp_path: Path, dmlkit: Cli) -> tuple[Path, Path]:
     """One gallery made by commands and one in Python."""
-    pytest.importorskip("lancedb", reason="the extra dmlkit[gallery] is not installed")
+    pytest.importorskip("lancedb", reason="the extra dmlkit[lancedb] is not installed")
     typed, coded = tmp_path / "typed", tmp_path / "coded"
     assert dmlkit("gallery", "create", place / "run", place / "photos", "-o", typed, "--device", "cpu").code == 0
     made = gallery(coded, run=place / "run", device="cpu")

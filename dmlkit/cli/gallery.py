@@ -40,8 +40,8 @@ app = typer.Typer(
 )
 IMAGES = "Image, folder of images (subfolders are labels), or table with columns path and label."
 Label = Annotated[str | None, option("LABEL", "Label of all images, instead of the names of their folders.")]
-NOT_PRINTED = ("contents", "files", "stamps", "state", "others")
-"""Fields of a gallery's manifest: checksums, what is printed anyway, and the models of other versions."""
+NOT_PRINTED = ("versions", "parts", "numbers", "others")
+"""Fields of a gallery's manifest: versions, checksums, and the models of other versions."""
 MOST_SHOWN = 5  # images of each kind that were not added
 MOST_LABELS = 20
 
@@ -161,33 +161,43 @@ def remove(
     say(Console(), f"{counted(count, 'image', 'images')} removed from {gallery}")
 
 
+@app.command(epilog=examples("dmlkit gallery rename galleries/birds robyn robin"))
+@with_debug
+def rename(
+    gallery: GalleryPath,
+    old: Annotated[str, argument("OLD", "Label that some images have.")],
+    new: Annotated[str, argument("NEW", "Their new label; if others have it already, both become one label.")],
+) -> None:
+    """Rename a label, or merge two that turned out to be one individual; gallery restore can undo this."""
+    from dmlkit.embedding.gallery.change import rename_label
+
+    renamed, before = rename_label(gallery, old, new)
+    merged = f", which {counted(before, 'image', 'images')} had before: {renamed + before:,} now" if before else ""
+    say(Console(), f"{counted(renamed, 'image', 'images')} of {gallery} renamed from {old} to {new.strip()}{merged}")
+
+
 @app.command(epilog=examples("dmlkit gallery info galleries/birds"))
 @with_debug
 def info(
     gallery: GalleryPath,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read all rows and compare them with their checksums.")
+        bool, typer.Option("--verify", help="Read all files and compare them with their checksums.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Print the labels, images, version, model and index of a gallery."""
-    from dmlkit.embedding.gallery.files import MANIFEST, GallerySummary, is_calibrated, recorded_state
+    from dmlkit.embedding.gallery.files import contents_of, is_calibrated, read_summary
 
-    summary = GallerySummary.read(gallery / MANIFEST)
-    state, verified = None if verify else recorded_state(gallery, summary), False
-    if state is None:
+    summary = read_summary(gallery)
+    state = contents_of(gallery, summary)
+    if verify:
         from dmlkit.embedding.gallery.folder import GalleryFolder
 
-        found = GalleryFolder(gallery)
-        summary = GallerySummary.parse(found.manifest.stamped(), str(gallery / MANIFEST))  # its model is first
-        if verify:
-            found.check()
-            verified = found.has_checksums
-        state = found.state()
+        GalleryFolder(gallery).check()
     if json:
-        data: dict[str, object] = {"images": state.images, **state.model_dump(exclude={"has_index"})}
+        data: dict[str, object] = state._asdict()
         if verify:
-            data["verified"] = verified
+            data["verified"] = True
         say_json(data | {key: value for key, value in summary.stamped().items() if key not in NOT_PRINTED})
         return
     console, labels = Console(), state.labels
@@ -212,7 +222,7 @@ def info(
     probabilities = "calibrated" if is_calibrated(gallery, summary.current) else "not calibrated"
     say(console, f"thumbnails: {'yes' if summary.thumbnails else 'no'}")
     say(console, f"similarity threshold of the run: {floor}; probabilities of identify: {probabilities}")
-    index = summary.approximate if state.has_index else None
+    index = summary.approximate
     left_out = counted(state.not_indexed, "image is", "images are")
     outside = f"{left_out} not in the index" if index else "all searches are exact"
     say(
@@ -220,8 +230,7 @@ def info(
         f"index: {f'{index.value}, measured recall {index.recall:.4f}' if index else 'none'}; {outside}",
     )
     if verify:
-        without = "all rows can be read, but this gallery was created by a version of dmlkit without checksums"
-        say(console, "verified: all rows match their checksums" if verified else f"not verified: {without}")
+        say(console, "verified: all files match their checksums")
 
 
 @app.command(epilog=examples("dmlkit gallery check galleries/birds new/"))

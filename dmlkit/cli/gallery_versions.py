@@ -64,14 +64,15 @@ class KeptModelOptions:
 @with_debug
 def history(gallery: GalleryPath, json: Json = False) -> None:
     """List the versions that gallery restore can restore."""
-    from dmlkit.embedding.gallery.table import history as versions_of
+    from dmlkit.embedding.gallery.files import read_summary
 
-    versions = versions_of(gallery)
+    summary = read_summary(gallery)
+    versions, runs = summary.versions, [summary.run_of(one) for one in summary.versions]
     if json:
         say_json(
             [
-                {"version": one.number, "time": one.time.isoformat(), "images": one.images, "run": one.run}
-                for one in versions
+                {"version": one.number, "time": one.time.isoformat(), "images": one.images, "run": run}
+                for one, run in zip(versions, runs, strict=True)
             ]
         )
         return
@@ -81,8 +82,8 @@ def history(gallery: GalleryPath, json: Json = False) -> None:
         for one, last in zip(versions, before, strict=False)
     ]
     header = ["version", "time", "images", "change"]
-    if len({one.run for one in versions}) > 1:
-        header, rows = [*header, "run"], [[*row, near_path(one.run)] for row, one in zip(rows, versions, strict=True)]
+    if len(set(runs)) > 1:
+        header, rows = [*header, "run"], [[*row, near_path(run)] for row, run in zip(rows, runs, strict=True)]
     print_table([header, *rows], Console())
 
 

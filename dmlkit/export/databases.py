@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import struct
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,6 @@ from uuid import uuid4
 import numpy as np
 
 from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.gallery.table import lancedb
 from dmlkit.embedding.progress_bar import Bar
 from dmlkit.errors import UserError, first_line
 from dmlkit.export.store import (
@@ -44,7 +44,7 @@ def write_lancedb(folder: EmbeddingFolder, to: Destination) -> list[str]:
 
     if not is_address(to.target):
         check_folder(Path(to.target), "a LanceDB database", "*.lance")
-    manifest, database = store_manifest(folder), lancedb()
+    manifest, database = store_manifest(folder), _lancedb()
     schema = pa.schema(
         [
             pa.field("id", pa.int64(), nullable=False),
@@ -331,3 +331,19 @@ def _fill(client: Any, name: str, folder: EmbeddingFolder, manifest: StoreManife
             sent = slice(start, start + SENT)
             batch = models.Batch(ids=ids[sent], vectors=vectors[sent].tolist(), payloads=payloads[sent])
             client.upsert(name, points=batch, wait=True)
+
+
+def _lancedb() -> Any:
+    """Return the package ``lancedb``.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    os.environ.setdefault("LANCEDB_LOG", "error")  # it warns of its own defaults
+    # loader processes are forked after it is imported; they decode images and never call it
+    warnings.filterwarnings("ignore", message="lancedb fork support")
+    try:
+        import lancedb
+    except ModuleNotFoundError:
+        raise UserError("this needs LanceDB; install it with: pip install 'dmlkit[lancedb]'") from None
+    return lancedb

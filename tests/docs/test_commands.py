@@ -69,7 +69,7 @@ def test_every_command_has_a_page_and_nothing_else_has():
 @pytest.mark.parametrize("name", sorted(path.stem for path in PAGES.glob("*.md") if path.stem != "serve"))  # waits
 def test_the_examples_print_what_is_shown(name: str, world: Path, dmlkit: Callable[..., Any]):
     if name == "gallery":
-        pytest.importorskip("lancedb", reason="the extra dmlkit[gallery] is not installed")
+        pytest.importorskip("lancedb", reason="the extra dmlkit[lancedb] is not installed")
     path = PAGES / f"{name}.md"
     text = path.read_text(encoding="utf-8")
     examples = list(EXAMPLE.finditer(text))

@@ -48,7 +48,7 @@ def test_the_library_example_runs():
 
 @pytest.mark.slow
 def test_the_example_of_commands_as_functions_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    pytest.importorskip("lancedb", reason="the extra dmlkit[gallery] is not installed")
+    pytest.importorskip("lancedb", reason="the extra dmlkit[lancedb] is not installed")
     monkeypatch.chdir(tmp_path)  # where no recipes are
     for seed, name in enumerate(("robin", "wren")):
         trees.photo(Path("photos") / name / "1.jpg", seed)

@@ -270,7 +270,7 @@ def with_threshold(gallery: Path, threshold: float) -> None:
 
 @pytest.mark.slow
 def test_a_gallery_knows_images_by_their_content(place: Path, tmp_path: Path, dmlkit: Cli):
-    pytest.importorskip("lancedb", reason="the extra dmlkit[gallery] is not installed")
+    pytest.importorskip("lancedb", reason="the extra dmlkit[lancedb] is not installed")
     gallery, moved = tmp_path / "gallery", tmp_path / "moved"
     assert dmlkit("gallery", "create", place / "old", place / "photos", "-o", gallery, "--device", "cpu").code == 0
     for number, file in enumerate(sorted((place / "photos").glob("*/*.png"))):

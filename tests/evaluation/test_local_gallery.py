@@ -208,7 +208,7 @@ def test_changes_keep_patches_with_their_images(
     assert migrate_gallery(place, patches_run, model=model).lost is None
     assert patches(GalleryFolder(place)).keys() == whole.keys()
     shown = dmlkit("gallery", "info", place, "--verify")
-    assert "with 0.40 of matches of patches" in shown.out and "verified: all rows match" in shown.out
+    assert "with 0.40 of matches of patches" in shown.out and "verified: all files match" in shown.out
     data = json.loads((place / "gallery.json").read_text())
     assert data["format"] == 1
 
@@ -217,7 +217,7 @@ def test_an_interrupted_addition_resumes(
     gallery: Path, photos: Path, tmp_path: Path, patches_run: Path, model: ModelChoice, monkeypatch: pytest.MonkeyPatch
 ):
     from dmlkit.embedding import parts
-    from dmlkit.embedding.gallery import incoming
+    from dmlkit.embedding.gallery import change
 
     place = tmp_path / "gallery"
     create_gallery(patches_run, None, place, model=model)
@@ -227,7 +227,7 @@ def test_an_interrupted_addition_resumes(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(incoming.EmbeddedRows, "write", killed)
+        patched.setattr(change, "write_part", killed)
         add_images(place, photos / "known", model=ON_CPU)
     assert len(GalleryFolder(place)) == 0
     found = add_images(place, photos / "known", model=ON_CPU)

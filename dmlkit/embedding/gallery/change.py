@@ -2,50 +2,45 @@
 
 import os
 import shutil
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.datasets.files.paths import readable_name
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice, with_local
+from dmlkit.embedding.gallery.commit import changing, commit, copied_part, moved, schema, write_part
 from dmlkit.embedding.gallery.files import (
     MANIFEST,
-    TABLE,
-    TABLE_FOLDER,
-    check_files,
+    THUMBNAILS,
+    VECTORS,
+    VERSIONS,
     check_threshold,
-    recorded_files,
+    index_file,
+    read_rows,
+    rows_file,
 )
-from dmlkit.embedding.gallery.folder import GalleryFolder, is_any, present
+from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import LabelledImage, images_of
 from dmlkit.embedding.gallery.incoming import Incoming, remove_interrupted
-from dmlkit.embedding.gallery.manifest import (
-    GalleryManifest,
-    GalleryModel,
-    check_content,
-    content_of,
-    manifest_at,
-    read_gallery_manifest,
-    state_of,
-)
-from dmlkit.embedding.gallery.table import lancedb, model_name, open_table, reading
+from dmlkit.embedding.gallery.index import extend_index
+from dmlkit.embedding.gallery.manifest import GalleryManifest, GalleryModel
 from dmlkit.embedding.manifest import check_same_description
 from dmlkit.embedding.points import load_same_model, warn_of_other_model
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
+from dmlkit.files.labels import stated_label
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder, check_place, writing
 from dmlkit.files.source import CREATING_MARK, INCOMING
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 
-MOST_LABELS = 10_000  # in the recorded state: reading a million from gallery.json would slow down every command
-PATIENCE = 600  # seconds that a writer waits for another, which holds a gallery for one commit alone
+KEPT = timedelta(days=7)  # of a version that is no longer the newest one, until `compact_gallery` removes it
 
 
 def add_images(
@@ -73,14 +68,12 @@ def add_images(
         UserError: there is no gallery or no image, or the run has another model.
     """
     gallery = GalleryFolder(path)
-    gallery.check(["id"])  # a damaged id would let its picture in a second time
     run = model.run or gallery.run
     incoming = Incoming.of(images_of(images, label, boxes, run) if isinstance(images, Path) else list(images))
     place = incoming.place(path)
     with sole_writer(place, what="an addition of these images", patience=inf):
         gallery = GalleryFolder(path)  # now: another process may have added the same images meanwhile
-        with reading(path):
-            incoming.drop(present(gallery.table, list(incoming.new)))
+        incoming.drop(gallery)
         fabric = model.start()
         if trained is None:
             trained = load_same_model(gallery, model, fabric)
@@ -88,18 +81,33 @@ def add_images(
             check_same_description(describe(trained), "the loaded model", gallery.manifest, str(path))
         trained = with_local(trained, gallery.manifest.local, str(path))
         warn_of_other_model(describe(trained), gallery)
-        with incoming.embedded(gallery.manifest, trained, fabric, place, bar) as rows, changing(path) as table:
-            if model_name(table) != gallery.manifest.current:
+        with incoming.embedded(trained, fabric, place, bar) as blocks, changing(path) as manifest:
+            if manifest.current != gallery.manifest.current:
                 raise UserError(f"{path}: was migrated to another model in the meantime; rerun the same command")
-            if table.version != gallery.version:  # another process may have added some meanwhile
-                incoming.drop(present(table, list(incoming.new)))
-            if labeled := sorted(incoming.labeled & incoming.new.keys()):  # without those that cannot be read
-                table.delete(is_any("id", labeled))
+            gallery = GalleryFolder(path)  # another process may have added some meanwhile
+            incoming.drop(gallery)
             if incoming.new:
-                table.add(rows.reader(incoming.new, table.schema))
+                manifest, rows = write_part(path, manifest, incoming.new, blocks)
+                commit(path, manifest, joined(without(gallery.table, "id", incoming.labeled), rows))
     with suppress(OSError):  # another process waited for this one, and is there now
         place.rmdir()
     return incoming
+
+
+def joined(rows: Any, new: Any) -> Any:
+    """Return rows with new ones below them."""
+    import pyarrow as pa
+
+    return pa.concat_tables([rows, new])
+
+
+def without(rows: Any, column: str, values: Sequence[str] | set[str]) -> Any:
+    """Return the rows that have none of some values in a column."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    own = compute.is_in(rows[column], pa.array(list(values), pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
+    return rows.filter(compute.invert(own))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def remove_images(path: Path, *, labels: Sequence[str] = (), ids: Sequence[str] = (), paths: Sequence[str] = ()) -> int:
@@ -112,18 +120,43 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), ids: Sequence[str] 
         UserError: nothing is named, or no image has one of the names; then none is removed.
     """
     absolute = [os.path.abspath(name) for name in paths]  # noqa: PTH100 - as they were added, links not followed
-    named = [("label", list(labels)), ("id", list(ids)), ("path", absolute)]
-    if not any(values for _, values in named):
+    named = {"label": list(labels), "id": list(ids), "path": absolute}
+    if not any(named.values()):
         raise UserError("remove: expected --label, --id or --path, to select the images to remove")
-    read_gallery_manifest(path)
-    with changing(path) as table:
-        GalleryFolder(path).check([column for column, values in named if values])  # a damaged label would stay
-        for column, values in named:
-            for value in values:
-                if not readable_name(value) or table.count_rows(is_any(column, [value])) == 0:
-                    raise UserError(f"--{column} {value}: no image of {path} has this {column}; nothing was removed")
-        condition = " OR ".join(is_any(column, values) for column, values in named if values)
-        return table.delete(condition).num_deleted_rows
+    with changing(path) as manifest:
+        gallery = GalleryFolder(path)
+        rows = gallery.table
+        for column, values in named.items():
+            known = set(gallery.table[column].to_pylist()) if values else set[str]()
+            if missing := next((value for value in values if value not in known), None):
+                raise UserError(f"--{column} {missing}: no image of {path} has this {column}; nothing was removed")
+            rows = without(rows, column, values)
+        commit(path, manifest, rows)
+    return len(gallery) - len(rows)
+
+
+def rename_label(path: Path, old: str, new: str) -> tuple[int, int]:
+    """Give the images of a label another one; a label that exists already gets them too, since both are one.
+
+    Returns:
+        Number of images that had the old label, and of those that had the new one before.
+
+    Raises:
+        UserError: no image has the old label, or the new one is none, see `stated_label`.
+    """
+    import pyarrow as pa
+
+    name = stated_label(new, "NEW")
+    with changing(path) as manifest:
+        gallery = GalleryFolder(path)
+        counts = gallery.label_counts()
+        if not counts[old]:
+            raise UserError(f"{path}: no image has the label {old!r}; nothing was renamed")
+        labels = pa.array([name if label == old else label for label in gallery.labels], pa.string())
+        rows = gallery.table.set_column(gallery.table.schema.get_field_index("label"), schema().field("label"), labels)
+        if old != name:
+            commit(path, manifest, rows)
+    return counts[old], 0 if old == name else counts[name]
 
 
 def restore_version(path: Path, version: int) -> int:
@@ -133,98 +166,64 @@ def restore_version(path: Path, version: int) -> int:
         Number of images of that version.
 
     Raises:
-        UserError: there is no such version.
+        UserError: there is no such version, or its rows are damaged.
     """
-    manifest = read_gallery_manifest(path)
-    with changing(path, is_sound=False) as table:
-        versions = [found["version"] for found in table.list_versions()]
-        if version not in versions:
+    with changing(path) as manifest:
+        wanted = next((one for one in manifest.versions if one.number == version), None)
+        if wanted is None:
             raise UserError(f"{path}: has no version {version}; dmlkit gallery history {command_word(path)} lists them")
-        check_files(path, manifest, version)
-        wanted = open_table(path)
-        wanted.checkout(version)
-        check_content(path, manifest, wanted, is_newest=False)
-        table.restore(version)
-        return table.count_rows()
+        read_rows(path, wanted)
+        update = {"number": manifest.versions[-1].number + 1, "time": datetime.now(UTC)}
+        versions = (*manifest.versions, wanted.model_copy(update=update))
+        manifest.of_model(wanted.model).model_copy(update={"versions": versions}).write(path / MANIFEST)
+    return wanted.images
 
 
 def compact_gallery(path: Path) -> None:
-    """Merge small files, and remove files that belong to no version of the last 7 days; no image changes.
+    """Join all points in one part, and remove files that belong to no version of the last 7 days; no image changes.
 
     What interrupted additions and migrations have embedded is removed too.
 
     Raises:
         UserError: there is no gallery, or its folder cannot be written.
     """
-    read_gallery_manifest(path)
-    with changing(path) as table:
-        table.optimize()
-        record_content(path, forget=True)
+    with changing(path) as manifest:
+        gallery = GalleryFolder(path)
+        index = gallery.manifest.approximate
+        if index is not None and index.images < len(gallery):
+            manifest = manifest.model_copy(update={"approximate": extend_index(gallery, index)})
+        if len(gallery.parts) > 1:
+            images = {name: LabelledImage(file, None) for name, file in zip(gallery.ids, gallery.paths, strict=True)}
+            bare = manifest.model_copy(update={"thumbnails": False})
+            changed, rows = write_part(path, bare, images, copied_part(gallery))
+            kept = {"thumbnails": manifest.thumbnails, "numbers": manifest.numbers}
+            manifest = changed.model_copy(update=kept)
+            manifest = commit(path, manifest, moved(gallery.table, rows["part"][0].as_py()))
+        _forget(path, manifest)
     remove_interrupted(path)
 
 
-@contextmanager
-def changing(path: Path, *, is_sound: bool = True) -> Generator[Any]:
-    """Lock a gallery for one writer, yield its table, and record its contents at the end.
-
-    Args:
-        is_sound: raise an error if the newest version is damaged.
-
-    Raises:
-        UserError: another process keeps the lock, or the gallery cannot be read or written.
-    """
-    check = f"dmlkit gallery info --verify {command_word(path)}"
-    advice = f"is the disk full or read-only? {check} checks the gallery for damage"
-    with sole_writer(path, what="a change of a gallery", patience=PATIENCE), reading(path, "change", advice):
-        if is_sound:
-            GalleryFolder(path)
-        else:
-            check_files(path, read_gallery_manifest(path), all_versions=True)
-        table = open_table(path)
-        _record_model(path, table)  # a migration may have been killed after its commit
-        yield table
-        record_content(path)
-
-
-def _record_model(path: Path, table: Any) -> GalleryManifest:
-    """Describe the model of a table's version first in the manifest of a gallery, and return the manifest."""
-    manifest = read_gallery_manifest(path)
-    found = manifest_at(path, manifest, table)
-    if found is not manifest:
-        found.write(path / MANIFEST)
-    return found
-
-
-def record_content(path: Path, *, forget: bool = False) -> None:
-    """Record the contents of the newest version of a gallery, before another process may write.
-
-    If the process is killed before this, the version as a whole is not checked later.
-
-    Args:
-        forget: remove the records of versions that no longer exist; listing versions takes 0.2 ms each.
-    """
-    table = open_table(path)
-    manifest = _record_model(path, table)
-    if manifest.contents and table.version not in manifest.contents:
-        found = _with_content(path, manifest, table)
-        if forget:
-            kept = {one["version"] for one in table.list_versions()}
-            update: dict[str, Any] = {"contents": {key: one for key, one in found.contents.items() if key in kept}}
-            for name, known in (("files", found.files), ("stamps", found.stamps)):
-                update[name] = {file: one for file, one in known.items() if (path / file).exists()}
-            found = found.model_copy(update=update)
-        found.write(path / MANIFEST)
-
-
-def _with_content(path: Path, manifest: GalleryManifest, table: Any) -> GalleryManifest:
-    """Return a manifest with the contents of a table's version and the files; to be called while `reading`."""
-    state = state_of(table, manifest.approximate)
-    update = {
-        "contents": {**manifest.contents, table.version: content_of(table)},
-        "state": state if len(state.labels) <= MOST_LABELS else None,
-        **recorded_files(path, manifest),
-    }
-    return manifest.model_copy(update=update)
+def _forget(path: Path, manifest: GalleryManifest) -> None:
+    """Remove versions older than `KEPT`, and what no other version needs."""
+    *older, newest = manifest.versions
+    versions = [*(one for one in older if datetime.now(UTC) - one.time < KEPT), newest]
+    rows = [read_rows(path, one, ["part", "id"]) for one in versions]
+    parts = {part for one in rows for part in one["part"].unique().to_pylist()}
+    names = {one.model for one in versions}
+    others = {name: model for name, model in manifest.others.items() if name in names}
+    update: dict[str, Any] = {"versions": tuple(versions), "others": others}
+    update["parts"] = {name: part for name, part in manifest.parts.items() if name in parts}
+    manifest.model_copy(update=update).write(path / MANIFEST)
+    models: list[GalleryModel] = [manifest, *others.values()]
+    indexes = {index_file(path, one.approximate.name) for one in models if one.approximate}
+    wanted = {rows_file(path, one.rows) for one in versions} | {path / VECTORS / part for part in parts} | indexes
+    pictures = {f"{name}.jpg" for one in rows for name in one["id"].to_pylist()} if manifest.thumbnails else set[str]()
+    for place in (f"{VERSIONS}/*", f"{VECTORS}/*", "index-*.faiss", f"{THUMBNAILS}/*"):
+        for file in path.glob(place):
+            if file.is_dir() and file not in wanted:
+                shutil.rmtree(file, ignore_errors=True)
+            elif file.is_file() and file not in wanted and file.name not in pictures:
+                file.unlink(missing_ok=True)
 
 
 class GallerySettings(NamedTuple):
@@ -268,7 +267,6 @@ def create_gallery(
         if images is None and given is not None:
             raise UserError(f"{option}: applies only to IMAGES; give images, or remove it")
     check_threshold(settings.threshold)
-    database = lancedb()
     incoming = Incoming.of([] if images is None else images_of(images, label, boxes, run))
     fabric = model.start()
     trained = model.load(RunFolder(run), fabric)
@@ -276,18 +274,16 @@ def create_gallery(
     with sole_writer(output, what="the creation of a gallery"):
         check_folder(output, "an interrupted gallery", CREATING_MARK, f"{INCOMING}*")
         check_place(output, [images, trained.recipe.dataset.data_root])
-        _discard(output)  # of a creation that was stopped
         with writing(output):
             manifest.write(output / CREATING_MARK)
-        try:
-            place = incoming.place(output)
-            with incoming.embedded(manifest, trained, fabric, place, bar) as rows, writing(output, RuntimeError):
-                table = database.connect(output).create_table(TABLE, rows.reader(incoming.new))
-                _with_content(output, manifest, table).write(output / CREATING_MARK)
-        except BaseException:
-            _discard(output)
-            raise
-        (output / CREATING_MARK).replace(output / MANIFEST)
+        for name in (VECTORS, VERSIONS, THUMBNAILS):  # of a creation that was stopped
+            shutil.rmtree(output / name, ignore_errors=True)
+        place, rows = incoming.place(output), schema().empty_table()
+        with incoming.embedded(trained, fabric, place, bar) as blocks, writing(output / MANIFEST):
+            if incoming.new:
+                manifest, rows = write_part(output, manifest, incoming.new, blocks)
+            commit(output, manifest, rows)
+        (output / CREATING_MARK).unlink()
         remove_interrupted(output)  # of other images
     return incoming
 
@@ -303,9 +299,3 @@ def gallery_model(trained: TrainedModel, run: Path, threshold: float | None = No
         threshold_is_own=threshold is not None,
         local=trained.local,
     )
-
-
-def _discard(output: Path) -> None:
-    if (output / CREATING_MARK).exists():
-        shutil.rmtree(output / TABLE_FOLDER, ignore_errors=True)
-        (output / CREATING_MARK).unlink()

@@ -1,20 +1,30 @@
-"""Files of a gallery, their checksums, and what its manifest says without the model: read without torch or LanceDB."""
+"""Files of a gallery and what its manifest says without the model: read without torch.
 
+    gallery.json            model, versions, parts; its rename is the commit of every change
+    versions/7.parquet      a row per image of version 7: id, label, path, box, place, time, and where its point is
+    vectors/PART/           points.npy, and local.npy of a model with local features
+    thumbnails/ID.jpg       small pictures, if the gallery keeps them
+    index-NAME.faiss        approximate index, if there is one
+
+No file but ``gallery.json`` ever changes, so that readers keep the version that they opened.
+"""
+
+from collections import Counter
+from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
-from uuid import UUID
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, first_line
+from dmlkit.files.arrays import Values
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
 from dmlkit.files.regular import file_checksum
 
-MANIFEST, IDENTIFICATION, TABLE = "gallery.json", "identification.json", "images"
-TABLE_FOLDER = f"{TABLE}.lance"
-"""Answer for an image that has none of the labels of a gallery."""
+MANIFEST, IDENTIFICATION = "gallery.json", "identification.json"
+VERSIONS, VECTORS, THUMBNAILS = "versions", "vectors", "thumbnails"
 IndexKind = Literal["ivf_pq", "ivf_hnsw_sq", "ivf_sq", "ivf_rq"]
 VectorPrecision = Literal["int8", "binary"]
 OF_PRECISION: dict[VectorPrecision, IndexKind] = {"int8": "ivf_sq", "binary": "ivf_rq"}
@@ -25,9 +35,11 @@ class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True):
     """Approximate index, and how far a search through it goes."""
 
     name: str
-    """LanceDB's name; if the table has no index of this name, the search is exact."""
+    """Name of its file, see `index_file`."""
     kind: IndexKind
     """Representation of vectors in the index."""
+    images: NonNegativeInt
+    """Number of images in it."""
     nprobes: PositiveInt
     """Number of parts of the index that a search visits."""
     candidates: Annotated[FiniteFloat, Field(gt=0)]
@@ -46,49 +58,26 @@ class ApproximateIndex(BaseModel, frozen=True, extra="forbid", strict=True):
         return next((name for name, kind in OF_PRECISION.items() if kind == self.kind), self.kind)
 
 
-class FileStamp(NamedTuple):
-    """Size in bytes and time of modification of a file."""
+class GalleryVersion(BaseModel, frozen=True, extra="forbid", strict=True):
+    """State of a gallery that can be restored."""
 
-    size: int
-    nanoseconds: int
-
-    @classmethod
-    def of(cls, path: Path) -> Self:
-        """Return the stamp of a file."""
-        found = path.stat()
-        return cls(found.st_size, found.st_mtime_ns)
-
-
-class Content(NamedTuple):
-    """Contents of a version of a gallery when it was written."""
-
-    images: int
-    checksum: int  # the sum of the checksums of all rows: their order may change
+    number: PositiveInt
+    time: datetime
+    images: NonNegativeInt
+    model: str
+    """Name of the model of its embeddings; empty for the model of the creation."""
+    rows: PositiveInt
+    """Number in the name of the file of its rows: a restored version has the file of the old one."""
+    checksum: NonNegativeInt
+    """CRC-32 of this file."""
 
 
-def holds_gallery(path: Path) -> bool:
-    """Return whether a folder is a gallery."""
-    return (path / MANIFEST).exists()
+class StoredPart(BaseModel, frozen=True, extra="forbid", strict=True):
+    """Points that were added together."""
 
-
-class GalleryState(BaseModel, frozen=True, extra="forbid", strict=True):
-    """Contents of the newest version of a gallery, as ``dmlkit gallery info`` prints them."""
-
-    version: PositiveInt
-    """Number of the version."""
-    labels: dict[str, PositiveInt]
-    """Number of images by label, in the order of the labels."""
-    without_label: NonNegativeInt
-    """Number of images without a label."""
-    has_index: bool
-    """Whether this version has the approximate index that the manifest describes."""
-    not_indexed: NonNegativeInt
-    """Number of images outside the index; all of them if there is none."""
-
-    @property
-    def images(self) -> int:
-        """Number of all images."""
-        return sum(self.labels.values()) + self.without_label
+    images: PositiveInt
+    checksums: dict[str, NonNegativeInt]
+    """CRC-32 of each file of the part."""
 
 
 class RecordedGallery(Document, frozen=True, strict=True):
@@ -97,18 +86,14 @@ class RecordedGallery(Document, frozen=True, strict=True):
     kind: ClassVar[str] = "manifest of a gallery"
 
     thumbnails: bool
-    """Whether rows have small pictures."""
+    """Whether images have small pictures."""
     current: str = ""
-    """Name of the model described here, which the table's schema has at those versions that it embedded; empty for the
-    model of the creation."""
-    contents: dict[int, Content] = Field(default_factory=dict[int, Content])
-    """Contents by version; empty if rows have no checksums. A version may be missing if its writer was killed."""
-    files: dict[str, int] = Field(default_factory=dict[str, int])
-    """CRC-32 of LanceDB's files, which never change: manifests, deletions, rows and indices."""
-    stamps: dict[str, FileStamp] = Field(default_factory=dict[str, FileStamp])
-    """Stamps of the files of rows and indices; a file that still has its stamp is not compared with its checksum."""
-    state: GalleryState | None = None
-    """Contents of the newest version; null if they are not known, or have too many labels."""
+    """Name of the model described here, which is that of the newest version."""
+    versions: tuple[GalleryVersion, ...] = ()
+    """Versions that can be restored, the newest last."""
+    parts: dict[str, StoredPart] = Field(default_factory=dict[str, StoredPart])
+    numbers: NonNegativeInt = 0
+    """Number of images that were ever added, which the column ``number`` counts; see `ApproximateIndex`."""
 
 
 class GallerySummary(RecordedGallery, frozen=True, strict=True, extra="allow"):
@@ -131,6 +116,10 @@ class GallerySummary(RecordedGallery, frozen=True, strict=True, extra="allow"):
     local: dict[str, Any] | None = None
     others: dict[str, Any] = Field(default_factory=dict[str, Any])
 
+    def run_of(self, version: GalleryVersion) -> str:
+        """Return the run whose model made the embeddings of a version."""
+        return self.run if version.model == self.current else str(self.others[version.model]["run"])
+
 
 class CalibrationSummary(Document, frozen=True, extra="allow"):
     """``identification.json`` without its rates, see `Identification`."""
@@ -139,6 +128,24 @@ class CalibrationSummary(Document, frozen=True, extra="allow"):
 
     gallery_model: str = ""
     """Model that was calibrated, see `RecordedGallery.current`; the calibration does not hold for others."""
+
+
+class GalleryContents(NamedTuple):
+    """Contents of the newest version of a gallery, as ``dmlkit gallery info`` prints them."""
+
+    version: int
+    images: int
+    labels: dict[str, int]
+    """Number of images by label, in the order of the labels."""
+    without_label: int
+    """Number of images without a label."""
+    not_indexed: int
+    """Number of images outside of the approximate index; all of them if there is none."""
+
+
+def holds_gallery(path: Path) -> bool:
+    """Return whether a folder is a gallery."""
+    return (path / MANIFEST).exists()
 
 
 def is_calibrated(path: Path, model: str) -> bool:
@@ -160,103 +167,98 @@ def check_threshold(threshold: float | None) -> None:
         raise UserError(f"--threshold {threshold}: expected a similarity, which is a finite number")
 
 
-def recorded_state(path: Path, summary: GallerySummary) -> GalleryState | None:
-    """Return the recorded contents of a gallery, if they are those of its newest version and no file is lost.
-
-    Otherwise the gallery itself says what it holds, or why it cannot be read.
+def read_summary(path: Path) -> GallerySummary:
+    """Read what the manifest of a gallery says without the classes of its model.
 
     Raises:
-        UserError: a file has another checksum.
+        UserError: there is no gallery, or its manifest is damaged.
     """
-    state = summary.state
-    if state is None or state.version != max(manifests_of(path), default=0):
-        return None
-    if not all((path / name).exists() for name in summary.files):
-        return None
-    check_files(path, summary)
-    return state
+    require_gallery(path)
+    return GallerySummary.read(path / MANIFEST)
 
 
-def manifests_of(path: Path) -> dict[int, Path]:
-    """Return LanceDB's manifests by version; it counts from above, so that the newest is listed first."""
-    found: dict[int, Path] = {}
-    for file in (path / TABLE_FOLDER / "_versions").glob("*.manifest"):
-        number = int(file.stem) if file.stem.isdecimal() else 0
-        found[2**64 - 1 - number if number >= 2**63 else number] = file
+def read_rows(path: Path, version: GalleryVersion, columns: list[str] | None = None) -> Any:
+    """Return the rows of a version of a gallery as an Arrow table.
+
+    Raises:
+        UserError: their file is missing or not what was written.
+    """
+    from pyarrow import parquet
+
+    file = rows_file(path, version.rows)
+    try:
+        if file_checksum(file) != version.checksum:
+            raise damaged(path, file, "is not what was written")
+        return parquet.read_table(file, columns=columns)
+    except FileNotFoundError:
+        raise damaged(path, file, "is missing") from None
+    except (OSError, ValueError) as error:
+        raise damaged(path, file, f"cannot be read: {first_line(error)}") from error
+
+
+def contents_of(path: Path, summary: GallerySummary) -> GalleryContents:
+    """Return the contents of the newest version of a gallery.
+
+    Raises:
+        UserError: see `read_rows` and `read_index`.
+    """
+    newest, index = summary.versions[-1], summary.approximate
+    rows = read_rows(path, newest, ["label", "number"])
+    counts = Counter[str | None](rows["label"].to_pylist())
+    without_label = counts.pop(None, 0)
+    labels = {str(label): counts[label] for label in sorted(counts, key=str)}
+    outside = len(rows) if index is None else len(outside_of(read_index(path, index), rows["number"].to_numpy()))
+    return GalleryContents(newest.number, len(rows), labels, without_label, outside)
+
+
+def rows_file(path: Path, number: int) -> Path:
+    """Return the file of the rows of a version."""
+    return path / VERSIONS / f"{number}.parquet"
+
+
+def index_file(path: Path, name: str) -> Path:
+    """Return the file of an index."""
+    return path / f"index-{name}.faiss"
+
+
+def read_index(path: Path, index: ApproximateIndex) -> Any:
+    """Return the index of a gallery, an object of FAISS.
+
+    Raises:
+        UserError: its file is missing, damaged, or that of another index.
+    """
+    import faiss
+
+    file, word = index_file(path, index.name), command_word(path)
+    advice = f"build it again with dmlkit gallery index {word}, or search with --exact"
+    try:
+        found = faiss.read_index(str(file))
+    except (RuntimeError, MemoryError) as error:
+        reason = "is missing" if not file.exists() else f"cannot be read as an index: {first_line(error)[-100:]}"
+        raise UserError(f"{file}: {reason}; {advice}") from error
+    if not isinstance(found, faiss.IndexIDMap) or found.ntotal != index.images:
+        raise UserError(f"{file}: is not the index of {index.images} images that was written; {advice}")
     return found
 
 
-def _deletions(path: Path) -> list[Path]:
-    return sorted((path / TABLE_FOLDER / "_deletions").glob("*"))
+def outside_of(index: Any, numbers: Values) -> Values:
+    """Return the rows of images, given by their numbers, that an index does not have."""
+    import faiss
+    import numpy as np
+
+    return np.flatnonzero(~np.isin(numbers, faiss.vector_to_array(index.id_map)))
 
 
-def _large_files(path: Path) -> list[Path]:
-    """Return the files of rows and indices."""
-    table = path / TABLE_FOLDER
-    return sorted(file for place in ("data/*", "_indices/*/*") for file in table.glob(place))
+def thumbnail_file(path: Path, name: str) -> Path:
+    """Return the file of the small picture of an image, given its id."""
+    return path / THUMBNAILS / f"{name}.jpg"
 
 
-def _name_in_manifest(file: Path) -> bytes:
-    """Return how the manifests that use a file of rows or indices name it: by its name, or the UUID of its index."""
-    try:
-        return UUID(file.parent.name).bytes
-    except ValueError:
-        return file.name.encode()
-
-
-def recorded_files(path: Path, manifest: RecordedGallery) -> dict[str, Any]:
-    """Return the checksums and stamps of a gallery's files, as fields of its manifest; known files are not read."""
-    files, stamps, large = dict(manifest.files), dict(manifest.stamps), _large_files(path)
-    for file in (*manifests_of(path).values(), *_deletions(path), *large):
-        name = file.relative_to(path).as_posix()
-        if name not in files:
-            files[name] = file_checksum(file)
-            stamps |= {name: FileStamp.of(file)} if file in large else {}
-    return {"files": files, "stamps": stamps}
-
-
-def check_files(
-    path: Path,
-    manifest: RecordedGallery,
-    version: int | None = None,
-    *,
-    all_versions: bool = False,
-    trust_stamps: bool = True,
-) -> None:
-    """Raise a `UserError` for a file that is missing or not what was written, before LanceDB reads it.
-
-    For some damages it requests memory of an absurd size, and the process is aborted or, where the system grants the
-    request, killed after it has filled the memory: there is no error to catch.
-
-    Args:
-        version: the version whose manifest, rows and indices to check. Default: the newest.
-        all_versions: check the manifests of all versions, and no rows.
-        trust_stamps: do not read files of rows and indices that have the size and time with which they were written.
-    """
-
-    def check(file: Path, advice: str) -> None:
-        name = file.relative_to(path).as_posix()
-        if not file.exists():
-            raise UserError(f"{path}: this gallery is damaged: {name} is missing; {advice}")
-        known = name not in manifest.files or (trust_stamps and manifest.stamps.get(name) == FileStamp.of(file))
-        if not known and file_checksum(file) != manifest.files[name]:
-            raise UserError(f"{path}: this gallery is damaged: {name} is not what was written; {advice}")
-
-    manifests = manifests_of(path)
-    newest = max(manifests, default=0) if version is None else version
-    listed = [*manifests.values()] if all_versions else [manifests[newest]] if newest in manifests else []
-    for file in (*listed, *_deletions(path)):
-        check(file, "restore this file from a backup, or create the gallery again")
-    if listed and not all_versions:
-        content = listed[0].read_bytes()
-        for file in sorted({*_large_files(path), *(path / name for name in manifest.stamps)}):
-            if _name_in_manifest(file) in content:
-                check(file, way_back(path))
-
-
-def way_back(path: Path) -> str:
-    """Return what to do about a damaged gallery that can be opened."""
-    return (
-        "restore the files of this folder from a backup, or an earlier version: dmlkit gallery history "
-        f"{command_word(path)} lists them, dmlkit gallery restore {command_word(path)} VERSION brings one back"
+def damaged(path: Path, file: Path, what: str) -> UserError:
+    """Return the error of a damaged gallery, with the way back."""
+    word = command_word(path)
+    return UserError(
+        f"{path}: this gallery is damaged: {file.relative_to(path).as_posix()} {what}; restore this file from a "
+        f"backup, or an earlier version: dmlkit gallery history {word} lists them, dmlkit gallery restore {word} "
+        "VERSION restores one"
     )

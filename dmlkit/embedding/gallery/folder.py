@@ -1,7 +1,7 @@
 """A gallery as its readers see it: one version, even if others are written meanwhile."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.table_file import UNKNOWN_SIGHTING, SightingCells
-from dmlkit.embedding.gallery.files import ApproximateIndex, GalleryState, check_files, way_back
-from dmlkit.embedding.gallery.manifest import (
-    BLOCK,
-    CHECKED,
-    CHECKSUM,
-    check_content,
-    check_rows,
-    manifest_at,
-    read_gallery_manifest,
-    state_of,
-)
-from dmlkit.embedding.gallery.table import open_table, reading
+from dmlkit.datasets.files.table_file import SightingCells
+from dmlkit.embedding.gallery.files import VECTORS, ApproximateIndex, damaged, read_rows, thumbnail_file
+from dmlkit.embedding.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.embedding.items import PointItem
 from dmlkit.errors import UserError
-from dmlkit.files.arrays import Values
+from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.image_file import Box, box_of_cell
+from dmlkit.files.regular import file_checksum
 from dmlkit.manifolds.base import check_points
 from dmlkit.run_folder.folder import find_run
 
-IDS = 1000  # looked up at once
-KEPT = 2**26  # bytes of points that stay in memory: for LanceDB to look rows up takes milliseconds each time
-LARGE_ROWS = 1024  # with local features, read at once: 23 MB of 100 patches of 112 numbers
+KEPT = 2**26  # bytes of points that stay in memory: to gather scattered rows from files takes milliseconds each time
+POINTS, LOCAL = "points.npy", "local.npy"
 
 
 class GalleryFolder:
-    """Gallery, read at its version at this moment; a `PointSet`.
+    """Gallery, read at its newest version at this moment; a `PointSet`.
 
     Raises:
         UserError: there is no gallery, or it is damaged.
@@ -43,17 +33,21 @@ class GalleryFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        manifest = read_gallery_manifest(path)
-        check_files(path, manifest)
-        self.table = open_table(path)
-        with reading(path):
-            self.version: int = self.table.version
-            self.table.checkout(self.version)
-            self.size: int = self.table.count_rows()
-            self.manifest = manifest_at(path, manifest, self.table)
+        self.manifest: GalleryManifest = read_gallery_manifest(path)
+        newest = self.manifest.versions[-1]
+        self.version, self.table = newest.number, read_rows(path, newest)
         self.manifold = self.manifest.build_manifold()
-        self.has_checksums = check_content(path, self.manifest, self.table)
+        self.parts: list[str] = self.table["part"].unique().to_pylist()
+        codes = {name: code for code, name in enumerate(self.parts)}
+        part = self.table["part"].combine_chunks().dictionary_encode()
+        names = np.array([codes[name] for name in part.dictionary.to_pylist()], np.int64)
+        self.part_codes: Values = names[part.indices.to_numpy()] if self.parts else np.zeros(0, np.int64)
+        self.part_rows: Values = self.table["row"].to_numpy()
+        self._arrays: dict[tuple[str, str], Values] = {}
+        self._columns: dict[str, list[Any]] = {}
         self._kept: Tensor | None = None
+        for name in self.parts:
+            self._array(name, POINTS, is_read=False)
 
     @property
     def run(self) -> Path | None:
@@ -70,64 +64,37 @@ class GalleryFolder:
         return ()
 
     def __len__(self) -> int:
-        return self.size
+        return len(self.table)
 
     def blocks(self, rows: int) -> Iterator[Tensor]:
         """Yield the points in the order in which they were added, at most ``rows`` rows at a time."""
-        if 4 * self.size * self.manifest.dim > KEPT:
-            yield from self._blocks(rows)
+        if 4 * len(self) * self.manifest.dim > KEPT:
+            yield from (self._points(part) for part in np.split(np.arange(len(self)), range(rows, len(self), rows)))
             return
         if self._kept is None:
-            self._kept = torch.cat([torch.empty(0, self.manifest.dim), *self._blocks(rows)])
-        yield from self._kept.split(rows) if self.size else ()
-
-    def _blocks(self, rows: int) -> Iterator[Tensor]:
-        """Read the points."""
-        kept, count, start = list[Tensor](), 0, 0
-        for batch in self.batches(["point"], rows):
-            if count + batch.num_rows > rows:
-                yield torch.cat(kept)
-                kept, count = [], 0
-            kept.append(_points(batch.column("point"), self.manifest.dim))  # a batch never spans two files
-            self._check(kept[-1], torch.arange(start, start + batch.num_rows))
-            count, start = count + batch.num_rows, start + batch.num_rows
-        if kept:
-            yield torch.cat(kept)
+            self._kept = self._points(np.arange(len(self)))
+        yield from self._kept.split(rows) if len(self) else ()
 
     def points_at(self, rows: Tensor) -> Tensor:
-        if self._kept is not None:
-            return self._kept[rows]
-        found, places = self._take(rows, ["point"])
-        points = _points(found.column("point").combine_chunks(), self.manifest.dim)[places]
-        self._check(points, rows)
-        return points
+        return self._points(rows.numpy()) if self._kept is None else self._kept[rows]
 
     def local_at(self, rows: Tensor) -> Tensor:
         """Return the local features (M, P, C) float16 of rows (M,), of a gallery that has them."""
         assert self.manifest.local is not None
-        found, places = self._take(rows, ["local"])
-        content = bytearray().join(found.column("local").to_pylist())
-        return torch.frombuffer(content, dtype=torch.float16).view(-1, *self.manifest.local.shape)[places]
+        return torch.from_numpy(self._gather(rows.numpy(), LOCAL, self.manifest.local.shape, np.float16))
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
-        names = ["id", "label", "path", "thumbnail"]
-        found, places = self._take(rows, [*names, *self._box_column])
-        boxes = [box_of_cell(cell) for name in self._box_column for cell in found.column(name).to_pylist()]
-        columns = (found.column(name).to_pylist() for name in names)
-        items = [PointItem(*cells) for cells in zip(*columns, boxes or [None] * len(found), strict=True)]
-        return [items[place] for place in places.tolist()]
-
-    def row_addresses(self) -> Values:
-        """Return LanceDB's numbers (N,) of the rows."""
-        with reading(self.path):
-            return self.table.search().select(["added"]).with_row_id(True).to_arrow()["_rowid"].to_numpy()
+        taken = self.table.select(["id", "label", "path", "box"]).take(rows.numpy())
+        columns = (taken.column(name).to_pylist() for name in taken.column_names)
+        return [
+            PointItem(name, label, path, self._thumbnail(name), box_of_cell(box))
+            for name, label, path, box in zip(*columns, strict=True)
+        ]
 
     @property
     def approximate(self) -> ApproximateIndex | None:
-        """Approximate index of this version, if there is one."""
-        index = self.manifest.approximate
-        with reading(self.path):
-            return index if index and any(one.name == index.name for one in self.table.list_indices()) else None
+        """Approximate index, if there is one."""
+        return self.manifest.approximate
 
     @property
     def labels(self) -> list[str | None]:
@@ -139,8 +106,7 @@ class GalleryFolder:
 
     @property
     def boxes(self) -> list[Box | None]:
-        """Boxes of all images, in their order; None for a full image, and in galleries of earlier versions."""
-        return [box_of_cell(cell) for cell in self._column("box")] if self._box_column else [None] * self.size
+        return [box_of_cell(cell) for cell in self._column("box")]
 
     @property
     def ids(self) -> list[str]:
@@ -148,105 +114,69 @@ class GalleryFolder:
         return self._column("id")
 
     def _column(self, name: str) -> list[Any]:
-        return [cell for batch in self.batches([name]) for cell in batch.column(name).to_pylist()]
+        if name not in self._columns:
+            self._columns[name] = self.table[name].to_pylist()
+        return self._columns[name]
+
+    @property
+    def numbers(self) -> Values:
+        """Numbers (N,) of all images, which an index has."""
+        return self.table["number"].to_numpy()
 
     @property
     def sightings(self) -> list[SightingCells]:
-        """Places and times of all images, in their order; all unknown in galleries of earlier versions."""
-        names = SightingCells._fields
-        if names[0] not in self.table.schema.names:
-            return [UNKNOWN_SIGHTING] * self.size
-        rows = (zip(*(batch.column(name).to_pylist() for name in names), strict=True) for batch in self.batches(names))
-        return [SightingCells(*row) for part in rows for row in part]
+        """Places and times of all images, in their order."""
+        columns = (self.table[name].to_pylist() for name in SightingCells._fields)
+        return [SightingCells(*row) for row in zip(*columns, strict=True)]
 
     def label_counts(self) -> Counter[str | None]:
         """Return the number of images of each label."""
         return Counter(self.labels)
 
-    def state(self) -> GalleryState:
-        """Return the contents of this version."""
-        self.check(["label"])
-        with reading(self.path):
-            return state_of(self.table, self.manifest.approximate)
-
-    def check(self, columns: Sequence[str] | None = None) -> None:
-        """Read columns of all rows, and raise an error if they are not what was written.
-
-        Args:
-            columns: the columns. Default: all with a checksum, and the files of the gallery.
+    def check(self) -> None:
+        """Read all files of this version, and raise an error if they are not what was written.
 
         Raises:
-            UserError: they cannot be read, or have other checksums.
+            UserError: a file is missing, cannot be read, or has another checksum.
         """
-        if columns is None:
-            columns = [name for name in CHECKED if name in self.table.schema.names]
-            check_files(self.path, self.manifest, self.version, trust_stamps=False)
-        for _ in self.batches(columns, LARGE_ROWS if "local" in columns else BLOCK):
-            pass
+        for name in self.parts:
+            for file in self.manifest.parts[name].checksums:
+                self._array(name, file)
 
-    def batches(self, columns: Sequence[str], rows: int = BLOCK) -> Iterator[Any]:
-        """Yield columns of all rows in order, at most ``rows`` rows at a time."""
-        count, checked = 0, [name for name in columns if name in CHECKED]
-        with reading(self.path):
-            for batch in self.table.search().select(self._with_checksums(columns)).to_batches(rows):
-                if self.has_checksums:
-                    check_rows(self.path, batch, checked, range(count, count + batch.num_rows))
-                count += batch.num_rows
-                yield batch
-        if count != self.size:
-            raise UserError(
-                f"{self.path}: this gallery is damaged: found {count} rows, expected {self.size}; {way_back(self.path)}"
-            )
+    def _array(self, part: str, file: str, *, is_read: bool = True) -> Values:
+        """Map a file of a part, and compare it with its checksum before its numbers are first read."""
+        place, stored = self.path / VECTORS / part / file, self.manifest.parts.get(part)
+        if (part, file) not in self._arrays:
+            try:
+                array = read_array(place)
+            except UserError as error:
+                raise damaged(self.path, place, "is missing" if not place.exists() else "cannot be read") from error
+            if stored is None or len(array) != stored.images or file not in stored.checksums:
+                raise damaged(self.path, place, "is not what was written")
+            if not is_read:
+                return array
+            if file_checksum(place) != stored.checksums[file]:
+                raise damaged(self.path, place, "is not what was written")
+            self._arrays[part, file] = array
+        return self._arrays[part, file]
 
-    def _check(self, points: Tensor, rows: Tensor) -> None:
+    def _gather(self, rows: Values, file: str, shape: tuple[int, ...], dtype: Any) -> Values:
+        codes, places = self.part_codes[rows], self.part_rows[rows]
+        found = np.empty((len(rows), *shape), dtype)
+        for code in np.unique(codes):
+            own = codes == code
+            found[own] = self._array(self.parts[code], file)[places[own]]
+        return found
+
+    def _points(self, rows: Values) -> Tensor:
+        points = torch.from_numpy(self._gather(rows, POINTS, (self.manifest.dim,), np.float32))
+
         def name(place: int) -> str:
-            row = rows[place : place + 1]
-            return f"{self.path}: image {int(row)} ({self.items_at(row)[0].path})"
+            return f"{self.path}: image {int(rows[place])} ({self.table['path'][int(rows[place])].as_py()})"
 
-        check_points(self.manifold, points, name, "its files are damaged: bring them back, or create the gallery again")
+        check_points(self.manifold, points, name, "its files are damaged: restore them, or create the gallery again")
+        return points
 
-    def _take(self, rows: Tensor, columns: list[str]) -> tuple[Any, Tensor]:
-        """Return columns of some rows, each once and in order, and the place of each of ``rows`` among them."""
-        once, places = rows.unique(return_inverse=True)
-        with reading(self.path):
-            found = self.table.take_offsets(once.tolist()).select(self._with_checksums(columns)).to_arrow()
-            found = found.combine_chunks()
-            if len(found) != len(once):
-                raise ValueError(f"{len(found)} of {len(once)} rows are there")
-            if self.has_checksums:
-                for batch in found.to_batches():  # one, or none of no rows
-                    check_rows(self.path, batch, columns, once.tolist())
-        return found, places
-
-    @property
-    def _box_column(self) -> list[str]:
-        return ["box"] if "box" in self.table.schema.names else []
-
-    def _with_checksums(self, columns: Sequence[str]) -> list[str]:
-        return [*columns, CHECKSUM] if self.has_checksums else list(columns)
-
-
-def is_any(column: str, values: list[str]) -> str:
-    """Return the condition that a column has one of some values.
-
-    Example:
-        >>> is_any("label", ["robin", "crow's"])
-        "label IN ('robin', 'crow''s')"
-    """
-    quoted = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
-    return f"{column} IN ({quoted})"
-
-
-def present(table: Any, ids: list[str]) -> dict[str, str | None]:
-    """Return the labels of those ids that a table has."""
-    found: dict[str, str | None] = {}
-    for start in range(0, len(ids), IDS):
-        chunk = ids[start : start + IDS]
-        rows = table.search().where(is_any("id", chunk)).select(["id", "label"]).limit(len(chunk)).to_arrow()
-        found |= dict(zip(rows["id"].to_pylist(), rows["label"].to_pylist(), strict=True))
-    return found
-
-
-def _points(column: Any, dim: int) -> Tensor:
-    """Return the points (n, D) of an Arrow column of lists of D floats."""
-    return torch.from_numpy(np.array(column.flatten()).reshape(-1, dim))
+    def _thumbnail(self, name: str) -> bytes | None:
+        file = thumbnail_file(self.path, name)
+        return file.read_bytes() if self.manifest.thumbnails and file.is_file() else None

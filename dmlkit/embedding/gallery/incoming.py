@@ -1,163 +1,30 @@
-"""Images that come into a gallery: which ones are new, and their rows."""
+"""Images that come into a gallery: which ones are new, and their embeddings."""
 
 import hashlib
 import shutil
-from collections.abc import Callable, Container, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any
 
-import torch
-from torch import Tensor
-
-from dmlkit.datasets.files.image import thumbnail
-from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.distributed.launch import Ranks
+from dmlkit.embedding.gallery.commit import Block, blocks_of
+from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
-from dmlkit.embedding.gallery.manifest import (
-    CHECKED,
-    CHECKSUM,
-    GalleryManifest,
-    checksum_field,
-    lists_of,
-    matrix_of,
-    row_checksums,
-)
-from dmlkit.embedding.gallery.table import MODEL
-from dmlkit.embedding.in_memory import UNSOUND, Known
+from dmlkit.embedding.in_memory import Known
 from dmlkit.embedding.job import EmbedJob, PartEmbedder
-from dmlkit.embedding.parts import BATCH_IMAGES, PartFolder
+from dmlkit.embedding.parts import BATCH_IMAGES
 from dmlkit.embedding.progress_bar import EMBEDDING, Bar
 from dmlkit.embedding.stored import known_points
 from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
-from dmlkit.files.image_file import BadImageError, box_cell
+from dmlkit.files.image_file import BadImageError
 from dmlkit.files.lock import is_held
 from dmlkit.files.outputs import writing
 from dmlkit.files.source import INCOMING
 from dmlkit.loading.inputs import refuse_nothing_read
-from dmlkit.manifolds.base import check_points
-from dmlkit.manifolds.euclidean import Euclidean
 
 RESUMES = "finished parts are kept; fix the problem and run the same command again"
-
-
-def schema_of(manifest: GalleryManifest) -> Any:
-    """Return the columns of a gallery's table."""
-    import pyarrow as pa
-
-    manifold = manifest.build_manifold()
-    vector = manifold.index_vectors(manifold.from_features(torch.zeros(1, manifest.features)), "gallery")
-    return pa.schema(
-        [
-            pa.field("id", pa.string(), nullable=False),
-            pa.field("label", pa.string()),
-            pa.field("path", pa.string(), nullable=False),
-            pa.field("thumbnail", pa.binary()),
-            pa.field("point", pa.list_(pa.float32(), manifest.dim), nullable=False),
-            pa.field("vector", pa.list_(pa.float32(), vector.shape[1]), nullable=False),
-            *(pa.field(name, pa.string()) for name in SightingCells._fields),
-            pa.field("box", pa.string()),
-            *([pa.field("local", pa.binary(), nullable=False)] if manifest.local else []),
-            pa.field("added", pa.timestamp("us", "UTC"), nullable=False),
-            checksum_field(len(CHECKED) - (manifest.local is None)),
-        ],
-        metadata={MODEL: manifest.current} if manifest.current else None,
-    )
-
-
-class EmbeddedRows:
-    """Rows in an unnamed file, which disappears with the process.
-
-    Args:
-        file: empty file, opened for reading and writing.
-    """
-
-    def __init__(self, manifest: GalleryManifest, file: IO[bytes]) -> None:
-        import pyarrow as pa
-
-        self.manifest, self.file = manifest, file
-        self.schema = schema_of(manifest)
-        self.manifold = manifest.build_manifold()
-        self.writer = pa.ipc.new_stream(file, self.schema)
-
-    def write(self, images: Mapping[str, LabelledImage], parts: PartFolder) -> dict[str, str]:
-        """Write the rows of images, given by their ids, from the parts of their embeddings, one in memory at a time.
-
-        Returns:
-            Messages by the id of an image that could not be read.
-
-        Raises:
-            UserError: a point has no vector of an index.
-        """
-        broken, pairs = dict[str, str](), list(images.items())
-        for number, part in enumerate(parts.read()):
-            read = part.indices.tolist()
-            missing = [pairs[row][0] for row in sorted({*parts.images(number)}.difference(read))]
-            broken |= zip(missing, part.faults, strict=True)
-            self._write([pairs[row] for row in read], part.points, part.local)
-        return broken
-
-    def write_columns(self, columns: Mapping[str, Any], points: Tensor, local: Tensor | None) -> None:
-        """Write rows with points (n, D) and local features (n, P, C), given their other columns as Arrow arrays.
-
-        Raises:
-            UserError: a point has no vector of an index.
-        """
-        import pyarrow as pa
-
-        vectors = self.manifold.index_vectors(points.double(), "gallery").float()
-        # numbers near 1e38 may be points of flat space, while their squares are none
-        check_points(Euclidean(vectors.shape[1]), vectors, lambda row: columns["path"][row].as_py(), UNSOUND)
-        arrays = {**columns, "point": lists_of(points.numpy()), "vector": lists_of(vectors.numpy())}
-        if local is not None:
-            arrays["local"] = pa.array([row.tobytes() for row in local.numpy()], pa.binary())
-        arrays[CHECKSUM] = row_checksums([arrays[name] for name in CHECKED if name in arrays])
-        self.writer.write_batch(pa.record_batch([arrays[name] for name in self.schema.names], schema=self.schema))
-
-    def reader(self, ids: Container[str], schema: Any = None) -> Any:
-        """Return the rows of some ids as an Arrow stream.
-
-        Args:
-            schema: schema of a table from before rows had checksums, or places. Default: all columns.
-        """
-        import pyarrow as pa
-
-        self.writer.close()
-        self.file.seek(0)
-        stored, names = pa.ipc.open_stream(self.file), (schema or self.schema).names
-        width = 0 if CHECKSUM not in names else (schema or self.schema).field(CHECKSUM).type.list_size
-        kinds = [checksum_field(width) if name == CHECKSUM else self.schema.field(name) for name in names]
-        fields = pa.schema(kinds, metadata=self.schema.metadata)
-
-        def kept() -> Iterator[Any]:
-            for batch in stored:
-                part = batch.filter(pa.array([id in ids for id in batch.column("id").to_pylist()]))  # noqa: A001
-                columns = {name: part.column(name) for name in names}
-                if width:  # a table that lacks some columns has no checksums of them
-                    columns[CHECKSUM] = lists_of(matrix_of(part.column(CHECKSUM))[:, :width])
-                yield pa.record_batch([columns[name] for name in names], schema=fields)
-
-        return pa.RecordBatchReader.from_batches(fields, kept())
-
-    def _write(self, images: list[tuple[str, LabelledImage]], points: Tensor, local: Tensor | None) -> None:
-        import pyarrow as pa
-
-        texts: dict[str, list[str | None]] = {
-            "id": [id for id, _ in images],  # noqa: A001
-            "label": [image.label for _, image in images],
-            "path": [image.path for _, image in images],
-            **{name: [getattr(image.sighting, name) for _, image in images] for name in SightingCells._fields},
-            "box": [box_cell(image.box) for _, image in images],
-        }
-        columns = {name: pa.array(cells, pa.string()) for name, cells in texts.items()}
-        pictures = [thumbnail(one.path, one.box) if self.manifest.thumbnails else None for _, one in images]
-        columns["thumbnail"] = pa.array(pictures, pa.binary())
-        columns["added"] = pa.array([datetime.now(UTC)] * len(images), pa.timestamp("us", "UTC"))
-        self.write_columns(columns, points, local)
 
 
 @dataclass
@@ -204,8 +71,9 @@ class Incoming:
                 found.new[id] = image
         return found
 
-    def drop(self, known: Mapping[str, str | None]) -> None:
-        """Drop the images whose ids, given with their labels, a gallery has, except those that get a label now."""
+    def drop(self, gallery: GalleryFolder) -> None:
+        """Drop the images that a gallery has, except those without a label there that get one now."""
+        known = {name: label for name, label in zip(gallery.ids, gallery.labels, strict=True) if name in self.new}
         self.labeled = {name for name, label in known.items() if label is None and self.new[name].label is not None}
         for id, label in known.items():  # noqa: A001
             if id not in self.labeled:
@@ -218,13 +86,11 @@ class Incoming:
         return gallery / f"{INCOMING}{digest.hexdigest()[:ID_LENGTH]}"
 
     @contextmanager
-    def embedded(
-        self, manifest: GalleryManifest, trained: TrainedModel, fabric: Ranks, place: Path, bar: Bar
-    ) -> Generator[EmbeddedRows]:
-        """Embed the new images, and yield their rows, which are in an unnamed file until the block ends.
+    def embedded(self, trained: TrainedModel, fabric: Ranks, place: Path, bar: Bar) -> Generator[Iterator[Block]]:
+        """Embed the new images, and yield their embeddings, which are in parts on the disk until the block ends.
 
-        The embeddings are computed in parts, as `dmlkit.embedding.job.embed_job` does. If the process is stopped or
-        the block fails, finished parts are kept, and the same call resumes.
+        The parts are those of `dmlkit.embedding.job.embed_job`. If the process is stopped or the block fails, finished
+        parts are kept, and the same call resumes.
 
         Args:
             place: folder in the gallery for the parts, of which this process is the sole writer.
@@ -236,18 +102,17 @@ class Incoming:
         job = EmbedJob(images, "images for a gallery", place, skip_bad_images=True)
         parts = job.parts
         try:
-            # the file may turn out to be too large for the disk only when it is closed
-            with writing(place.parent, advice=RESUMES), TemporaryFile(dir=place.parent) as file:
-                rows = EmbeddedRows(manifest, file)
+            with writing(place, advice=RESUMES):
                 self.resumed = embed_parts(job, trained, fabric, lambda: known_points(trained, images, fabric), bar)
-                broken = rows.write(self.new, parts)
-                self.skipped += broken.values()
-                for id in broken:  # noqa: A001
-                    del self.new[id]
+                for number, part in enumerate(parts.read()):
+                    missing = sorted({*parts.images(number)}.difference(part.indices.tolist()))
+                    self.skipped += part.faults
+                    for row in missing:
+                        del self.new[images.ids[row]]
                 if not self.new:
                     parts.discard()
                 refuse_nothing_read(len(self.new) + len(self.repeated), self.skipped, "the images")
-                yield rows
+                yield blocks_of(images.ids, parts)
             parts.discard()
             self.added = len(self.new)
         finally:

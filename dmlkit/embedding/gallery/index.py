@@ -1,8 +1,11 @@
-"""Approximate index of a gallery, tuned until it reaches the requested recall by measurement."""
+"""Approximate index of a gallery by FAISS, tuned until it reaches the requested recall by measurement.
+
+The index has the number of each image, which is that of the image in all versions: removing images or restoring a
+version needs no other index, and images that are not in it are compared exactly.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from math import ceil, isqrt
 from pathlib import Path
 from time import perf_counter
@@ -13,22 +16,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.gallery.change import changing, record_content
-from dmlkit.embedding.gallery.files import MANIFEST, TABLE_FOLDER, ApproximateIndex, IndexKind
+from dmlkit.embedding.gallery.commit import changing
+from dmlkit.embedding.gallery.files import (
+    MANIFEST,
+    ApproximateIndex,
+    IndexKind,
+    index_file,
+    outside_of,
+    read_index,
+)
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.manifest import GalleryManifest, read_gallery_manifest
-from dmlkit.embedding.gallery.table import reading
 from dmlkit.embedding.search import CACHED_ELEMENTS, MARGIN, Neighbors, StoredGallery, StoredPoints
 from dmlkit.errors import UserError
-from dmlkit.files.escape import command_word
+from dmlkit.files.arrays import Values
+from dmlkit.files.atomic import atomic_write
 
-FEWEST = 256  # images: LanceDB learns as many codes a coordinate pair
+FEWEST = 256  # images: a code of 8 bits has as many values
 QUERIES = 1000  # images that the recall is measured on
 NEAREST = 10  # of each
 MOST_CANDIDATES = 64  # a neighbor
 MORE = 1.25  # times as many candidates; each costs as much as finding it
 FIRST_PROBES = 1
 SURE = 1.645  # standard errors: one-sided 95 %
+TRAINING = 100_000  # images that the codes are learned from at most
+ROWS = 8192  # added at once
+GRAPH = 16  # nodes that a search of a graph keeps, per part that a search of lists visits
 
 
 @dataclass(frozen=True)
@@ -83,70 +95,84 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
         raise UserError(
             f"{path}: {len(gallery)} images are too few for an index, which needs {FEWEST}; search is exact, and fast"
         )
-    with changing(path) as table:
+    with changing(path) as manifest:
         gallery = GalleryFolder(path)  # now: another process may have migrated it meanwhile
-        before: int = table.version
-        try:
-            folders, started = {*_index_folders(path)}, perf_counter()
-            name = _build(table, gallery, kind)
-            seconds = perf_counter() - started
-            new = {*_index_folders(path)} - folders
-            size = sum(file.stat().st_size for folder in new for file in folder.iterdir())
-            first = ApproximateIndex(name=name, kind=kind, nprobes=FIRST_PROBES, candidates=1, recall=0)
-            found = _measured(GalleryFolder(path), first, recall, seconds)
-            manifest = read_gallery_manifest(path).model_copy(update={"approximate": found.index})
-            manifest.write(path / MANIFEST)
-        except BaseException:
-            if table.version != before:
-                table.restore(before)
-                record_content(path)
-            raise
-    width: int = table.schema.field(column_and_metric(gallery.manifest)[0]).type.list_size
-    return replace(found, bytes_per_image=size / len(gallery), full_bytes=4 * width)
+        started = perf_counter()
+        index = _build(gallery, kind)
+        seconds = perf_counter() - started
+        name = uuid4().hex[:12]
+        first = ApproximateIndex(
+            name=name, kind=kind, images=len(gallery), nprobes=FIRST_PROBES, candidates=1, recall=0
+        )
+        measured = _measured(gallery, first, index, recall, seconds)
+        size = _write(path, name, index)
+        manifest.model_copy(update={"approximate": measured.index}).write(path / MANIFEST)
+        if manifest.approximate is not None:
+            index_file(path, manifest.approximate.name).unlink(missing_ok=True)
+    return replace(measured, bytes_per_image=size / len(gallery), full_bytes=4 * index.d)
 
 
-def _index_folders(path: Path) -> Iterator[Path]:
-    return (path / TABLE_FOLDER / "_indices").glob("*")
+def extend_index(gallery: GalleryFolder, known: ApproximateIndex) -> ApproximateIndex:
+    """Write the index of a gallery with those images that it lacks, and return its description."""
+    searcher = ApproximateGallery(gallery, known)
+    _add(searcher.faiss, gallery, searcher.outside)
+    name = uuid4().hex[:12]
+    _write(gallery.path, name, searcher.faiss)
+    return known.model_copy(update={"name": name, "images": searcher.faiss.ntotal})
+
+
+def _write(path: Path, name: str, index: Any) -> int:
+    """Write an index, and return its size in bytes."""
+    import faiss
+
+    with atomic_write(index_file(path, name)) as partial:
+        faiss.write_index(index, str(partial))
+        return partial.stat().st_size
 
 
 def partitions(images: int) -> int:
-    """Return the number of parts of an index: as many as each has images, if LanceDB can learn a part from these."""
+    """Return the number of parts of an index: as many as each has images, if a part can be learned from these."""
     return max(1, min(isqrt(images), images // FEWEST))
 
 
-def _build(table: Any, gallery: GalleryFolder, kind: IndexKind) -> str:
-    """Build an index with a new name, which distinguishes it from the one before."""
-    from lancedb.index import HnswSq, IvfPq, IvfRq, IvfSq
+def _build(gallery: GalleryFolder, kind: IndexKind) -> Any:
+    """Build an index of all images by their numbers."""
+    import faiss
 
-    column, metric = column_and_metric(gallery.manifest)
-    width: int = table.schema.field(column).type.list_size
-    options: Any = {"distance_type": metric}
-    parts = options | {"num_partitions": partitions(len(gallery))}
-    config: Any
+    width = _vectors(gallery, torch.zeros(1, dtype=torch.int64)).shape[1]
+    lists = f"IVF{partitions(len(gallery))}"
     match kind:
-        case "ivf_pq":
-            # of 26 candidates among 1 000 000 x 128, 4 bits for each coordinate and 8 for each two find 98.2 and 98.4 %
-            # of the 10 nearest; an index of 4 bits is built in a fifth of the time, but only of an even width
-            config = IvfPq(**parts, num_sub_vectors=width, num_bits=8 if width % 2 else 4)
+        case "ivf_pq":  # codes of a byte for each two numbers
+            factory = f"{lists},PQ{width // 2 if width % 2 == 0 else width}x8"
         case "ivf_hnsw_sq":
-            config = HnswSq(**options)
+            factory = "HNSW32_SQ8"
         case "ivf_sq":
-            config = IvfSq(**parts)
+            factory = f"{lists},SQ8"
         case "ivf_rq":
-            if width % 8:
-                raise UserError(
-                    f"--precision binary: the search vectors of {gallery.path} have {width} coordinates; expected a "
-                    "multiple of 8; use --precision int8"
-                )
-            config = IvfRq(**parts)
-    name = f"approximate-{uuid4().hex[:12]}"
-    for old in table.list_indices():
-        table.drop_index(old.name)
-    table.create_index(column, config=config, name=name, wait_timeout=timedelta(days=1))
-    return name
+            factory = f"{lists},RaBitQ"
+    index = faiss.IndexIDMap(faiss.index_factory(width, factory, _metric(gallery)))
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randperm(len(gallery), generator=generator)[:TRAINING].sort().values
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    index.train(_vectors(gallery, rows))
+    _add(index, gallery, torch.arange(len(gallery)))
+    return index
 
 
-def _measured(gallery: GalleryFolder, index: ApproximateIndex, recall: float, seconds: float) -> Indexed:
+def _add(index: Any, gallery: GalleryFolder, rows: Tensor) -> None:
+    numbers = gallery.numbers
+    for some in rows.split(ROWS):
+        index.add_with_ids(_vectors(gallery, some), numbers[some.numpy()])
+
+
+def _vectors(gallery: GalleryFolder, rows: Tensor) -> Values:
+    points = gallery.points_at(rows)
+    if gallery.manifest.index.form == "euclidean_lift":  # near points are near: no product is needed
+        return points.numpy()
+    return gallery.manifold.index_vectors(points.double(), "gallery").float().numpy()
+
+
+def _measured(gallery: GalleryFolder, index: ApproximateIndex, built: Any, recall: float, seconds: float) -> Indexed:
     """Search further until the recall is reached, each time where that helps more."""
     generator = torch.Generator().manual_seed(0)
     queries = torch.randperm(len(gallery), generator=generator)[:QUERIES].sort().values
@@ -156,7 +182,7 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, recall: float, se
     started = perf_counter()
     worst = stored.search(points, nearest + 1).without(queries).similarities[:, -1:]
     exact = perf_counter() - started
-    searcher = ApproximateGallery(gallery, index)
+    searcher = ApproximateGallery(gallery, index, built=built)
 
     def tried(one: ApproximateIndex) -> Tried:
         searcher.index = one
@@ -188,7 +214,6 @@ def _further(index: ApproximateIndex, partitions: int) -> Iterator[ApproximateIn
 
 
 ELEMENTS = 2**22  # float64 coordinates of candidates at once: 32 MB
-AT_ONCE = 96  # queries, a fifth faster than 64; of 320 LanceDB 0.40 took 4 times as long, and twice did not come back
 
 
 class ApproximateGallery:
@@ -196,17 +221,23 @@ class ApproximateGallery:
 
     Args:
         points: the points of the gallery, if they are in memory too: the candidates are read from there.
+        built: the index, if it is not in its file yet.
     """
 
-    def __init__(self, folder: GalleryFolder, index: ApproximateIndex, points: StoredPoints | None = None) -> None:
+    def __init__(
+        self,
+        folder: GalleryFolder,
+        index: ApproximateIndex,
+        points: StoredPoints | None = None,
+        *,
+        built: Any = None,
+    ) -> None:
         self.folder, self.index, self.points = folder, index, points or folder
         self.manifold = folder.manifold
         self.exact = StoredGallery(self.manifold, self.points)
-        self.column, self.metric = column_and_metric(folder.manifest)
-        self.advice = f"build it again with dmlkit gallery index {command_word(folder.path)}, or search with --exact"
-        addresses = folder.row_addresses()
-        self.order = np.argsort(addresses)  # compacting may put later rows before earlier ones
-        self.addresses = addresses[self.order]
+        self.faiss = read_index(folder.path, index) if built is None else built
+        self.outside = torch.from_numpy(outside_of(self.faiss, folder.numbers))
+        self.order = np.argsort(folder.numbers)
 
     def search(self, queries: Tensor, k: int) -> Neighbors:
         """Return approximately the k most similar points of each query (Q, D), in their exact order.
@@ -220,7 +251,7 @@ class ApproximateGallery:
         return Neighbors.joined((self._search(block, k, length) for block in queries.split(rows)), k)
 
     def _search(self, queries: Tensor, k: int, length: int) -> Neighbors:
-        candidates = _side_by_side([self._candidates(block, length) for block in queries.split(AT_ONCE)])
+        candidates = self._candidates(queries, length)
         once, places = candidates.clamp(min=0).unique(return_inverse=True)
         points, similarity = self.points.points_at(once), torch.empty(candidates.shape, dtype=torch.float64)
         rows = max(1, CACHED_ELEMENTS // (candidates.shape[1] * queries.shape[1]))
@@ -236,45 +267,33 @@ class ApproximateGallery:
         return found
 
     def _candidates(self, queries: Tensor, length: int) -> Tensor:
-        """Return rows (Q, length) in ascending order, padded with -1 in front."""
-        vectors = queries if self.column == "point" else self.manifold.index_vectors(queries.double(), "query")
-        search: Any = self.folder.table.search(vectors.float().numpy(), vector_column_name=self.column)
-        search = search.distance_type(self.metric).nprobes(self.index.nprobes).limit(length).with_row_id(True)
-        with reading(self.folder.path, "search the index of", self.advice):
-            table = search.select(["_distance"]).to_arrow()
-            addresses = table["_rowid"].to_numpy()
-            places = np.searchsorted(self.addresses, addresses).clip(max=len(self.addresses) - 1)
-            if (self.addresses[places] != addresses).any():
-                raise ValueError("it names rows that are not there")
-            # a search with one query does not number it
-            asked = table["query_index"].to_numpy() if len(queries) > 1 else np.zeros(len(table), np.int64)
+        """Return rows (Q, C) in ascending order, padded with -1 in front: those of the index, and all outside of it."""
+        import faiss
+
+        is_lifted = self.folder.manifest.index.form == "euclidean_lift"
+        vectors = queries if is_lifted else self.manifold.index_vectors(queries.double(), "query")
+        if self.index.kind == "ivf_hnsw_sq":
+            parameters: Any = faiss.SearchParametersHNSW()
+            parameters.efSearch = max(length, GRAPH * self.index.nprobes)
+        else:
+            parameters = faiss.SearchParametersIVF()
+            parameters.nprobe = self.index.nprobes
+        _, numbers = self.faiss.search(vectors.float().numpy(), length, params=parameters)
+        known = self.folder.numbers
+        places = np.searchsorted(known, numbers, sorter=self.order).clip(max=len(known) - 1)
         rows = self.order[places]
-        order = np.lexsort((rows, asked))
-        rows, asked = rows[order], asked[order]
-        counts = np.bincount(asked, minlength=len(queries))
-        candidates = np.full((len(queries), max(length, counts.max(initial=0))), -1)
-        places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        candidates[asked, candidates.shape[1] - counts[asked] + places] = rows
-        return torch.from_numpy(candidates)
+        rows[known[rows] != numbers] = -1  # removed, or fewer than asked for
+        outside = np.broadcast_to(self.outside.numpy(), (len(rows), len(self.outside)))
+        return torch.from_numpy(np.sort(np.concatenate([rows, outside], axis=1), axis=1))
 
 
-def _side_by_side(blocks: list[Tensor]) -> Tensor:
-    """Join the candidates of all blocks of queries, padded with -1 in front to the widest block."""
-    width = max(block.shape[1] for block in blocks)
-    return torch.cat([torch.nn.functional.pad(block, (width - block.shape[1], 0), value=-1) for block in blocks])
+def _metric(gallery: GalleryFolder) -> int:
+    """Return FAISS's distance that orders search vectors as the similarity does.
 
-
-def column_and_metric(manifest: GalleryManifest) -> tuple[str, str]:
-    """Return the column to index, and LanceDB's distance that orders it as the similarity does.
-
-    Straight distances are preferred: by products LanceDB leaves parts of an index empty, and others too full.
+    Straight distances are preferred: by products some lists of an index stay empty, and others get too long.
     """
-    match manifest.index.form:
-        case "unit" | "unit_space":
-            return "vector", "l2"
-        case "euclidean_lift":
-            return "point", "l2"
-        case "as_is" if manifest.similarity != "dot":  # unit vectors
-            return "vector", "l2"
-        case _:
-            return "vector", "dot"
+    import faiss
+
+    form, similarity = gallery.manifest.index.form, gallery.manifest.similarity
+    is_straight = form in ("unit", "unit_space", "euclidean_lift") or (form == "as_is" and similarity != "dot")
+    return faiss.METRIC_L2 if is_straight else faiss.METRIC_INNER_PRODUCT

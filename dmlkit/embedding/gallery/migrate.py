@@ -2,28 +2,23 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any
 from uuid import uuid4
 
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.distributed.launch import Ranks
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
-from dmlkit.embedding.gallery.change import changing, gallery_model
-from dmlkit.embedding.gallery.files import MANIFEST, TABLE
-from dmlkit.embedding.gallery.folder import LARGE_ROWS, GalleryFolder
+from dmlkit.embedding.gallery.change import gallery_model
+from dmlkit.embedding.gallery.commit import blocks_of, changing, commit, moved, write_part
+from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
-from dmlkit.embedding.gallery.incoming import EmbeddedRows, embed_parts
-from dmlkit.embedding.gallery.manifest import GalleryManifest, read_gallery_manifest
-from dmlkit.embedding.gallery.table import lancedb
+from dmlkit.embedding.gallery.incoming import embed_parts
 from dmlkit.embedding.in_memory import Known
 from dmlkit.embedding.job import EmbedJob
 from dmlkit.embedding.manifest import check_same_description
@@ -33,7 +28,7 @@ from dmlkit.embedding.stored import known_points
 from dmlkit.embedding.trained import TrainedModel, describe
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import write_text
-from dmlkit.files.image_file import BadImageError, box_of_cell
+from dmlkit.files.image_file import BadImageError, Box
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
 from dmlkit.files.source import INCOMING
@@ -41,10 +36,7 @@ from dmlkit.run_folder.folder import RunFolder
 
 IDS = "ids.txt"  # in the folder of a job: what its parts are of
 SOURCE = "images of a gallery"
-ROWS = 8192  # written at once
 MOST_NAMED = 3  # images that an error names
-KEPT = ("id", "label", "path", "thumbnail", *SightingCells._fields, "box", "added")
-"""Columns that a migration does not change."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +97,6 @@ def migrate_gallery(
     with sole_writer(place, what="a migration of this gallery", patience=inf):
         gallery = GalleryFolder(path)  # now: another process may have migrated it meanwhile
         if _has_model(gallery, trained):
-            with changing(path):
-                pass  # describes the model first, if a process was killed after its commit
             found = Migrated(len(gallery), gallery.version, gallery.version, 0, is_new=False)
         else:
             migration = Migration(gallery, trained, fabric, place, images, bar)
@@ -165,28 +155,23 @@ class Migration:
         Raises:
             UserError: see `embed`, or the disk is full; then the gallery is unchanged.
         """
-        with changing(self.path) as table:
+        with changing(self.path) as manifest:
             gallery = GalleryFolder(self.path)
             parts = self.embed(gallery)  # of images that were added meanwhile
-            model = gallery_model(self.trained, run)
-            kept, name = read_gallery_manifest(self.path), uuid4().hex[:12]
-            announced = kept.model_copy(update={"others": {**kept.others, name: model}})
-            with TemporaryFile(dir=self.path) as file:
-                rows = self._rows(gallery, announced.of_model(name), parts, file)
-                announced.write(self.path / MANIFEST)  # first: a reader of the new version must know its model
-                try:
-                    reader = rows.reader(self.found)
-                    lancedb().connect(self.path).create_table(TABLE, reader, mode="overwrite")
-                except BaseException:
-                    kept.write(self.path / MANIFEST)
-                    raise
-            before = int(table.version)
+            model, name = gallery_model(self.trained, run), uuid4().hex[:12]
+            announced = manifest.model_copy(update={"others": {**manifest.others, name: model}}).of_model(name)
+            bare = announced.model_copy(update={"thumbnails": False})  # they are kept
+            written, rows = write_part(self.path, bare, self.found, blocks_of(gallery.ids, parts))
+            kept = {"thumbnails": manifest.thumbnails, "numbers": manifest.numbers}
+            paths = [self.found[one].path for one in gallery.ids]
+            new = moved(gallery.table, rows["part"][0].as_py() if len(rows) else "", paths)
+            changed = commit(self.path, written.model_copy(update=kept), new)
         shutil.rmtree(self.place / "jobs", ignore_errors=True)
-        index, before_local = gallery.approximate, gallery.manifest.local
+        index, before_local = gallery.manifest.approximate, gallery.manifest.local
         return Migrated(
             len(gallery),
-            before,
-            GalleryFolder(self.path).version,
+            gallery.version,
+            changed.versions[-1].number,
             self.resumed,
             is_new=True,
             threshold=model.threshold,
@@ -235,17 +220,15 @@ class Migration:
         Raises:
             UserError: some are missing or have changed; the first of them are named.
         """
-        found, lost, names = dict[str, LabelledImage](), list[str](), gallery.table.schema.names
-        columns = ["id", "path", *(["box"] if "box" in names else [])]
+        found, lost = dict[str, LabelledImage](), list[str]()
         with self.bar("comparing files", len(gallery)) as advance:
-            for batch in gallery.batches(columns, ROWS):
-                for row in batch.to_pylist():
-                    image = self.found.get(row["id"]) or self._file(row["id"], row["path"], row.get("box"))
-                    if image is None:
-                        lost.append(row["path"])
-                    else:
-                        found[row["id"]] = image
-                    advance(1)
+            for name, path, box in zip(gallery.ids, gallery.paths, gallery.boxes, strict=True):
+                image = self.found.get(name) or self._file(name, path, box)
+                if image is None:
+                    lost.append(path)
+                else:
+                    found[name] = image
+                advance(1)
         if lost:
             more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             raise UserError(
@@ -256,39 +239,15 @@ class Migration:
         self.found = found
         return found
 
-    def _file(self, name: str, path: str, box: str | None) -> LabelledImage | None:
+    def _file(self, name: str, path: str, box: Box | None) -> LabelledImage | None:
         """Return the image with an id, at its path or below the folder of the moved images; None if it is not there."""
         places = [path]
         if self.images is not None:
             parts = Path(path).parts[1:]
             places = [*(str(self.images.absolute().joinpath(*parts[start:])) for start in range(len(parts))), path]
         for place in places:
-            image = LabelledImage(place, None, box_of_cell(box))
+            image = LabelledImage(place, None, box)
             with suppress(BadImageError):
                 if image.id() == name:
                     return image
         return None
-
-    def _rows(
-        self, gallery: GalleryFolder, manifest: GalleryManifest, parts: PartFolder, file: IO[bytes]
-    ) -> EmbeddedRows:
-        """Write the rows of a version with their new points and paths into a file."""
-        import pyarrow as pa
-
-        rows = EmbeddedRows(manifest, file)
-        names = [name for name in KEPT if name in gallery.table.schema.names]
-        blocks, held, local = parts.read(), torch.empty(0, manifest.dim), None
-        for batch in gallery.batches(names, LARGE_ROWS if manifest.local else ROWS):
-            count = batch.num_rows
-            while len(held) < count:
-                part = next(blocks)
-                held = torch.cat([held, part.points])
-                local = part.local if local is None or part.local is None else torch.cat([local, part.local])
-            columns: Mapping[str, Any] = {
-                name: batch.column(name) if name in names else pa.nulls(count, pa.string()) for name in KEPT
-            }
-            paths = [self.found[name].path for name in batch.column("id").to_pylist()]
-            kept = None if local is None else local[:count]
-            rows.write_columns({**columns, "path": pa.array(paths, pa.string())}, held[:count], kept)
-            held, local = held[count:], None if local is None else local[count:]
-        return rows

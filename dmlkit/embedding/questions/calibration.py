@@ -392,6 +392,6 @@ def _allowed(fpir: float | None, trials: Trials) -> float:
 
 def _changed(gallery: GalleryFolder, stored: Identification) -> int:
     """Return how many images were added or removed since the calibration, as far as versions are recorded."""
-    after = sorted((number, content.images) for number, content in gallery.manifest.contents.items())
-    counts = [stored.images, *(images for number, images in after if number > stored.gallery_version), len(gallery)]
+    later = [one.images for one in gallery.manifest.versions if one.number > stored.gallery_version]
+    counts = [stored.images, *later, len(gallery)]
     return int(np.abs(np.diff(counts)).sum())

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -23,7 +22,7 @@ from dmlkit.manifolds.lorentz import Lorentz
 from dmlkit.manifolds.poincare import Poincare
 from dmlkit.manifolds.sphere import Sphere
 from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
-from tests.embedding.gallery.test_index import as_rows
+from tests.embedding.gallery.test_index import add_points
 from tests.embedding.stored import ON_CPU
 
 DIM, ROWS, QUERIES = 4, 60, 24
@@ -94,17 +93,14 @@ def stocked(place: Path, folder: Path, space: str) -> tuple[np.ndarray, list[str
     gallery, manifold = folder / "gallery", SPACES[space].build(DIM)
     create_gallery(place / "run", None, gallery, model=ON_CPU)
     of_space = {"manifold": SPACES[space], "similarity": manifold.similarity_name, "index": index_of(manifold)}
-    old = {"contents": {}, "files": {}}
-    shape = {"dim": manifold.point_dim, "features": DIM, **old}
+    shape = {"dim": manifold.point_dim, "features": DIM}
     manifest = GalleryManifest.read(gallery / "gallery.json").model_copy(update={**of_space, **shape})
     manifest.write(gallery / "gallery.json")
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(ROWS, DIM, generator=generator)
     features[1::3] = features[::3]
     labels = [f"c{(row * row + row // 3) % 5}" for row in range(ROWS)]
-    rows = as_rows(manifest, features, 0, labels)
-    lancedb.connect(gallery).drop_table("images")
-    lancedb.connect(gallery).create_table("images", rows)
+    add_points(gallery, features, 0, labels)
     asked = torch.cat([torch.randn(QUERIES - 6, DIM, generator=generator), features[:6]])
     queries = manifold.from_features(asked).numpy().astype(np.float32)
     (folder / "asked").mkdir()
@@ -116,7 +112,7 @@ def stocked(place: Path, folder: Path, space: str) -> tuple[np.ndarray, list[str
     )
     described = {name: getattr(manifest, name) for name in Description.model_fields}
     Manifest(**described, source="none", count=QUERIES, skipped=()).write(folder / "asked" / "manifest.json")
-    points = np.array(rows["point"].to_pylist(), np.float32).astype(np.float64)
+    points = manifold.from_features(features).numpy().astype(np.float64)
     return points, labels, queries.astype(np.float64)
 
 
