@@ -1,8 +1,7 @@
-"""Search in stored embeddings: folders and galleries compared with FAISS and plain LanceDB.
+"""Search in stored embeddings: folders and galleries compared with FAISS.
 
 Points are unit vectors in random clusters, and queries are drawn in the same way. Values are medians; the tools run in
-turn in one process, and files are in the page cache. `plain LanceDB` is LanceDB's own search for 18 candidates, ordered
-afterwards by the exact similarity.
+turn in one process, and files are in the page cache.
 
     python benchmarks/gallery.py [SHARE]
 
@@ -11,13 +10,11 @@ A SHARE below 1 reduces all sizes by this factor and writes no report: 0.02 take
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import faiss
-import lancedb
 import numpy as np
 import pyarrow as pa
 import torch
@@ -32,13 +29,12 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.change import add_images, create_gallery
-from dmlkit.embedding.gallery.files import TABLE
+from dmlkit.embedding.gallery.commit import Block, changing, commit, write_part
 from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.incoming import schema_of
-from dmlkit.embedding.gallery.index import AT_ONCE, ApproximateGallery, index_gallery
-from dmlkit.embedding.gallery.manifest import row_checksums
+from dmlkit.embedding.gallery.images import LabelledImage
+from dmlkit.embedding.gallery.index import ApproximateGallery, index_gallery
 from dmlkit.embedding.manifest import Manifest
-from dmlkit.embedding.search import MARGIN, StoredGallery
+from dmlkit.embedding.search import StoredGallery
 from dmlkit.embedding.trained import describe, load_model
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.recipe.file import parse_recipe
@@ -96,33 +92,31 @@ def embeddings_on_disk(folder: Path, count: int, dim: int) -> EmbeddingFolder:
 def gallery_on_disk(folder: Path, count: int, dim: int) -> Path:
     path = folder / f"gallery-{count}-{dim}"
     create_gallery(trained_run(folder, dim), None, path, model=ModelChoice(device="cpu"))
-    schema = schema_of(GalleryFolder(path).manifest)
-
-    def batches() -> Iterator[Any]:
-        for start, block in zip(range(0, count, BLOCK), blocks(count, dim), strict=True):
-            names = [f"{start + row:032x}" for row in range(len(block))]
-            lists = pa.FixedSizeListArray.from_arrays(pa.array(block.numpy().ravel()), dim)
-            times = pa.array([0] * len(block), pa.timestamp("us", "UTC"))
-            nothing = pa.nulls(len(block), pa.binary())
-            texts, no_text = pa.array(names), pa.nulls(len(block), pa.string())
-            columns = [texts, texts, texts, nothing, lists, lists, *[no_text] * 4]  # no places and boxes
-            yield pa.record_batch([*columns, times, row_checksums(columns)], schema=schema)
-
-    lancedb.connect(path).open_table(TABLE).add(pa.RecordBatchReader.from_batches(schema, batches()))
+    names = [f"{row:032x}" for row in range(count)]
+    images = {name: LabelledImage(f"/none/{name}.jpg", name) for name in names}
+    starts = range(0, count, BLOCK)
+    points = (Block(names[at : at + BLOCK], block, None) for at, block in zip(starts, blocks(count, dim), strict=True))
+    with changing(path) as manifest:
+        commit(path, *write_part(path, manifest, images, points))
     return path
 
 
-def plain_lancedb(table: Any, queries: Tensor) -> Callable[[], object]:
-    def search() -> None:
-        for block in queries.split(AT_ONCE):
-            found = table.search(block.numpy(), vector_column_name="vector").distance_type("dot")
-            found = found.bypass_vector_index().limit(K + MARGIN).select(["point", "_distance"]).to_arrow()
-            points = torch.from_numpy(np.array(found["point"].combine_chunks().flatten())).view(
-                len(block), -1, block.shape[1]
-            )
-            (points.double() @ block.double()[:, :, None])[:, :, 0].topk(K)
-
-    return search
+def opening_rows(path: Path, count: int, runs: int = 5) -> Rows:
+    """Time from opening a gallery to its first answer."""
+    (queries,) = blocks(1, 512, seed=1)
+    opened, answered = list[float](), list[float]()
+    for _ in range(runs):
+        started = perf_counter()
+        gallery = GalleryFolder(path)
+        opened.append(perf_counter() - started)
+        StoredGallery(gallery.manifold, gallery).search(queries[:1], K)
+        answered.append(perf_counter() - started)
+    what = f"{count:,} x 512"
+    floor = float(np.median(opened))
+    return [
+        row(f"open a gallery of {what}", "dmlkit, a gallery", floor, floor),
+        row(f"and its first answer, k={K}", "dmlkit, a gallery", float(np.median(answered)), floor),
+    ]
 
 
 def row(what: str, who: str, seconds: float, floor: float, note: str = "") -> list[str]:
@@ -141,7 +135,6 @@ def exact_rows(folder: Path, count: int, runs: int = 5) -> Rows:
         {
             "faiss": lambda: index.search(queries.numpy(), K),
             "folder": lambda: StoredGallery(stored.manifold, stored).search(queries, K),
-            "lancedb": plain_lancedb(gallery.table, queries),
             "gallery": lambda: StoredGallery(gallery.manifold, gallery).search(queries, K),
         },
         runs,
@@ -150,8 +143,8 @@ def exact_rows(folder: Path, count: int, runs: int = 5) -> Rows:
     return [
         row(what, "FAISS IndexFlatIP, in memory", seconds["faiss"], seconds["faiss"]),
         row(what, "dmlkit, a folder of embeddings", seconds["folder"], seconds["faiss"]),
-        row(what, "plain LanceDB, flat, re-ranked", seconds["lancedb"], seconds["lancedb"]),
-        row(what, "dmlkit, a gallery", seconds["gallery"], seconds["lancedb"]),
+        row(what, "dmlkit, a gallery", seconds["gallery"], seconds["faiss"]),
+        *opening_rows(path, count),
     ]
 
 
