@@ -30,7 +30,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "gallery create": ("gallery", "create", "run", "photos", "-o", "new"),
     "search": ("search", "gallery", "photos/ant", "--csv", "new.csv"),
 }
-RANDOM = ("new/images.lance", "new/gallery.json")  # ids and times
+RANDOM = ("new/versions/", "new/vectors/", "new/gallery.json")  # names and times
 COMMANDS = {**WRITERS, **READERS}
 TIMES = 2 if FULL else 1
 

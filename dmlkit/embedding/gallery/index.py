@@ -273,7 +273,7 @@ class ApproximateGallery:
         is_lifted = self.folder.manifest.index.form == "euclidean_lift"
         vectors = queries if is_lifted else self.manifold.index_vectors(queries.double(), "query")
         if self.index.kind == "ivf_hnsw_sq":
-            parameters: Any = faiss.SearchParametersHNSW()
+            parameters: Any = faiss.SearchParametersHNSW()  # pyright: ignore[reportAttributeAccessIssue] - SWIG
             parameters.efSearch = max(length, GRAPH * self.index.nprobes)
         else:
             parameters = faiss.SearchParametersIVF()
