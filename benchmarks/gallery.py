@@ -29,7 +29,7 @@ from dmlkit.distributed.launch import start_fabric
 from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.change import add_images, create_gallery
-from dmlkit.embedding.gallery.commit import Block, changing, commit, write_part
+from dmlkit.embedding.gallery.commit import PointBlock, changing, commit, write_part
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.gallery.index import ApproximateGallery, index_gallery
@@ -95,7 +95,9 @@ def gallery_on_disk(folder: Path, count: int, dim: int) -> Path:
     names = [f"{row:032x}" for row in range(count)]
     images = {name: LabelledImage(f"/none/{name}.jpg", name) for name in names}
     starts = range(0, count, BLOCK)
-    points = (Block(names[at : at + BLOCK], block, None) for at, block in zip(starts, blocks(count, dim), strict=True))
+    points = (
+        PointBlock(names[at : at + BLOCK], block, None) for at, block in zip(starts, blocks(count, dim), strict=True)
+    )
     with changing(path) as manifest:
         commit(path, *write_part(path, manifest, images, points))
     return path

@@ -40,7 +40,7 @@ from dmlkit.manifolds.euclidean import Euclidean
 PATIENCE = 600  # seconds that a writer waits for another, which holds a gallery for one commit alone
 
 
-class Block(NamedTuple):
+class PointBlock(NamedTuple):
     """Embeddings of some images."""
 
     ids: list[str]
@@ -91,14 +91,14 @@ def commit(path: Path, manifest: GalleryManifest, rows: Any) -> GalleryManifest:
     return changed
 
 
-def blocks_of(ids: list[str], parts: PartFolder) -> Iterator[Block]:
+def blocks_of(ids: list[str], parts: PartFolder) -> Iterator[PointBlock]:
     """Yield the embeddings of images, given by the ids of the list that was embedded, a part at a time."""
     for part in parts.read():
-        yield Block([ids[row] for row in part.indices.tolist()], part.points, part.local)
+        yield PointBlock([ids[row] for row in part.indices.tolist()], part.points, part.local)
 
 
 def write_part(
-    path: Path, manifest: GalleryManifest, images: Mapping[str, LabelledImage], blocks: Iterable[Block]
+    path: Path, manifest: GalleryManifest, images: Mapping[str, LabelledImage], blocks: Iterable[PointBlock]
 ) -> tuple[GalleryManifest, Any]:
     """Write the points of images, given by their ids, into a new part, and their thumbnails.
 
@@ -137,11 +137,11 @@ def write_part(
     return manifest.model_copy(update={"parts": {**manifest.parts, name: part}, "numbers": numbers}), rows
 
 
-def copied_part(gallery: GalleryFolder, rows: int = 8192) -> Iterator[Block]:
+def copied_part(gallery: GalleryFolder, rows: int = 8192) -> Iterator[PointBlock]:
     """Yield the embeddings of a gallery, some rows at a time."""
     for chosen in torch.arange(len(gallery)).split(rows):
         local = gallery.local_at(chosen) if gallery.manifest.local else None
-        yield Block([gallery.ids[row] for row in chosen.tolist()], gallery.points_at(chosen), local)
+        yield PointBlock([gallery.ids[row] for row in chosen.tolist()], gallery.points_at(chosen), local)
 
 
 @contextmanager

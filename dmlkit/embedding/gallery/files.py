@@ -22,6 +22,7 @@ from dmlkit.files.arrays import Values
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
 from dmlkit.files.regular import file_checksum
+from dmlkit.files.source import require_gallery
 
 MANIFEST, IDENTIFICATION = "gallery.json", "identification.json"
 VERSIONS, VECTORS, THUMBNAILS = "versions", "vectors", "thumbnails"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.gallery.commit import Block, blocks_of
+from dmlkit.embedding.gallery.commit import PointBlock, blocks_of
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
 from dmlkit.embedding.in_memory import Known
@@ -86,7 +86,7 @@ class Incoming:
         return gallery / f"{INCOMING}{digest.hexdigest()[:ID_LENGTH]}"
 
     @contextmanager
-    def embedded(self, trained: TrainedModel, fabric: Ranks, place: Path, bar: Bar) -> Generator[Iterator[Block]]:
+    def embedded(self, trained: TrainedModel, fabric: Ranks, place: Path, bar: Bar) -> Generator[Iterator[PointBlock]]:
         """Embed the new images, and yield their embeddings, which are in parts on the disk until the block ends.
 
         The parts are those of `dmlkit.embedding.job.embed_job`. If the process is stopped or the block fails, finished

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dmlkit.embedding.gallery import index as building
 from dmlkit.embedding.gallery.change import compact_gallery, create_gallery, joined, remove_images, restore_version
-from dmlkit.embedding.gallery.commit import Block, changing, commit, write_part
+from dmlkit.embedding.gallery.commit import PointBlock, changing, commit, write_part
 from dmlkit.embedding.gallery.folder import GalleryFolder
 from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.embedding.gallery.index import ApproximateGallery, index_gallery
@@ -66,7 +66,7 @@ def add_points(path: Path, features: Tensor, start: int, labels: list[str] | Non
     with changing(path) as manifest:
         gallery = GalleryFolder(path)
         points = gallery.manifold.from_features(features)
-        manifest, rows = write_part(path, manifest, images, [Block(ids, points, None)])
+        manifest, rows = write_part(path, manifest, images, [PointBlock(ids, points, None)])
         commit(path, manifest, joined(gallery.table, rows))
 
 
