@@ -32,7 +32,7 @@ from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.distributed.device_name import count_cores
 from dmlkit.embedding.embedder import GivenImages
 from dmlkit.embedding.gallery.change import remove_images, restore_version
-from dmlkit.embedding.gallery.table import history
+from dmlkit.embedding.gallery.files import read_summary
 from dmlkit.embedding.questions.why import explain_images
 from dmlkit.embedding.serve.requests import BODY, Access, Guard, first_message, read_files
 from dmlkit.embedding.serve.reviewing import AnswerRequest, QuestionRequest, ServedReview
@@ -313,7 +313,7 @@ async def versions(server: Server) -> dict[str, Any]:
     return {
         "versions": [
             {"version": one.number, "time": one.time.astimezone().isoformat(), "images": one.images}
-            for one in await asyncio.to_thread(history, server.service.source)
+            for one in (await asyncio.to_thread(read_summary, server.service.source)).versions
         ]
     }
 
