@@ -17,7 +17,6 @@ from torch import Tensor
 
 from dmlkit.losses import Grouplet, ProxyAnchor
 from dmlkit.losses.base import Loss
-from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds.base import Manifold
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
@@ -29,7 +28,7 @@ LOSSES: dict[str, Callable[[Manifold], Loss]] = {
     "Grouplet, exact": lambda manifold: Grouplet(manifold, CLASSES),
     "Grouplet, quadratic 1e-4": lambda manifold: Grouplet(manifold, CLASSES, solver=Quadratic()),
     "Grouplet, exact, k = 16": lambda manifold: Grouplet(manifold, CLASSES, group_size=16),
-    "Grouplet, exact, scope batch": lambda manifold: ProxyAnchor(manifold, CLASSES, transport=TransportWeights()),
+    "Grouplet, exact, scope batch": lambda manifold: Grouplet(manifold, CLASSES, scope="batch"),
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dmlkit.backbones.base import BackboneConfig
 from dmlkit.component import Component, ComponentConfig, MemberError, OptionsConfig, Requirement, one_of, option
-from dmlkit.losses import Contrastive, CrossBatchMemory, Loss, Margin, MultiSimilarity, ProxyAnchor, Triplet
+from dmlkit.losses import MPA, Contrastive, CrossBatchMemory, Loss, Margin, MultiSimilarity, ProxyAnchor, Triplet
 from dmlkit.losses.base import LossConfig
 from dmlkit.losses.pair_loss import PairLoss, Pairs
 from dmlkit.losses.proxies.transport_weights import TransportWeights
@@ -133,7 +133,7 @@ def test_a_nested_component_is_given_as_such_or_by_its_configuration():
     assert isinstance(Triplet(sphere, miner=Hard.Config()).miner, Hard)
     memory = CrossBatchMemory(sphere, loss=Triplet.Config(margin=0.3, miner=Hard.Config()))
     assert memory.loss.margin == 0.3 and memory.loss.manifold is sphere
-    assert ProxyAnchor(sphere, 4, transport=TransportWeights.Config(group_size=2)).transport.group_size == 2
+    assert MPA(sphere, 4, transport=TransportWeights.Config(group_size=2)).transport.group_size == 2
     with pytest.raises(ValueError, match="Triplet: miner: got str, expected Miner"):
         Triplet(sphere, miner="hard")  # pyright: ignore[reportArgumentType]
 
@@ -262,9 +262,7 @@ def test_a_value_without_an_annotation_is_the_new_default_of_an_inherited_option
 
 
 def test_a_derived_configuration_has_its_own_keys_after_those_of_its_bases():
-    assert list(ProxyAnchor.Config.model_fields) == [
-        *("name", "chunk_size", "negative_fraction", "margin", "scale", "transport")
-    ]
+    assert list(ProxyAnchor.Config.model_fields) == ["name", "chunk_size", "negative_fraction", "margin", "scale"]
     assert issubclass(Contrastive.Config, PairLoss.Config) and issubclass(PairLoss.Config, LossConfig)
     assert not issubclass(TransportWeights.Config, ComponentConfig)
     assert issubclass(TransportWeights.Config, OptionsConfig)

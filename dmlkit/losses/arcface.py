@@ -10,8 +10,7 @@ from torch import Tensor
 
 from dmlkit.component import Requirement
 from dmlkit.losses.proxies.centers import pool_centers
-from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
-from dmlkit.losses.proxies.softmax import RowLosses
+from dmlkit.losses.proxies.softmax import RowLosses, SoftmaxLoss
 
 
 class ArcFace(SoftmaxLoss, name="arcface"):

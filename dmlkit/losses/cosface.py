@@ -6,8 +6,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
-from dmlkit.losses.proxies.softmax import RowLosses
+from dmlkit.losses.proxies.softmax import RowLosses, SoftmaxLoss
 
 
 class CosFace(SoftmaxLoss, name="cosface"):

@@ -9,17 +9,22 @@ from torch import Tensor
 
 from dmlkit.component import Requirement, option
 from dmlkit.losses.proxies.classes import Block, Classes, ClosedForm, Terms, sum_over_classes
-from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
-from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, Grouplets, TransportWeights, gain, pairs
-from dmlkit.losses.proxy_anchor import AnchorLoss
-from dmlkit.manifolds.base import NEEDS_BOUNDED
+from dmlkit.losses.proxies.transport_weights import (
+    ALL_CLASSES,
+    Grouplets,
+    TransportWeights,
+    gain,
+    log_one_plus_sum_exp,
+    pairs,
+)
+from dmlkit.losses.proxy_anchor import ProxyAnchor
 from dmlkit.transport.base import TransportSolver
 from dmlkit.transport.members import Exact
 
 Scope = Literal["grouplet", "batch"]
 
 
-class Grouplet(AnchorLoss, name="grouplet"):
+class Grouplet(ProxyAnchor, name="grouplet"):
     r"""Grouplet (Zhang et al. 2022): Proxy-Anchor on random groups, weighted by their optimal transport plans.
 
     Zhang et al., CVPR 2022, eq. 1 and 2; s = relative similarity, t_i = label, x = plan of the grouplet of i.
@@ -33,8 +38,8 @@ class Grouplet(AnchorLoss, name="grouplet"):
 
     The paper does not say over which images i a term is summed. By default these are the images of one grouplet, P+ are
     its classes, and the loss is the mean over grouplets; a smaller last grouplet has the same weight as the others. In
-    the other interpretation, ``scope="batch"``, the terms of Proxy-Anchor are summed over the whole batch with the
-    plans inserted, as with ``ProxyAnchor(transport=...)``.
+    the other interpretation, ``scope="batch"``, the plans are inserted into the terms of Proxy-Anchor, which are summed
+    over the whole batch.
 
     `Exact` has no gradient through x. The paper's quadratic program with eps = 1e-4 gives the same plan and zero
     gradient unless costs are equal to within 1e-4 per unit; then the gradient has slope 1 / (2 eps). Such ties harm
@@ -54,15 +59,15 @@ class Grouplet(AnchorLoss, name="grouplet"):
     """k, number of images in a grouplet."""
     scope: Scope = "grouplet"
     """Which images share a term; the paper does not say. ``grouplet``: the images of a grouplet; ``batch``: the whole
-    batch, as in ``proxy_anchor`` with ``transport``."""
+    batch, as in ``proxy_anchor``."""
     solver: TransportSolver = Exact.Config()
     """Solver for the plans x; the paper uses quadratic."""
     seed: NonNegativeInt = 0
     """Seed of the random grouping."""
-    transport: Any = option(init=False)  # `TransportWeights`, as in `AnchorLoss`
+    transport: Any = option(init=False)  # `TransportWeights`
 
     def requirements(self) -> Iterable[Requirement]:
-        return (NEEDS_BOUNDED, *ALL_CLASSES)
+        return (*super().requirements(), *ALL_CLASSES)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +75,7 @@ class Grouplet(AnchorLoss, name="grouplet"):
 
     def over(self, classes: Classes) -> Tensor:
         if self.scope == "batch":
-            return super().over(classes)
+            return super().over(classes) + self.transport(classes, self.scale, self.margin)
         labels, grouping = classes.labels, self.transport.regroup(classes.labels)
         factor = 1 / sum(len(images) for images in grouping)
 

@@ -1,14 +1,18 @@
 """Multi-Proxies Anchor loss: Proxy-Anchor with several proxies per class."""
 
+from collections.abc import Iterable
+
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
 
+from dmlkit.component import Requirement
 from dmlkit.losses.proxies.centers import CenterPooling, center_regularizer, pool_centers
-from dmlkit.losses.proxies.classes import Block, ClosedForm, anchor_terms
-from dmlkit.losses.proxies.transport_weights import TransportWeights
-from dmlkit.losses.proxy_anchor import AnchorLoss
+from dmlkit.losses.proxies.classes import Block, Classes, ClosedForm
+from dmlkit.losses.proxies.transport_weights import ALL_CLASSES, TransportWeights
+from dmlkit.losses.proxy_anchor import ProxyAnchor, anchor_terms
 
 
-class MPA(AnchorLoss, name="mpa"):
+class MPA(ProxyAnchor, name="mpa"):
     r"""Multi-Proxies Anchor (Saeki et al. 2022): Proxy-Anchor for classes with several local centers.
 
     Saeki et al. 2022 (arXiv:2110.03997), eq. 1, 3, 6 and 7, with any similarity s and distance d.
@@ -42,6 +46,9 @@ class MPA(AnchorLoss, name="mpa"):
     transport: TransportWeights | None = None
     """Weights (1 + x) from transport plans of grouplets; null for none."""
 
+    def requirements(self) -> Iterable[Requirement]:
+        return (*super().requirements(), *(() if self.transport is None else ALL_CLASSES))
+
     def __post_init__(self) -> None:
         super().__post_init__(self.proxies_per_class, pool_centers(self.class_similarity, self.gamma))
 
@@ -50,3 +57,7 @@ class MPA(AnchorLoss, name="mpa"):
         if self.regularizer_weight == 0 or self.proxies_per_class == 1:
             return terms
         return terms._replace(of_proxies=center_regularizer(self.manifold, block, self.regularizer_weight))
+
+    def over(self, classes: Classes) -> Tensor:
+        loss = super().over(classes)
+        return loss if self.transport is None else loss + self.transport(classes, self.scale, self.margin)

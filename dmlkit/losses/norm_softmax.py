@@ -2,7 +2,7 @@
 
 from pydantic import PositiveFloat
 
-from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
+from dmlkit.losses.proxies.softmax import SoftmaxLoss
 
 
 class NormSoftmax(SoftmaxLoss, name="norm_softmax"):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from math import ceil
 from typing import Annotated, ClassVar
 
+import numpy as np
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
@@ -13,7 +14,7 @@ from dmlkit.component import Requirement
 from dmlkit.distributed.exchange import ClassShard
 from dmlkit.losses.proxies.classes import Block, Classes, computed_once, sum_over_classes
 from dmlkit.losses.proxies.proxy_loss import ProxyLoss, require_all
-from dmlkit.losses.proxies.similarity import automatic_block_size, by_autograd, largest
+from dmlkit.losses.proxies.similarity import automatic_block_size, by_autograd
 from dmlkit.losses.proxies.softmax import RowLosses, cross_entropy, mean_softmax_loss
 
 ALL_CLASSES_REASON = "the k most similar proxies are chosen among all classes"
@@ -166,3 +167,18 @@ def _linked_proxies(num_classes: int, per_class: int, ratio: float, positive_mas
         )
         return per_class
     return count
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """Return the ``count`` largest numbers of each row (B, m), in any order, or all if there are fewer.
+
+    Example:
+        >>> largest(torch.tensor([[3.0, 1.0, 2.0]]), 2).sort().values
+        tensor([[2., 3.]])
+    """
+    rest = values.shape[1] - count
+    if rest <= 0:
+        return values
+    if values.is_cpu:  # 565 of 11 318 in 180 rows: 1.6 ms; topk takes 42 ms
+        return torch.from_numpy(np.partition(values.numpy(), rest, axis=1)[:, rest:])
+    return values.topk(count, sorted=False).values

@@ -1,15 +1,13 @@
 """Proxy-ISA loss: Proxy-Anchor with more weight on samples that are informative for what a class has yet to learn."""
 
-from typing import Any
-
 from torch import Tensor
 
-from dmlkit.losses.proxies.classes import Block, Terms, anchor_terms, computed_once, sum_over_classes
+from dmlkit.losses.proxies.classes import Block, Terms, computed_once, sum_over_classes
 from dmlkit.losses.proxies.informative import InformativeOptions
-from dmlkit.losses.proxy_anchor import AnchorLoss
+from dmlkit.losses.proxy_anchor import ProxyAnchor, anchor_terms
 
 
-class ProxyISA(InformativeOptions, AnchorLoss, name="proxy_isa"):
+class ProxyISA(InformativeOptions, ProxyAnchor, name="proxy_isa"):
     r"""Proxy-ISA (Li et al. 2022): Proxy-Anchor that weights samples by how informative they are for their class.
 
     Li et al., MM Asia 2022, eq. 8-17; s = relative similarity, C+ = classes in the batch.
@@ -36,7 +34,6 @@ class ProxyISA(InformativeOptions, AnchorLoss, name="proxy_isa"):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.informative = self.weights(self.manifold.memory_dim, self.num_classes)
-        self.register_load_state_dict_pre_hook(_rename_old)
 
     def set_epoch(self, epoch: int) -> None:
         self.informative.set_epoch(epoch)
@@ -56,9 +53,3 @@ class ProxyISA(InformativeOptions, AnchorLoss, name="proxy_isa"):
         if self.training:
             self.informative.remember(embeddings, labels, weights.clean, self.manifold, self.proxies, self.shard)
         return loss
-
-
-def _rename_old(_: ProxyISA, state: dict[str, Any], prefix: str, *__: Any) -> None:
-    """Rename the keys of checkpoints of dmlkit 0.1.0, in which memory and epoch belong to the loss itself."""
-    for key in [key for key in state if key.startswith((f"{prefix}memory.", f"{prefix}epoch"))]:
-        state[f"{prefix}informative.{key.removeprefix(prefix)}"] = state.pop(key)

@@ -9,8 +9,7 @@ from torch import Tensor
 from dmlkit.component import Requirement
 from dmlkit.losses.proxies.classes import Block
 from dmlkit.losses.proxies.informative import InformativeOptions, InformativeWeights
-from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
-from dmlkit.losses.proxies.softmax import RowLosses, mean_softmax_loss
+from dmlkit.losses.proxies.softmax import RowLosses, SoftmaxLoss, mean_softmax_loss
 from dmlkit.manifolds.base import NEEDS_BOUNDED
 
 

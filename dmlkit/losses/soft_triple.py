@@ -5,8 +5,7 @@ from torch import Tensor
 
 from dmlkit.losses.proxies.centers import over_all_centers, pool_centers
 from dmlkit.losses.proxies.classes import Classes
-from dmlkit.losses.proxies.proxy_loss import SoftmaxLoss
-from dmlkit.losses.proxies.softmax import RowLosses
+from dmlkit.losses.proxies.softmax import RowLosses, SoftmaxLoss
 
 
 class SoftTriple(SoftmaxLoss, name="soft_triple"):

@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from dmlkit.losses import MPA, Grouplet, ProxyAnchor
+from dmlkit.losses import MPA, Grouplet
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.manifolds.base import Manifold
@@ -28,14 +28,9 @@ def draw(batch: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return features, torch.randint(CLASSES, (batch,), generator=generator)
 
 
-def grouplet(manifold: Manifold | None = None, *, scope: str = "grouplet", **options: Any) -> Grouplet | ProxyAnchor:
-    """The loss that ``scope`` of a recipe stands for."""
+def grouplet(manifold: Manifold | None = None, **options: Any) -> Grouplet:
     torch.manual_seed(1)
-    if scope == "grouplet":
-        return Grouplet(manifold or Sphere(DIM), CLASSES, **options).double()
-    own = {name: options.pop(name) for name in ("group_size", "seed") if name in options}
-    transport = TransportWeights(solver=options.pop("solver", Exact()), **own)
-    return ProxyAnchor(manifold or Sphere(DIM), CLASSES, transport=transport, **options).double()
+    return Grouplet(manifold or Sphere(DIM), CLASSES, **options).double()
 
 
 def groups_of(loss: torch.nn.Module, batch: int) -> list[list[int]]:
@@ -111,17 +106,6 @@ def test_gradient_flows_through_the_plan(scope: str, solver: Quadratic | Sinkhor
     )
 
 
-def test_scope_batch_is_proxy_anchor_with_transport():
-    features, labels = draw(11)
-    torch.manual_seed(1)
-    first = Grouplet.Config(scope="batch", group_size=3, seed=5).build(Sphere(DIM), CLASSES).double()
-    torch.manual_seed(1)
-    second = ProxyAnchor(Sphere(DIM), CLASSES, transport=TransportWeights(group_size=3, seed=5)).double()
-    points = first.manifold.from_features(features)
-    for _ in range(3):
-        torch.testing.assert_close(first(points, labels), second(points, labels), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("chunk_size", [1, 3, CLASSES])
 def test_chunks_change_nothing(chunk_size: int):
     features, labels = draw(10)
@@ -131,10 +115,10 @@ def test_chunks_change_nothing(chunk_size: int):
         torch.testing.assert_close(chunked(points, labels), dense(points, labels))
 
 
-def test_one_proxy_mpa_with_transport_is_proxy_anchor_with_transport():
+def test_one_proxy_mpa_with_transport_is_grouplet_over_the_batch():
     features, labels = draw(9)
     mpa = MPA(Sphere(DIM), CLASSES, proxies_per_class=1, transport=TransportWeights()).double()
-    anchor = ProxyAnchor(Sphere(DIM), CLASSES, transport=TransportWeights()).double()
+    anchor = Grouplet(Sphere(DIM), CLASSES, scope="batch").double()
     anchor.load_state_dict({**mpa.state_dict(), "proxies": mpa.proxies.detach()[:, 0]})
     points = mpa.manifold.from_features(features)
     torch.testing.assert_close(mpa(points, labels), anchor(points, labels))
@@ -215,7 +199,7 @@ def test_recipe_options():
     loss = config.build(Sphere(DIM), CLASSES)
     assert isinstance(loss.transport.solver, Quadratic) and loss.transport.solver.regularization == 0.1
     assert loss.transport.group_size == 8
-    weighted = ProxyAnchor.Config.model_validate({"transport": {"solver": {"name": "exact"}}}).build(Sphere(DIM), 3)
+    weighted = MPA.Config.model_validate({"transport": {"solver": {"name": "exact"}}}).build(Sphere(DIM), 3)
     assert isinstance(weighted.transport, TransportWeights) and isinstance(weighted.transport.solver, Exact)
 
 

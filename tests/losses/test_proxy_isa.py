@@ -211,18 +211,6 @@ def test_the_memory_may_grow_with_the_classes():
     assert [len(loss.informative.memory.labels) for loss in sizes] == [10, 15, 152]
 
 
-def test_a_checkpoint_of_dmlkit_0_1_0_goes_on():
-    loss, other = ProxyISA(Sphere(3), 4, memory_size=5), ProxyISA(Sphere(3), 4, memory_size=5)
-    loss.set_epoch(2)
-    loss(torch.eye(3), torch.tensor([0, 1, 1]))
-    state = {key.removeprefix("informative."): value for key, value in loss.state_dict().items()}
-    del state["memory.averages"]
-    other.load_state_dict(state)
-    assert other.informative.known_epoch == 2 and other.informative.memory.averages.isnan().all()
-    for name, buffer in loss.named_buffers():
-        assert name.endswith("averages") or torch.equal(buffer, other.get_buffer(name))
-
-
 @pytest.mark.parametrize("epoch", [0, 1, 2, 5])
 def test_without_penalties_it_is_proxy_anchor(batch, epoch: int):
     features, labels = batch

@@ -48,7 +48,6 @@ class ClassMemory(nn.Module):
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))  # the next slot to fill
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.int64))  # n, per class
         self.register_buffer("averages", torch.full((num_classes,), torch.nan))  # S_avg of eq. 10; nan: not known yet
-        self.register_load_state_dict_pre_hook(_without_averages)
 
     def remember(self, points: Tensor, labels: Tensor, clean: Tensor) -> None:
         """Count a batch (B, D), (B,), and store its embeddings where ``clean`` (B,) is True; the last T are kept."""
@@ -82,12 +81,6 @@ class ClassMemory(nn.Module):
         inside, row = (own >= 0) & (own < count), own.clamp(0, count - 1)
         latest, is_known = shard.sum(torch.stack([average[row], known[row].to(average)]) * inside)
         self.averages.index_copy_(0, labels, torch.where(is_known > 0, latest, self.averages[labels]))
-
-
-def _without_averages(module: ClassMemory, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Add the averages to checkpoints of dmlkit 0.1.0, which computed them from the memory at each step."""
-    if f"{prefix}seen" in state:
-        state.setdefault(f"{prefix}averages", torch.full_like(module.averages, torch.nan))
 
 
 class SampleWeights(NamedTuple):

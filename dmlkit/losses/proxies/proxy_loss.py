@@ -2,19 +2,18 @@
 
 from abc import abstractmethod
 from math import ceil
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 from torch.nn import Parameter
 
-from dmlkit.component import MemberError, option
+from dmlkit.component import option
 from dmlkit.distributed.exchange import ClassShard, ShardedParameter
 from dmlkit.losses.base import Loss
 from dmlkit.losses.proxies.classes import Block, Classes, Terms, sum_over_classes
 from dmlkit.losses.proxies.similarity import Measure, Pool, automatic_block_size, may_wait, similarity_to
-from dmlkit.losses.proxies.softmax import RowLosses, cross_entropy, mean_softmax_loss
 
 
 class ProxyLoss(Loss):
@@ -32,15 +31,6 @@ class ProxyLoss(Loss):
     proxies: Parameter = option(init=False)  # (C, d) or (C, K, d)
     shard: ClassShard = option(init=False)  # the classes of this rank
     measure: Measure = option(init=False)  # similarities of embeddings and proxies
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        for method, base in (("class_terms", "ClassSumLoss"), ("logits", "SoftmaxLoss"), ("row_losses", "SoftmaxLoss")):
-            if method in vars(cls) and cls.over is ProxyLoss.over:
-                raise MemberError(
-                    f"{cls.__name__}: a loss with {method} derives from {base}; change two lines: "
-                    f"`from dmlkit.losses.proxies.proxy_loss import {base}` and `class {cls.__name__}({base}):`"
-                )
-        super().__init_subclass__(**keywords)
 
     def __post_init__(self, proxies_per_class: int | None = None, pool: Pool | None = None) -> None:
         """Create the proxies.
@@ -108,24 +98,6 @@ class ClassSumLoss(ProxyLoss):
 
     def over(self, classes: Classes) -> Tensor:
         return sum_over_classes(classes, self.class_terms)
-
-
-class SoftmaxLoss(ProxyLoss):
-    """A loss over proxies that depends on a softmax of ``logit_scale * logits`` over the classes of each row."""
-
-    logit_scale: float = option(default=1.0, init=False)
-    """Inverse temperature, > 0."""
-
-    def logits(self, block: Block) -> Tensor:
-        """Compute the unscaled logits (B, w) of a block; here the similarities."""
-        return block.similarity
-
-    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
-        """Apply a `RowLoss` to log sum_{c != y} exp(z_c) and z_y, (B,) each; here cross-entropy."""
-        return cross_entropy(others, own)
-
-    def over(self, classes: Classes) -> Tensor:
-        return mean_softmax_loss(classes, self.row_losses, self.logits, self.logit_scale)
 
 
 def select(shard: ClassShard, labels: Tensor, fraction: float) -> tuple[Tensor | None, int]:

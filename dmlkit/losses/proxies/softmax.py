@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from dmlkit.component import option
 from dmlkit.losses.proxies.classes import Block, Classes, GradientSums, refuse_gradient_of_gradient
+from dmlkit.losses.proxies.proxy_loss import ProxyLoss
 from dmlkit.manifolds.products import without_autocast
 
 Logits = Callable[[Block], Tensor]
@@ -37,6 +39,24 @@ def cross_entropy(others: Tensor, own: Tensor) -> RowLosses:
     gap = others - own
     slope = gap.sigmoid()
     return RowLosses(softplus(gap), slope, -slope)
+
+
+class SoftmaxLoss(ProxyLoss):
+    """A loss over proxies that depends on a softmax of ``logit_scale * logits`` over the classes of each row."""
+
+    logit_scale: float = option(default=1.0, init=False)
+    """Inverse temperature, > 0."""
+
+    def logits(self, block: Block) -> Tensor:
+        """Compute the unscaled logits (B, w) of a block; here the similarities."""
+        return block.similarity
+
+    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
+        """Apply a `RowLoss` to log sum_{c != y} exp(z_c) and z_y, (B,) each; here cross-entropy."""
+        return cross_entropy(others, own)
+
+    def over(self, classes: Classes) -> Tensor:
+        return mean_softmax_loss(classes, self.row_losses, self.logits, self.logit_scale)
 
 
 def mean_softmax_loss(classes: Classes, row_loss: RowLoss, logits: Logits, scale: float = 1.0) -> Tensor:

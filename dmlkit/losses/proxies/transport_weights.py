@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from dmlkit.component import Component, Requirement, option
 from dmlkit.losses.proxies.classes import Block, Classes, sum_over_classes
 from dmlkit.losses.proxies.proxy_loss import require_all
-from dmlkit.losses.proxies.similarity import log_one_plus_sum_exp
 from dmlkit.transport.base import TransportSolver
 from dmlkit.transport.members import Exact
 
@@ -138,3 +137,15 @@ def gain(exponent: Tensor, plan: Tensor, kept: Tensor) -> Tensor:
     """
     share = (exponent.masked_fill(~kept, -torch.inf) - log_one_plus_sum_exp(exponent, kept)[..., None, :]).exp()
     return torch.log1p((plan * share).sum(-2))
+
+
+def log_one_plus_sum_exp(exponent: Tensor, where: Tensor) -> Tensor:
+    """Compute log(1 + sum_i e^z_ij) over the kept rows i of z (..., i, j): (..., j); 0 if no row is kept.
+
+    Example:
+        >>> log_one_plus_sum_exp(torch.zeros(3, 1), torch.tensor([[True], [True], [False]])).exp()
+        tensor([3.])
+    """
+    nearly_minus_infinity = torch.finfo(exponent.dtype).min  # a sum over no rows then has a finite gradient
+    total = exponent.masked_fill(~where, nearly_minus_infinity).logsumexp(-2)
+    return torch.logaddexp(total, torch.zeros_like(total))

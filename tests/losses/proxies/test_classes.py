@@ -8,10 +8,10 @@ from dmlkit.losses.proxies.similarity import (
     BLOCK_NUMBERS,
     KEPT_NUMBERS,
     automatic_block_size,
-    largest,
     may_wait,
     similarity_to,
 )
+from dmlkit.losses.proxy_gml import largest
 from dmlkit.manifolds import Poincare, Sphere
 
 

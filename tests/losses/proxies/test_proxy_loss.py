@@ -116,7 +116,7 @@ def test_what_cannot_be_shared_out_or_sampled_is_refused():
     [
         ({"loss": "{name: triplet}"}, "training.shard_proxies: triplet does not support sharded proxies; use one of a"),
         ({"loss": "{name: proxy_gml}"}, "training.shard_proxies: proxy_gml does not support sharded proxies"),
-        ({"loss": "{name: proxy_anchor, transport: {}}"}, "loss: proxy_anchor needs training.shard_proxies False, got"),
+        ({"loss": "{name: mpa, transport: {}}"}, "loss: mpa needs training.shard_proxies False, got"),
         ({"precision": "fp16"}, "training.shard_proxies: got precision fp16, whose scaler"),
     ],
 )
