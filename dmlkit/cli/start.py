@@ -115,16 +115,10 @@ def print_survey(found: "Survey", title: str, console: Console) -> None:
         say(console, "no validation: too few training classes to hold some out")
     for note in found.notes:
         say_prose(console, note)
-    others, outside = found.strays
-    opened = f"of {counted(found.measured, 'image', 'images')}"
-    for what, names in (
-        (f"cannot be opened: {len(found.unreadable)} {opened}", found.unreadable),
-        (f"not used, no images: {counted(len(others), 'file', 'files')}", others),
-        (f"not used, in no class folder: {counted(len(outside), 'image', 'images')}", outside),
-    ):
-        if names:
-            say(console, with_names(what, names), style="yellow")
     if found.unreadable:
+        opened = f"of {counted(found.measured, 'image', 'images')}"
+        what = f"cannot be opened: {len(found.unreadable)} {opened}"
+        say(console, with_names(what, found.unreadable), style="yellow")
         say(console, "train stops at such images: remove them, or set on_bad_image: skip", style="yellow")
 
 

@@ -11,7 +11,7 @@ from dmlkit.datasets.files.archives import Archive, Published, locate, whole_num
 from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import benchmark_folders, class_folders
-from dmlkit.files.image_file import image_files
+from dmlkit.files.image_file import LeftOut, image_files
 
 TRAINING_CLASSES = 100
 
@@ -91,14 +91,14 @@ def numbered(path: Path, faults: list[str]) -> dict[int, str]:
 
 def from_folders(images: Path) -> Listing:
     """List the images below ``images/NNN.Name/``; the number determines the split."""
-    rows = ListedRows(images)
+    rows, left_out = ListedRows(images), LeftOut(images)
     names: list[str] = []
     for folder in class_folders(images):
         match = re.match(r"(\d+)", folder.name)
         if match is None:
             rows.faults.append(f"{folder}: expected a class folder such as 001.Black_footed_Albatross")
             continue
-        for path in image_files(folder):
+        for path in image_files(folder, left_out):
             rows.add(str(folder), str(Path(path).relative_to(images)), len(names), part_of(int(match[1])))
         names.append(folder.name)
-    return rows.listing(names)
+    return rows.listing(names, notes=left_out.notes)

@@ -13,7 +13,7 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit, Listing
 from dmlkit.datasets.files.paths import readable_name, unreadable_name
 from dmlkit.errors import OptionError, counted, some_of
-from dmlkit.files.image_file import image_files
+from dmlkit.files.image_file import OUTSIDE, LeftOut, image_files, reason_left_out
 from dmlkit.files.labels import label_notes, path_label
 from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.source import NO_CLASS_FOLDERS, NO_CLASSES
@@ -138,6 +138,8 @@ def class_listing(
         raise OptionError("dataset.levels", f"{rows.faults[0]}{more}")
     if not classes:
         raise OptionError("dataset.root", f"{root}: {NO_CLASSES}")
+    left_out = LeftOut(root)
+    count_outside(root, [folder for folder, _ in classes], left_out)
     labels: dict[str, int] = {}
     counts: dict[str, int] = {}
     empty: list[str] = []
@@ -146,7 +148,7 @@ def class_listing(
         if not readable_name(name):
             rows.faults.append(unreadable_name(str(folder)))
             continue
-        images = image_files(folder)
+        images = image_files(folder, left_out)
         deeper = next((path for path in images if levels and Path(path).parent != folder), None)
         if deeper:
             depth = f"the {len(levels)} levels {'/'.join(levels)}"
@@ -166,7 +168,7 @@ def class_listing(
         folders = counted(len(empty), "class folder has", "class folders have")
         rows.faults.append(f"{root}: {folders} no images: {some_of(empty)}; add images or remove the folders")
     notes = label_notes(counts, str(root), lambda name: path_label(name.split("/")))
-    return rows.listing(list(labels), notes=notes)
+    return rows.listing(list(labels), notes=[*notes, *left_out.notes])
 
 
 def class_label(folder: Path, levels: Sequence[str] = ()) -> str | None:
@@ -235,9 +237,19 @@ def deeper_classes(root: Path) -> str | None:
     return None
 
 
-def stray_files(root: Path, listed: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the files below a root that are not images, and the images that are not listed, relative to the root."""
-    known = set(listed)
-    images = [os.path.relpath(path, root) for path in image_files(root)]
-    others = [os.path.relpath(path, root) for path in image_files(root, images=False)]
-    return others, [name for name in images if name not in known and readable_name(name)]  # others are faults
+def count_outside(root: Path, classes: Iterable[Path], left_out: LeftOut) -> None:
+    """Count what lies below a root and in no class folder: files next to them, and other folders."""
+    above = {place for folder in classes for place in folder.parents if place.is_relative_to(root)}
+    taken, others = {*classes, *above}, list[Path]()
+    for place in sorted(above):
+        for entry in sorted(os.scandir(place), key=lambda entry: entry.name):
+            if not entry.is_dir():
+                left_out.add(entry.path, OUTSIDE if reason_left_out(entry.path) in EXTENSIONS else "")
+            elif entry.name.startswith("."):
+                left_out.add(entry.path, "hidden folder")
+            elif Path(entry.path) not in taken:
+                others.append(Path(entry.path))
+    if others:  # those that no link leads to or above
+        read = {place for folder in classes for place in (folder.resolve(), *folder.resolve().parents)}
+        for image in (path for other in others if other.resolve() not in read for path in image_files(other, left_out)):
+            left_out.add(image, OUTSIDE)

@@ -20,7 +20,7 @@ from dmlkit.datasets.files.table_file import LABEL, column_names, read_images_ta
 from dmlkit.datasets.folder import is_split
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, warn, warn_once
-from dmlkit.files.image_file import Box, image_files
+from dmlkit.files.image_file import Box, some_image_files
 from dmlkit.files.labels import label_notes, label_of, path_label
 from dmlkit.files.regular import TABLES
 from dmlkit.recipe.schema import Recipe
@@ -174,10 +174,8 @@ def _listed(listing: Listing, *, has_labels: bool) -> Dataset:
 
 
 def _files_below(folder: Path, depth: int) -> ImageList:
-    paths = image_files(folder)
+    paths = some_image_files(folder)
     raise_faults(unreadable_name(path) for path in paths if not readable_name(path))
-    if not paths:
-        raise UserError(f"{folder}: no images found in this folder or below it")
     return ImageList(paths, _folder_labels(folder, paths, depth) if depth else None)
 
 

@@ -1,6 +1,7 @@
 """Image files: listing them, and opening, checking and converting them with Pillow. This module imports no torch."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from dmlkit.errors import UserError
-from dmlkit.files.regular import EXTENSIONS, RAW, check_regular, other_content, read_start
+from dmlkit.errors import MOST_NAMED, UserError, counted, warn_once
+from dmlkit.files.regular import EXTENSIONS, HEIC, RAW, check_regular, other_content, read_start
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "AVIF", "JPEG2000")
 """Formats that Pillow may open; it would otherwise pass a PostScript file named .png to Ghostscript."""
@@ -252,28 +253,120 @@ def _check_range(path: str | Path, high: float, white: int) -> None:
         )
 
 
-def image_files(folder: Path, *, images: bool = True) -> list[str]:
-    """Return the image files below a folder, sorted, without hidden ones; or instead those that are not ``images``.
+class LeftOut:
+    """Files that walks over the folders below a root leave out, by reason.
+
+    Args:
+        root: folder that the message names.
+
+    Example:
+        >>> left_out = LeftOut(Path("photos"))
+        >>> for name in ("photos/a/notes.txt", "photos/b/notes.txt", "photos/a/1.nef"):
+        ...     left_out.add(name)
+        >>> print(left_out.message)
+        photos: 3 files are left out: 1 .nef (raw; develop it to JPEG or TIFF), e.g. a/1.nef; 2 .txt, e.g. a/notes.txt
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.counts: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+
+    def add(self, path: str, reason: str = "") -> None:
+        """Count a file or a folder. Default of the reason: its name, if it is not that of an image."""
+        reason = reason or reason_left_out(path)
+        self.counts[reason] += 1
+        self.examples.setdefault(reason, path)
+
+    @property
+    def message(self) -> str:
+        """One line: how many files are left out, and for what reasons; those of images come first."""
+        reasons = sorted(self.counts, key=lambda one: ("(" not in one and one != OUTSIDE, -self.counts[one], one))
+        lines = [
+            f"{self.counts[one]:,} {one}, e.g. {os.path.relpath(self.examples[one], self.root)}"
+            for one in reasons[:MOST_NAMED]
+        ]
+        if rest := sum(self.counts[one] for one in reasons[MOST_NAMED:]):
+            lines.append(f"{rest:,} more")
+        files = counted(self.counts.total(), "file is", "files are")
+        return f"{self.root}: {files} left out: {'; '.join(lines)}" if lines else ""
+
+    @property
+    def notes(self) -> list[str]:
+        """The message, if there is one."""
+        return [self.message] if self.counts else []
+
+
+OUTSIDE = "in no class folder"
+"""Reason to leave out an image."""
+
+
+def reason_left_out(path: str) -> str:
+    """Return why a file is no image, by its name.
+
+    Example:
+        >>> reason_left_out("a/.cache"), reason_left_out("a/README"), reason_left_out("a/1.CSV")
+        ('hidden', 'without a suffix', '.csv')
+        >>> reason_left_out("a/1.NEF")
+        '.nef (raw; develop it to JPEG or TIFF)'
+    """
+    name = path[path.rfind(os.sep) + 1 :]
+    if name.startswith("."):
+        return "hidden"
+    suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122 - as in image_files
+    if suffix in HEIC:
+        return f"{suffix} (needs pillow-heif: pip install pillow-heif)"
+    return f"{suffix} (raw; develop it to JPEG or TIFF)" if suffix in RAW else suffix or "without a suffix"
+
+
+def image_files(folder: Path, left_out: LeftOut | None = None) -> list[str]:
+    """Return the image files below a folder, sorted, without hidden ones; count the others in ``left_out``.
 
     Links to folders are followed. Each folder is visited once, so that circular links end.
 
     Raises:
         UserError: a subfolder cannot be read.
     """
+    left_out = left_out or LeftOut(folder)
     found: list[str] = []
     seen: set[tuple[int, int]] = set()
     for directory, folders, files in os.walk(folder, onerror=_refuse_folder, followlinks=True):
         status = os.stat(directory)  # noqa: PTH116 - as below
         if (status.st_dev, status.st_ino) in seen:
             folders.clear()
+            left_out.add(directory, "second link to a folder")
             continue
         seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [
-            os.path.join(directory, name)  # noqa: PTH118 - Path takes 10 s for a million files
-            for name in sorted(files)
-            if not name.startswith(".") and (os.path.splitext(name)[1].lower() in EXTENSIONS) == images  # noqa: PTH122
-        ]
+        shown = sorted(name for name in folders if not name.startswith("."))
+        images = sorted(
+            name
+            for name in files
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS  # noqa: PTH122
+        )
+        found += [os.path.join(directory, name) for name in images]  # noqa: PTH118 - Path takes 10 s for a million files
+        if len(shown) < len(folders):
+            for name in sorted({*folders}.difference(shown)):
+                left_out.add(os.path.join(directory, name), "hidden folder")  # noqa: PTH118
+        if len(images) < len(files):
+            for name in sorted({*files}.difference(images)):
+                left_out.add(f"{directory}{os.sep}{name}", reason_left_out(name))
+        folders[:] = shown
+    return found
+
+
+def some_image_files(folder: Path) -> list[str]:
+    """Return the image files below a folder, see `image_files`; warn of the files that are left out.
+
+    Raises:
+        UserError: there are no images; the error counts the other files.
+    """
+    left_out = LeftOut(folder)
+    found = image_files(folder, left_out)
+    if not found:
+        others = f"; {left_out.message.removeprefix(f'{folder}: ')}" if left_out.counts else ""
+        raise UserError(f"{folder}: no images found in this folder or below it{others}")
+    for note in left_out.notes:
+        warn_once(note)
     return found
 
 

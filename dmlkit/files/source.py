@@ -169,7 +169,9 @@ def require_some_images(path: Path) -> None:
     elif path.is_dir():
         names = (Path(name) for _, _, names in os.walk(path, followlinks=True) for name in names)
         if not any(name.suffix.lower() in EXTENSIONS and not name.name.startswith(".") for name in names):
-            raise UserError(f"{path}: no images found in this folder or below it")
+            from dmlkit.files.image_file import some_image_files
+
+            some_image_files(path)  # raises the error
     else:
         require_table(path)
 

@@ -23,7 +23,7 @@ from dmlkit.datasets.files.dataset import Dataset, search_faults
 from dmlkit.datasets.files.image import Turns, frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
 from dmlkit.datasets.files.paths import DATA_CHECK, raise_faults
-from dmlkit.datasets.folder import FolderConfig, stray_files
+from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError, counted, some_of
 from dmlkit.files.image_file import BadImageError, Box, decoding, opened
@@ -48,7 +48,6 @@ class Survey:
         sides: smallest, median and largest shorter side of the measured images, in pixels.
         measured: number of measured images, at most `SAMPLE`.
         unreadable: paths of those that could not be opened.
-        strays: files that are not images, and images outside of the class folders, relative to the root.
         trained: number of images of the classes that are not held out for validation.
         held_out: names of the validation and test classes, on which nothing is trained.
         dataset: the dataset, with the split that it allows.
@@ -61,7 +60,6 @@ class Survey:
     sides: tuple[int, float, int]
     measured: int
     unreadable: list[str]
-    strays: tuple[list[str], list[str]]
     trained: int
     held_out: dict[Split, tuple[str, ...]]
     dataset: DatasetConfig
@@ -118,17 +116,11 @@ def survey(config: DatasetConfig, bar: Bar = _no_bar) -> Survey:
         sides=sides,
         measured=measured,
         unreadable=unreadable,
-        strays=_strays_of(config, listing),
         trained=len(parts["train"]),
         held_out={split: parts[split].class_names for split in held_out},
         dataset=config,
         notes=notes,
     )
-
-
-def _strays_of(config: DatasetConfig, listing: Listing) -> tuple[list[str], list[str]]:
-    """Return the files of a folder of classes that are not images, and the images that belong to no class."""
-    return stray_files(listing.root, listing.names) if isinstance(config, FolderConfig) else ([], [])
 
 
 def _check_classes(classes: dict[ListedSplit, int], where: str) -> None:
@@ -249,7 +241,6 @@ def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
     shared = listing.shared_classes() if config.split == "official" else []
     findings.faults += [*listing.faults, *(listing.overlaps() if shared else ())]
     findings.notes += listing.notes
-    findings.notes += stray_file_notes(config, listing)
     findings.rows += count_rows(listing, config.published)
     findings.rows.append(Finding("classes in two splits", "0", str(len(shared)), "fault" if shared else "ok"))
     findings.rows += class_size_rows(listing)
@@ -258,17 +249,6 @@ def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
         findings.faults += faults
         findings.notes += notes
     return listing, findings
-
-
-def stray_file_notes(config: DatasetConfig, listing: Listing) -> Iterator[str]:
-    """Yield a note on the files below the root that are not images, and one on the images in no class folder."""
-    others, outside = _strays_of(config, listing)
-    for names, reason in ((others, "not an image"), (outside, "not in the folder of a class")):
-        if names:
-            names = sorted(names)
-            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-            files = counted(len(names), "file is", "files are")
-            yield f"{listing.root}: {files} not used ({reason}): {', '.join(names[:MOST_NAMED])}{more}"
 
 
 def split_faults(config: DatasetConfig, listing: Listing) -> tuple[list[str], list[str]]:

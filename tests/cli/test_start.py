@@ -165,7 +165,7 @@ def test_labels_that_look_like_several_are_named(tmp_path: Path, monkeypatch: py
 
 
 def test_the_screen_names_what_is_left_out_within_80_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dmlkit: Cli, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.chdir(tmp_path)
     names = [f"{number:02} a kind of crow with a long name" for number in range(20)] + ["99 \x1b]0;title\x07"]
@@ -180,12 +180,11 @@ def test_the_screen_names_what_is_left_out_within_80_columns(
     for line in (
         "not trained on: 3 validation classes: 07 a kind of crow with a long name, ...",
         "not trained on: 11 test classes: 10 a kind of crow with a long name, ...",
-        "not used, no images: 1 file: notes.txt",
-        "not used, in no class folder: 1 image: top.jpg",
         "cannot be opened: 1 of 43 images: ...",
     ):
         assert line in lines, result.out
     assert any(line.startswith("training takes ") and line.endswith("images/s)") for line in lines)
+    assert "photos: 2 files are left out: 1 in no class folder, e.g. top.jpg; 1 .txt, e.g. notes.txt" in caplog.messages
 
 
 @pytest.mark.parametrize("tuning", ["{name: none, feature_views: 4}", "{name: none}", "{name: full}"])
