@@ -15,7 +15,7 @@ OLD_FILES = (
     *(*NEW_FILES, "checkpoints/last.pt", "summary.json", "test_classes.json", "curves.png"),
     *("evaluations/test-best.json", "embeddings/test/embeddings.npy", "embeddings/test/parts/job.json"),
 )
-FOREIGN = ("notes.txt", "checkpoints/imagenet.pth", "evaluations/mine.txt")
+FOREIGN = ("notes.txt", "mine/notes.txt")
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -237,7 +237,7 @@ def test_overwriting_removes_what_was_made_with_the_old_weights_and_nothing_else
     assert dmlkit("train", tiny_recipe, "-o", run, *short, "--overwrite", "--set", "seed=5").code == 0
     after = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
     fresh = {"recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "summary.json", "curves.png"}
-    fresh |= {"test_classes.json", "checkpoints/best.pt", "checkpoints/last.pt", "embeddings/notes.txt", "thesis.md"}
+    fresh |= {"test_classes.json", "checkpoints/best.pt", "checkpoints/last.pt", "thesis.md"}
     assert {str(path) for path in after} == fresh
 
 
