@@ -112,6 +112,11 @@ class Served:
         """Return the newest version of the points that are served."""
         return await self.answered([], lambda _: self.service.snapshot)
 
+    async def decoded(self, work: Callable[[], Any]) -> Any:
+        """Decode images on a thread, no more of which run than there are processors: each takes memory."""
+        async with self.decoding:
+            return await asyncio.to_thread(work)
+
     async def change(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Change the gallery on a thread of its own, one change after the other; requests are answered meanwhile."""
         with self.seconds.time():
@@ -141,9 +146,7 @@ async def pictures_of(request: Request) -> AsyncGenerator[list[SentImage]]:
     found = served(request)
     service, files = found.service, await read_files(request, found.access.images)
     with service.held(len(files), await asyncio.to_thread(service.count_pixels, files)):
-        async with found.decoding:
-            yielded = await asyncio.to_thread(lambda: [SentImage(*one, service.decode(*one)) for one in files])
-        yield yielded
+        yield await found.decoded(lambda: [SentImage(*one, service.decode(*one)) for one in files])
 
 
 def review_of(request: Request) -> ServedReview:
@@ -285,7 +288,7 @@ async def picture_of(server: Server, id: Annotated[str, InPath(max_length=64)]) 
     """Return a small picture of an image of the source."""
     snapshot = server.service.snapshot
     row = snapshot.rows.get(id)
-    picture = None if row is None else await asyncio.to_thread(snapshot.picture, row)
+    picture = None if row is None else await server.decoded(lambda: snapshot.picture(row))
     if picture is None:
         raise HTTPException(404, f"{excerpt(id)}: there is no picture with this id")
     return Response(picture, media_type="image/jpeg")
@@ -350,12 +353,14 @@ async def keep_answer(_: Writer, review: Reviewed, said: AnswerRequest) -> dict[
 
 @api.get("/review/images/{row}", response_class=Response, responses={200: {"content": {"image/jpeg": {}}}})
 async def picture(
+    server: Server,
     review: Reviewed,
     row: Annotated[int, InPath(ge=0, le=2**53)],
     side: Annotated[int, Query(ge=16, le=640)] = 160,
 ) -> Response:
     """Return a picture of an image of the review, at most ``side`` pixels wide and high."""
-    return Response(await asyncio.to_thread(thumbnail, review.path(row), side=side), media_type="image/jpeg")
+    path = review.path(row)
+    return Response(await server.decoded(lambda: thumbnail(path, side=side)), media_type="image/jpeg")
 
 
 def make_app(service: Service, access: Access) -> FastAPI:
