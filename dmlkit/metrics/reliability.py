@@ -23,7 +23,7 @@ class ReliabilityBin(BaseModel, frozen=True, extra="forbid"):
     share: Share
     """The share of them that is right."""
     interval: Ends | None
-    """95 % interval of that share over as many other classes; null for fewer than 5 classes."""
+    """95 % interval of the share that many more classes would show; null for fewer than 5 classes."""
 
 
 class Reliability(BaseModel, frozen=True, extra="forbid"):
@@ -35,7 +35,8 @@ class Reliability(BaseModel, frozen=True, extra="forbid"):
     error: Share
     """Expected calibration error: mean distance between probability and share over bins of equal weight."""
     error_interval: Ends | None
-    """95 % interval of the error that many more classes would show; null for fewer than 5 classes."""
+    """95 % interval of the error that many more classes would show, for a fit to as many classes as here; null for
+    fewer than 5 classes."""
     brier: Share
     """Mean squared distance between the probability and 1 or 0 for right or wrong."""
     brier_interval: Ends | None
@@ -88,25 +89,42 @@ def measure_reliability(
     bins = np.minimum((weights.cumsum() / weights.sum() * BINS).astype(int), BINS - 1)
     starts = np.unique(bins, return_index=True)[1]
     values = np.stack([np.ones(len(said)), said, true, (said - true) ** 2])
+    clipped = np.clip(said, 1e-12, 1 - 1e-12)  # finite logits
+    inputs = np.stack([np.log(clipped / (1 - clipped)), np.ones(len(said))], axis=1)
+    slopes = np.add.reduceat((weights * said * (1 - said))[:, None] * inputs, starts) / weights.sum()
 
-    def sums(times: np.ndarray) -> Values:
-        """Return sums (4, bins) of the values, if each class is there so many times."""
+    def counted(times: np.ndarray) -> Values:
+        """Return the weights (M,) of the answers if each class is there so many times."""
         counts = times[codes[:, 0]]
         if codes.shape[1] == 2:
             counts = counts * np.where(codes[:, 0] == codes[:, 1], 1.0, times[codes[:, 1]])
-        return np.add.reduceat(values * balanced(counts, kinds), starts, axis=1)
+        return balanced(counts, kinds)
+
+    def sums(times: np.ndarray) -> Values:
+        """Return sums (4, bins) of the values, if each class is there so many times."""
+        return np.add.reduceat(values * counted(times), starts, axis=1)
+
+    def moved(times: np.ndarray) -> Values:
+        """Return the change (bins,) of the mean probability if slope and offset of the logits are fitted to a draw."""
+        counts = counted(times)
+        excess = inputs.T @ ((counts / counts.sum() - weights / weights.sum()) * (said - true))
+        hessian = (inputs.T * (counts * said * (1 - said))) @ inputs / counts.sum()
+        return -slopes @ np.linalg.pinv(hessian, hermitian=True) @ excess  # a Newton step
 
     measured = sums(np.ones(count))
     error, brier = _figures(measured)
     generator = np.random.default_rng(0)
-    draws = (np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(RESAMPLES))
-    drawn = np.stack([sums(times.astype(float)) for times in draws])
-    drawn = drawn[drawn[:, 0].sum(1) > 0]  # a draw of one class has no pairs of two
+    draws = [np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(RESAMPLES)]
+    draws = [times for times in draws if counted(times).any()]  # a draw of one class has no pairs of two
+    drawn = np.stack([sums(times) for times in draws])
     ends: list[Ends | None] = [None, None]
     if count >= LEAST_CLASSES:
         tail = tail_of(float(count))
         low, high = np.quantile([_figures(one)[1] for one in drawn], [tail, 1 - tail])
-        ends = [_error_interval(measured, drawn, tail), (float(low), float(high))]
+        ends = [
+            _error_interval(measured, drawn, np.stack([moved(times) for times in draws])),
+            (float(low), float(high)),
+        ]
     total, sum_said, sum_true, _ = measured
     found: list[ReliabilityBin] = []
     for number, start in enumerate(starts):
@@ -130,22 +148,27 @@ def _figures(sums: Values) -> tuple[float, float]:
     return float(np.abs(said - true).sum() / total.sum()), float(squared.sum() / total.sum())
 
 
-def _error_interval(measured: Values, drawn: Values, tail: float) -> Ends:
-    """Return the calibration errors under which the measured one would not be unusual, and the measured one.
+def _error_interval(measured: Values, drawn: Values, steps: Values) -> Ends:
+    """Return the 95 % interval of the calibration error over many more classes.
 
-    Percentiles of the bootstrap would not do: noise only adds to a mean of distances, so they never hold the error of
-    calibrated probabilities, 0.
+    The distances in the bins have two parts: the chance with which the probabilities were fitted to these classes, and
+    what no slope and offset fits. The first part does not show in the classes of the fit; its size is that of the steps
+    of the draws. The second part is measured, but noise adds to it: each draw gives the size from which its noise leads
+    to the measured distances. A size and a step of independent draws give one possible error. Percentiles of the
+    bootstrap alone would not do, since noise only adds to a mean of distances.
 
     Args:
         measured, drawn: sums (4, bins) and of each draw (draws, 4, bins).
-        tail: the error is unusual if it is beyond this quantile on either side.
+        steps: (draws, bins) changes of the mean probabilities, see `measure_reliability`.
     """
     gaps = (measured[1] - measured[2]) / measured[0].sum()
-    noise = (drawn[:, 1] - drawn[:, 2]) / drawn[:, 0].sum(1, keepdims=True) - gaps
-    error = np.abs(gaps).sum()
-    direction = gaps / error if error else np.full(len(gaps), 1 / len(gaps))
-    highest = error + np.quantile(np.abs(noise).sum(1), 1 - tail)
-    possible = np.linspace(0, min(1.0, highest), 200)
-    low, high = np.quantile([np.abs(true * direction + noise).sum(1) for true in possible], [tail, 1 - tail], axis=1)
-    usual = possible[(low <= error) & (error <= high)]
-    return (float(usual[0]), float(max(usual[-1], error))) if len(usual) else (0.0, float(error))
+    noise = (drawn[:, 1] - drawn[:, 2]) / drawn[:, 0].sum(1, keepdims=True) - gaps + steps  # after the step
+    length = np.linalg.norm(gaps)
+    direction = gaps / length if length else gaps
+    along = noise @ direction
+    rest = along**2 + length**2 - (noise**2).sum(1)  # |size * direction + noise| = length
+    sizes = np.where(rest > 0, np.sqrt(np.maximum(rest, 0)) - along, 0).clip(0)
+    least = np.abs(np.quantile(sizes, 0.025) * direction + steps).sum(1)
+    errors = np.abs(sizes[:, None] * direction + np.roll(steps, 1, axis=0)).sum(1)
+    low, high, error = float(np.quantile(least, 0.025)), float(np.quantile(errors, 0.95)), float(np.abs(gaps).sum())
+    return min(low, error), min(max(high, error), 1.0)
