@@ -30,8 +30,7 @@ from dmlkit.embedding.questions.probability import Trials
 from dmlkit.embedding.questions.rates import (
     Strangers,
     best_fit,
-    fpir_at,
-    reliability_of,
+    rate_of,
     threshold_for,
     trials_on,
 )
@@ -43,6 +42,13 @@ DIVISIONS, ENROLLED, ASKED = 200, 10, 30
 def rows_of(codes: np.ndarray, labels: np.ndarray, most: int, generator: np.random.Generator) -> list[np.ndarray]:
     """Return the images of each label in random order, at most ``most``."""
     return [generator.permutation(np.flatnonzero(codes == label))[:most] for label in labels]
+
+
+def error_of(said: np.ndarray, trials: Trials) -> float:
+    """Return the expected calibration error of probabilities."""
+    order, weights = np.argsort(said), trials.weights
+    bins = np.minimum((weights[order].cumsum() / weights.sum() * 10).astype(int), 9)
+    return float(np.abs(np.bincount(bins, (weights * (said - trials.right))[order])).sum() / weights.sum())
 
 
 def measure(points: PointsInMemory, fpir: float) -> list[str]:
@@ -67,9 +73,8 @@ def measure(points: PointsInMemory, fpir: float) -> list[str]:
             for rows in others
         ]
         trials = trials_on(decider, np.zeros(len(kept), bool), strangers[0])[0]
-        sigmoid, held_out, threshold = best_fit(trials, fpir)
-        out = held_out[trials.absent]
-        stated = fpir_at(threshold, out, trials.classes[trials.absent], fpir)
+        sigmoid, threshold, accepted, _ = best_fit(trials, fpir)
+        stated = rate_of(accepted, trials.chosen(trials.absent))
         new = Trials.of(decider, strangers[1].points, len(kept) + strangers[1].classes, absent=True)
         known = np.repeat(np.arange(len(kept)), [len(rows) for rows in asked])
         present = Trials.of(decider, points.points[np.concatenate(asked)], known, absent=False)
@@ -78,16 +83,16 @@ def measure(points: PointsInMemory, fpir: float) -> list[str]:
         held.append(stated.interval[0] <= rate <= stated.interval[1])
         rates.append(rate)
         misses.append(1 - (present.right & (sigmoid.of(present.margins, present.scores) >= threshold)).mean())
-        floor = threshold_for(trials.scores[trials.absent], fpir)
+        floor = threshold_for(trials.scores[trials.absent], trials.chosen(trials.absent), fpir)[0]
         by_score.append(1 - (present.right & (present.scores >= floor)).mean())
         both = present.joined(new)
         said = sigmoid.of(both.margins, both.scores)
-        errors.append(reliability_of(said, both).error)
+        errors.append(error_of(said, both))
         pooled.append((both, said))
     everything = pooled[0][0]
     for one, _ in pooled[1:]:
         everything = everything.joined(one)
-    error = reliability_of(np.concatenate([said for _, said in pooled]), everything).error
+    error = error_of(np.concatenate([said for _, said in pooled]), everything)
     shown = (np.mean(rates), np.mean(held), np.mean(misses), np.mean(by_score), np.mean(errors), error)
     return [f"{fpir:g}", *(f"{value:.3f}" for value in shown)]
 

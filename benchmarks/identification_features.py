@@ -32,12 +32,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from local_identification import drawn
-from report import write_report
+from report import lowest_reached_by, write_report
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.in_memory import embed_dataset
-from dmlkit.embedding.questions.rates import threshold_for
 from dmlkit.embedding.trained import load_model
 from dmlkit.evaluation.untouched import untouched_model
 from dmlkit.metrics.statistics import paired_comparison
@@ -194,8 +193,8 @@ class Measured:
                 one[:, :2].sum(axis=1) if logits is None else logits(one[:, columns])
                 for one in (fitted[is_absent], new.features, others.features)
             ]
-            chosen = threshold_for(said[0], FPIR)
-            missed = ~(right & (said[1] >= threshold_for(said[2], FPIR)))
+            chosen = lowest_reached_by(said[0], FPIR)
+            missed = ~(right & (said[1] >= lowest_reached_by(said[2], FPIR)))
             self.missed.setdefault(name, []).append(missed)
             self.right.setdefault(name, []).append(right)
             rates = float(1 - (right & (said[1] >= chosen)).mean()), float((said[2] >= chosen).mean())

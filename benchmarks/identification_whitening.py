@@ -37,11 +37,10 @@ import numpy as np
 import torch
 from identification_features import ASKED, DIVISIONS, ENROLLED, FPIR, SPLITS, Draw, Logistic
 from local_identification import drawn
-from report import write_report
+from report import lowest_reached_by, write_report
 from sklearn.covariance import ledoit_wolf_shrinkage
 
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.questions.rates import threshold_for
 from dmlkit.embedding.stored import split_embeddings
 from dmlkit.embedding.trained import load_model
 from dmlkit.metrics.statistics import paired_comparison
@@ -134,8 +133,8 @@ class Measured:
         fit = Logistic(features, is_right, is_absent)
         asked, guesses = decided(own(test[draw.asked]), gallery, codes, nothing)
         new = fit(decided(own(test[draw.strangers]), gallery, codes, nothing)[0])
-        said, right, chosen = fit(asked), guesses == draw.answers, threshold_for(fit(features[is_absent]), FPIR)
-        missed, calibrated = (~(right & (said >= floor)) for floor in (threshold_for(new, FPIR), chosen))
+        said, right, chosen = fit(asked), guesses == draw.answers, lowest_reached_by(fit(features[is_absent]), FPIR)
+        missed, calibrated = (~(right & (said >= floor)) for floor in (lowest_reached_by(new, FPIR), chosen))
         self.found.setdefault(name, []).append((right, missed, calibrated, float((new >= chosen).mean())))
 
     def rows(self) -> list[list[str]]:

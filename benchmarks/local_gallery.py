@@ -27,13 +27,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from report import write_report
+from report import lowest_reached_by, write_report
 
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.fusion import ModelChoice
 from dmlkit.embedding.gallery.change import add_images, create_gallery
 from dmlkit.embedding.gallery.images import LabelledImage
-from dmlkit.embedding.questions.rates import threshold_for
 from dmlkit.evaluation.image_gallery import ImageGallery
 from dmlkit.evaluation.run import choose_second
 from dmlkit.metrics.statistics import paired_comparison
@@ -79,7 +78,7 @@ def main(run: Path) -> None:
             given = np.array([answer.label for answer in answers.answers])
             said = np.array([answer.probability for answer in answers.answers])
             right = guesses[: len(asked)] == own
-            floor = threshold_for(said[len(asked) :], FPIR)
+            floor = lowest_reached_by(said[len(asked) :], FPIR)
             found["FNIR", both].append(given[: len(asked)] != own)
             found["FPIR", both].append(given[len(asked) :] != "unknown")
             found["at FPIR 0.05", both].append(~(right & (said[: len(asked)] >= floor)))

@@ -26,13 +26,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from local import untrained
-from report import write_report
+from report import lowest_reached_by, write_report
 
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.in_memory import Embeddings, embed_images
 from dmlkit.embedding.local_features import centered, maps_of, mean_of
 from dmlkit.embedding.questions.probability import Trials
-from dmlkit.embedding.questions.rates import best_fit, threshold_for
+from dmlkit.embedding.questions.rates import best_fit
 from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.evaluation.local import PairOfScores
 from dmlkit.manifolds.base import Manifold
@@ -69,7 +69,7 @@ class Images:
         others = np.where(self.codes[gallery] == guesses[:, None], -np.inf, scores).max(1)
         best, classes = scores.max(1), self.codes[rows]
         right = np.zeros(len(rows), bool) if absent else guesses == classes
-        return Trials(best - others, best, right, np.full(len(rows), absent), classes)
+        return Trials(best - others, best, right, np.full(len(rows), absent), classes, guesses)
 
 
 def drawn(labels: torch.Tensor, most: int) -> torch.Tensor:
@@ -134,7 +134,10 @@ def measured(name: str, recipe: Recipe, space: Manifold, trained: TrainedModel, 
             fit = best_fit(Trials.all([*known, one.trials(new, gallery, absent=True)]), FPIR)
             tried = one.trials(asked, gallery, absent=False), one.trials(absent, gallery, absent=True)
             said, theirs = (fit.sigmoid.of(trials.margins, trials.scores) for trials in tried)
-            for figure, floor in (("at FPIR 0.05", threshold_for(theirs, FPIR)), ("calibrated FNIR", fit.threshold)):
+            for figure, floor in (
+                ("at FPIR 0.05", lowest_reached_by(theirs, FPIR)),
+                ("calibrated FNIR", fit.threshold),
+            ):
                 figures.setdefault(f"{figure}/{both}", []).append(torch.from_numpy(~(tried[0].right & (said >= floor))))
             figures.setdefault(f"rank 1/{both}", []).append(torch.from_numpy(tried[0].right))
             rates[both].append(float((theirs >= fit.threshold).mean()))

@@ -61,8 +61,8 @@ class LabelOptions:
         float | None,
         option(
             "RATE",
-            "Gallery: at most this share of images whose label is not in it gets a label. Default: 0.01, or the "
-            "lowest that the number of these images allows.",
+            "Gallery: expected share of images of other labels, which are not in it, that get a label. Default: 0.01, "
+            "or the lowest that the number of these images allows.",
         ),
     ] = None
     strangers: Annotated[
@@ -191,9 +191,15 @@ def print_identification(found: "Identification", gallery: Path, console: Consol
     print_table(rows, console, str(gallery))
     say_prose(
         console,
-        "FPIR is the share of these images that get a label, FNIR the share that do not get their own; the intervals "
-        "are for other sets of as many labels",
+        "FPIR is the share of these images that get a label, where each label meets the threshold that the others "
+        "choose; FNIR is the share that do not get their own; the intervals are for other sets of as many labels",
     )
+    if found.fpir.rate > found.requested:
+        say_prose(
+            console,
+            f"note: the requested FPIR of {found.requested:g} is not reached, because the highest probabilities are of "
+            "images of one label; name more images of other labels with --strangers",
+        )
     say(console, f"threshold: a label is given if its probability is at least {found.threshold:.3f}")
     say(console, f"without the threshold {found.guessed:.3f} of the best guesses are correct")
     say_reliability(found.reliability, console)

@@ -174,8 +174,8 @@ class ImageGallery:
         """Find the probability at which `identify` gives a label, store it in the gallery, and return its error rates.
 
         Args:
-            fpir: maximum share of the images whose label is not in the gallery that may get a label. Default: 0.01, or
-                the smallest valid one.
+            fpir: expected share of the images of other labels, which are not in the gallery, that get a label. Default:
+                0.01, or the smallest valid one.
             strangers: images whose labels are not in the gallery. Default: the validation images of its run.
             near: similarity at or above which images of one label count as near-duplicates, which are left out
                 together.

@@ -38,8 +38,7 @@ from dmlkit.embedding.questions.rates import (
     Strangers,
     best_fit,
     drawn_strangers,
-    fnir_at,
-    fpir_at,
+    rate_of,
     rates_by_size,
     reliability_of,
     stored_strangers,
@@ -80,12 +79,13 @@ class Identification(CalibrationSummary, frozen=True, extra="forbid"):
     requested: Share
     """Requested FPIR."""
     threshold: NonNegativeFloat
-    """Minimum probability of an answer; lower ones are `UNKNOWN`. Above 1 if nothing lower keeps the requested FPIR."""
+    """Minimum probability of an answer; lower ones are `UNKNOWN`."""
     margin_slope: float
     score_slope: float
     offset: float
     """The probability, see `Sigmoid`."""
     fpir: Rate
+    """Above the requested one if the images of one label have the highest probabilities."""
     fnir: Rate
     guessed: Share
     """Share of the images of the gallery's labels whose guess is right, also below the threshold (rank 1)."""
@@ -142,7 +142,7 @@ def calibrate_gallery(
     there are enough others.
 
     Args:
-        fpir: the largest share of the images of absent labels that may get a label, in (0, 1). Default: 0.01, or the
+        fpir: the expected share of the images of other absent labels that get a label, in (0, 1). Default: 0.01, or the
             lowest share that the images allow.
         strangers: images whose labels are not in the gallery, see `open_queries`. Default: the run's validation images
             of such labels.
@@ -325,8 +325,8 @@ def _calibrated(
     fpir = _allowed(fpir, trials)
     fit = best_fit(trials, fpir)
     absent, present = trials.absent, ~trials.absent
-    measured_fpir = fpir_at(fit.threshold, fit.held_out[absent], trials.classes[absent], fpir)
-    measured_fnir = fnir_at(fit.threshold, fit.held_out[present], trials.classes[present], trials.right[present])
+    measured_fpir = rate_of(fit.accepted, trials.chosen(absent))
+    measured_fnir = rate_of(fit.missed, trials.chosen(present))
     known = [name for name in names if name in (trained or ())]
     everything = SizedRates(labels=len(names), fpir=measured_fpir.rate, fnir=measured_fnir.rate)
     return Identification(
@@ -340,7 +340,7 @@ def _calibrated(
         fpir=measured_fpir,
         fnir=measured_fnir,
         guessed=float(trials.right[present].mean()),
-        reliability=reliability_of(fit.held_out, trials),
+        reliability=reliability_of(trials, by_score=fit.sigmoid.margin_slope == 0),
         sizes=rates_by_size(decider, np.isin(names, known), strangers, fit, everything),
         strangers=tuple(strangers.classes.tolist()),
         trained_labels=None if trained is None else tuple(known),

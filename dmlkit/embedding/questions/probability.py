@@ -27,6 +27,7 @@ class Trials(NamedTuple):
     right: np.ndarray  # (M,) bool
     absent: np.ndarray  # (M,) bool, whether the gallery had no image of the label
     classes: np.ndarray  # (M,) int64, the classes of the images
+    guesses: np.ndarray  # (M,) int64, the labels that are guessed
 
     @classmethod
     def of(
@@ -47,6 +48,7 @@ class Trials(NamedTuple):
             np.zeros(len(codes), bool) if absent else codes == classes,
             np.full(len(codes), absent),
             classes,
+            codes,
         )
 
     def joined(self, others: Self) -> Self:

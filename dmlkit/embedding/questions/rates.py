@@ -26,12 +26,12 @@ from dmlkit.files.escape import command_word
 from dmlkit.manifolds.base import check_points
 from dmlkit.metrics.ranking.scored import PlacedSpace
 from dmlkit.metrics.reliability import Reliability, Share, measure_reliability
-from dmlkit.metrics.statistics import LEAST_CLASSES, bootstrap_intervals, effective_number, tail_of
+from dmlkit.metrics.statistics import LEAST_CLASSES
 
 MOST = 4000  # images of each kind that are decided on: 0.5 s in a gallery of 10 000
 MOST_MATCHED = 1000  # the same where matches are compared, which take 8 ms each
 MOST_SIZED = 2**18  # images in memory while smaller galleries are tried
-FOLDS, RESAMPLES, DRAWS = 5, 1000, 3
+FOLDS, DRAWS = 5, 3
 LARGER = 10  # times as many labels, to which the rates are extrapolated
 
 
@@ -111,11 +111,12 @@ def trials_on(
 
 
 class Fit(NamedTuple):
-    """Probability of a guess, and the threshold for it."""
+    """Probability of a guess, the threshold for it, and the errors that it makes."""
 
     sigmoid: Sigmoid
-    held_out: np.ndarray  # (M,) probabilities, each by a fit to other classes
     threshold: float
+    accepted: np.ndarray  # (A,) bool, which images of absent labels get a label, see `threshold_for`
+    missed: np.ndarray  # (P,) bool, which images of present labels do not get their own
 
 
 def best_fit(trials: Trials, fpir: float) -> Fit:
@@ -123,13 +124,14 @@ def best_fit(trials: Trials, fpir: float) -> Fit:
 
     Which of them does depends on the gallery, so both are tried.
     """
-    fits: list[tuple[float, Fit]] = []
+    fits: list[Fit] = []
     for by_score in (False, True):
-        held_out = held_out_probabilities(trials, by_score=by_score)
-        threshold = threshold_for(held_out[trials.absent], fpir)
-        missed = ~(trials.right & (held_out >= threshold))[~trials.absent]
-        fits.append((float(missed.mean()), Fit(trials.fit(by_score=by_score), held_out, threshold)))
-    return min(fits, key=lambda pair: pair[0])[1]
+        sigmoid = trials.fit(by_score=by_score)
+        said = sigmoid.of(trials.margins, trials.scores)
+        threshold, accepted = threshold_for(said[trials.absent], trials.chosen(trials.absent), fpir)
+        missed = ~(trials.right & (said >= threshold))[~trials.absent]
+        fits.append(Fit(sigmoid, threshold, accepted, missed))
+    return min(fits, key=lambda fit: float(fit.missed.mean()))
 
 
 def held_out_probabilities(trials: Trials, *, by_score: bool = False) -> np.ndarray:
@@ -145,62 +147,89 @@ def held_out_probabilities(trials: Trials, *, by_score: bool = False) -> np.ndar
     return found
 
 
-def threshold_for(values: np.ndarray, fpir: float) -> float:
-    """Return the lowest threshold that at most a share ``fpir`` of the values (M,) reaches."""
-    accepted = int(fpir * len(values) + 1e-9)
-    ordered = np.sort(values)[::-1]
-    return float(np.nextafter(ordered[min(accepted, len(ordered) - 1)], np.inf))
+def threshold_for(values: np.ndarray, trials: Trials, fpir: float) -> tuple[float, np.ndarray]:
+    """Choose the threshold that a share ``fpir`` of the images of other absent labels is expected to reach, or less.
 
-
-def fpir_at(threshold: float, probabilities: np.ndarray, classes: np.ndarray, fpir: float) -> Rate:
-    """Return the share of the images of absent labels that get a label, with its interval.
+    A threshold that this share of these images reaches would be too low, because it is fitted to them: 0.057 of others
+    reached it with 20 labels where 0.05 was asked for. So each label meets the threshold that the others choose,
+    without the images whose guess is this label, for the largest share that leads to ``fpir``.
 
     Args:
-        threshold: the threshold that was chosen on these images.
-        probabilities: (M,) their probabilities.
-        classes: (M,) their classes.
+        values: (M,) scores or probabilities.
+        trials: decisions on the M images, whose labels are absent.
+
+    Returns:
+        The threshold, and which images reach that of the others, (M,) bool. They are more than asked for if the highest
+        values are of one label; the threshold is then above all values.
     """
-    interval = _fpir_interval(probabilities, classes, fpir)
-    rate = float((probabilities >= threshold).mean())
-    return Rate(rate=rate, interval=interval, labels=len(np.unique(classes)), images=len(classes))
+    ordered, reach = np.sort(values), np.empty(len(values))
+    for code in np.unique(trials.classes):
+        own = trials.classes == code
+        left_out = own | (trials.guesses == code)
+        reach[own] = _reach(values[own], ordered) - _reach(values[own], np.sort(values[left_out]))
+        reach[own] /= max(1, len(values) - left_out.sum())
+    limit = np.sort(reach)[int(fpir * len(values) + 1e-9)]
+    accepted = (reach < limit) | (reach == 0)
+    count = int(reach[accepted].max(initial=0) * len(values) + 1e-9)
+    return float(np.nextafter(ordered[-1 - count], np.inf)), accepted
 
 
-def fnir_at(threshold: float, probabilities: np.ndarray, classes: np.ndarray, right: np.ndarray) -> Rate:
-    """Return the share of the images of present labels that do not get their own, with its interval over labels."""
-    missed = torch.from_numpy(~(right & (probabilities >= threshold)))
-    found = bootstrap_intervals({"fnir": missed}, torch.from_numpy(classes))["fnir"]
-    interval = None if found.ends is None else (max(0.0, found.low), min(1.0, found.high))
-    return Rate(rate=found.mean, interval=interval, labels=len(np.unique(classes)), images=len(classes))
+def _reach(thresholds: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """Return how many ascending values (M,) reach each threshold (N,)."""
+    return len(ordered) - np.searchsorted(ordered, thresholds)
 
 
-def _fpir_interval(probabilities: np.ndarray, classes: np.ndarray, fpir: float) -> tuple[float, float] | None:
-    """Estimate a 95 % interval of the FPIR of as many other labels, for a threshold that was chosen on these.
+def rate_of(errors: np.ndarray, trials: Trials) -> Rate:
+    """Return the rate of errors with its 95 % interval: the rates that as many other labels would show.
 
-    Labels are drawn twice, with replacement: a threshold is chosen on the first draw, and its rate is measured on the
-    second, as in `dmlkit.evaluation.calibration.far_interval`.
+    These labels and others are samples, so that the variance of the difference of their rates is twice that of the
+    rate. The interval is the score interval of two binomial samples (Krishnamoorthy & Peng 2011) for as many
+    independent images as have this variance (Korn & Graubard 1998). Images of one label count together, and so do those
+    of two labels that are taken for each other. Few labels, or few with most of the errors, estimate the variance
+    roughly: the quantile is that of Student's t with the degrees of freedom of Satterthwaite (1946).
+
+    Args:
+        errors: (M,) bool.
+        trials: decisions on the M images.
     """
-    codes, sizes = np.unique(classes, return_inverse=True, return_counts=True)[1:]
-    if len(sizes) < LEAST_CLASSES:
-        return None
-    order = np.argsort(-probabilities, kind="stable")
-    codes, generator = codes[order], np.random.default_rng(0)
-    rates = np.empty(RESAMPLES)
-    for place in range(RESAMPLES):
-        shares: list[np.ndarray] = []
-        for _ in range(2):
-            times = np.bincount(generator.integers(len(sizes), size=len(sizes)), minlength=len(sizes))
-            shares.append(times[codes].cumsum() / (times @ sizes))
-        chosen = int(np.searchsorted(shares[0], fpir, side="right"))
-        rates[place] = shares[1][chosen - 1] if chosen else 0.0
-    counts = np.bincount(codes[: max(1, int(fpir * len(codes)))], minlength=len(sizes))
-    tail = tail_of(max(2.0, effective_number(torch.from_numpy(counts).double())))
-    low, high = np.quantile(rates, [tail, 1 - tail]).tolist()
-    return low, high
+    from scipy.special import stdtrit
+
+    rate, images = float(errors.mean()), len(errors)
+    codes, sizes = np.unique(trials.classes, return_inverse=True, return_counts=True)[1:]
+    count = len(sizes)
+    if count < LEAST_CLASSES:
+        return Rate(rate=rate, interval=None, labels=count, images=images)
+    size, freedom = images**2 / (sizes @ sizes), count - 1.0
+    if 0 < rate < 1:
+        squares = np.bincount(codes, errors - rate) ** 2
+        total = max(squares.sum(), 1e-9)
+        together = total + max(0.0, _mutual(errors - rate, trials))
+        size = rate * (1 - rate) * images**2 * (count - 1) / (count * together)
+        kurtosis = count * (squares @ squares) / total**2
+        freedom = min(freedom, 2 * count / max(kurtosis - 1, 1e-9))
+    # with q = (rate + other) / 2 it is (other - rate)^2 = step q (1 - q) at both ends
+    step = 2 * stdtrit(freedom, 0.975) ** 2 / min(max(size, 1.0), images)
+    middle, whole = step * (1 - 2 * rate) / 4, 1 + step / 4
+    half = (middle**2 + whole * step * rate * (1 - rate)) ** 0.5
+    low, high = (float(rate + (middle + side) / whole) for side in (-half, half))
+    return Rate(rate=rate, interval=(max(0.0, low), min(1.0, high)), labels=count, images=images)
 
 
-def reliability_of(probabilities: np.ndarray, trials: Trials) -> Reliability:
-    """Compare probabilities (M,) with what was right, if every second image has none of the labels."""
-    return measure_reliability(probabilities, trials.right, trials.absent, trials.classes)
+def _mutual(values: np.ndarray, trials: Trials) -> float:
+    """Return the sum of the products of values (M,) of images of two labels that are taken for each other."""
+    most = int(max(trials.classes.max(), trials.guesses.max())) + 1
+    pairs, places = np.unique(trials.classes * most + trials.guesses, return_inverse=True)
+    mirrored, sums = pairs % most * most + pairs // most, np.bincount(places, values)
+    there = np.isin(mirrored, pairs) & (mirrored != pairs)
+    return float(sums[there] @ sums[np.searchsorted(pairs, mirrored[there])])
+
+
+def reliability_of(trials: Trials, *, by_score: bool) -> Reliability:
+    """Compare the probabilities of fits to other classes with what was right, if every second image has none of the
+    labels; see `Trials.fit`.
+    """
+    said = held_out_probabilities(trials, by_score=by_score)
+    return measure_reliability(said, trials.right, trials.absent, trials.classes)
 
 
 def rates_by_size(
