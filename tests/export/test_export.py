@@ -137,6 +137,12 @@ def test_a_faiss_index_of_lower_precision_holds_the_rounded_points(dmlkit, embed
     assert told == pytest.approx(np.mean(shares), abs=0.05 if precision == "binary" else 0.01)  # ties of distances
 
 
+def test_an_index_of_one_vector_has_no_nearest_images_to_report(dmlkit, tmp_path):
+    alone = embeddings_at(tmp_path / "alone", np.eye(8, dtype=np.float32)[:1])
+    result = dmlkit("export", alone, "--format", "faiss", "--precision", "fp16", "-o", tmp_path / "index.faiss")
+    assert result.code == 0 and "16 bytes per vector instead of 32" in result.out and "it finds" not in result.out
+
+
 def test_an_index_of_lower_precision_is_refused_where_it_would_reorder(dmlkit, run, embeddings, tmp_path):
     for words, part in (
         (("export", embeddings, "--format", "npz", "--precision", "int8"), "applies only to onnx and faiss"),

@@ -145,7 +145,7 @@ def pack(vectors: "NDArray[np.float32]") -> "NDArray[np.uint8]":
 def cost_of(folder: EmbeddingFolder, path: Path, precision: IndexPrecision) -> str:
     """Return what an index of lower precision saves, and the share of the 10 nearest images that it finds.
 
-    It is measured on evenly spaced images of the index, each searched without itself.
+    It is measured on evenly spaced images of the index, each searched without itself; a single one finds nothing.
     """
     import faiss
 
@@ -153,15 +153,15 @@ def cost_of(folder: EmbeddingFolder, path: Path, precision: IndexPrecision) -> s
     rows = np.unique(np.linspace(0, len(points) - 1, QUERIES).astype(np.int64))
     queries, count = points[rows], min(NEAREST + 1, len(points))
     index: Any = (faiss.read_index_binary if precision == "binary" else faiss.read_index)(str(path))
+    size = "1 byte" if index.code_size == 1 else f"{index.code_size} bytes"
+    saved = f"{size} per vector instead of {4 * points.shape[1]}"
+    if count == 1:
+        return saved
     asked = pack(queries) if precision == "binary" else queries
     found = index.search(asked, count)[1]
     _, nearest = faiss.knn(queries, points, count, metric=faiss.METRIC_INNER_PRODUCT)  # without a copy of the points
     # an image may come after others that are equal to it
     best = [[other for other in line if other != row][: count - 1] for line, row in zip(nearest, rows, strict=True)]
     mine = [[other for other in line if other != row][: count - 1] for line, row in zip(found, rows, strict=True)]
-    share = np.mean([len({*left} & {*right}) for left, right in zip(best, mine, strict=True)]) / max(1, count - 1)
-    size = "1 byte" if index.code_size == 1 else f"{index.code_size} bytes"
-    return (
-        f"{size} per vector instead of {4 * points.shape[1]}; it finds {share:.3f} of the {count - 1} "
-        f"nearest of {len(rows)} images of the index"
-    )
+    share = np.mean([len({*left} & {*right}) for left, right in zip(best, mine, strict=True)]) / (count - 1)
+    return f"{saved}; it finds {share:.3f} of the {count - 1} nearest of {len(rows)} images of the index"
