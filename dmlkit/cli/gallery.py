@@ -27,7 +27,7 @@ from dmlkit.cli.options import (
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.outputs import check_folder
-from dmlkit.files.source import CREATING_MARK, INCOMING, require_addable, require_queries
+from dmlkit.files.source import CREATING_MARK, INCOMING, require_addable
 
 if TYPE_CHECKING:
     from dmlkit.embedding.gallery.incoming import Incoming
@@ -231,45 +231,6 @@ def info(
     )
     if verify:
         say(console, "verified: all files match their checksums")
-
-
-@app.command(epilog=examples("dmlkit gallery check galleries/birds new/"))
-@with_common_options
-def check(
-    gallery: GalleryPath,
-    images: Annotated[Path, argument("IMAGES", "New images of labels that are in the gallery.", check=require_queries)],
-    *,
-    chosen: MovedModelOptions,
-    json: Json = False,
-) -> None:
-    """Test whether new images are like those that calibrated the gallery."""
-    from dmlkit.embedding.gallery.files import IDENTIFICATION
-
-    if not (gallery / IDENTIFICATION).exists():
-        raise UserError(
-            f"{gallery}: this gallery is not calibrated; run dmlkit calibrate {command_word(gallery)} first"
-        )
-    from dmlkit.embedding.questions.check import check_queries
-
-    console = Console(stderr=json)
-    found = check_queries(gallery, images, model=chosen.choose(gallery, images), bar=bars(console))
-    if json:
-        say_json(found.stamped())
-        return
-    rows = [["compared", "energy distance", "p", "Holm's p"]]
-    for name, test in (("scores of the nearest picture", found.scores), ("embeddings", found.embeddings)):
-        rows.append([name, f"{test.distance:.4f}", f"{test.p_value:.3f}", f"{test.corrected:.3f}"])
-    print_table(rows, console, f"{found.queries} images of {images} and {found.images} of {gallery}, per label given")
-    before, after = found.median_scores
-    say(console, f"median score: {before:.4f} in the gallery, {after:.4f} in the new images")
-    if found.differs:
-        say_prose(
-            console,
-            "note: the new images differ from those that calibrated the gallery, so its FPIR and FNIR may not hold for "
-            f"them; add some of them with their labels, and run dmlkit calibrate {command_word(gallery)}",
-        )
-    else:
-        say(console, "no difference is detectable with so many images")
 
 
 for command, example in (

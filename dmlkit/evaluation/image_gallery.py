@@ -13,7 +13,6 @@ from dmlkit.embedding.gallery.incoming import Incoming
 from dmlkit.embedding.gallery.migrate import Migrated, migrate_gallery
 from dmlkit.embedding.questions.answers import Answers, Identified, Rule
 from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery
-from dmlkit.embedding.questions.check import QueriesCheck, check_queries
 from dmlkit.embedding.questions.identify import LabelRule, identify
 from dmlkit.embedding.questions.search import search
 from dmlkit.evaluation.place import PlaceFusion, place_in
@@ -185,17 +184,6 @@ class ImageGallery:
         """
         others = None if strangers is None else Path(strangers)
         return calibrate_gallery(self.path, fpir=fpir, strangers=others, near=near, model=self._model(self.run))
-
-    def check(self, images: str | Path) -> QueriesCheck:
-        """Test whether new images of the gallery's labels are like those that calibrated it; ``differs`` says so.
-
-        Args:
-            images: see `search`.
-
-        Raises:
-            UserError: the gallery is not calibrated, or there are too few images to compare.
-        """
-        return check_queries(self.path, Path(images), model=self._model_for(Path(images)))
 
     def _model(self, run: Path | None) -> ModelChoice:
         return ModelChoice(run, device=self.device)

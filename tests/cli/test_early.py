@@ -178,7 +178,6 @@ READ = [  # what is missing inside a path that a command reads
     ("search x.npy empty", "empty: no images found in this folder or below it"),
     ("gallery create run empty -o new", "empty: no images found in this folder or below it"),
     ("gallery add gallery kept.csv", NO_PATHS),
-    ("gallery check gallery empty", "empty: no images found in this folder or below it"),
     ("review x.npy empty -o new", "empty: no images found in this folder or below it"),
     ("calibrate gallery --strangers empty", "empty: no images found in this folder or below it"),
     ("eval run --dataset-root empty", f"dataset.root: empty: {NO_CLASSES}"),
@@ -231,7 +230,6 @@ STORED = [  # no network computes where every path holds points
     "select x.npy --measure",
     "select x.npy x.npy",
     "review x.npy x.npy -o new",
-    "gallery check fitted x.npy",
 ]
 NO_NETWORK = "applies to a run or an image or a folder of images, but x.npy is an .npy file; remove this option"
 MISTAKES = [
@@ -331,7 +329,6 @@ OF_OTHER_SOURCES = [
     ("identify single x.npy --with run", f"--with run: single {ONE_RUN}"),
     ("review single photos -o new --with run", f"--with run: single {ONE_RUN}"),
     ("gallery add single photos --with run", f"--with run: single {ONE_RUN}"),
-    ("gallery check solo photos --with run", f"--with run: solo {ONE_RUN}"),
     ("calibrate single --with run", f"--with run: single {ONE_RUN}"),
     ("serve single --with run", f"--with run: single {ONE_RUN}"),
     ("serve embedded --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),

@@ -186,7 +186,6 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "gallery add": (("gallery photos/ant", "label run device"), ("gallery photos", "run"), ("gallery table.csv", "")),
     "gallery compact": (("gallery", ""),),
     "gallery create": (("run -o new", ""), ("run -o new photos", "label thumbnails threshold checkpoint device")),
-    "gallery check": (("gallery photos", "json run device"),),
     "gallery history": (("gallery", "json"),),
     "gallery index": (("large", "kind recall=0.9,0.5"), ("large --precision int8", "recall=0.9")),
     "gallery info": (("gallery", "json verify"),),
@@ -293,7 +292,7 @@ def values_of(parameter: Parameter, own: str) -> tuple[str, ...]:
 def working_lines(draw: Callable[..., Any]) -> list[str]:
     """A command that works, with some of the options that go with it."""
     # no run of the workplace is on a disk, and no gallery of it is calibrated
-    name = draw(st.sampled_from(sorted(set(FORMS) - {"plot disk", "gallery check"})))
+    name = draw(st.sampled_from(sorted(set(FORMS) - {"plot disk"})))
     fixed, options = draw(st.sampled_from(FORMS[name]))
     path, words = tuple(name.split()), fixed.split()
     declared = {parameter.name: parameter for parameter in parameters_of(path)}

@@ -228,9 +228,7 @@ class Identifier:
             return None
         if self.least_probability is not None:
             return (
-                f"{other}, so the calibration may not hold; dmlkit gallery check "
-                f"{command_word(self.source.source)} IMAGES --run RUN "
-                "tests it, and after dmlkit gallery migrate and dmlkit calibrate one holds"
+                f"{other}, so the calibration may not hold; after dmlkit gallery migrate and dmlkit calibrate one holds"
             )
         if self.threshold is not None and not self.is_own_threshold:
             return f"{other}, so the threshold may not hold; choose one for it with --threshold"
