@@ -71,9 +71,13 @@ class StudySettings(BaseModel, frozen=True, extra="forbid"):
         return (self.tune_seeds or self.seeds[:1]) if is_tuned else self.seeds
 
 
-class RecordedStudy(StudySettings, frozen=True):
-    """The claim of a study, and everything on which its figures depend."""
+class StudyRecord(StudySettings, Document, frozen=True):
+    """``study.json``: the claim of a study, and everything on which its figures depend."""
 
+    kind: ClassVar[str] = "record of a study"
+
+    command: str
+    """Command that repeats the study."""
     extend: int = 0
     """Number of values that a variant may add at the edge of its grid."""
     expect: tuple[dict[str, str], ...]
@@ -102,16 +106,6 @@ class RecordedStudy(StudySettings, frozen=True):
             variant: {label: _changed(variants["base"], changes) for label, changes in recipes.items()}
             for variant, recipes in variants["changed"].items()
         }
-
-
-class StudyRecord(Document, frozen=True):
-    """``study.json``: everything on which the runs of a folder depend."""
-
-    kind: ClassVar[str] = "record of a study"
-
-    study: RecordedStudy
-    command: str
-    """Command that repeats the study."""
 
     @classmethod
     def of(cls, folder: Path) -> "StudyRecord":
@@ -197,10 +191,10 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", comman
         UserError: the folder has other contents or a study with other runs, or another process works on it.
     """
     path = folder / STUDY_MARK
-    started = StudyRecord(study=RecordedStudy.model_validate(record), command=command)
+    started = StudyRecord.model_validate({**record, "command": command})
     if path.exists():
-        studies = StudyRecord.read(path).study, started.study
-        stored, new = (study.model_dump(mode="json", exclude={"variants"}) for study in studies)
+        studies = StudyRecord.read(path), started
+        stored, new = (study.model_dump(mode="json", exclude={"variants", "command"}) for study in studies)
         for statement in (*stored["expect"], *new["expect"]):
             statement.pop("paper", None)
         same = {name: stored[name] for name in REWORDED} | {"seeds": new["seeds"][: len(stored["seeds"])]}

@@ -12,7 +12,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.lock import is_held
 from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.study.record import FAILURES, RecordedStudy, StudyFailures, StudyRecord
+from dmlkit.study.record import FAILURES, StudyFailures, StudyRecord
 
 State = Literal["done", "running", "stopped", "failed", "waiting"]
 
@@ -70,11 +70,11 @@ def status_of(folder: Path) -> StudyStatus:
     """
     record = StudyRecord.of(folder)
     failures = folder / FAILURES
-    reader = _Reader(folder, record.study, StudyFailures.read(failures).failed if failures.exists() else {})
+    reader = _Reader(folder, record, StudyFailures.read(failures).failed if failures.exists() else {})
     best: dict[str, str] = {}
-    runs = [run for variant in record.study.variants for run in reader.runs_of(variant, best)]
+    runs = [run for variant in record.variants for run in reader.runs_of(variant, best)]
     return StudyStatus(
-        claim=record.study.claim,
+        claim=record.claim,
         command=record.command,
         is_running=is_held(folder),
         runs=tuple(runs),
@@ -87,7 +87,7 @@ def status_of(folder: Path) -> StudyStatus:
 class _Reader:
     """Reader of the runs of a study."""
 
-    def __init__(self, folder: Path, study: RecordedStudy, failed: dict[str, str]) -> None:
+    def __init__(self, folder: Path, study: StudyRecord, failed: dict[str, str]) -> None:
         self.folder, self.study, self.failed = folder / "runs", study, failed
         self.is_tuned = any(len(recipes) > 1 for recipes in study.variants.values())
         self.first = study.first_seeds(is_tuned=self.is_tuned)

@@ -399,7 +399,7 @@ def test_the_status_of_a_study_needs_no_torch(tmp_path: Path):
     recipe = {"training": {"epochs": 4, "select_by": "map@r"}}
     study = {"claim": "Margins matter", "paper": None, "table": None, "protocol": "official", "metrics": ["map@r"]}
     study |= {"seeds": [0, 1], "reference": "a", "expect": [], "variants": {"a": {"": recipe}}}
-    record = {"format": 1, "study": study, "command": "dmlkit study s.yaml"}
+    record = {"format": 1, **study, "command": "dmlkit study s.yaml"}
     (tmp_path / "study.json").write_text(json.dumps(record))
     (result,) = without_torch(tmp_path, [f"status {tmp_path}"])
     assert result.code == 0 and "Margins matter" in result.out and "0 of 2 runs done" in result.out, result

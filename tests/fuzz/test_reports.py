@@ -182,13 +182,9 @@ def test_a_report_shows_what_a_study_says_and_obeys_nothing(
 ):
     folder = workplace.whole()
     both = dict(zip(("small", "large"), names, strict=True))
-    for file, inner in (("results.json", ()), ("study.json", ("study",))):
+    for file in ("results.json", "study.json"):
         data = renamed(json.loads((folder / file).read_text()), both)
-        data["command"] = repeat
-        place = data
-        for key in inner:
-            place = place[key]
-        place |= {"claim": claim, "paper": paper}
+        data |= {"command": repeat, "claim": claim, "paper": paper}
         for statement in data.get("verdicts", ()):
             statement["paper"] = paper
         (folder / file).write_text(json.dumps(data))

@@ -96,7 +96,7 @@ def read_results(folder: Path) -> StudyResults:
     """
     stored, path = StudyRecord.of(folder), folder / "results.json"
     results = StudyResults.read(path) if path.exists() else None
-    if results is None or results.missing or results.seeds != stored.study.seeds:
+    if results is None or results.missing or results.seeds != stored.seeds:
         raise UserError(f"{folder}: this study is not finished; continue it with: {stored.command}")
     _check_complete(results, path)
     return results
