@@ -260,8 +260,7 @@ def test_the_pixels_of_a_request_and_of_all_requests_are_bounded(client: TestCli
     assert started.wait(END)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.post, "/v1/embed", files=[png(30, 20), png(20, 30)])
-        while service._waiting == 0:
-            pass
+        wait_until(lambda: service._waiting > 0)
         for files in ([png(20, 20)], [png(1, 1)] * 2):
             busy = client.post("/v1/embed", files=files)
             assert (busy.status_code, busy.headers["retry-after"]) == (503, "1"), busy.text
