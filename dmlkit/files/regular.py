@@ -139,9 +139,15 @@ TABLE_COLUMNS = ["path", "label"]
 
 
 def columns_of(file: Path) -> list[str]:
-    """Return the columns of a CSV table, in its first line; none if it is no such table, or cannot be read."""
+    """Return the columns of a CSV table, in its first line; none if it is no such table, or cannot be read.
+
+    Raises:
+        UserError: the file is something else, see `other_content`.
+    """
     if file.suffix.lower() != ".csv" or not file.is_file():
         return []
+    if instead := what_instead(file, ""):
+        raise UserError(f"{file}: cannot read this table: {instead}")
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             return next(csv.reader(lines), [])

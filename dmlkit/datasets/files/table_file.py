@@ -13,7 +13,7 @@ import numpy as np
 from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.errors import UserError, first_line
 from dmlkit.files.outputs import BOX
-from dmlkit.files.regular import check_regular, missing_columns, require_column
+from dmlkit.files.regular import check_regular, missing_columns, require_column, what_instead
 from dmlkit.files.source import MOVED
 
 SYNONYMS = {
@@ -97,7 +97,7 @@ def _read(file: Path, advice: str, *texts: str) -> Any:
     except FileNotFoundError:
         raise UserError(f"{file}: no such file{advice}") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot read this table: {first_line(error)}") from error
+        raise UserError(f"{file}: cannot read this table: {what_instead(file, first_line(error))}") from error
 
 
 def known_columns(table: Any, where: str) -> Any:
