@@ -11,7 +11,6 @@ import re
 import secrets
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
@@ -83,34 +82,7 @@ class LoggedRuns(Document, frozen=True):
     """By the name of the logger."""
 
 
-class Logger(ABC):
-    """Interface of loggers. An exception of a logger disables this logger for the session and nothing else.
-
-    Args:
-        folder: the run folder; its name becomes the name of the run.
-        recipe: the recipe as plain data.
-        known_as: the logger's id of the run from an earlier session; None for a new run.
-        epochs: number of epochs that were logged in earlier sessions.
-
-    Attributes:
-        known_as: the id by which a later session finds the run.
-    """
-
-    known_as: str
-
-    @abstractmethod
-    def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None: ...
-
-    @abstractmethod
-    def log(self, figures: Metrics, epoch: int) -> None:
-        """Log figures such as ``loss`` and ``validation/map@r`` after an epoch, counted from 1."""
-
-    @abstractmethod
-    def close(self, *, finished: bool) -> None:
-        """Send what is left, and report whether the run is finished or was stopped."""
-
-
-class TensorBoardLogger(Logger):
+class TensorBoardLogger:
     """Writer of event files in ``tensorboard/`` of the run; ``tensorboard --logdir runs`` compares all runs."""
 
     def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
@@ -132,7 +104,7 @@ LONGEST = 500  # characters of a parameter that every version of MLflow takes
 AT_ONCE = 100  # parameters
 
 
-class MlflowLogger(Logger):
+class MlflowLogger:
     """Run of the experiment MLFLOW_EXPERIMENT_NAME, by default ``dmlkit``; the recipe becomes its parameters."""
 
     def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
@@ -186,7 +158,7 @@ def leaves(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, data if isinstance(data, str) else json.dumps(data)
 
 
-class WandbLogger(Logger):
+class WandbLogger:
     """Run of the project WANDB_PROJECT, by default ``dmlkit``; the recipe becomes its configuration."""
 
     def __init__(self, folder: Path, recipe: dict[str, Any], known_as: str | None, epochs: int) -> None:
@@ -214,11 +186,16 @@ class WandbLogger(Logger):
         self._run.finish(exit_code=0 if finished else 1)
 
 
+Logger = TensorBoardLogger | MlflowLogger | WandbLogger
 CLASSES: dict[LoggerName, type[Logger]] = {
     "tensorboard": TensorBoardLogger,
     "mlflow": MlflowLogger,
     "wandb": WandbLogger,
 }
+"""Back ends of loggers, made of the run folder, the recipe as plain data, and what an earlier session left: the id by
+which it is found again, ``known_as``, and the number of logged epochs. ``log`` takes figures such as ``loss`` and
+``validation/map@r`` after an epoch, counted from 1; ``close`` sends what is left. An exception disables the logger for
+the session and nothing else."""
 
 
 @contextmanager

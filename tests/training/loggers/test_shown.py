@@ -12,14 +12,13 @@ from dmlkit.recipe.schema import LoggerName
 from dmlkit.run_folder.documents import Metrics
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training import progress as loggers
-from dmlkit.training.progress import Logger
 from tests.conftest import TINY_RECIPE
 
 RECIPE = TINY_RECIPE.replace("epochs: 3", "epochs: 3, workers: 0, loggers: [tensorboard]")
 Dmlkit = Callable[..., Any]
 
 
-class Kept(Logger):
+class Kept:
     """Keeps what it is shown; fails as often as it is asked to."""
 
     shown: list[tuple[int, Metrics]] = []  # noqa: RUF012 - of all sessions
