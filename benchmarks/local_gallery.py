@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from report import lowest_reached_by, write_report
+from report import write_report
 
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.embedding.fusion import ModelChoice
@@ -41,6 +41,11 @@ from dmlkit.run_folder.folder import RunFolder
 DIVISIONS, ENROLLED, ASKED, FPIR = int(os.environ.get("DIVISIONS", "10")), 10, 15, 0.05
 KIND = os.environ.get("KIND", "local")
 NAMES = ("FNIR", "FPIR", "at FPIR 0.05", "rank 1")
+
+
+def lowest_reached_by(values: np.ndarray, share: float) -> float:
+    """Return the lowest threshold that at most a share of values (M,) reaches."""
+    return float(np.nextafter(np.sort(values)[-1 - int(share * len(values) + 1e-9)], np.inf))
 
 
 def main(run: Path) -> None:

@@ -24,7 +24,6 @@ from typing import get_args
 
 import torch
 from local import METRICS, untrained
-from local_identification import drawn
 from report import write_report
 
 from dmlkit.distributed.launch import Ranks, start_ranks
@@ -43,6 +42,12 @@ PIXELS = {"flip": "2", "scales": "3.5"}
 K1 = 6, 12, 24, 48
 N = 2, 5, 10, 20
 GRIDS: list[list[Rerank]] = [[KReciprocal(k1, k1 // 3) for k1 in K1], [Expansion(n) for n in N]]
+
+
+def drawn(labels: torch.Tensor, most: int) -> torch.Tensor:
+    """Return rows of at most so many images of each class, drawn at random."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    return torch.cat([order[labels[order] == label][:most] for label in labels.unique()])
 
 
 def scored(points: torch.Tensor, labels: torch.Tensor, manifold: Manifold, rerank: Rerank | None = None) -> Scores:

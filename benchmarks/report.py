@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-import numpy as np
 import torch
 
 
@@ -23,8 +22,3 @@ def write_report(name: str, about: str | None, header: Sequence[str], rows: Sequ
     text = f"{(about or '').strip()}\n\nMeasured on {where}\n\n" + "\n".join(lines) + "\n"
     print(text)
     (Path(__file__).parent / "results" / f"{name}.md").write_text(text, encoding="utf-8")
-
-
-def lowest_reached_by(values: np.ndarray, share: float) -> float:
-    """Return the lowest threshold that at most a share of values (M,) reaches."""
-    return float(np.nextafter(np.sort(values)[-1 - int(share * len(values) + 1e-9)], np.inf))
