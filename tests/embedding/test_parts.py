@@ -167,7 +167,7 @@ def test_killed_anywhere_the_same_command_goes_on(home, unbroken, written, tmp_p
             break
         written.clear()
         if (output / "manifest.json").exists():
-            with pytest.raises(UserError, match="already holds embeddings"):
+            with pytest.raises(UserError, match="npy already; choose another"):
                 embed(home, output)
         else:
             complete = {int(path.stem[5:]) for path in output.glob("parts/part-*")}

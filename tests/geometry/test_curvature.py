@@ -94,7 +94,7 @@ def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):
         start = b"\x89PNG" if name.endswith("png") else b"<?xml"
         assert (tmp_path / name).read_bytes().startswith(start)
     result = dmlkit("plot", "pca", run, "-o", tmp_path / "a.jpg", "--device", "cpu")
-    assert result.code == 2 and "expected a file name that ends in .png, .svg or .pdf" in result.err
+    assert result.code == 2 and "expected a name that ends in .png, .svg or .pdf" in result.err
 
 
 def check_manifest(embeddings, dmlkit):
@@ -113,5 +113,5 @@ def check_manifest(embeddings, dmlkit):
     assert dmlkit("export", embeddings, "--format", "faiss").code == 0
     index = faiss.read_index(str(embeddings / "index.faiss"))
     np.testing.assert_allclose(index.reconstruct_n(0, len(points)), gallery, rtol=1e-4, atol=1e-6)
-    beside = json.loads((embeddings / "index.manifest.json").read_text())
+    beside = json.loads((embeddings / "index.faiss.json").read_text())
     assert beside["index"]["form"] == manifest["index"]["form"] == "poincare_lift" and beside["index"]["dim"] == 3
