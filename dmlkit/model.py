@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone
 from dmlkit.backbones.identity import Identity
+from dmlkit.component import option
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import Samples, VectorSamples, samples_named
 from dmlkit.errors import UserError
@@ -126,6 +127,25 @@ class NoHead(Head):
 
     def project(self, features: Tensor) -> Tensor:
         return features
+
+
+class FirstFeatures(Head):
+    """Head whose points are those of the first features of the points of another head, as in the loss `Matryoshka`.
+
+    What a manifold clips is clipped before it is cut: the first rows of the weights alone would give longer features.
+    """
+
+    whole: Head = option(kw_only=False)
+    dims: Tensor = option(init=False)
+
+    def __post_init__(self) -> None:
+        self.register_buffer("dims", torch.tensor(self.manifold.dim))  # so that each width has its fingerprint
+
+    def project(self, features: Tensor) -> Tensor:
+        return self.whole.project(features)
+
+    def to_points(self, projected: Tensor) -> Tensor:
+        return self.whole.manifold.prefix(self.whole.to_points(projected), self.manifold)
 
 
 def backbone_alone(model: EmbeddingModel, manifold: Manifold) -> EmbeddingModel:

@@ -4,7 +4,6 @@ import hashlib
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -28,9 +27,9 @@ from dmlkit.embedding.manifest import (
     index_of,
 )
 from dmlkit.errors import OptionError, UserError, warn
-from dmlkit.manifolds.base import Manifold, ManifoldConfig
+from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.model import EmbeddingModel, build_model, fingerprint
+from dmlkit.model import EmbeddingModel, FirstFeatures, build_model, fingerprint
 from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.checkpoint_file import load_weights
@@ -246,32 +245,20 @@ def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def shortened(trained: TrainedModel, dims: int) -> TrainedModel:
-    """Return the model of the first coordinates of the embeddings, which the loss ``matryoshka`` trains for this.
-
-    Its head has only the first rows of the weights. So a point is that of the first features, as in the loss: on the
-    sphere it is normalized again, in hyperbolic space it is mapped from the first coordinates of the log map.
+    """Return the model of the first features of the embeddings, which the loss ``matryoshka`` trains for this.
 
     Raises:
-        UserError: there are fewer features, the head is not linear, or the manifold is a product.
+        UserError: there are fewer features, or the manifold is a product.
     """
-    recipe, model = trained.recipe, deepcopy(trained.model)
+    recipe, model = trained.recipe, trained.model
     if not 1 <= dims <= recipe.embedding_dim:
         raise UserError(f"--dims {dims}: expected 1 to {recipe.embedding_dim}, the width of the run's embeddings")
-    for part, name, allowed in (
-        ("head", recipe.head.name, ("linear",)),
-        ("manifold", recipe.manifold.name, [name for name, one in ManifoldConfig.variants.items() if one.has_prefixes]),
-    ):
-        if name not in allowed:
-            raise UserError(
-                f"--dims {dims}: the first coordinates of a model with {part} {name} are no embedding; expected "
-                f"{part} {', '.join(allowed)}"
-            )
-    head = recipe.head.build(model.backbone.num_features, model.manifold.with_dim(dims))
-    weights = model.head.state_dict().items()
-    head.load_state_dict({name: tensor[:dims] if name.startswith("linear.") else tensor for name, tensor in weights})
-    model.head = head.to(trained.device).eval()
+    if not recipe.manifold.has_prefixes:
+        raise UserError(f"--dims {dims}: the first features of a {recipe.manifold.name} are those of one factor alone")
+    head = FirstFeatures(model.head.num_features, model.manifold.with_dim(dims), model.head)
+    short = EmbeddingModel(model.normalization, model.backbone, head, model.samples).to(trained.device).eval()
     shorter = recipe.model_copy(update={"embedding_dim": dims})
-    return TrainedModel.of(shorter, model, trained.checkpoint, trained.epoch)
+    return TrainedModel.of(shorter, short, trained.checkpoint, trained.epoch)
 
 
 @contextmanager

@@ -120,7 +120,7 @@ class Matryoshka(LossOfSpaces, name="matryoshka"):
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         assert self.weights is not None
-        prefixes = (prefix(self.manifold, loss.manifold, embeddings) for loss in self.each)
+        prefixes = (self.manifold.prefix(embeddings, loss.manifold) for loss in self.each)
         return self.weighted_sum(self.weights, prefixes, labels)
 
 
@@ -129,19 +129,6 @@ def _halved(width: int) -> Iterable[int]:
     while width // 2 >= SMALLEST:
         width //= 2
         yield width
-
-
-def prefix(manifold: Manifold, cut: Manifold, points: Tensor) -> Tensor:
-    """Return the points (N, D') of the first features of points (N, D) of a manifold.
-
-    Example:
-        >>> from dmlkit.manifolds import Sphere
-        >>> prefix(Sphere(3), Sphere(2), torch.tensor([[0.0, 0.6, 0.8]])).tolist()
-        [[0.0, 1.0]]
-    """
-    if cut.dim == manifold.dim:
-        return points
-    return cut.from_features(manifold.to_features(points)[..., : cut.dim])
 
 
 class PerFactor(LossOfSpaces, name="per_factor"):

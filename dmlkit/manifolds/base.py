@@ -95,6 +95,18 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
         shorter.dim, shorter.point_dim = dim, self.point_dim - self.dim + dim
         return shorter
 
+    def prefix(self, points: Tensor, shorter: "Manifold") -> Tensor:
+        """Return the points (..., D') of the first features of points (..., D), in the space that `with_dim` returned.
+
+        Example:
+            >>> from dmlkit.manifolds import Sphere
+            >>> Sphere(3).prefix(torch.tensor([[0.0, 0.6, 0.8]]), Sphere(2)).tolist()
+            [[0.0, 1.0]]
+        """
+        if shorter.dim == self.dim:
+            return points
+        return shorter.from_features(self.to_features(points)[..., : shorter.dim])
+
     @abstractmethod
     def from_features(self, features: Tensor) -> Tensor:
         """Map features (..., d) of any size to points (..., D) on the manifold."""

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from dmlkit.embedding.trained import TrainedModel, shortened
+from dmlkit.model import build_model
+from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from tests.conftest import ON_THE_BALL, ONE_EPOCH, Result
 
@@ -65,7 +69,27 @@ def test_widths_that_cannot_be_are_refused(place: Path, tmp_path: Path, dmlkit: 
     run, photos = place / "run", place / "photos"
     assert "--dims 9: expected 1 to 8" in refused(run, photos, "--dims", 9)
     assert "--dims 2 applies to torch" in refused(run, photos, "--dims", 2, "--engine", "ray")
-    ball = trained_once(tmp_path / "ball", ON_THE_BALL)
-    assert dmlkit("embed", ball, photos, "--dims", 2, "-o", tmp_path / "ball2", "--device", "cpu").code == 0
-    points = np.load(tmp_path / "ball2" / "embeddings.npy")
-    assert points.shape == (12, 2) and (np.linalg.norm(points, axis=1) < 10).all()
+    product = trained_once(tmp_path / "product", ONE_EPOCH + "manifold: {name: product}\n")
+    assert "--dims 2: the first features of a product are" in refused(product, photos, "--dims", 2)
+
+
+@pytest.mark.parametrize("head", ["linear", "mobius_linear"])
+def test_a_point_of_the_ball_is_clipped_before_it_is_cut_as_in_training(head: str):
+    """Both models against the formula of the ball; features of the first rows alone would be longer."""
+    text = ON_THE_BALL.replace("manifold:", f"head: {{name: {head}}}\nmanifold:")
+    recipe = parse_recipe(text, "r.yaml", ["manifold.clip_distance=0.5"])
+    torch.manual_seed(0)
+    trained = TrainedModel.of(recipe, build_model(recipe).eval())
+    trained.model.head.get_parameter("linear.weight").data.mul_(1000)
+    trained.model.head.get_parameter("linear.bias" if head == "linear" else "bias").data.normal_()
+    images = torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8)
+    with torch.no_grad():
+        whole, short = (model.model(images).numpy() for model in (trained, shortened(trained, 2)))
+    length = np.linalg.norm(whole, axis=1, keepdims=True)
+    if head == "linear":  # the other one moves what was clipped
+        assert 2 * np.arctanh(length) == pytest.approx(0.5, abs=1e-5)
+    features = (2 * np.arctanh(length) * whole / length)[:, :2]
+    length = np.linalg.norm(features, axis=1, keepdims=True)
+    assert short == pytest.approx(np.tanh(np.minimum(length, 0.5) / 2) * features / length, abs=1e-6)
+    fingerprints = {shortened(trained, dims).fingerprint for dims in (1, 2, 3, 4)} | {trained.fingerprint}
+    assert len(fingerprints) == 5
