@@ -6,17 +6,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
 from dmlkit.datasets.base import DatasetConfig
-from dmlkit.datasets.files.archives import Archive, Published, locate, whole_number
+from dmlkit.datasets.files.archives import Archive, Published, locate, md5, whole_number
 from dmlkit.datasets.files.listing import ListedRows, Listing
-from dmlkit.datasets.files.matlab import read_mat
 from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import benchmark_folders
+from dmlkit.errors import first_line
 
 TRAINING_CLASSES = 98
 SITE = "http://ai.stanford.edu/~jkrause/cars/car_dataset.html"
+MD5 = {
+    "cars_annos.mat": "b407c6086d669747186bd1d764ff9dbc",
+    "cars_test_annos_withlabels.mat": "b0a2b23655a3edd16d84508592a98d10",
+}
+"""Published sums of MATLAB files; those of ``devkit/`` have none of their own."""
 
 
 class Cars196Config(DatasetConfig, frozen=True):
@@ -32,7 +38,7 @@ class Cars196Config(DatasetConfig, frozen=True):
         title="Cars196",
         archives=(
             Archive("car_ims.tgz", SITE, "d5c8f0aa497503f355e17dc7886c3f14"),
-            Archive("cars_annos.mat", SITE, "b407c6086d669747186bd1d764ff9dbc"),
+            Archive("cars_annos.mat", SITE, MD5["cars_annos.mat"]),
         ),
         marker="cars_annos.mat",
         signs=("cars_annos.mat", "anno_train.csv", "devkit", "cars196"),
@@ -120,9 +126,30 @@ LAYOUTS = {"cars_annos.mat": from_annotations, "devkit": from_devkit, "anno_trai
 """Reader of each layout, by the file that identifies the layout."""
 
 
+def read_mat(path: Path, needed: tuple[str, ...], faults: list[str]) -> dict[str, Any]:
+    """Return variables of a MATLAB file as arrays; none, and a line in ``faults``, if it cannot be read.
+
+    A damaged byte can end the process in SciPy's reader, so a file with a published MD5 sum must have it.
+    """
+    from scipy.io import loadmat
+
+    try:
+        found = md5(path)
+        if found != (expected := MD5.get(path.name, found)):
+            faults.append(f"{path}: has the MD5 sum {found}, expected {expected}; download it again")
+            return {}
+        contents = loadmat(path, squeeze_me=True, variable_names=needed)
+        return {name: np.atleast_1d(contents[name]) for name in needed}
+    except FileNotFoundError:
+        faults.append(f"{path}: no such file; download it from the site of the archive")
+    except Exception as error:  # SciPy raises many kinds for damaged files
+        faults.append(f"{path}: cannot read this MATLAB file: {first_line(error)}; download it again")
+    return {}
+
+
 def class_names(contents: dict[str, Any]) -> list[str]:
     """Return the names of the models; an empty list if the file could not be read."""
-    return [str(name) for name in contents["class_names"]] if contents else []
+    return [str(name) for name in contents.get("class_names", ())]
 
 
 def mat_rows(path: Path, contents: dict[str, Any], field: str, prefix: str, faults: list[str]) -> Iterator[CarsRow]:
@@ -130,17 +157,10 @@ def mat_rows(path: Path, contents: dict[str, Any], field: str, prefix: str, faul
     if not contents:
         return
     annotations = contents["annotations"]
-    absent = {field, "class"} - set(annotations if isinstance(annotations, dict) else ())
-    if absent:
-        faults.append(
-            f"{path}: annotations have no {' and '.join(sorted(absent))}; expected the annotations of Cars196"
-        )
+    try:
+        cells = [(str(name), int(model)) for name, model in zip(annotations[field], annotations["class"], strict=True)]
+    except (ValueError, TypeError, IndexError):
+        faults.append(f"{path}: has no {field} and class of each image; expected the annotations of Cars196")
         return
-    for number, (name, model) in enumerate(zip(annotations[field], annotations["class"], strict=True), start=1):
-        where = f"{path}: annotation {number}"
-        if isinstance(name, str) and isinstance(model, int | float) and float(model).is_integer():
-            yield CarsRow(where, f"{prefix}{name}", int(model))
-        else:
-            faults.append(
-                f"{where}: got {name!r} with class {model!r}, expected the name of an image and a whole number"
-            )
+    for number, (name, model) in enumerate(cells, start=1):
+        yield CarsRow(f"{path}: annotation {number}", f"{prefix}{name}", model)

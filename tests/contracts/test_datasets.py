@@ -49,7 +49,7 @@ def in_arrow_files(root: Path) -> Path:
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "cub200": trees.cub,
-    "cars196": trees.cars_kaggle,  # its other layouts, in test_benchmarks, start a process to read MATLAB: 1 s each
+    "cars196": trees.cars_kaggle,  # its other layouts are in test_benchmarks
     "sop": trees.sop,
     "inshop": trees.inshop,
     "folder": in_folders,

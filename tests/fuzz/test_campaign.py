@@ -5,8 +5,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,6 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from tests.datasets import trees
 from tests.fuzz.conftest import hashes
 from tests.processes import Forked, command_lines, wait_until
 
@@ -271,15 +268,6 @@ def test_postscript_starts_no_ghostscript_s1(here: Path, command: Command, monke
     write("photos/ant/x.png", "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n")
     assert command("embed", "run", "photos", "-o", "new")[0] == 2
     assert not Path("started").exists()
-
-
-def test_a_damaged_byte_of_a_matlab_file_ends_no_process_s2(here: Path):
-    trees.cars_devkit(here / "cars")
-    mat = here / "cars" / "cars_test_annos_withlabels.mat"
-    content = bytearray(mat.read_bytes())
-    content[2065] = 0o14
-    mat.write_bytes(content)
-    assert subprocess.run([sys.executable, "-m", "dmlkit", "data", "check", "cars"], check=False).returncode in (1, 2)
 
 
 def test_a_terminal_obeys_no_name_s4(here: Path, command: Command):
