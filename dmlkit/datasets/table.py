@@ -17,8 +17,8 @@ from dmlkit.datasets.files.table_file import (
     ArrowNames,
     arrow_compute,
     group_numbers,
-    is_csv,
     read_table,
+    row_place,
     rows_where,
     text_column,
 )
@@ -27,19 +27,20 @@ from dmlkit.files.labels import label_notes
 
 
 class TableConfig(DatasetConfig, frozen=True):
-    """CSV or Parquet file with columns ``path`` and ``label``; OML's tables are supported.
+    """CSV or Parquet file with columns ``path`` and ``label``, or usual names of them; OML's tables are supported.
 
     Optional columns: ``split`` (train, validation or test; without test rows, the validation rows are used for testing,
     as in OML), ``query`` and ``gallery`` (true or false), ``super_class``, ``group`` (camera, burst, video), and the
-    box ``x1 y1 x2 y2`` in pixels. Without ``split``, the first half of the sorted labels is for training, the rest for
-    testing. Training ignores other columns; ``dmlkit eval --by`` reads them.
+    box in pixels: ``x1 y1 x2 y2``, ``xmin ymin xmax ymax``, ``x y width height`` or ``bbox``. Without ``split``, the
+    first half of the sorted labels is for training, the rest for testing. Training ignores other columns; ``dmlkit eval
+    --by`` reads them.
     """
 
     titled_by: ClassVar = "file"
     own_levels: ClassVar[tuple[str, ...] | None] = None  # two levels with a column super_class
     name: Literal["table"] = "table"
     file: str = Field(min_length=1)
-    """Path of the table, .csv or .parquet."""
+    """Path of the table, .csv, .tsv or .parquet."""
     root: str | None = None
     """Folder that the paths in the table are relative to; null is the table's own folder."""
     separator: Annotated[str, Field(min_length=1)] | None = None
@@ -54,9 +55,10 @@ class TableConfig(DatasetConfig, frozen=True):
         file = Path(self.file)
         with option_errors("dataset.file"):
             root = Path(self.root) if self.root else file.parent
-            return TableRows(
-                read_table(file), file, root, self.levels, self.separator, is_whole=self.split == "all"
-            ).listing()
+            rows = TableRows(
+                read_table(file, root), file, root, self.levels, self.separator, is_whole=self.split == "all"
+            )
+            return rows.listing()
 
     @model_validator(mode="after")
     def _has_paths_or_sets(self) -> "TableConfig":
@@ -137,7 +139,7 @@ class TableRows:
         """Return the place of a row in its file, for messages."""
         if self.file == self.root:
             return f"{self.root / self.table['path'][row].as_py()}"
-        return f"{self.file}:{row + 2}" if is_csv(self.file) else f"{self.file}: row {row + 1}"
+        return row_place(self.table, self.file, row)
 
     def _refuse(self, rows: np.ndarray, fault: str) -> None:
         self.faults += [f"{self.where(row)}: {fault}" for row in rows.tolist()]
@@ -252,16 +254,9 @@ class TableRows:
                 )
 
     def _boxes(self) -> np.ndarray | None:
-        import pyarrow as pa
-
         if BOX[0] not in self.table.column_names:
             return None
-        try:
-            columns = [self.table[name].cast(pa.float64()).to_numpy() for name in BOX]
-        except pa.ArrowException as error:
-            self.faults.append(f"{self.file}: a box column has a value that is not a number: {error}")
-            return None
-        boxes = np.stack(columns, axis=1)
+        boxes = np.stack([self.table[name].to_numpy() for name in BOX], axis=1)
         left, top, right, bottom = boxes.T
         is_blank = np.isnan(boxes)
         is_outside = boxes < -ROUNDING

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from dmlkit.datasets.files.table_file import LABEL, column_names, read_images_ta
 from dmlkit.datasets.folder import is_split
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, warn, warn_once
+from dmlkit.files.csv_table import column_called
 from dmlkit.files.image_file import Box, some_image_files
 from dmlkit.files.labels import label_notes, label_of, path_label
 from dmlkit.files.regular import TABLES
@@ -89,8 +91,9 @@ def lacks_labels(source: Path) -> bool:
         UserError: the table cannot be read.
     """
     columns = column_names(source) if _is_table(source) else [LABEL]
-    if LABEL in columns:
-        return False
+    with suppress(UserError):  # several columns may be the label
+        if column_called(columns, LABEL, str(source)) is not None:
+            return False
     lower = {name.lower(): name for name in columns}
     if near := get_close_matches(LABEL, lower, n=1, cutoff=0.7):
         warn(f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[near[0]]!r}?")

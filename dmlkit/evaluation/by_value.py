@@ -21,7 +21,8 @@ from dmlkit.embedding.scored import matched_gallery
 from dmlkit.embedding.sources import open_points, split_points
 from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
-from dmlkit.files.regular import TABLES, require_column
+from dmlkit.files.csv_table import own_column
+from dmlkit.files.regular import TABLES
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, part_comparison
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import RunFolder
@@ -140,7 +141,7 @@ def read_column(images: Sequence[str], file: Path, root: Path, column: str) -> l
         UserError: the table cannot be read or lacks a column, none of the images is in it, or boxes of one image have
             other values and the box of an image is not known.
     """
-    table = read_images_table(file, column)
+    table = read_images_table(file, column, root)
     names: list[str] = text_column(table, str(file), "path").to_pylist()
     values: list[str | None] = text_column(table, str(file), LABEL).to_pylist()
     boxes = list(zip(*(table[name].to_pylist() for name in BOX), strict=True)) if BOX[0] in table.column_names else []
@@ -209,7 +210,7 @@ def column_table(column: str, table: Path | None, dataset: Mapping[str, object] 
         UserError: see `table_of`, or the table lacks the column.
     """
     file, root = table_of(column, dataset) if table is None else (table, table.parent)
-    require_column(file, column_names(file), column)
+    own_column(column_names(file), column, str(file))
     return file, root
 
 

@@ -224,7 +224,7 @@ def _box(option: str, path: str, sides: tuple[object, ...]) -> tuple[int, ...]:
     except (ValueError, OverflowError):  # text, nan or infinite
         left = top = right = bottom = 0
     if not (left < right and top < bottom):
-        values = ", ".join(map(str, sides))
+        values = ", ".join(f"{side:g}" for side in sides)
         raise UserError(f"{option}: the box {values} of {path}: expected numbers x1 < x2 and y1 < y2, in pixels")
     return left, top, right, bottom
 

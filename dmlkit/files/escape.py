@@ -21,6 +21,8 @@ LATEX = str.maketrans(
 )
 LIGATURES = re.compile(r"([-`',])(?=\1)|[!?](?=`)")  # pairs that TeX prints as one other character, e.g. -- as a dash
 Rows = list[list[str]]
+ESCAPED = re.compile("^'('*[=+@\t\r\n-])")
+"""A cell that `spreadsheet` has escaped, which a reader replaces by the group."""
 NUMBER = r"[+-]?[0-9]+(?:\.[0-9]+)?"
 FIGURE = re.compile(rf"({NUMBER})(?: (±|\.\.) ({NUMBER}))?")  # a number, one with its margin, or an interval
 LATEX_WORDS = {"±": r"$\pm$", "..": "to"}
@@ -87,13 +89,15 @@ def latex(text: str) -> str:
 
 
 def spreadsheet(text: str) -> str:
-    """Escape text for a cell of a CSV table: a formula gets an apostrophe in front; numbers stay numbers.
+    r"""Escape text for a cell of a CSV table: a formula gets an apostrophe in front; numbers stay numbers.
 
     Example:
         >>> spreadsheet("=cmd|' /C calc'!A0"), spreadsheet("-1.5"), spreadsheet("robin")
         ("'=cmd|' /C calc'!A0", '-1.5', 'robin')
+        >>> ESCAPED.sub(r"\1", spreadsheet("=1+1"))
+        '=1+1'
     """
-    if not text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+    if not ESCAPED.match(f"'{text}"):
         return text
     try:
         float(text)

@@ -1,18 +1,17 @@
-"""Reading of a file that a user names: only a regular one, what it is by its suffix, and the columns of a CSV table.
+"""Reading of a file that a user names: only a regular one, what it is by its suffix, and its text.
 
 Reading a FIFO or a device might never end. Nothing here imports torch.
 """
 
-import csv
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from zlib import crc32
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, warn_once
+from dmlkit.files.escape import excerpt
 
 HEIC = frozenset({".heic", ".heics", ".heif", ".heifs", ".hif"})
 EXTENSIONS = frozenset(
@@ -25,7 +24,7 @@ RAW = frozenset(
     ".rwl .sr2 .srf .srw .x3f".split()
 )
 """Suffixes of raw camera files. Some are TIFF files, of which Pillow reads a picture of 160 x 120 pixels."""
-TABLES = (".csv", ".parquet")
+TABLES = (".csv", ".tsv", ".parquet")
 VIDEOS = frozenset({".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm"})
 KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -105,15 +104,49 @@ def read_text(path: Path, option: str, missing: str) -> str:
     """Read a text file that an option names; ``missing`` says what was expected if there is none.
 
     Raises:
-        UserError: it is missing, not regular or not UTF-8.
+        UserError: it is missing or not regular, or see `utf8_of`.
     """
     require_regular_file(path)
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return utf8_of(path.read_bytes(), f"{option} {path}").decode()
     except FileNotFoundError:
         raise UserError(f"{option} {path}: {missing}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UserError(f"{option} {path}: cannot read this file: {error}") from error
+
+
+def utf8_of(content: bytes, where: str) -> bytes:
+    """Return a text in UTF-8, without a byte order mark, that is in UTF-8, UTF-16 or Windows-1252 (Latin-1).
+
+    Raises:
+        UserError: it is in none of these; the error begins with ``where``.
+
+    Example:
+        >>> utf8_of("M\xf6we".encode("utf-16"), "t.csv") == utf8_of("M\xf6we".encode("utf-8-sig"), "t.csv")
+        True
+    """
+    nulls = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}.get(content[:2])
+    if nulls is None and len(content) > 1 and 0 in content[:2]:  # as of ASCII, without a mark
+        nulls = "utf-16-le" if content[1] == 0 else "utf-16-be"
+    try:
+        if nulls is not None:
+            return content.decode(nulls).encode()
+        content = content.removeprefix(b"\xef\xbb\xbf")
+        content.decode()
+    except UnicodeDecodeError as error:
+        if nulls is not None:
+            raise UserError(f"{where}: cannot read this text: {error}; save it as UTF-8") from None
+        line = content.count(b"\n", 0, error.start) + 1
+        others = (character for character in content.decode(errors="surrogateescape") if character > "\x7f")
+        if all("\ud800" <= character <= "\udfff" for character in others):  # no mix of two encodings
+            with suppress(UnicodeDecodeError):
+                text = content.decode("cp1252")
+                shown = excerpt(repr(text.split("\n")[line - 1].strip()), 50)
+                warn_once(f"{where}: is not UTF-8, so it is read as Windows-1252; line {line}: {shown}")
+                return text.encode()
+        byte = content[error.start : error.start + 1]
+        raise UserError(f"{where}: line {line} is not UTF-8: got the byte {byte!r}; save it as UTF-8") from None
+    return content
 
 
 def require_regular_file(path: Path) -> None:
@@ -133,39 +166,3 @@ def file_checksum(path: Path) -> int:
         while content := file.read(2**20):
             checksum = crc32(content, checksum)
     return checksum
-
-
-TABLE_COLUMNS = ["path", "label"]
-
-
-def columns_of(file: Path) -> list[str]:
-    """Return the columns of a CSV table, in its first line; none if it is no such table, or cannot be read.
-
-    Raises:
-        UserError: the file is something else, see `other_content`.
-    """
-    if file.suffix.lower() != ".csv" or not file.is_file():
-        return []
-    if instead := what_instead(file, ""):
-        raise UserError(f"{file}: cannot read this table: {instead}")
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            return next(csv.reader(lines), [])
-    except (OSError, UnicodeDecodeError, csv.Error):  # reported by the reader of the table
-        return []
-
-
-def require_column(file: Path, columns: Sequence[str], name: str) -> None:
-    """Raise a `UserError`, which names the most similar column, unless a table has a column once."""
-    if name not in columns:
-        near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(name, columns, n=1))
-        raise UserError(f"{file}: has no column {name!r}; it has {', '.join(columns)}{near}")
-    if columns.count(name) > 1:
-        raise UserError(f"{file}: has {columns.count(name)} columns {name!r}; expected one")
-
-
-def missing_columns(columns: Sequence[str]) -> Iterator[str]:
-    """Yield an error for each column that a table of a dataset must have and does not have."""
-    for name in TABLE_COLUMNS:
-        if name not in columns:
-            yield f"has no column {name!r}; it has {', '.join(columns)}; rename the one with the {name}s"

@@ -13,7 +13,7 @@ from typing import Literal
 
 from dmlkit.errors import OptionError, UserError
 from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
-from dmlkit.files.regular import EXTENSIONS, TABLE_COLUMNS, TABLES, VIDEOS, columns_of, missing_columns, require_column
+from dmlkit.files.regular import EXTENSIONS, TABLES, VIDEOS
 
 STUDY_MARK, REVIEW_MARK = "study.json", "review.json"
 CREATING_MARK, INCOMING = "creating.json", "incoming-"
@@ -161,7 +161,7 @@ def require_addable(path: Path) -> None:
 
 
 def require_some_images(path: Path) -> None:
-    """Raise a `UserError` for a folder without images, a table without paths, or a file that is no image."""
+    """Raise a `UserError` for a folder without images, or a file that is neither an image nor a table."""
     if path.is_file() and path.suffix.lower() not in TABLES:
         from dmlkit.files.image_file import check_image_file
 
@@ -177,22 +177,17 @@ def require_some_images(path: Path) -> None:
 
 
 def require_table(path: Path) -> None:
-    """Raise a `UserError` unless there is a table, with a column of paths if it is a CSV file."""
+    """Raise a `UserError` unless there is a table."""
     require_path(path, "a table (.csv or .parquet)")
-    if columns := columns_of(path):
-        require_column(path, columns, "path")
 
 
 def require_dataset(path: Path, expected: str = "a folder with one subfolder per class, or a table") -> None:
-    """Raise a `UserError` unless there are class folders, or a table with paths and labels."""
+    """Raise a `UserError` unless there are class folders, or a table."""
     require_path(path, expected)
     if all((path / name).exists() for name in RUN_MARKS):
         raise UserError(f"{path}: is {NAMES['run']}; expected {expected}")
-    if path.is_dir():
-        if not any(one.is_dir() and not one.name.startswith(".") for one in path.iterdir()):
-            raise OptionError("dataset.root", f"{path}: {NO_CLASSES}")
-    elif faults := list(missing_columns(columns_of(path) or TABLE_COLUMNS)):
-        raise UserError("\n".join(str(OptionError("dataset.file", f"{path} {fault}")) for fault in faults))
+    if path.is_dir() and not any(one.is_dir() and not one.name.startswith(".") for one in path.iterdir()):
+        raise OptionError("dataset.root", f"{path}: {NO_CLASSES}")
 
 
 def require_image(path: Path) -> None:

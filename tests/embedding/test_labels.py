@@ -103,13 +103,13 @@ def test_a_column_of_a_table_is_the_label(
 
 def test_what_cannot_label_is_refused_in_one_line(home: Path, tmp_path: Path, dmlkit: Cli):
     (tmp_path / "twice.csv").write_text("path,label,label\na.jpg,a,b\n")
-    (tmp_path / "pathless.csv").write_text("file,label\na.jpg,a\n")
+    (tmp_path / "pathless.csv").write_text("place,label\na.jpg,a\n")
     columns = "path, label, species, family, category, x_1, y_1, x_2, y_2"
     for words, message in (
         ([home / "table.csv", "--labels", "kind"], f"has no column 'kind'; it has {columns}"),
         ([home / "photos", "--labels", "species"], "is not a table, so it has no columns; use folder or none"),
         ([tmp_path / "twice.csv"], "has 2 columns 'label'; expected one"),
-        ([tmp_path / "pathless.csv"], "has no column 'path'; it has file, label"),
+        ([tmp_path / "pathless.csv"], "imagefile); it has place, label"),
         ([tmp_path / "gone"], "no such file or folder; expected an image, a folder of images, or a table"),
         (["--split", "test", "--labels", "none"], "--labels none applies only to IMAGES"),
     ):

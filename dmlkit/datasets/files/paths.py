@@ -66,6 +66,17 @@ def inside(root: Path, name: str) -> str | None:
     return None if is_outside else relative
 
 
+def are_of_windows(names: Iterable[str], root: Path) -> bool:
+    r"""Return whether backslashes in names are those of folders: the first name with one is no file below the root.
+
+    Example:
+        >>> are_of_windows(["a.jpg", r"img\b.jpg"], Path("/data"))
+        True
+    """
+    first = next((name for name in names if "\\" in name), None)
+    return first is not None and not (root / first).exists()
+
+
 def leaves_root(where: str, name: str, root: Path) -> str:
     """Return the error line for a name that leads out of the root."""
     return (

@@ -1,0 +1,225 @@
+"""CSV tables as people bring them: any usual separator and encoding, padded cells, no header, names in any case."""
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dmlkit.errors import UserError, counted, first_line, some_of, warn_once
+from dmlkit.files.escape import ESCAPED, excerpt
+from dmlkit.files.regular import EXTENSIONS, check_regular, other_content, utf8_of
+
+DELIMITERS = (",", ";", "\t")
+SAMPLE = 2**16  # bytes, and
+SAMPLE_ROWS = 20  # rows, in which the delimiter is looked for
+
+
+class CsvTable(NamedTuple):
+    """Text of a CSV table, and how it is to be read."""
+
+    file: Path
+    body: bytes
+    """Rows in UTF-8."""
+    delimiter: str
+    names: list[str]
+    """Names of the columns, without blanks at the ends."""
+    is_padded: bool
+    """Whether cells have blanks at their ends, as in ``path, label``."""
+    first: int
+    """Line of the first row."""
+
+    def rows(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """Yield the line and the cells of each row by name, without blanks at the ends; for small tables.
+
+        Raises:
+            UserError: a row has too few or too many cells, or a quotation mark is not closed.
+        """
+        lines = csv.reader(StringIO(self.body.decode(), ""), **self._dialect())
+        start = self.first
+        try:
+            for cells in lines:
+                if len(cells) != len(self.names) and cells:
+                    raise UserError(self._ragged(f"{self.file}:{start}", len(cells), self.delimiter.join(cells)))
+                if cells:
+                    texts = (ESCAPED.sub(r"\1", cell.strip()) for cell in cells)
+                    yield start, dict(zip(self.names, texts, strict=True))
+                start = self.first + lines.line_num
+        except csv.Error as error:
+            raise UserError(f"{self.file}:{start}: cannot read this table: {error}") from error
+
+    def table(self) -> Any:
+        """Return the rows as a pyarrow table of text, null for an empty cell.
+
+        Raises:
+            UserError: a row has too few or too many cells.
+        """
+        import pyarrow as pa
+        from pyarrow import compute
+        from pyarrow import csv as arrow
+
+        functions: Any = compute
+        places = [str(place) for place in range(len(self.names))]
+        kinds = dict.fromkeys(places, pa.string())
+        if not self.body.strip():
+            return pa.table({place: pa.array([], pa.string()) for place in places}).rename_columns(self.names)
+        try:
+            table = arrow.read_csv(
+                pa.BufferReader(self.body),
+                arrow.ReadOptions(column_names=places),
+                arrow.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                arrow.ConvertOptions(column_types=kinds, null_values=[""], strings_can_be_null=True),
+            )
+        except pa.ArrowException as error:
+            wrong = re.search(r"Expected \d+ columns, got (\d+): (.*)", str(error))
+            if wrong is None:
+                raise UserError(f"{self.file}: cannot read this table: {first_line(error)}") from error
+            raise UserError(self._ragged(str(self.file), int(wrong[1]), wrong[2])) from error
+        columns = list(table.columns)
+        for place, column in enumerate(columns):
+            if self.is_padded:
+                column = functions.replace_substring_regex(functions.utf8_trim_whitespace(column), '^"(.*)"$', r"\1")
+                column = functions.if_else(functions.equal(column, ""), pa.scalar(None, pa.string()), column)
+            if functions.any(functions.starts_with(column, "'")).as_py():
+                column = functions.replace_substring_regex(column, ESCAPED.pattern, r"\1")
+            columns[place] = column
+        return pa.Table.from_arrays(columns, self.names)
+
+    def _dialect(self) -> dict[str, Any]:
+        return {"delimiter": self.delimiter, "skipinitialspace": self.is_padded, "strict": True}
+
+    def _ragged(self, where: str, cells: int, row: str) -> str:
+        columns = f"{len(self.names)} ({some_of(self.names)})"
+        return (
+            f"{where}: a row has {counted(cells, 'cell', 'cells')}, expected {columns}: {excerpt(repr(row))}; put "
+            f"cells that contain {self.delimiter!r} between quotation marks"
+        )
+
+
+def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
+    """Read a CSV table, without taking it apart: in UTF-8, UTF-16 or Windows-1252, with commas, semicolons or tabs.
+
+    A table without a header, which has photos in its first line, has the columns ``path`` and ``label`` in any order.
+
+    Args:
+        missing: what to say if there is no file.
+
+    Raises:
+        UserError: the file is missing, not regular, empty or of another encoding, or has no header and more columns.
+    """
+    try:
+        check_regular(file)
+        content = file.read_bytes()
+        if instead := other_content(content[:512]):
+            raise UserError(f"{file}: cannot read this table: {instead}")
+        content = utf8_of(content, str(file))
+    except FileNotFoundError:
+        raise UserError(f"{file}: {missing}") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot read this table: {error}") from error
+    sample = content[:SAMPLE].decode(errors="ignore")
+    if len(content) > SAMPLE:
+        sample = sample[: sample.rfind("\n") + 1] or sample
+    if not sample.strip():
+        raise UserError(f"{file}: cannot read this table: the file is empty; expected a line with the columns' names")
+    heads = {delimiter: _first_rows(sample, delimiter) for delimiter in DELIMITERS}
+    delimiter = max(DELIMITERS, key=lambda one: _fit(heads[one]))
+    is_padded = any(name != name.strip() for name in heads[delimiter][0])
+    header = csv.reader(StringIO(sample, ""), delimiter=delimiter, skipinitialspace=True)
+    names = [ESCAPED.sub(r"\1", name.strip()) for name in next(filter(None, header))]
+    photos = [Path(name).suffix.lower() in EXTENSIONS for name in names]
+    if any(photos):
+        if len(names) > 2 or sum(photos) > 1:
+            raise UserError(
+                f"{file}: has no header: its first line is {excerpt(repr(delimiter.join(names)))}; put a line with the "
+                "names of the columns before it, e.g. path,label"
+            )
+        names = ["path" if is_photo else "label" for is_photo in photos]
+        warn_once(f"{file}: has no header; its columns are read as {' and '.join(names)}")
+        return CsvTable(file, content, delimiter, names, is_padded, 1)
+    start = sum(len(line.encode()) for line, _ in zip(StringIO(sample, ""), range(header.line_num), strict=False))
+    return CsvTable(file, content[start:], delimiter, names, is_padded, 1 + header.line_num)
+
+
+def _first_rows(sample: str, delimiter: str) -> list[list[str]]:
+    found: list[list[str]] = []
+    try:
+        for row in csv.reader(StringIO(sample, ""), delimiter=delimiter):
+            found += [row] if row else []
+            if len(found) == SAMPLE_ROWS:
+                break
+    except csv.Error:  # a cell is too long, e.g. after a quotation mark that is not closed
+        pass
+    return found or [[sample.splitlines()[0]]]
+
+
+def _fit(rows: Sequence[Sequence[str]]) -> tuple[bool, int]:
+    """Return how well a delimiter fits: all rows have as many cells, at least two, as the header, and how many."""
+    cells = len(rows[0])
+    return cells > 1 and all(len(row) == cells for row in rows), cells
+
+
+USUAL = {
+    "path": ("file", "filename", "filepath", "image", "imagefile", "imagename", "imagepath", "img", "imgpath", "photo"),
+    "label": ("identity", "individual", "individualid", "class", "classname", "name", "id"),
+    "query": ("isquery",),
+    "gallery": ("isgallery",),
+    "super_class": ("category",),
+    "group": ("sequence",),
+}
+"""Usual names of columns that are read by dmlkit's name, in lower case and without ``_``, ``-`` and blanks."""
+
+
+def key_of(name: str) -> str:
+    """Return a column's name as it is compared.
+
+    Example:
+        >>> key_of("FileName"), key_of("individual_id"), key_of("is-query ")
+        ('filename', 'individualid', 'isquery')
+    """
+    return re.sub(r"[\s_-]", "", name).lower()
+
+
+def column_called(columns: Sequence[str], wanted: str, where: str) -> int | None:
+    """Return the place of the column that has dmlkit's name, also in other case, or else the usual one; None without.
+
+    Raises:
+        UserError: there are several; the error begins with ``where``.
+
+    Example:
+        >>> column_called(["Image", "Id"], "label", "t.csv"), column_called(["id", "label"], "label", "t.csv")
+        (1, 1)
+    """
+    keys = [key_of(name) for name in columns]
+    for fits in (
+        [name == wanted for name in columns],
+        [key == key_of(wanted) for key in keys],
+        [key in USUAL.get(wanted, ()) for key in keys],
+    ):
+        found = [place for place, is_wanted in enumerate(fits) if is_wanted]
+        if len(found) == 1:
+            return found[0]
+        names = [columns[place] for place in found]
+        if len(set(names)) == 1:
+            raise UserError(f"{where}: has {len(names)} columns {names[0]!r}; expected one")
+        if found:
+            raise UserError(
+                f"{where}: {' and '.join(map(repr, names))} may be the {wanted}; rename the right column to {wanted}"
+            )
+    return None
+
+
+def own_column(columns: Sequence[str], name: str, where: str) -> int:
+    """Return the place of a column that a user names, also in other case.
+
+    Raises:
+        UserError: there is none, with the most similar one, or there are several.
+    """
+    place = column_called(columns, name, where)
+    if place is None:
+        usual = f" (or {', '.join(USUAL[name][:5])})" if name in ("path", "label") else ""
+        near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(name, columns, n=1))
+        raise UserError(f"{where}: has no column {name!r}{usual}; it has {', '.join(columns)}{near}")
+    return place

@@ -1,0 +1,173 @@
+"""Tables as people bring them: separators, encodings, padding, no header, usual names, boxes, paths of Windows."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from dmlkit.datasets import TableConfig
+from dmlkit.datasets.files.table_file import read_images_table, read_sightings
+from dmlkit.errors import UserError
+from dmlkit.files.csv_table import read_csv
+from dmlkit.files.outputs import write_table
+from tests.datasets import trees
+
+NAMES = ["path", "label", "note"]
+text = st.text(
+    st.sampled_from("ab0.,;\t'\"=@-+ \n\xe9\u0142") | st.characters(exclude_categories=["Cs", "Cc"]), max_size=8
+)
+tables = st.lists(st.tuples(text.map(lambda one: f"{one}.jpg"), text, text), min_size=1, max_size=6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dialects")
+
+
+def read_back(file: Path) -> tuple[list[list[str]], list[list[str]]]:
+    """The cells by both readers, pyarrow's and that of small tables; an empty cell is an empty text."""
+    columns = read_csv(file).table().to_pydict().values()
+    return [list(row) for row in zip(*([cell or "" for cell in column] for column in columns), strict=True)], [
+        list(cells.values()) for _, cells in read_csv(file).rows()
+    ]
+
+
+@given(tables, st.sampled_from(",;\t"), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le"]), st.booleans())
+def test_cells_are_those_that_the_csv_module_wrote(
+    folder: Path, rows: list[tuple[str, ...]], delimiter: str, encoding: str, crlf: bool
+):
+    written = io.StringIO()
+    writer = csv.writer(written, delimiter=delimiter, lineterminator="\r\n" if crlf else "\n", quoting=csv.QUOTE_ALL)
+    writer.writerows([NAMES, *rows])
+    (folder / "t.csv").write_bytes(written.getvalue().encode(encoding))
+    large, small = read_back(folder / "t.csv")
+    expected = [[cell[1:] if is_escaped(cell) else cell for cell in row] for row in rows]
+    assert large == expected
+    assert small == [[without_escape(cell.strip()) for cell in row] for row in rows]
+
+
+def is_escaped(cell: str) -> bool:
+    return cell.startswith("'") and cell.lstrip("'")[:1] in tuple("=+@-\t\r\n")
+
+
+def without_escape(cell: str) -> str:
+    return cell[1:] if is_escaped(cell) else cell
+
+
+@given(tables)
+def test_what_dmlkit_writes_is_read_as_it_was(folder: Path, rows: list[tuple[str, ...]]):
+    write_table(folder / "own.csv", NAMES, rows)
+    assert read_back(folder / "own.csv")[0] == [list(row) for row in rows]
+
+
+def photos(root: Path, count: int = 8) -> list[str]:
+    names = [f"sub/{index}.jpg" for index in range(count)]
+    for index, name in enumerate(names):
+        trees.photo(root / name, index)
+    return names
+
+
+LABELS = ["ant", "ant", "bee", "bee", "M\xf6we", "M\xf6we", "\u0142o\u015b", "\u0142o\u015b"]
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "encoding"),
+    [
+        ("path;label", "{path};{label}", "utf-8"),
+        ("label\tpath", "{label}\t{path}", "utf-16"),
+        ("path, label", "{path}, {label}", "utf-8"),
+        ('"path", "label" ', ' {path} , "{label}" ', "utf-8"),
+        ("FileName,Individual_ID", "{path},{label}", "utf-8-sig"),
+        (",image_id,identity,PATH,note", "0,7,{label},{path},", "utf-8"),
+        ("", "{path};{label}", "utf-8"),
+        ("", "{label},{path}", "utf-8"),
+        ("path,label", "{windows},{label}", "utf-8"),
+        ("path,label", "{path},{label}\n", "utf-8"),
+    ],
+)
+def test_a_table_in_any_dialect_is_the_same(head: str, row: str, encoding: str, tmp_path: Path):
+    names = photos(tmp_path)
+    rows = [
+        row.format(path=name, label=label, windows=name.replace("/", "\\"))
+        for name, label in zip(names, LABELS, strict=True)
+    ]
+    file = tmp_path / "t.csv"
+    file.write_bytes("\r\n".join([*([head] if head else []), *rows]).encode(encoding))
+    listing = TableConfig(file=str(file)).listing()
+    assert listing.faults == [] and listing.class_names == sorted(set(LABELS))
+    assert list(listing.everything().paths) == [str(tmp_path / name) for name in names]
+    assert [listing.class_names[label] for label in listing.labels] == LABELS
+    file.write_bytes("\n".join([*([head] if head else []), rows[0], *rows[:2]]).encode(encoding))
+    (fault,) = TableConfig(file=str(file)).listing().faults
+    assert f"{file}:{2 + bool(head)}: " in fault and f"is already listed in {file}:{1 + bool(head)};" in fault
+
+
+def test_a_table_of_windows_latin_is_read_and_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    file = tmp_path / "t.csv"
+    file.write_bytes("path;label\na.jpg;M\xf6we\nb.jpg;\u201eGans\u201c\n".encode("cp1252"))
+    assert read_csv(file).table()["label"].to_pylist() == ["M\xf6we", "\u201eGans\u201c"]
+    assert "t.csv: is not UTF-8, so it is read as Windows-1252; line 2: 'a.jpg;M\xf6we'" in caplog.text
+
+
+def test_the_label_that_was_taken_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "t.csv").write_text("Id,Image,bbox\nant,a.jpg,\n")
+    read_images_table(tmp_path / "t.csv", "label")
+    assert f"{tmp_path}/t.csv: reads path from 'Image', boxes from 'bbox' as left, top, width, height" in caplog.text
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"x1": [1, 2.5], "y1": [2, 3], "x2": [11, 12], "y2": [22, 13]},
+        {"X_1": [1, 2.5], "Y_1": [2, 3], "X_2": [11, 12], "Y_2": [22, 13], "width": [90, 90], "height": [90, 90]},
+        {"xmin": ["1", "2,5"], "ymin": [2, 3], "xmax": [11, 12], "ymax": [22, 13]},
+        {"left": [1, 2.5], "top": [2, 3], "right": [11, 12], "bottom": [22, 13]},
+        {"x": [1, 2.5], "y": [2, 3], "w": [10, 9.5], "h": [20, 10]},
+        {"bbox_x": [1, 2.5], "bbox_y": [2, 3], "bbox_width": [10, 9.5], "bbox_height": [20, 10]},
+        {"left": [1, 2.5], "top": [2, 3], "width": [10, 9.5], "height": [20, 10]},
+        {"bbox": ["[1, 2, 10, 20]", "(2.5 3.0 95e-1 10.)"]},
+        {"box": [[1.0, 2, 10, 20], [2.5, 3, 9.5, 10]]},
+    ],
+    ids=lambda columns: "-".join(columns),
+)
+def test_boxes_are_read_whatever_their_columns(columns: dict[str, list[Any]], suffix: str, tmp_path: Path):
+    names = [*photos(tmp_path, 3)]
+    table: dict[str, list[Any]] = {"path": names, "label": ["ant", "bee", "bee"]}
+    table |= {name: [*values, None] for name, values in columns.items()}
+    if suffix == ".parquet":
+        parquet.write_table(pa.table(table), tmp_path / "t.parquet")
+    else:
+        with (tmp_path / "t.csv").open("w", newline="") as file:
+            csv.writer(file, delimiter=";").writerows([list(table), *zip(*table.values(), strict=True)])
+    boxes = TableConfig(file=str(tmp_path / f"t{suffix}")).listing().boxes
+    assert boxes is not None and np.isnan(boxes[2]).all()
+    assert boxes[:2].tolist() == [[1, 2, 11, 22], [2.5, 3, 12, 13]]
+
+
+def test_columns_that_are_no_boxes_are_none(tmp_path: Path):
+    for head in ("path,label,width,height", "path,label,left", "path,label,x,y"):
+        (tmp_path / "t.csv").write_text(f"{head}\na.jpg,ant,{','.join('1' * (head.count(',') - 1))}\n")
+        assert TableConfig(file=str(tmp_path / "t.csv")).listing().boxes is None
+
+
+def test_a_backslash_in_the_name_of_a_file_stays(tmp_path: Path):
+    trees.photo(tmp_path / "a\\b.jpg", 0)
+    (tmp_path / "t.csv").write_text("path,label\na\\b.jpg,ant\n")
+    assert TableConfig(file=str(tmp_path / "t.csv")).listing().everything().sample(0).shape == (3, 18, 24)
+
+
+def test_a_column_of_labels_and_sightings_in_any_case_and_with_decimal_commas(tmp_path: Path):
+    file = tmp_path / "t.csv"
+    file.write_text("Path;Species;Latitude;LONGITUDE;Time\na.jpg;007;46,5;-7,25;2026-05-31\n")
+    assert read_images_table(file, "species")["label"].to_pylist() == ["007"]
+    with pytest.raises(UserError, match=r"t.csv: has no column 'kind'; it has Path, Species, Latitude,"):
+        read_images_table(file, "kind")
+    assert read_sightings(file) == [("46,5", "-7,25", "2026-05-31")]
