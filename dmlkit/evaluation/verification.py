@@ -3,7 +3,6 @@
 First the files of pairs, then the documents and tables of the results, and last the verification itself.
 """
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -11,6 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from pydantic import BaseModel, FiniteFloat
 
+from dmlkit.datasets.files.paths import are_of_windows
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.embedding.fusion import fuse, with_local
 from dmlkit.embedding.images import ImageList
@@ -24,6 +24,7 @@ from dmlkit.evaluation.calibration import points_of_split, threshold_on
 from dmlkit.evaluation.fusion import choose_fusion
 from dmlkit.evaluation.local import local_threshold, matched_images
 from dmlkit.evaluation.pair_probability import check_prior, probability_at
+from dmlkit.files.csv_table import read_csv
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word, excerpt
 from dmlkit.files.outputs import write_table
@@ -60,40 +61,36 @@ def read_pairs(path: Path, root: Path | None = None) -> list[ImagePair]:
     """
     if path.suffix.lower() not in (".csv", ".txt"):
         raise UserError(f"--pairs {path}: expected a .csv or .txt file")
-    text = read_text(path, "--pairs", "no such file; expected a .csv or .txt file of pairs")
     folder = root or path.parent
-    pairs = _table(path, text, folder) if path.suffix.lower() == ".csv" else _lfw(path, text, folder)
+    pairs = _table(path, folder) if path.suffix.lower() == ".csv" else _lfw(path, folder)
     if not pairs:
         raise UserError(f"--pairs {path}: this file has no pairs; expected at least one")
     return pairs
 
 
-def _table(path: Path, text: str, folder: Path) -> list[ImagePair]:
-    rows = csv.DictReader(text.splitlines(), strict=True)
+def _table(path: Path, folder: Path) -> list[ImagePair]:
+    table = read_csv(path, "no such file; expected a .csv or .txt file of pairs")
+    names = [name.lower() for name in table.names]
+    if not {"a", "b"} <= set(names) <= {"a", "b", "same"} or len(set(names)) < len(names):
+        raise UserError(
+            f"--pairs {path}: got the columns {excerpt(', '.join(table.names))}; expected a, b and optionally same"
+        )
     pairs: list[ImagePair] = []
-    try:
-        names = list(rows.fieldnames or ())
-        missing = [name for name in ("a", "b") if name not in names]
-        others = [name for name in names if name not in ("a", "b", "same")]
-        if missing or others or len(set(names)) < len(names):
-            raise UserError(
-                f"--pairs {path}: got the columns {excerpt(', '.join(names))}; expected a, b and optionally same"
-            )
-        for row in rows:
-            if None in row or None in row.values() or not row["a"] or not row["b"]:
-                raise UserError(f"--pairs {path}:{rows.line_num}: expected {len(names)} cells, {', '.join(names)}")
-            answer = ANSWERS.get(row["same"].strip().lower()) if "same" in row else None
-            if "same" in row and answer is None:
-                raise UserError(
-                    f"--pairs {path}:{rows.line_num}: same: got {excerpt(repr(row['same']))}, expected 1 or 0"
-                )
-            pairs.append(ImagePair(str(folder / row["a"]), str(folder / row["b"]), answer))
-    except csv.Error as error:
-        raise UserError(f"--pairs {path}:{rows.line_num}: cannot read this table: {error}") from error
-    return pairs
+    for line, cells in table.rows():
+        row = dict(zip(names, cells.values(), strict=True))
+        if not row["a"] or not row["b"]:
+            raise UserError(f"--pairs {path}:{line}: expected {len(names)} cells, {', '.join(names)}, got an empty one")
+        answer = ANSWERS.get(row["same"].lower()) if "same" in row else None
+        if "same" in row and answer is None:
+            raise UserError(f"--pairs {path}:{line}: same: got {excerpt(repr(row['same']))}, expected 1 or 0")
+        pairs.append(ImagePair(row["a"], row["b"], answer))
+    if are_of_windows((name for pair in pairs for name in pair[:2]), folder):
+        pairs = [ImagePair(a.replace("\\", "/"), b.replace("\\", "/"), same) for a, b, same in pairs]
+    return [ImagePair(str(folder / a), str(folder / b), same) for a, b, same in pairs]
 
 
-def _lfw(path: Path, text: str, folder: Path) -> list[ImagePair]:
+def _lfw(path: Path, folder: Path) -> list[ImagePair]:
+    text = read_text(path, "--pairs", "no such file; expected a .csv or .txt file of pairs")
     pairs: list[ImagePair] = []
     for number, line in enumerate(text.splitlines(), start=1):
         match line.split("\t") if "\t" in line else line.split():

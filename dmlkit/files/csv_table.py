@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from io import StringIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,20 +33,22 @@ class CsvTable(NamedTuple):
     """Line of the first row."""
 
     def rows(self) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield the line and the cells of each row by name, without blanks at the ends; for small tables.
+        """Yield the line and the cells of each row by name, without blanks at the ends; for tables that people edit.
+
+        A row with fewer cells ends with empty ones.
 
         Raises:
-            UserError: a row has too few or too many cells, or a quotation mark is not closed.
+            UserError: a row has more cells than there are columns, or a quotation mark is not closed.
         """
         lines = csv.reader(StringIO(self.body.decode(), ""), **self._dialect())
         start = self.first
         try:
             for cells in lines:
-                if len(cells) != len(self.names) and cells:
+                if len(cells) > len(self.names):
                     raise UserError(self._ragged(f"{self.file}:{start}", len(cells), self.delimiter.join(cells)))
                 if cells:
                     texts = (ESCAPED.sub(r"\1", cell.strip()) for cell in cells)
-                    yield start, dict(zip(self.names, texts, strict=True))
+                    yield start, dict(zip_longest(self.names, texts, fillvalue=""))
                 start = self.first + lines.line_num
         except csv.Error as error:
             raise UserError(f"{self.file}:{start}: cannot read this table: {error}") from error
@@ -134,7 +137,7 @@ def read_csv(file: Path, missing: str = "no such file") -> CsvTable:
         if len(names) > 2 or sum(photos) > 1:
             raise UserError(
                 f"{file}: has no header: its first line is {excerpt(repr(delimiter.join(names)))}; put a line with the "
-                "names of the columns before it, e.g. path,label"
+                "names of the columns before it"
             )
         names = ["path" if is_photo else "label" for is_photo in photos]
         warn_once(f"{file}: has no header; its columns are read as {' and '.join(names)}")

@@ -106,6 +106,16 @@ def spreadsheet(text: str) -> str:
     return text
 
 
+def unambiguous(text: str) -> str:
+    """Escape text for a cell of a table of data, if a reader would take its apostrophe for that of `spreadsheet`.
+
+    Example:
+        >>> unambiguous("@4.png"), unambiguous("'@4.png")
+        ('@4.png', "''@4.png")
+    """
+    return f"'{text}" if ESCAPED.match(text) else text
+
+
 def near_path(path: str | None) -> str:
     """Return a path relative to the working directory if it is inside it, else unchanged.
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 
 from dmlkit.errors import UserError, first_line
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.escape import spreadsheet
+from dmlkit.files.escape import spreadsheet, unambiguous
 
 GALLERY_MARK, RUN_MARKS = "gallery.json", ("recipe.yaml", "environment.json")  # files that identify a folder
 PLACES_OF_RUN = ("embeddings", "evaluations", "exports", "plots")
@@ -132,11 +132,17 @@ def check_writable(folder: Path) -> None:
 
 
 def write_table(
-    path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]], *, keeps_old: bool = False
+    path: Path,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    is_data: bool = False,
+    keeps_old: bool = False,
 ) -> None:
-    """Write a CSV table atomically; text that a spreadsheet would compute gets an apostrophe.
+    """Write a CSV table atomically; text that a spreadsheet would compute gets an apostrophe, which readers remove.
 
     Args:
+        is_data: whether the table is one of images and labels, for dmlkit and other programs, and gets none.
         keeps_old: whether a table of other content that is replaced, perhaps edited by hand, is kept as ``NAME.old``.
 
     Raises:
@@ -146,7 +152,8 @@ def write_table(
         with partial.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(columns)
-            writer.writerows([spreadsheet(str(cell)) for cell in row] for row in rows)
+            escape = unambiguous if is_data else spreadsheet
+            writer.writerows([escape(str(cell)) for cell in row] for row in rows)
         if keeps_old and path.is_file() and path.read_bytes() != partial.read_bytes():
             copyfile(path, path.with_name(f"{path.name}.old"))
 
@@ -156,12 +163,12 @@ def write_boxed_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
     *boxes: Sequence[Sequence[float] | None],
-    keeps_old: bool = False,
+    **options: bool,
 ) -> None:
     """Write a CSV table, whose last columns are the boxes of the images of each row, if some have one.
 
     Args:
-        path, columns, rows, keeps_old: see `write_table`.
+        path, columns, rows, options: see `write_table`.
         boxes: for each of the one or two images of a row, the boxes of all rows; None for a full image.
 
     Raises:
@@ -171,4 +178,4 @@ def write_boxed_table(
         sides = ([side for box in row for side in (box[:4] if box else [""] * 4)] for row in zip(*boxes, strict=True))
         rows = ([*row, *own] for row, own in zip(rows, sides, strict=True))
         columns = (*columns, *(*BOX, *OTHER_BOX)[: 4 * len(boxes)])
-    write_table(path, columns, rows, keeps_old=keeps_old)
+    write_table(path, columns, rows, **options)

@@ -117,7 +117,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 READ_HERE = "this command reads this file; choose another"
-NO_PATHS = "kept.csv: has no column 'path'; it has image, label"
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
 INSIDE = "this is inside photos, where every file is read as data; choose a path outside that folder"
 IN_RUN = "this is inside a run ({place}/run); choose a path outside it, or in its "
@@ -172,22 +171,14 @@ WRITTEN = [  # what is in the way of a path that a command writes
 ]
 READ = [  # what is missing inside a path that a command reads
     ("identify gallery empty", "empty: no images found in this folder or below it"),
-    ("identify gallery kept.csv", NO_PATHS),
     ("embed run empty", "empty: no images found in this folder or below it"),
-    ("embed run kept.csv", NO_PATHS),
     ("search x.npy empty", "empty: no images found in this folder or below it"),
     ("gallery create run empty -o new", "empty: no images found in this folder or below it"),
-    ("gallery add gallery kept.csv", NO_PATHS),
     ("review x.npy empty -o new", "empty: no images found in this folder or below it"),
     ("calibrate gallery --strangers empty", "empty: no images found in this folder or below it"),
     ("eval run --dataset-root empty", f"dataset.root: empty: {NO_CLASSES}"),
-    ("eval run --by camera --table kept.csv", NO_PATHS),
     ("start run", "run: is a run; expected a folder with one subfolder per class, or a table"),
     ("start empty", f"dataset.root: empty: {NO_CLASSES}"),
-    (
-        "start kept.csv",
-        "dataset.file: kept.csv has no column 'path'; it has image, label; rename the one with the paths",
-    ),
     ("data check empty", f"dataset.root: empty: {NO_CLASSES}"),
     ("eval x.npy --labels no.npy", "no.npy: no such file or folder; expected a NumPy array (.npy)"),
     ("cluster x.npy --labels no.npy", "no.npy: no such file or folder; expected a NumPy array (.npy)"),

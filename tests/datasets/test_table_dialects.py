@@ -61,9 +61,9 @@ def without_escape(cell: str) -> str:
     return cell[1:] if is_escaped(cell) else cell
 
 
-@given(tables)
-def test_what_dmlkit_writes_is_read_as_it_was(folder: Path, rows: list[tuple[str, ...]]):
-    write_table(folder / "own.csv", NAMES, rows)
+@given(tables, st.booleans())
+def test_what_dmlkit_writes_is_read_as_it_was(folder: Path, rows: list[tuple[str, ...]], is_data: bool):
+    write_table(folder / "own.csv", NAMES, rows, is_data=is_data)
     assert read_back(folder / "own.csv")[0] == [list(row) for row in rows]
 
 

@@ -16,6 +16,8 @@ def test_tables_with_and_without_answers(tmp_path: Path):
         ImagePair(f"{folder}/é.png", f"{folder}/x, y.png", same=True),
         ImagePair("/abs/w.png", f"{folder}/z.png", same=False),
     ]
+    path.write_text("A;B;Same\nc00\\x.png;c01\\y.png;1\n", encoding="utf-16")
+    assert read_pairs(path) == [ImagePair(f"{folder}/c00/x.png", f"{folder}/c01/y.png", same=True)]
     path.write_text("\ufeffa,b\nx.png,y.png\n", encoding="utf-8")
     assert read_pairs(path, Path("photos")) == [ImagePair("photos/x.png", "photos/y.png")]
 
@@ -35,17 +37,18 @@ def test_the_file_of_lfw(tmp_path: Path):
     ("name", "content", "told"),
     [
         ("p.tsv", b"", "expected a .csv or .txt file"),
-        ("p.csv", b"", "got the columns ; expected a, b and optionally same"),
+        ("p.csv", b"", "the file is empty; expected a line with the columns' names"),
         ("p.csv", b"a,b\n", "this file has no pairs"),
         ("p.csv", b"a,c\nx,y\n", "got the columns a, c; expected a, b"),
         ("p.csv", b"a,b,same,why\nx,y,1,z\n", "got the columns a, b, same, why; expected a, b"),
         ("p.csv", b"a,a,b\nx,y,z\n", "got the columns a, a, b; expected a, b"),
         ("p.csv", b"a,b\nx\n", "p.csv:2: expected 2 cells, a, b"),
         ("p.csv", b"a,b\nx,\n", "p.csv:2: expected 2 cells, a, b"),
-        ("p.csv", b"a,b\nx,y,z\n", "p.csv:2: expected 2 cells, a, b"),
+        ("p.csv", b"a,b\nx,y,z\n", "p.csv:2: a row has 3 cells, expected 2 (a, b): 'x,y,z'"),
         ("p.csv", b"a,b,same\nx,y,maybe\n", "p.csv:2: same: got 'maybe', expected 1 or 0"),
         ("p.csv", b'a,b\n"x,y\n', "cannot read this table"),
-        ("p.csv", b"a,b\n\xff,y\n", "cannot read this file"),
+        ("p.csv", b"a,b\n\xff\xc3\xb6,y\n", "line 2 is not UTF-8"),
+        ("p.csv", b"x.png,y.png\n", "has no header: its first line is 'x.png,y.png'"),
         ("p.txt", b"10 300\n", "this file has no pairs"),
         ("p.txt", b"10 300\nAbel 1\n", "p.txt:2: got 'Abel 1', expected NAME 1 2 or NAME 1 OTHER 3"),
         ("p.txt", b"Abel 1 two\n", "p.txt:1: got 'Abel 1 two', expected NAME 1 2"),

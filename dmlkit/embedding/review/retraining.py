@@ -146,7 +146,8 @@ def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (),
             )
     root = Path(os.path.commonpath([os.path.dirname(path) for path in labeled]))  # noqa: PTH120 - text, not files
     file = folder / f"train_{name}.csv"
-    write_table(file, ("path", "label"), ([os.path.relpath(path, root), label] for path, label in labeled.items()))
+    rows = ([os.path.relpath(path, root), label] for path, label in labeled.items())
+    write_table(file, ("path", "label"), rows, is_data=True)
     checked = sum(_verdict(review, row) is not None for row in held_out)
     return TrainingTable(file, root, len(labeled), checked, left_out)
 

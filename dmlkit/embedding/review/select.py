@@ -74,7 +74,7 @@ class ChosenImages:
             for one in chosen
         )
         columns = ("path", "label", "guess", "similarity", "margin", "score")
-        write_boxed_table(path, columns, rows, [one.box for one in chosen], keeps_old=True)
+        write_boxed_table(path, columns, rows, [one.box for one in chosen], is_data=True, keeps_old=True)
 
     def chosen(self) -> Iterator[ChosenImage]:
         """Yield the chosen images."""

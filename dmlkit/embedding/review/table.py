@@ -1,6 +1,5 @@
 """A review in tables: questions that a person answers in a spreadsheet, and all labels."""
 
-import csv
 from pathlib import Path
 
 from dmlkit.embedding.fusion import OWN_MODEL, ModelChoice
@@ -8,7 +7,8 @@ from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.review.folder import ReviewFolder
 from dmlkit.embedding.review.proposals import propose
 from dmlkit.errors import UserError
-from dmlkit.files.escape import excerpt, spreadsheet
+from dmlkit.files.csv_table import read_csv
+from dmlkit.files.escape import excerpt
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder, write_table
 from dmlkit.files.source import REVIEW_MARK
@@ -74,23 +74,18 @@ def review(
 
 def _answers(path: Path, found: ReviewFolder) -> dict[int, str]:
     """Read what a person wrote, by row; a table without answers is that of an interrupted command."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            lines = list(csv.DictReader(file, strict=True))
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: cannot read this table: {error}") from error
-    rows = {spreadsheet(proposal.path): row for row, proposal in enumerate(found.review.proposals)}
+    rows = {proposal.path.strip(): row for row, proposal in enumerate(found.review.proposals)}
     answers: dict[int, str] = {}
-    for number, line in enumerate(lines, start=2):
+    for number, line in read_csv(path).rows():
         name, answer = line.get("path"), line.get("answer")
         if name not in rows or answer is None:
             raise UserError(
                 f"{path}:{number}: expected the columns {', '.join(COLUMNS)} and the path of an image of this review, "
                 f"got {excerpt(str(name))}; write only into the column answer"
             )
-        if (answer := answer.strip()) and answers.setdefault(rows[name], answer) != answer:
+        if answer and answers.setdefault(rows[name], answer) != answer:
             raise UserError(
                 f"{path}:{number}: {excerpt(name)} has the answers {excerpt(answers[rows[name]])} and "
                 f"{excerpt(answer)}; keep one of them"
@@ -108,4 +103,4 @@ def write_tables(found: ReviewFolder, ask: int) -> None:
     images = Path(found.review.images)
     root = images if images.is_dir() else images.parent
     named = ((str(Path(path).relative_to(root)), label) for path, label in found.labeled())
-    write_table(found.folder / LABELS, COLUMNS[:2], named, keeps_old=True)
+    write_table(found.folder / LABELS, COLUMNS[:2], named, is_data=True, keeps_old=True)

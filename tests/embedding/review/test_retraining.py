@@ -28,10 +28,10 @@ def reviewed(place: Path, tmp_path: Path) -> Path:  # noqa: F811
     """A gallery of a run, and a review of an inbox in which every image but the last three has an answer."""
     create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
     for index in range(30):
-        trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
+        trees.photo(tmp_path / "inbox" / f"@{index}.jpg", 100 + index, (40, 30))
     found, _ = review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", ask=30, model=ON_CPU)
     rows = range(len(found.review.proposals) - 3)
-    found.reply({row: (*BIRDS, "heron")[row % 5] for row in rows}, "ada")
+    found.reply({row: (*BIRDS, "@heron")[row % 5] for row in rows}, "ada")
     return tmp_path
 
 
