@@ -1,6 +1,7 @@
 """Errors for mistakes that a user can fix: printed as one line, without a traceback, with exit code 2; and warnings."""
 
 import logging
+import re
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -172,12 +173,38 @@ def counted(number: int, one: str, many: str) -> str:
 MOST_NAMED = 5
 
 
-def some_of(names: Sequence[str]) -> str:
-    """Return the first five of some names, and how many others there are.
+def some_of(names: Sequence[str], most: int = MOST_NAMED) -> str:
+    """Return the first ones of some names, and how many others there are.
 
     Example:
         >>> some_of(["a", "b"]), some_of("abcdefg")
         ('a, b', 'a, b, c, d, e and 2 more')
     """
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+VARYING = re.compile(r"""'[^']*'|"[^"]*"|[^\s;,()]*[/\\.0-9][^\s;,()]*""")
+"""What differs between two problems of one kind: quoted values, paths and numbers."""
+
+
+def merged(lines: Sequence[str]) -> list[str]:
+    """Return one line per kind of problem: the first one, and how many others there are, with names of four of them.
+
+    Example:
+        >>> merged([f"photos/{n}.jpg: cannot read this image" for n in range(8)] + ["t.csv: no header"])[0]
+        'photos/0.jpg: cannot read this image; 7 more of this kind: photos/1.jpg, photos/2.jpg, photos/3.jpg, \
+photos/4.jpg and 3 more'
+    """
+    kinds: dict[str, list[str]] = {}
+    for line in lines:
+        kinds.setdefault(VARYING.sub("*", line), []).append(line)
+    return [_of_kind(found) for found in kinds.values()]
+
+
+def _of_kind(lines: Sequence[str]) -> str:
+    first, *others = (VARYING.findall(line) for line in lines)
+    differing = ([part for part, same in zip(one, first, strict=False) if part != same] for one in others)
+    names = [parts[0].rstrip(":") for parts in differing if parts]
+    more = f"; {len(lines) - 1:,} more of this kind" if others else ""
+    return f"{lines[0]}{more}{': ' if names else ''}{some_of(names, MOST_NAMED - 1)}"

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dmlkit.errors import counted
+from dmlkit.errors import counted, merged
 from dmlkit.files.escape import near_path, printable, printable_json
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ TableRows = Sequence[Sequence[str | list[str]]]
 """The header row, then the other rows; a cell may have several lines."""
 UNBOUNDED = 10_000  # characters; wider than any cell
 WORD = 12  # characters; the minimum width of a column of text
-MOST_SKIPPED = 3  # messages on images that could not be read
 PADDING = 3  # characters of a column besides its text: two spaces and a border
 COMMAND = re.compile(r"dmlkit \w+( '[^']*'| \S+)?( '[^']*'| \S+)?")
 TEXT_COLUMNS = (
@@ -151,14 +150,12 @@ def image_cell(path: str, box: "Box | None") -> str | list[str]:
 
 
 def say_skipped(console: Console, messages: Sequence[str]) -> None:
-    """Print the number of images that could not be read, and the messages of the first ones."""
+    """Print the number of images that could not be read, and a line per reason."""
     if not messages:
         return
     say(console, f"{counted(len(messages), 'image', 'images')} could not be read:")
-    for message in messages[:MOST_SKIPPED]:
-        say(console, f"  {message}")
-    if len(messages) > MOST_SKIPPED:
-        say(console, f"  and {len(messages) - MOST_SKIPPED:,} more; dmlkit data check FOLDER lists all")
+    for line in merged(messages):
+        say(console, f"  {line}")
 
 
 def percent(probability: float) -> str:

@@ -18,7 +18,7 @@ from dmlkit.cli.options import (
     plain_device,
     with_common_options,
 )
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import printable
 from dmlkit.files.source import EXPECTED_DATA, require_dataset, require_run
 
@@ -54,6 +54,7 @@ def check(
     threshold: Annotated[
         float | None, option("SIMILARITY", "With --model: minimum similarity of near-duplicates.")
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Print every error and note, not one line per kind.")] = False,
     device: Annotated[
         str | None, option("DEVICE", "With --model: auto, cpu, cuda, cuda:N or mps. Default: auto.", check=plain_device)
     ] = None,
@@ -93,13 +94,13 @@ def check(
             device=device or "auto",
             bar=bars(console),
         )
-    print_findings(findings, f"{config.name}: {target}", console)
+    print_findings(findings, f"{config.name}: {target}", console, every=every)
     if findings.errors:
         raise typer.Exit(DATA_ERROR)
 
 
-def print_findings(findings: "Findings", title: str, console: Console) -> None:
-    """Print the table, then each error and each note on a line of its own."""
+def print_findings(findings: "Findings", title: str, console: Console, *, every: bool = False) -> None:
+    """Print the table, then a line per kind of error and of note, or ``every`` one."""
     table = Table("check", "expected", "found", "verdict", title=Text(printable(title)), title_justify="left")
     for column in table.columns[1:3]:
         column.justify = "right"
@@ -108,6 +109,6 @@ def print_findings(findings: "Findings", title: str, console: Console) -> None:
         table.add_row(*cells([*row[:3], "error" if is_error else row.verdict]), style="red" if is_error else None)
     show_table(table, console)
     for kind, lines in (("error", findings.faults), ("note", findings.notes)):
-        for line in lines:
+        for line in lines if every else merged(lines):
             say(console, f"{kind}: {line}", style="red" if kind == "error" else None)
     say(console, f"{counted(findings.errors, 'error', 'errors')} found" if findings.errors else "no errors found")

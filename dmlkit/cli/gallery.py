@@ -24,7 +24,7 @@ from dmlkit.cli.options import (
     with_common_options,
     with_debug,
 )
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import CREATING_MARK, INCOMING, require_addable
@@ -42,7 +42,6 @@ IMAGES = "Image, folder of images (subfolders are labels), or table with columns
 Label = Annotated[str | None, option("LABEL", "Label of all images, instead of the names of their folders.")]
 NOT_PRINTED = ("versions", "parts", "numbers", "others")
 """Fields of a gallery's manifest: versions, checksums, and the models of other versions."""
-MOST_SHOWN = 5  # images of each kind that were not added
 MOST_LABELS = 20
 
 
@@ -138,10 +137,8 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: Console) -> Non
     ):
         if lines:
             say(console, f"{counted(len(lines), 'image', 'images')} {reason}")
-        for line in lines[:MOST_SHOWN]:
+        for line in merged(lines):
             say(console, f"  {line}")
-        if len(lines) > MOST_SHOWN:
-            say(console, f"  and {len(lines) - MOST_SHOWN} more")
 
 
 @app.command(epilog=examples("dmlkit gallery remove galleries/birds --label robin"))

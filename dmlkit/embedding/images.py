@@ -156,12 +156,13 @@ def _boxed(source: Path, labels: str | None, boxes: Boxes, depth: int) -> Datase
     elif _is_table(source):
         raise UserError(f"--boxes {boxes.source}: {source} is a table; give its folder of images, or put boxes into it")
     else:
-        found = read_boxes(source, boxes.source, boxes.confidence)
+        found, left_out = read_boxes(source, boxes)
         paths = [one.path for one in found]
         folders = _folder_labels(source, paths, depth) if source.is_dir() else [None] * len(found)
         named = zip(found, folders, strict=True)
         names = [folder if one.label is None else label_of(one.label) for one, folder in named]
         dataset = ImageList(paths, None if labels == NONE else names, [one.box for one in found])
+        dataset.left_out = left_out
     dataset.margin = boxes.margin
     return dataset
 

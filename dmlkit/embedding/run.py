@@ -19,7 +19,7 @@ from dmlkit.embedding.manifest import Manifest, SplitRecord
 from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
 from dmlkit.embedding.stored import StoredSplit, known_points, sole_embedding, split_job, stamps_of
 from dmlkit.embedding.trained import TrainedModel, load_model, shortened
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, merged, warn_once
 from dmlkit.files.outputs import check_place
 from dmlkit.recipe.plugin import refuse_plugin_files
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -105,9 +105,12 @@ def embed(
     trained = trained if dims is None else _short(trained, dims, engine)
     if output is not None:
         check_place(output, [images, trained.recipe.dataset.data_root])
-    dataset = dataset_of(images, split or "test", trained.recipe, options.labels, options.boxes)
-    place = output or output_of(folder, images, split, trained.checkpoint, dims)
     skip = options.skip_bad_images or trained.recipe.dataset.on_bad_image == "skip"
+    boxes = options.boxes and options.boxes._replace(skips=skip)
+    dataset = dataset_of(images, split or "test", trained.recipe, options.labels, boxes)
+    for line in merged(dataset.left_out):
+        warn_once(line)
+    place = output or output_of(folder, images, split, trained.checkpoint, dims)
     threshold = threshold_of(folder, trained.fingerprint)
     if split is None:
         known = known_points(trained, dataset, fabric) if fabric.is_global_zero else None

@@ -135,6 +135,7 @@ def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Box
         if boxes is not None:
             raise UserError(f"--boxes: applies to images, but {queries} is a video; remove this option")
         return VideoFrames(queries)
+    boxes = boxes and boxes._replace(skips=True)
     return dataset_of(queries, "test", trained.recipe, NONE if lacks_labels(queries) else None, boxes)
 
 
@@ -175,7 +176,7 @@ def _with_images(
         dataset.label_names(found.labels),
         description,
         run,
-        tuple(found.faults),
+        (*dataset.left_out, *found.faults),
         dataset,
         found.indices,
         trained=trained,

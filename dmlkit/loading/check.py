@@ -195,7 +195,6 @@ def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str
     return DatasetConfig.variants[name](root=str(target), validation_fraction=0.0)
 
 
-MOST_NAMED = 10  # files in a note
 Verdict = Literal["ok", "note", "fault"]
 
 

@@ -144,7 +144,7 @@ def test_a_margin_makes_another_image(photos: Path, tmp_path: Path):
     tight, wide = (images_at(photos, boxes=Boxes(file, margin)) for margin in (0.0, 0.1))
     assert wide.sample(0).shape == (3, 15, 12)  # 10 x 12.4 from (3, 4): 2..14 and 3 (2.76)..18 (17.64)
     assert tight.key(0) == f"{photos / 'a.png'} (3.0, 4.0, 13.0, 16.4)" != wide.key(0)
-    ids = [[image.id() for image in images_of(photos, None, Boxes(file, margin))] for margin in (0.0, 0.1)]
+    ids = [[image.id() for image in images_of(photos, None, Boxes(file, margin))[0]] for margin in (0.0, 0.1)]
     assert len({*ids[0], *ids[1]}) == 4
     image = LabelledImage(str(photos / "a.png"), None, Box(3.0, 4.0, 13.0, 16.4, 0.1))
     assert image.id() == ids[1][0]
@@ -169,7 +169,7 @@ def with_bbox(*bbox: float) -> dict[str, object]:
         ({**COCO, "images": [{"id": 9, "file_name": "../z.png"}, {"id": 7, "file_name": "a.png"}]},
          "'../z.png' is outside of .*photos; expected a name relative to this folder"),
         ({**COCO, "images": [{"id": 9, "file_name": "a.png"}, {"id": 9, "file_name": "b.png"}]},
-         "images.1: id 9 is that of a.png and of b.png"),
+         "images: id 9 is that of a.png and of b.png"),
         ({**COCO, "categories": [{"id": 1, "name": "fox"}, {"id": 1, "name": "owl"}]}, "is that of fox and of owl"),
         ({**COCO, "annotations": []}, "no boxes of .*photos; expected at least one"),
         ({**COCO, "annotations": [{"image_id": 7, "bbox": [0, 0, 1, 1], "score": 0.1}]},
@@ -209,18 +209,19 @@ def wide_boxes(kind: str, photos: Path, folder: Path, *lefts: int) -> tuple[Path
 def test_boxes_outside_of_their_images_are_refused_alike(
     photos: Path, tmp_path: Path, kind: str, start: int, border: int, cut: tuple[int, int]
 ):
-    """Even if other boxes are good: the number of all, the first three with image, box and size, and what to do."""
+    """Even if other boxes are good: one line with the first box, the places of the others, and what to do."""
     source, boxes = wide_boxes(kind, photos, tmp_path, *range(start, start + 5))
     with pytest.raises(UserError) as raised:
         images_at(source, boxes=boxes)
-    first, *others = str(raised.value).splitlines()
-    assert "5 problems; correct these entries, or remove them; the first 3:" in first
-    assert str((boxes and boxes.source) or source) in first
-    found = [line.partition("the box ")[2] for line in others]
-    image = photos / "a.png"
-    assert found == [
-        f"({left}, 0, {left + 10}, 10) of {image} is not inside the 40 x 30 image" for left in range(start, start + 3)
-    ]
+    (line,) = str(raised.value).splitlines()
+    way = "remove them" if kind == "table" else "skip them with --skip-bad-images"
+    assert str((boxes and boxes.source) or source) in line and line.endswith(f"; correct such entries, or {way}")
+    wrong = f"({start}, 0, {start + 10}, 10) of {photos / 'a.png'} is not inside the 40 x 30 image"
+    assert f"the box {wrong}; 4 more of this kind: " in line
+    assert line.partition("kind: ")[2].count(", ") == 3 + 1  # before what to do
+    if boxes is not None:
+        dataset = images_at(source, boxes=boxes._replace(skips=True))
+        assert len(crops(dataset)) == 1 and len(dataset.left_out) == 5 and wrong in dataset.left_out[0]
     source, boxes = wide_boxes(kind, photos, tmp_path, border)  # 1 pixel is rounding: the box is cut
     assert crops(images_at(source, boxes=boxes))[-1 if kind != "yolo" else 0][2] == (cut[0], 0, cut[1], 10)
 
@@ -234,7 +235,7 @@ def test_a_table_is_refused_for_the_place_of_its_box_but_not_for_an_image_that_i
     for sides, reason in (("5,0,5.2,9", "empty; expected left < right"), ("0,0,9,32", outside), ("0,-2,9,9", outside)):
         table = write(photos / "t.csv", f"{head}deer/b.png,fox,{sides}\n")
         with pytest.raises(
-            UserError, match=rf"t.csv:5: the box .* of .*b.png is {reason}.*; correct this entry"
+            UserError, match=rf"t.csv:5: the box .* of .*b.png is {reason}.*; correct such entries"
         ) as raised:
             images_at(table)
         assert "\n" not in str(raised.value)
@@ -244,15 +245,50 @@ def test_different_mistakes_are_in_one_message(photos: Path, tmp_path: Path):
     """Not only those of the first kind: an unknown image, a name outside, a box outside and a value that is no box."""
     annotations = [{"image_id": 4, "bbox": [0, 0, 1, 1]}, {"image_id": 9, "bbox": [35, 0, 10, 10]}]
     file = write(tmp_path / "boxes.json", {**COCO, "annotations": annotations})
-    with pytest.raises(UserError, match="2 problems; correct these entries, or remove them:\n") as raised:
+    with pytest.raises(UserError, match=r"2 entries are wrong; correct them, or skip them .*:\n") as raised:
         images_at(photos, boxes=Boxes(file))
     assert "image_id 4 is not one" in str(raised.value) and "is not inside" in str(raised.value)
     labels = yolo(tmp_path / "labels", a="0 .5 .5\n0 1 1 1 1\n", b="x\n", c="0 .5 .5 1 1\n")
-    with pytest.raises(UserError, match=r"4 problems; .* the first 3:\n.*a.txt:1: got.*\n.*a.txt:2: the box"):
+    with pytest.raises(
+        UserError, match=r"4 entries are wrong; .*\n.*a.txt:1: got.*\n.*c.txt: there.*\n.*a.txt:2: the box"
+    ):
         images_at(photos, boxes=Boxes(labels))
     values = [{"image_id": [], "bbox": [0, 0, 1]}, {"image_id": 9, "bbox": [0, 0, 1, 1]}]
-    with pytest.raises(UserError, match=r"2 problems; .*\n.*0.image_id: .*\n.*0.bbox.3: field required"):
+    with pytest.raises(UserError, match=r"^[^\n]*annotations.0.image_id: .*got \[\]; correct such entries") as raised:
         images_at(photos, boxes=Boxes(write(file, {**COCO, "annotations": values})))
+    assert "\n" not in str(raised.value)
+
+
+def test_malformed_entries_are_left_out_and_counted(photos: Path, tmp_path: Path):
+    """One line per entry, which names it by its place in the file; what is right is kept, also after it."""
+    good = {"image_id": 9, "bbox": [3, 4, 10, 12.4], "category_id": 1}
+    wrong = [{"image_id": [], "bbox": [0, "x", 1]}, None, 7, {**good, "score": 7.0}, {**good, "bbox": [99, 0, 1, 1]}]
+    images = [{"id": 3}, *COCO["images"]]
+    file = write(tmp_path / "boxes.json", {**COCO, "images": images, "annotations": [*wrong, good]})
+    dataset = images_at(photos, boxes=Boxes(file, skips=True))
+    assert crops(dataset) == [("a.png", "fox", (3, 4, 13, 16))]
+    assert [line.split(": ")[1].partition(".")[0] for line in dataset.left_out] == ["images"] + ["annotations"] * 5
+    for number, line in enumerate(dataset.left_out[1:]):
+        assert f"annotations.{number}" in line
+    assert "score: input should be less than or equal to 1, got 7.0" in dataset.left_out[4]
+
+
+def test_entries_with_paths_of_windows_are_read(photos: Path, tmp_path: Path):
+    data = {**COCO, "images": [{"id": 7, "file_name": "deer\\b.png"}, {"id": 9, "file_name": "a.png"}]}
+    assert len(crops(images_at(photos, boxes=Boxes(write(tmp_path / "boxes.json", data))))) == 2
+    data = {"images": [{"file": "deer\\b.png", "detections": [{"category": "1", "conf": 1, "bbox": [0, 0, 1, 1]}]}]}
+    found = crops(images_at(photos, boxes=Boxes(write(tmp_path / "md.json", data))))
+    assert found == [("b.png", "deer", (0, 0, 40, 30))]
+
+
+def test_a_text_of_two_images_is_of_neither(photos: Path, tmp_path: Path):
+    Image.open(photos / "a.png").save(photos / "a.bmp")
+    labels = yolo(tmp_path / "labels", a="0 0.5 0.5 1 1\n", b="0 .5 .5 1 1\n")
+    with pytest.raises(UserError, match=r"a.txt: is of a.bmp and a.png; expected one image of this name") as raised:
+        images_at(photos, boxes=Boxes(labels))
+    assert "\n" not in str(raised.value)
+    dataset = images_at(photos, boxes=Boxes(labels, skips=True))
+    assert crops(dataset) == [("b.png", "deer", (0, 0, 40, 30))] and len(dataset.left_out) == 1
 
 
 @pytest.mark.parametrize(
@@ -263,6 +299,7 @@ def test_different_mistakes_are_in_one_message(photos: Path, tmp_path: Path):
         ({"a": "0 0.95 0.5 0.25 1\n"}, r"a.txt:1: the box \(33, 0, 43, 30\) of .*a.png is not inside"),
         ({"a": "0 0.5 0.5 nan 1\n"}, "a.txt:1: got"),
         ({"c": "0 0.5 0.5 1 1\n"}, "c.txt: there is no image of this name in"),
+        ({"a": "0 0.5 0.5 1 1 1\n0 0.5 0.5 1 1 7\n"}, "a.txt:2: got the confidence 7, expected 0 to 1; if"),
         ({}, "has no text files"),
     ],
 )
@@ -284,6 +321,8 @@ def test_options_that_do_not_apply(photos: Path, tmp_path: Path):
         (photos, Boxes(file, 0.1, 2), "--box-confidence 2: expected a number from 0 to 1"),
         (photos, Boxes(confidence=0.2), "--box-confidence 0.2: applies to --boxes"),
         (photos, Boxes(tmp_path / "none.json"), "no such file or folder"),
+        (photos, Boxes(table), "expected a folder of YOLO's text files, or a .json file of COCO or MegaDetector"),
+        (photos, Boxes(tmp_path / "voc.xml"), "those of other formats from an export as COCO"),
     ):
         with pytest.raises(UserError, match=message):
             images_at(source, boxes=boxes)

@@ -5,23 +5,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import fitted, upright_size
-from dmlkit.datasets.files.paths import inside
-from dmlkit.errors import UserError
+from dmlkit.datasets.files.paths import are_of_windows, inside
+from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import excerpt
 from dmlkit.files.image_file import BadImageError, Box, decoding
-from dmlkit.files.regular import EXTENSIONS, read_text
+from dmlkit.files.regular import EXTENSIONS, TABLES, read_text
 
-MOST_LISTED = 3  # problems in a message: a wrong unit or other sizes of images are the same problem in each box
 LEAST_CONFIDENCE = 0.2  # of a detected box
 ANIMAL = "animal"  # the category of MegaDetector that is used, instead of persons and vehicles
 CLASSES = "classes.txt"  # names of YOLO's classes, in the folder of its labels
 Name = int | str
+Confidence = Annotated[float, Field(ge=0, le=1)]
 Four = tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat]
 
 
@@ -34,6 +34,8 @@ class Boxes(NamedTuple):
     """Margin on each side, as a share of the box's width or height; it ends at the border of the image."""
     confidence: float | None = None
     """Boxes of ``source`` that a detector is less sure of are left out. Default: 0.2."""
+    skips: bool = False
+    """Leave out entries of ``source`` that are wrong, as images that cannot be read, instead of refusing them."""
 
     def given(self) -> dict[str, object]:
         """Return the options that apply to images alone."""
@@ -83,27 +85,33 @@ class _Found(NamedTuple):
         return left, top, left + self.numbers[2] * across, top + self.numbers[3] * down
 
 
-def read_boxes(images: Path, boxes: Path, confidence: float | None) -> list[ImageBox]:
+def read_boxes(images: Path, options: Boxes) -> tuple[list[ImageBox], list[str]]:
     """Read the boxes of an image, or of the images of a folder, in the order of their file.
 
     Args:
         images: image, or the folder that names in the file of boxes are relative to.
-        boxes: a folder with a text file for each image, in the same subfolder and with the same name except for the
-            suffix, with lines ``class x y width height [confidence]``, where x and y are the center, as shares of the
-            image (YOLO); or a ``.json`` file with ``images``, ``annotations`` and ``categories`` (COCO), whose
-            categories are labels; or with ``images`` and their ``detections`` (MegaDetector), of which animals are
-            used.
-        confidence: boxes with a lower confidence are left out. Default: `LEAST_CONFIDENCE`.
+        options: ``source`` is a folder with a text file for each image, in the same subfolder and with the same name
+            except for the suffix, with lines ``class x y width height [confidence]``, where x and y are the center, as
+            shares of the image (YOLO); or a ``.json`` file with ``images``, ``annotations`` and ``categories`` (COCO),
+            whose categories are labels; or with ``images`` and their ``detections`` (MegaDetector), of which animals
+            are used.
+
+    Returns:
+        The boxes, and a message per entry that was left out, because it is malformed, its image is missing, or its box
+        is empty or not inside the image.
 
     Raises:
-        UserError: a file cannot be read, an image is missing, a box is empty or not inside its image, or there are no
-            boxes; see `_refuse`.
+        UserError: a file cannot be read, entries are wrong and not to be left out, or there are no boxes.
     """
-    root, least = images if images.is_dir() else images.parent, LEAST_CONFIDENCE if confidence is None else confidence
+    assert options.source is not None
+    boxes, root = options.source, images if images.is_dir() else images.parent
+    least = LEAST_CONFIDENCE if options.confidence is None else options.confidence
     faults, found, sizes = list[str](), list[ImageBox](), dict[str, tuple[int, int]]()
     unsure = list[float]()
-    for row in _yolo(root, boxes, faults) if boxes.is_dir() else _json(boxes, faults):
-        name = inside(root, row.name)
+    rows = list(_yolo(root, boxes, faults) if boxes.is_dir() else _json(boxes, faults))
+    is_of_windows = are_of_windows((row.name for row in rows), root)
+    for row in rows:
+        name = inside(root, row.name.replace("\\", "/") if is_of_windows else row.name)
         if name is None:
             faults.append(f"{row.where}: {row.name!r} is outside of {root}; expected a name relative to this folder")
             continue
@@ -120,14 +128,15 @@ def read_boxes(images: Path, boxes: Path, confidence: float | None) -> list[Imag
             found.append(ImageBox(path, fitted(row.sides(*sizes[path]), path, *sizes[path]), row.label))
         except BadImageError as error:
             faults.append(f"{row.where}: {error}")
-    _refuse(f"--boxes {boxes}", faults)
+    if not options.skips or not found:
+        _refuse(f"--boxes {boxes}", faults, "remove them" if options.skips else "skip them with --skip-bad-images")
     if not found:
         reason = "; expected at least one (of MegaDetector's boxes those of animals are used)"
         if unsure:
             best = f"the surest of {len(unsure):,} has {max(unsure):g}"
             reason = f" of a confidence of at least {least:g}; {best}: lower --box-confidence"
         raise UserError(f"--boxes {boxes}: no boxes of {images}{reason}")
-    return found
+    return found, faults
 
 
 def check_boxes(dataset: Dataset, source: Path, where: Callable[[int], str]) -> None:
@@ -165,16 +174,13 @@ def check_boxes(dataset: Dataset, source: Path, where: Callable[[int], str]) -> 
     dataset.boxes = boxes
 
 
-def _refuse(source: str, faults: Sequence[str]) -> None:
-    """Raise a `UserError` with the first three problems of boxes, and the number of all, if there are any."""
-    if len(faults) == 1:
-        raise UserError(f"{faults[0]}; correct this entry, or remove it")
-    if faults:
-        listed = faults[:MOST_LISTED]
-        first = "" if len(faults) == len(listed) else f"; the first {len(listed)}"
-        raise UserError(
-            "\n".join([f"{source}: {len(faults):,} problems; correct these entries, or remove them{first}:", *listed])
-        )
+def _refuse(source: str, faults: Sequence[str], way: str = "remove them") -> None:
+    """Raise a `UserError` with a line per kind of problem of boxes, if there are any."""
+    lines = merged(faults)
+    if len(lines) == 1:
+        raise UserError(f"{lines[0]}; correct such entries, or {way}")
+    if lines:
+        raise UserError("\n".join([f"{source}: {len(faults):,} entries are wrong; correct them, or {way}:", *lines]))
 
 
 def _yolo(root: Path, folder: Path, faults: list[str]) -> Iterator[_Found]:
@@ -185,8 +191,13 @@ def _yolo(root: Path, folder: Path, faults: list[str]) -> Iterator[_Found]:
     for file in files:
         near = (root / file.relative_to(folder)).parent.glob(f"{escape(file.stem)}.*")
         images = sorted(path for path in near if path.stem == file.stem and path.suffix.lower() in EXTENSIONS)
-        if not images:
-            faults.append(f"{file}: there is no image of this name in {root}")
+        if len(images) != 1:
+            names = " and ".join(path.name for path in images)
+            faults.append(
+                f"{file}: is of {names}; expected one image of this name: move or rename the others"
+                if images
+                else f"{file}: there is no image of this name in {root}"
+            )
             continue
         for number, line in enumerate(read_text(file, "--boxes", "no such file or folder").splitlines(), start=1):
             numbers = _numbers(line)
@@ -196,6 +207,11 @@ def _yolo(root: Path, folder: Path, faults: list[str]) -> Iterator[_Found]:
                 )
             else:
                 _, x, y, width, height, sure = [*numbers, 1.0][:6]
+                if not 0 <= sure <= 1:
+                    raise UserError(
+                        f"{file}:{number}: got the confidence {sure:g}, expected 0 to 1; if it is the number of a "
+                        "track, write tracks with confidences (Ultralytics: save_conf=True), or without their numbers"
+                    )
                 sides = x - width / 2, y - height / 2, width, height
                 yield _Found(f"{file}:{number}", str(images[0].relative_to(root)), sides, True, confidence=sure)
 
@@ -217,7 +233,7 @@ class _Annotation(BaseModel):
     image_id: Name
     category_id: Name | None = None
     bbox: Four | None = None
-    score: FiniteFloat = 1.0
+    score: Confidence = 1.0
 
 
 class _Category(BaseModel):
@@ -233,7 +249,7 @@ class _Coco(BaseModel):
 
 class _Detection(BaseModel):
     category: str
-    conf: Annotated[float, Field(ge=0, le=1)]
+    conf: Confidence
     bbox: Four
 
 
@@ -249,42 +265,79 @@ class _MegaDetector(BaseModel):
 
 def _json(file: Path, faults: list[str]) -> Iterator[_Found]:
     """Yield the boxes of a file of COCO's annotations or of MegaDetector; report entries that are none."""
+    if file.suffix.lower() in NO_JSON:
+        raise UserError(
+            f"--boxes {file}: expected a folder of YOLO's text files, or a .json file of COCO or MegaDetector; boxes "
+            "of a table are read if IMAGES is the table, and those of other formats from an export as COCO"
+        )
     try:
-        data = json.loads(read_text(file, "--boxes", "no such file or folder"))
+        data: Any = json.loads(read_text(file, "--boxes", "no such file or folder"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"--boxes {file}: cannot read this JSON file: {error}") from error
+    if isinstance(data, dict) and "annotations" in data:
+        yield from _coco(file, *_valid(_Coco, data, file, faults), faults)
+    elif isinstance(data, dict) and "images" in data:
+        yield from _megadetector(file, *_valid(_MegaDetector, data, file, faults))
+    else:
+        raise UserError(
+            f"--boxes {file}: expected an object with images and annotations (COCO) or detections (MegaDetector)"
+        )
+
+
+NO_JSON = (*TABLES, ".xml", ".txt", ".yaml")
+Numbers = dict[str, list[int]]  # of the entries of each list that are left
+
+
+Content = TypeVar("Content", bound=BaseModel)
+
+
+def _valid(kind: type[Content], data: dict[str, Any], file: Path, faults: list[str]) -> tuple[Content, Numbers]:
+    """Return a file's content without the entries of its lists that are none, which are reported, one line each.
+
+    Raises:
+        UserError: something else is wrong.
+    """
+    wrong = dict[tuple[str, int], str]()
     try:
-        if isinstance(data, dict) and "annotations" in data:
-            yield from _coco(file, _Coco.model_validate(data), faults)
-        elif isinstance(data, dict) and "images" in data:
-            yield from _megadetector(file, _MegaDetector.model_validate(data))
-        else:
-            raise UserError(
-                f"--boxes {file}: expected an object with images and annotations (COCO) or detections (MegaDetector)"
-            )
+        found = kind.model_validate(data)
     except ValidationError as error:
-        wrong = dict[str, str]()  # a value that may be a number or text has two errors
         for one in error.errors(include_url=False, include_context=False):
             place = ".".join(str(part) for part in one["loc"] if part not in ("int", "str"))
-            wrong.setdefault(place, f"{one['msg'].lower()}, got {excerpt(repr(one['input']))}")
-        faults += [f"--boxes {file}: {place}: {fault}" for place, fault in wrong.items()]
+            fault = f"--boxes {file}: {place}: {one['msg'].lower()}, got {excerpt(repr(one['input']))}"
+            match one["loc"]:
+                case (str(name), int(number), *_):
+                    wrong.setdefault((name, number), fault)
+                case _:
+                    raise UserError(fault) from None
+        faults += wrong.values()
+        lists = {name for name, _ in wrong}
+        kept = {name: [one for place, one in enumerate(data[name]) if (name, place) not in wrong] for name in lists}
+        found = kind.model_validate(data | kept)
+    numbers = {
+        name: [place for place in range(len(entries)) if (name, place) not in wrong]
+        for name, entries in data.items()
+        if isinstance(entries, list)
+    }
+    return found, numbers
 
 
-def _by_id(where: str, named: Sequence[tuple[Name, str]], faults: list[str]) -> dict[Name, str]:
-    """Return names by their ids; report two names with one id."""
+def _by_id(where: str, named: Sequence[tuple[Name, str]]) -> dict[Name, str]:
+    """Return names by their ids.
+
+    Raises:
+        UserError: two names have one id, so that it is unknown which image or category a box belongs to.
+    """
     found: dict[Name, str] = {}
-    for number, (one, name) in enumerate(named):
+    for one, name in named:
         if found.setdefault(one, name) != name:
-            faults.append(f"{where}.{number}: id {one!r} is that of {found[one]} and of {name}; expected one id each")
+            raise UserError(f"{where}: id {one!r} is that of {found[one]} and of {name}; expected one id each")
     return found
 
 
-def _coco(file: Path, data: _Coco, faults: list[str]) -> Iterator[_Found]:
-    names = _by_id(f"{file}: images", [(image.id, image.file_name) for image in data.images], faults)
-    labels = _by_id(f"{file}: categories", [(category.id, category.name) for category in data.categories], faults)
-    if faults:  # which image a box belongs to is unknown
-        return
-    for number, one in enumerate(data.annotations):
+def _coco(file: Path, data: _Coco, numbers: Numbers, faults: list[str]) -> Iterator[_Found]:
+    names = _by_id(f"{file}: images", [(image.id, image.file_name) for image in data.images])
+    labels = _by_id(f"{file}: categories", [(category.id, category.name) for category in data.categories])
+    for number, one in zip(numbers["annotations"], data.annotations, strict=True):
         where = f"{file}: annotations.{number}"
         if one.image_id not in names:
             faults.append(f"{where}: image_id {one.image_id!r} is not one of the images")
@@ -293,9 +346,9 @@ def _coco(file: Path, data: _Coco, faults: list[str]) -> Iterator[_Found]:
             yield _Found(where, names[one.image_id], one.bbox, is_share=False, label=label, confidence=one.score)
 
 
-def _megadetector(file: Path, data: _MegaDetector) -> Iterator[_Found]:
+def _megadetector(file: Path, data: _MegaDetector, numbers: Numbers) -> Iterator[_Found]:
     animals = [number for number, name in data.detection_categories.items() if name == ANIMAL]
-    for number, image in enumerate(data.images):
+    for number, image in zip(numbers["images"], data.images, strict=True):
         for place, one in enumerate(image.detections or ()):
             if not animals or one.category in animals:
                 where = f"{file}: images.{number}.detections.{place}"

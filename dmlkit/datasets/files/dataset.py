@@ -36,6 +36,7 @@ class Dataset(ABC):
         in_memory: whether samples are in memory, so that loading them needs no worker processes.
         boxes: (N, 4) float64, left, top, right, bottom in pixels of the image files, NaN for the full image; or None.
         margin: margin of all boxes, see `Box`.
+        left_out: one message per entry that is no sample, because it is wrong.
         max_pixels: largest number of decoded pixels of an image, see `read_image`.
     """
 
@@ -43,6 +44,7 @@ class Dataset(ABC):
     in_memory = False
     boxes: np.ndarray | None = None
     margin = 0.0
+    left_out: Sequence[str] = ()
     max_pixels = MAX_PIXELS
 
     def __init__(

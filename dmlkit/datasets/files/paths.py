@@ -8,11 +8,11 @@ from typing import Any, overload
 
 import numpy as np
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, merged
 from dmlkit.files.regular import check_regular
 
-MAX_FAULTS = 20  # lines of one message
-DATA_CHECK = "; run dmlkit data check to list all"
+MAX_FAULTS = 20  # kinds of problems in one message
+DATA_CHECK = "; run dmlkit data check --all to list all"
 
 # names that may leave the root: absolute on any system, or with a step upwards
 SUSPICIOUS = r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)"
@@ -112,14 +112,14 @@ def read_lines(path: Path, faults: list[str]) -> list[str]:
 
 
 def raise_faults(faults: Iterable[str], advice: str = "") -> None:
-    """Raise a `UserError` with the first twenty problems, one per line, if there are any.
+    """Raise a `UserError` with a line per kind of problem, see `merged`, if there are any.
 
     Args:
         faults: the problems.
-        advice: how to list the others.
+        advice: how to list all of them.
     """
-    lines = list(faults)
-    if len(lines) > MAX_FAULTS:
-        lines = [*lines[:MAX_FAULTS], f"and {len(lines) - MAX_FAULTS:,} more{advice}"]
+    every = list(faults)
+    lines = merged(every)
     if lines:
-        raise UserError("\n".join(lines))
+        more = [f"and {len(lines) - MAX_FAULTS:,} more"] if len(lines) > MAX_FAULTS else []
+        raise UserError("\n".join([*lines[:MAX_FAULTS], *more]) + (advice if more or len(lines) < len(every) else ""))

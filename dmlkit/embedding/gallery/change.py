@@ -69,7 +69,8 @@ def add_images(
     """
     gallery = GalleryFolder(path)
     run = model.run or gallery.run
-    incoming = Incoming.of(images_of(images, label, boxes, run) if isinstance(images, Path) else list(images))
+    listed, left_out = images_of(images, label, boxes, run) if isinstance(images, Path) else (images, ())
+    incoming = Incoming.of(listed, left_out)
     place = incoming.place(path)
     with sole_writer(place, what="an addition of these images", patience=inf):
         gallery = GalleryFolder(path)  # now: another process may have added the same images meanwhile
@@ -267,7 +268,8 @@ def create_gallery(
         if images is None and given is not None:
             raise UserError(f"{option}: applies only to IMAGES; give images, or remove it")
     check_threshold(settings.threshold)
-    incoming = Incoming.of([] if images is None else images_of(images, label, boxes, run))
+    listed, left_out = ([], ()) if images is None else images_of(images, label, boxes, run)
+    incoming = Incoming.of(listed, left_out)
     fabric = model.start()
     trained = model.load(RunFolder(run), fabric)
     manifest = GalleryManifest(**dict(gallery_model(trained, run, settings.threshold)), thumbnails=settings.thumbnails)

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,8 +66,8 @@ class LabelledImages(Dataset):
 
 def images_of(
     source: Path, label: str | None, boxes: Boxes | None = None, run: Path | None = None
-) -> list[LabelledImage]:
-    """Return the images of a file, a folder or a table, see `images_at`.
+) -> tuple[list[LabelledImage], Sequence[str]]:
+    """Return the images of a file, a folder or a table, and messages on wrong entries, see `images_at`.
 
     Args:
         source: image, folder or table.
@@ -80,7 +80,7 @@ def images_of(
     """
     own = None if run is None else RunFolder(run)
     depth = label_depth(own.recipe()) if own is not None and own.recipe_path.exists() else 1
-    images = images_at(source, boxes=boxes, depth=depth)
+    images = images_at(source, boxes=boxes and boxes._replace(skips=True), depth=depth)
     raise_faults(unreadable_name(path) for path in images.paths if not readable_name(path))
     names = images.label_names(images.labels)
     if label is not None:
@@ -90,7 +90,8 @@ def images_of(
         raise UserError(f"{source}: no image has a label; fill the column label, or state one with --label")
     is_placed = is_table and has_sightings(source)
     sightings = read_sightings(source) if is_placed else [UNKNOWN_SIGHTING] * len(images)
-    return [
+    found = [
         LabelledImage(os.path.abspath(path), name, images.box(row), seen)  # noqa: PTH100 - links are not followed
         for row, (path, name, seen) in enumerate(zip(images.paths, names, sightings, strict=True))
     ]
+    return found, images.left_out

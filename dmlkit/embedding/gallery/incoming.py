@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,9 +53,9 @@ class Incoming:
         return sum(image.label is None for image in self.new.values())
 
     @classmethod
-    def of(cls, images: list[LabelledImage]) -> "Incoming":
-        """Return images with their ids by content."""
-        found = cls()
+    def of(cls, images: Sequence[LabelledImage], left_out: Sequence[str] = ()) -> "Incoming":
+        """Return images with their ids by content, and messages on those that were left out before."""
+        found = cls(skipped=list(left_out))
         for image in images:
             try:
                 id = image.id()  # noqa: A001

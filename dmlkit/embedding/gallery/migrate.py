@@ -26,7 +26,7 @@ from dmlkit.embedding.parts import PartFolder
 from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.embedding.stored import known_points
 from dmlkit.embedding.trained import TrainedModel, describe
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, some_of
 from dmlkit.files.atomic import write_text
 from dmlkit.files.image_file import BadImageError, Box
 from dmlkit.files.lock import sole_writer
@@ -36,7 +36,6 @@ from dmlkit.run_folder.folder import RunFolder
 
 IDS = "ids.txt"  # in the folder of a job: what its parts are of
 SOURCE = "images of a gallery"
-MOST_NAMED = 3  # images that an error names
 
 
 @dataclass(frozen=True)
@@ -230,10 +229,9 @@ class Migration:
                     found[name] = image
                 advance(1)
         if lost:
-            more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
             raise UserError(
                 f"{self.path}: {len(lost)} of {len(gallery)} images are missing or have changed: "
-                f"{', '.join(lost[:MOST_NAMED])}{more}; nothing was changed: restore these files, name the folder that "
+                f"{some_of(lost)}; nothing was changed: restore these files, name the folder that "
                 "has them now as IMAGES, or remove them with dmlkit gallery remove --path FILE"
             )
         self.found = found

@@ -93,7 +93,7 @@ def test_images_that_are_gone_are_named_and_found_where_they_are_now(place: Path
     before = rows_of(gallery)
     shutil.move(photos, moved)
     result = dmlkit("gallery", "migrate", gallery, place / "other", "--device", "cpu")
-    refused(result, "12 of 12 images are missing or have changed", str(photos / "crow" / "0.jpg"), "and 9 more")
+    refused(result, "12 of 12 images are missing or have changed", str(photos / "crow" / "0.jpg"), "and 7 more")
     trees.photo(moved / "dove" / "1.jpg", 77)
     result = dmlkit("gallery", "migrate", gallery, place / "other", moved.parent, "--device", "cpu")
     refused(result, f"1 of 12 images are missing or have changed: {photos / 'dove' / '1.jpg'}; nothing was changed")

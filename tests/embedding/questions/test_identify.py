@@ -373,6 +373,6 @@ def test_a_table_of_queries_needs_no_labels(place: Path, tmp_path: Path, dmlkit:
     grouped = dmlkit(*words[:3], "--by-group", "camera", "--device", "cpu")
     assert not caplog.text
     assert grouped.code == 0 and "1 group" in grouped.out, grouped
-    table.write_text("file,camera\na.jpg,3\n")
+    table.write_text("place,camera\na.jpg,3\n")
     refused = dmlkit(*words)
     assert refused.code == 2 and "has no column 'path'" in refused.err
