@@ -155,7 +155,7 @@ def known_columns(table: Any, where: str, needs: Sequence[str] = ("path", "label
 
 def _checked(table: Any, where: str) -> Any:
     """Return a table whose texts are UTF-8: Parquet may declare any bytes as text."""
-    for name in TEXTS:
+    for name in (*TEXTS, *SIGHTING):
         if name in table.column_names:
             check_texts(table[name], name, where)
     return table
@@ -209,20 +209,23 @@ def _whole_boxes(column: Any, where: str) -> list[Any]:
     import pyarrow as pa
 
     compute, kind = arrow_compute(), column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        lengths = compute.fill_null(compute.list_value_length(column), 4)
-        is_wrong = compute.not_equal(lengths, 4)
-        sides = () if rows_where(is_wrong).size else [compute.list_element(column, place) for place in range(4)]
-    else:
-        texts = column.cast(pa.string())
-        found = compute.extract_regex(texts, FOUR)
-        is_wrong = compute.and_(compute.is_valid(texts), compute.is_null(found))
-        sides = [compute.struct_field(found, [place]) for place in range(4)]
-    if wrong := rows_where(is_wrong).tolist():
-        count = counted(len(wrong), "cell is no box", "cells are no boxes")
-        shown = excerpt(repr(column[wrong[0]].as_py()))
-        raise UserError(f"{where}: {count}, e.g. {shown}; expected left, top, width and height, e.g. [4, 4, 20, 20]")
-    return [side.cast(pa.float64()) for side in sides]
+    try:
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            is_wrong = compute.not_equal(compute.fill_null(compute.list_value_length(column), 4), 4)
+            sides = () if rows_where(is_wrong).size else [compute.list_element(column, place) for place in range(4)]
+        else:
+            texts = column.cast(pa.string())
+            texts.validate(full=True)
+            found = compute.extract_regex(texts, FOUR)
+            is_wrong = compute.and_(compute.is_valid(texts), compute.is_null(found))
+            sides = [compute.struct_field(found, [place]) for place in range(4)]
+        if wrong := rows_where(is_wrong).tolist():
+            count = counted(len(wrong), "cell is no box", "cells are no boxes")
+            shown = f"{count}, e.g. {excerpt(repr(column[wrong[0]].as_py()))}"
+            raise UserError(f"{where}: {shown}; expected left, top, width and height, e.g. [4, 4, 20, 20]")
+        return [side.cast(pa.float64()) for side in sides]
+    except pa.ArrowException as error:
+        raise UserError(f"{where}: expected boxes, e.g. [4, 4, 20, 20], got {kind}: {first_line(error)}") from error
 
 
 def numbers(table: Any, place: int, where: str) -> Any:
