@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import chdir, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -191,6 +192,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "gallery info": (("gallery", "json verify"),),
     "gallery migrate": (("gallery run", "device"), ("large tuned", "checkpoint"), ("gallery tuned photos", "")),
     "gallery remove": (("gallery --label ant", "label=bee,cat"),),
+    "gallery rename": (("gallery ant bee", ""), ("gallery ant wasp", "")),
     "gallery restore": (("gallery 1", ""),),
     "identify": (
         ("gallery photos/ant/0.png", "output=new.csv,new.json by html run device threshold"),
@@ -413,8 +415,12 @@ def test_a_command_that_works_keeps_to_its_output_and_most_get_past_errors_of_us
 
 
 def outputs(words: list[str]) -> tuple[str, ...]:
-    """Where a command may change what was there: in a run that it works on, and what it made itself before."""
+    """Where a command may change what was there: in a run that it works on, and the files that its options name."""
     reading = ("report", "list", "check", "schema", "curvature", "search", "identify")
+    options = ("-o", "--output", "--csv", "--html", "--per-class")
+    named = [
+        f"inner/{place}" for option, place in pairwise(words) if option in options and place not in ("", ".", "..")
+    ]
     if words[0] == "gallery":
-        return ("inner/gallery/", "inner/large/")
-    return ("\0",) if words[0] in reading else ("inner/run/", "inner/study/", "inner/tuned/")
+        return ("inner/gallery/", "inner/large/", *named)
+    return (*named, "\0") if words[0] in reading else ("inner/run/", "inner/study/", "inner/tuned/", *named)
