@@ -34,6 +34,10 @@ def read_array(path: Path) -> Values:
         reason = what_instead(path, first_line(error))
         if "mmap length" in reason:
             reason = "the file is shorter than its header says"
+        if "Python objects" in reason:
+            raise UserError(
+                f"{path}: holds Python objects, which are never read; save text with numpy.save(FILE, labels.astype(str))"
+            ) from error
         raise UserError(
             f"{path}: cannot read this NumPy array: {reason}; expected a file that numpy.save wrote"
         ) from error

@@ -179,7 +179,7 @@ def damaged(tmp_path: Path, what: str) -> dict[str, Any]:
         "one dimension": r"bad.npy has shape \(5,\); expected \(N, D\)",
         "three dimensions": r"bad.npy has shape \(1, 72, 5\); expected \(N, D\)",
         "empty": r"bad.npy has shape \(0, 5\); expected \(N, D\)",
-        "objects": "bad.npy: cannot read this NumPy array: .*Python objects",
+        "objects": "bad.npy: holds Python objects, which are never read; save text with .*labels.astype\\(str\\)",
         "other count": r"dataset.labels: .*few.npy has shape \(9,\), but .*bad.npy has 72 vectors",
         "no labels": r"dataset.labels: .*bad.npy has no column 'label' \(an .npy file has no columns\)",
         "float labels": "dataset.labels: .*x.npy has type float32; expected integers or text",
