@@ -36,7 +36,8 @@ def read_array(path: Path) -> Values:
             reason = "the file is shorter than its header says"
         if "Python objects" in reason:
             raise UserError(
-                f"{path}: holds Python objects, which are never read; save text with numpy.save(FILE, labels.astype(str))"
+                f"{path}: holds Python objects, which are never read; save text with "
+                "numpy.save(FILE, labels.astype(str))"
             ) from error
         raise UserError(
             f"{path}: cannot read this NumPy array: {reason}; expected a file that numpy.save wrote"

@@ -112,7 +112,6 @@ def test_a_folder_with_a_run_is_kept(dmlkit: Cli, tiny_recipe: Path, tmp_path: P
         dmlkit("train", tiny_recipe, "-o", run, "--resume", "--set", "loss.margin=0.3"),
         "the recipe has changed",
         "loss.margin: was 0.1, now 0.3",
-        "training.epochs: was 1, now 3",
     )
     refused(dmlkit("train", tiny_recipe, "-o", run, "--resume", "--overwrite"), "use only one of them")
     assert (run / "checkpoints" / "last.pt").read_bytes() == before

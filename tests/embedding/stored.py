@@ -46,6 +46,7 @@ MANIFEST = """\
     "std": [0.5, 0.5, 0.5],
     "channels": "rgb",
     "pixel_max": 1,
+    "augment": [],
     "resize": 20,
     "min_scale": 0.2,
     "flip": true

@@ -38,17 +38,19 @@ def job_of(home: Path) -> EmbedJob:
     return EmbedJob(ImageList(paths), "photos", home / "out", skip_bad_images=False)
 
 
-def test_a_job_is_told_as_by_0_1_0_but_for_its_index(trained: TrainedModel, tmp_path: Path):
+def test_a_job_is_described_as_its_embeddings_are(trained: TrainedModel, tmp_path: Path):
     found = json.loads(json.dumps(job_of(tmp_path).describe(trained)))
     stored = manifest()
-    assert [found.pop(key) for key in ("fusion", "computation", "aligned_to")] == [None] * 3  # 0.1.0 had none
+    assert stored.pop("format") == 1  # a job is no file of its own
+    assert [found.pop(key) for key in ("fusion", "computation", "aligned_to")] == [None] * 3
     assert list(found) == [*(key for key in stored if key not in ("count", "skipped")), "list"]
     for key in ("dmlkit", "dim", "features", "dtype", "manifold", "similarity", "source"):
         assert found[key] == stored[key]
     assert found["model"].keys() == stored["model"].keys() and (
         found["model"]["backbone"] == stored["model"]["backbone"] | {"tuning": {"name": "full"}}
     )
-    assert found["preprocessing"].items() <= {**stored["preprocessing"], "name": "plain"}.items()
+    expected = {**stored["preprocessing"], "name": "plain"}
+    assert found["preprocessing"] == {key: expected[key] for key in found["preprocessing"]}
 
 
 def test_a_job_does_not_go_on_with_other_code_of_a_plugin(

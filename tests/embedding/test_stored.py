@@ -189,10 +189,6 @@ def relabel_photo(home: Path) -> None:
     (home / "photos" / "11" / "0.jpg").rename(home / "photos" / "10" / "9.jpg")
 
 
-def add_class(home: Path) -> None:
-    shutil.copytree(home / "photos" / "11", home / "photos" / "12")
-
-
 def train_further(home: Path, checkpoints: tuple[str, ...] = ("best", "last")) -> None:
     for name in checkpoints:
         path = home / "run" / "checkpoints" / f"{name}.pt"
@@ -219,7 +215,6 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a photo": (change_photo, "(1 image changed: photos/11/0.jpg)"),
     "the time of a photo": (touch_photo, "(1 image changed: photos/11/0.jpg)"),
     "a label": (relabel_photo, "(1 image added: photos/10/9.jpg; 1 image removed: photos/11/0.jpg)"),
-    "a class": (add_class, " images added, e.g. photos/"),
     "weights": (train_further, "(other weights)"),
     "preprocessing": (resize, "preprocessing.size: was 16, now 18"),
     "a device": (

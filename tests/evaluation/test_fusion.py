@@ -178,8 +178,7 @@ def test_a_gallery_whose_second_run_has_moved(two: Path, tmp_path: Path, dmlkit:
     old.rename(new)
     gallery = new / "galleries" / "g"
     add, calibrate = ("gallery", "add", gallery, photos), ("calibrate", gallery, "--fpir", "0.4")
-    check = ("gallery", "check", gallery, photos)
-    for words in (add, calibrate, check, ("identify", gallery, photos), ("search", gallery, photos)):
+    for words in (add, calibrate, ("identify", gallery, photos), ("search", gallery, photos)):
         result = dmlkit(*words, *device)
         assert "of this gallery is missing" not in result.err and "--run RUN" not in result.err, result.err
         assert result.code == 0 or "images can be compared" in result.err, (words, result)
@@ -189,7 +188,7 @@ def test_a_gallery_whose_second_run_has_moved(two: Path, tmp_path: Path, dmlkit:
     (more / photo.parent.name / "0.png").write_bytes(photo.read_bytes() + b" ")  # another image, with the same pixels
     message = "the second run of this gallery is missing; name it with --with RUN, or put it next to the first"
     review = ("review", gallery, more, "-o", tmp_path / "review")
-    others = ((*calibrate, "--strangers", more), (*check[:3], more), ("identify", gallery, more), review)
+    others = ((*calibrate, "--strangers", more), ("identify", gallery, more), review)
     for words in ((*add[:3], more), *others):
         alone = dmlkit(*words, *device)
         assert alone.code == 2 and message in alone.err and len(alone.err.strip().splitlines()) == 1, (words, alone)

@@ -142,7 +142,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "data check": (
         ("photos.yaml", "overrides=transform.size=8"),
         ("photos.yaml --model run --threshold 0.9", "device overrides=transform.size=8"),
-        ("photos", "dataset=folder"),
+        ("photos", "dataset=folder every"),
         ("table.csv", ""),
     ),
     "duplicates": (

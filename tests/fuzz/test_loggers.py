@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.documents import EpochRow, Metrics, ScoredCheckpoint, Summary
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training.progress import CLASSES, Logger, MirroredProgress, Silent
+from dmlkit.training.progress import CLASSES, MirroredProgress, Silent
 from tests.fuzz.conftest import RECIPE, examples
 
 EPOCHS = 3
@@ -37,7 +37,7 @@ names = st.text(min_size=1, max_size=12) | st.sampled_from(
 )
 
 
-class Planned(Logger):
+class Planned:
     """Fails as planned; at each call of any method the next one of the plan."""
 
     plan: list[Any]

@@ -13,16 +13,18 @@ from collections import Counter
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from dmlkit.errors import UserError, first_line
-from dmlkit.files.arrays import Values
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word
 from dmlkit.files.regular import file_checksum
 from dmlkit.files.source import require_gallery
+
+if TYPE_CHECKING:  # NumPy takes 0.1 s
+    from dmlkit.files.arrays import Values
 
 MANIFEST, IDENTIFICATION = "gallery.json", "identification.json"
 VERSIONS, VECTORS, THUMBNAILS = "versions", "vectors", "thumbnails"
@@ -242,7 +244,7 @@ def read_index(path: Path, index: ApproximateIndex) -> Any:
     return found
 
 
-def outside_of(index: Any, numbers: Values) -> Values:
+def outside_of(index: Any, numbers: "Values") -> "Values":
     """Return the rows of images, given by their numbers, that an index does not have."""
     import faiss
     import numpy as np

@@ -272,13 +272,12 @@ class ApproximateGallery:
 
         is_lifted = self.folder.manifest.index.form == "euclidean_lift"
         vectors = queries if is_lifted else self.manifold.index_vectors(queries.double(), "query")
+        inner: Any = faiss.downcast_index(self.faiss.index)
         if self.index.kind == "ivf_hnsw_sq":
-            parameters: Any = faiss.SearchParametersHNSW()  # pyright: ignore[reportAttributeAccessIssue] - SWIG
-            parameters.efSearch = max(length, GRAPH * self.index.nprobes)
+            inner.hnsw.efSearch = max(length, GRAPH * self.index.nprobes)
         else:
-            parameters = faiss.SearchParametersIVF()
-            parameters.nprobe = self.index.nprobes
-        _, numbers = self.faiss.search(vectors.float().numpy(), length, params=parameters)
+            inner.nprobe = self.index.nprobes
+        _, numbers = self.faiss.search(vectors.float().numpy(), length)
         known = self.folder.numbers
         places = np.searchsorted(known, numbers, sorter=self.order).clip(max=len(known) - 1)
         rows = self.order[places]
