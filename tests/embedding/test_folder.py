@@ -124,7 +124,7 @@ def cut_short(path: Path) -> None:
         (lambda path: path.write_text("1 2 3"), "cannot read this NumPy array"),
         (cut_short, "cannot read this NumPy array"),
         (lambda path: np.savez(path.open("wb"), POINTS), "cannot read this NumPy array"),
-        (lambda path: np.save(path, np.array([None] * 5), allow_pickle=True), "cannot read this NumPy array"),
+        (lambda path: np.save(path, np.array([None] * 5), allow_pickle=True), "holds Python objects"),
         (lambda path: np.save(path, POINTS.astype(np.float64)), "got float64 (5, 8), expected float32 (5, 8)"),
         (lambda path: np.save(path, POINTS.astype(">f4")), "got >f4 (5, 8), expected float32 (5, 8)"),
         (lambda path: np.save(path, POINTS[0]), "got float32 (8,), expected float32 (5, 8)"),
