@@ -305,7 +305,7 @@ def test_bad_input_of_eval(dmlkit, arrays):
     (folder / "text.npy").write_text("hello")
     refused(dmlkit("eval", "--embeddings", folder / "text.npy", "--labels", y), "cannot read this NumPy array")
     np.save(folder / "pickle.npy", np.array([{}, 1]), allow_pickle=True)
-    refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "pickle.npy"), "cannot read this NumPy array")
+    refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "pickle.npy"), "holds Python objects")
     np.save(folder / "short.npy", labels[:50])
     refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "short.npy"), "shape (90,), got (50,)")
     np.save(folder / "float.npy", labels.astype(np.float32))
