@@ -191,7 +191,7 @@ def compact_gallery(path: Path) -> None:
     with changing(path) as manifest:
         gallery = GalleryFolder(path)
         index = gallery.manifest.approximate
-        if index is not None and index.images < len(gallery):
+        if index is not None:
             manifest = manifest.model_copy(update={"approximate": extend_index(gallery, index)})
         if len(gallery.parts) > 1:
             images = {name: LabelledImage(file, None) for name, file in zip(gallery.ids, gallery.paths, strict=True)}

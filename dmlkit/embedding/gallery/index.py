@@ -82,7 +82,7 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
     The queries are random images of the gallery, each searched without itself.
 
     Args:
-        kind: one of `IndexKind`, see LanceDB.
+        kind: one of `IndexKind`.
         recall: share of the 10 nearest that must be found, on average and with 95 % confidence.
 
     Raises:
@@ -113,8 +113,10 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
 
 
 def extend_index(gallery: GalleryFolder, known: ApproximateIndex) -> ApproximateIndex:
-    """Write the index of a gallery with those images that it lacks, and return its description."""
+    """Write the index of a gallery with those images that it lacks, if there are any, and return its description."""
     searcher = ApproximateGallery(gallery, known)
+    if not len(searcher.outside):
+        return known
     _add(searcher.faiss, gallery, searcher.outside)
     name = uuid4().hex[:12]
     _write(gallery.path, name, searcher.faiss)
