@@ -103,7 +103,9 @@ def check_place(output: Path, data: Iterable[Path | None], *, option: str = "--o
 
 def is_plain_folder(path: Path) -> bool:
     """Return whether a path is a folder that dmlkit did not write, such as one of images."""
-    return path.is_dir() and not any((path / name).exists() for name in (*RUN_MARKS, GALLERY_MARK, "manifest.json"))
+    return path.is_dir() and not any(
+        (path / name).exists() for name in (*RUN_MARKS, GALLERY_MARK, "manifest.json", "study.json")
+    )
 
 
 @contextmanager
