@@ -68,8 +68,8 @@ papers: setup  ## Regenerate the results in docs/papers from docs/studies
 	  $(BIN)/python -m dmlkit report docs/studies/* --paper $$paper -o docs/papers/$$paper.md || exit 1; done
 
 fuzz: setup  ## Test thousands of mutated recipes, damaged files and galleries, command lines, kills and signals: about 20 minutes on 2 cores
-	DMLKIT_FUZZ=1 $(BIN)/python -m pytest tests/fuzz tests/embedding/gallery/test_damage.py \
-	  tests/embedding/serve/test_reviewing.py --numprocesses auto --maxprocesses 8
+	DMLKIT_FUZZ=1 $(BIN)/python -m pytest tests/fuzz tests/gallery/test_damage.py \
+	  tests/serve/test_reviewing.py --numprocesses auto --maxprocesses 8
 
 lint: setup  ## Check style, types and declared dependencies
 	$(BIN)/ruff check .

@@ -18,13 +18,13 @@ from report import write_report
 
 from dmlkit.datasets.vectors import VectorFile
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.stored import split_embeddings
-from dmlkit.embedding.trained import load_model
-from dmlkit.evaluation.point_map import SharedImages
 from dmlkit.manifolds import Sphere
+from dmlkit.plots.point_map import SharedImages
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
+from dmlkit.vectors.stored import split_embeddings
+from dmlkit.vectors.trained import load_model
 
 RECIPE = Path(__file__).parent.parent / "recipes/start/frozen_lite0.yaml"
 

@@ -18,7 +18,6 @@ import torch
 from report import write_report
 
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.features import cached_features
 from dmlkit.evaluation.calibration import calibrate_points, rates_at
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.base import Points
@@ -27,6 +26,7 @@ from dmlkit.metrics.ranking.rankings import as_directions
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training.progress import Silent
+from dmlkit.vectors.features import cached_features
 
 HALVES = 200
 

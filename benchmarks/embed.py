@@ -21,18 +21,18 @@ from report import write_report
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import OneProcess, start_fabric
-from dmlkit.embedding.images import dataset_of
-from dmlkit.embedding.in_memory import embed_images
-from dmlkit.embedding.job import EmbedJob, PartEmbedder
-from dmlkit.embedding.parts import BATCH_IMAGES
-from dmlkit.embedding.run import embed
-from dmlkit.embedding.trained import TrainedModel, computed_by, load_model
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
+from dmlkit.vectors.images import dataset_of
+from dmlkit.vectors.in_memory import embed_images
+from dmlkit.vectors.job import EmbedJob, PartEmbedder
+from dmlkit.vectors.parts import BATCH_IMAGES
+from dmlkit.vectors.run import embed
+from dmlkit.vectors.trained import TrainedModel, computed_by, load_model
 
 ROUNDS, EVERY = 5, 5
 ENGINES = """Photos/s of the runtimes of `dmlkit embed` compared with a bare eager PyTorch loop, decoding included.

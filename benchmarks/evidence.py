@@ -28,13 +28,13 @@ from report import write_report
 
 from dmlkit.datasets.glyphs import character_classes, render
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.images import images_at
-from dmlkit.embedding.stored import embed_files
-from dmlkit.embedding.trained import load_model
 from dmlkit.evaluation.evaluate import score_dataset
-from dmlkit.evaluation.evidence import evidence_of
+from dmlkit.look.evidence import evidence_of
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.images import images_at
+from dmlkit.vectors.stored import embed_files
+from dmlkit.vectors.trained import load_model
 
 SIDE, GLYPH, MARGIN, GAP = 120, 28, 16, {"apart": 16, "touching": 0}
 TRAINED, TESTED, STRENGTHS = 40, 40, (0.0, 0.25, 0.5, 0.75, 1.0)

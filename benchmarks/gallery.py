@@ -26,20 +26,20 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.fusion import ModelChoice
-from dmlkit.embedding.gallery.change import add_images, create_gallery
-from dmlkit.embedding.gallery.commit import PointBlock, changing, commit, write_part
-from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.images import LabelledImage
-from dmlkit.embedding.gallery.index import ApproximateGallery, index_gallery
-from dmlkit.embedding.manifest import Manifest
-from dmlkit.embedding.search import StoredGallery
-from dmlkit.embedding.trained import describe, load_model
+from dmlkit.gallery.change import add_images, create_gallery
+from dmlkit.gallery.commit import PointBlock, changing, commit, write_part
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.images import LabelledImage
+from dmlkit.gallery.index import ApproximateGallery, index_gallery
 from dmlkit.metrics import retrieval_metrics
+from dmlkit.nearest.search import StoredGallery
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.fusion import ModelChoice
+from dmlkit.vectors.manifest import Manifest
+from dmlkit.vectors.trained import describe, load_model
 
 RECIPE = """\
 dataset: {{name: glyphs, classes: 12, images_per_class: 6, size: 16, validation_fraction: 0}}

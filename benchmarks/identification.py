@@ -24,17 +24,17 @@ from pathlib import Path
 import numpy as np
 from report import write_report
 
-from dmlkit.embedding.points import PointsInMemory, in_memory
-from dmlkit.embedding.questions.calibration import labeled_decider
-from dmlkit.embedding.questions.probability import Trials
-from dmlkit.embedding.questions.rates import (
+from dmlkit.gallery.sources import open_points
+from dmlkit.identify.calibration import labeled_decider
+from dmlkit.identify.probability import Trials
+from dmlkit.identify.rates import (
     Strangers,
     best_fit,
     rate_of,
     threshold_for,
     trials_on,
 )
-from dmlkit.embedding.sources import open_points
+from dmlkit.vectors.points import PointsInMemory, in_memory
 
 DIVISIONS, ENROLLED, ASKED = 200, 10, 30
 

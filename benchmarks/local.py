@@ -25,17 +25,17 @@ from report import write_report
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.in_memory import Embeddings, embed_images
-from dmlkit.embedding.local_features import centered, keypoints_of, maps_of, match_keypoints, mean_of, verify_affine
-from dmlkit.embedding.trained import TrainedModel
 from dmlkit.evaluation.local import PairOfScores
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, score_retrieval
-from dmlkit.metrics.ranking.scored import Match, mutual_nearest, patch_matches, score_candidates
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import backbone_alone, build_model
+from dmlkit.nearest.scored import Match, mutual_nearest, patch_matches, score_candidates
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
+from dmlkit.vectors.in_memory import Embeddings, embed_images
+from dmlkit.vectors.local_features import centered, keypoints_of, maps_of, match_keypoints, mean_of, verify_affine
+from dmlkit.vectors.trained import TrainedModel
 
 RECIPE = Path(__file__).parent.parent / "recipes/start/frozen_lite0.yaml"
 METRICS = ["recall@1", "map@r"]

@@ -30,13 +30,13 @@ import torch
 from report import write_report
 
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.fusion import ModelChoice
-from dmlkit.embedding.gallery.change import add_images, create_gallery
-from dmlkit.embedding.gallery.images import LabelledImage
 from dmlkit.evaluation.image_gallery import ImageGallery
 from dmlkit.evaluation.run import choose_second
+from dmlkit.gallery.change import add_images, create_gallery
+from dmlkit.gallery.images import LabelledImage
 from dmlkit.metrics.statistics import paired_comparison
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.fusion import ModelChoice
 
 DIVISIONS, ENROLLED, ASKED, FPIR = int(os.environ.get("DIVISIONS", "10")), 10, 15, 0.05
 KIND = os.environ.get("KIND", "local")

@@ -27,13 +27,13 @@ from report import write_report
 from torch.nn.functional import normalize
 
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.manifest import Manifest
-from dmlkit.embedding.near_pairs import neighbors_of
-from dmlkit.embedding.points import in_memory
-from dmlkit.embedding.sources import open_points
-from dmlkit.embedding.trained import describe, load_model
 from dmlkit.evaluation.mistakes import NEIGHBORS, planted_precision
+from dmlkit.gallery.sources import open_points
+from dmlkit.nearest.near_pairs import neighbors_of
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.manifest import Manifest
+from dmlkit.vectors.points import in_memory
+from dmlkit.vectors.trained import describe, load_model
 
 CLUSTERS, BLOCK, ROUNDS = 600, 50_000, 3
 DEMO = Path(__file__).parent.parent / "recipes" / "glyphs" / "proxy_anchor.yaml"

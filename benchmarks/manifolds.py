@@ -20,9 +20,9 @@ from report import write_report
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dmlkit.embedding.search import Gallery
 from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
+from dmlkit.nearest.search import Gallery
 
 QUERIES, CLASSES, DIM = 180, 11_318, 512
 Rows = list[list[str]]

@@ -17,9 +17,6 @@ import torch
 from report import write_report
 
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.stored import split_embeddings
-from dmlkit.embedding.trained import load_model
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.ranking.codec import Codec, Precision, Rescore, Stored
@@ -27,6 +24,9 @@ from dmlkit.metrics.statistics import paired_runs, t_interval
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
+from dmlkit.vectors.in_memory import Embeddings
+from dmlkit.vectors.stored import split_embeddings
+from dmlkit.vectors.trained import load_model
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 SEEDS = (0, 1, 2)

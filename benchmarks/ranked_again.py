@@ -27,8 +27,6 @@ from local import METRICS, untrained
 from report import write_report
 
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.in_memory import Embeddings, embed_dataset
-from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.evaluation.augmented import Copies, embed_with_copies
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics import Labeled, score_retrieval
@@ -36,6 +34,8 @@ from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, Rerank
 from dmlkit.metrics.scoring import Scores
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.in_memory import Embeddings, embed_dataset
+from dmlkit.vectors.trained import TrainedModel, load_model
 
 DRAWN = 20
 PIXELS = {"flip": "2", "scales": "3.5"}

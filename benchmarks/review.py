@@ -29,11 +29,11 @@ import numpy as np
 from report import write_report
 from scipy.stats import hypergeom
 
-from dmlkit.embedding.points import PointsInMemory, in_memory
-from dmlkit.embedding.questions.identify import Identifier
-from dmlkit.embedding.review.journal import next_question
-from dmlkit.embedding.sources import open_points
+from dmlkit.gallery.sources import open_points
+from dmlkit.identify.identify import Identifier
 from dmlkit.metrics.audit import LabelAudit
+from dmlkit.review.journal import next_question
+from dmlkit.vectors.points import PointsInMemory, in_memory
 
 SESSIONS, DIVISIONS, ENROLLED, LEAST, SHARES = int(os.environ.get("SESSIONS", "1000")), 20, 10, 0.6, (0.01, 0.05)
 ERRORS = 0.0, 0.02

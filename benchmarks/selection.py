@@ -24,11 +24,11 @@ from pathlib import Path
 
 from report import write_report
 
-from dmlkit.embedding.points import in_memory
-from dmlkit.embedding.review.learning_curve import measure
-from dmlkit.embedding.review.select import Rule
-from dmlkit.embedding.sources import open_points
+from dmlkit.gallery.sources import open_points
 from dmlkit.metrics.statistics import Comparison
+from dmlkit.review.learning_curve import measure
+from dmlkit.review.select import Rule
+from dmlkit.vectors.points import in_memory
 
 COUNT = 50
 RULES: tuple[Rule, ...] = ("coverage", "k_center")

@@ -28,14 +28,14 @@ from report import write_report
 
 import dmlkit
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.fusion import ModelChoice
-from dmlkit.embedding.gallery.change import create_gallery
-from dmlkit.embedding.gallery.files import OF_PRECISION, VectorPrecision
-from dmlkit.embedding.gallery.index import index_gallery
-from dmlkit.embedding.run import embed
 from dmlkit.files.image_file import image_files
+from dmlkit.gallery.change import create_gallery
+from dmlkit.gallery.files import OF_PRECISION, VectorPrecision
+from dmlkit.gallery.index import index_gallery
 from dmlkit.recipe.file import read_recipe
 from dmlkit.training.train import train
+from dmlkit.vectors.fusion import ModelChoice
+from dmlkit.vectors.run import embed
 
 SOAK = """Growth of `dmlkit serve`: 4 clients send requests without a pause.
 

@@ -38,11 +38,11 @@ from torch.nn.functional import adaptive_avg_pool2d, conv2d, interpolate, normal
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.questions.why import pair_contributions, patch_vectors
-from dmlkit.embedding.trained import TrainedModel, load_model
+from dmlkit.identify.why import pair_contributions, patch_vectors
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.model import EmbeddingModel
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.trained import TrainedModel, load_model
 
 SHARE, DRAWS = 5, 5
 CHOICE, TEST = 60, 200

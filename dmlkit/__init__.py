@@ -29,23 +29,23 @@ from typing import TYPE_CHECKING
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.embedder import Embedder, load
-    from dmlkit.embedding.serve.client import Client
     from dmlkit.evaluation.image_gallery import ImageGallery, gallery
     from dmlkit.evaluation.run import evaluate_run as evaluate
+    from dmlkit.serve.client import Client
     from dmlkit.training.train import train
+    from dmlkit.vectors.embedder import Embedder, load
 
 __all__ = ["Client", "Embedder", "ImageGallery", "UserError", "evaluate", "gallery", "load", "train"]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # each is imported when it is first asked for: torch takes seconds
     _PLACES = {
-        "Client": ("dmlkit.embedding.serve.client", "Client"),
-        "Embedder": ("dmlkit.embedding.embedder", "Embedder"),
+        "Client": ("dmlkit.serve.client", "Client"),
+        "Embedder": ("dmlkit.vectors.embedder", "Embedder"),
         "ImageGallery": ("dmlkit.evaluation.image_gallery", "ImageGallery"),
         "evaluate": ("dmlkit.evaluation.run", "evaluate_run"),
         "gallery": ("dmlkit.evaluation.image_gallery", "gallery"),
-        "load": ("dmlkit.embedding.embedder", "load"),
+        "load": ("dmlkit.vectors.embedder", "load"),
         "train": ("dmlkit.training.train", "train"),
     }
 

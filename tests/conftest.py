@@ -72,8 +72,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 LONGEST = (
     *("training/test_train.py", "docs/test_commands.py", "distributed/test_ranks.py", "study/test_study.py"),
-    *("study/test_ray.py", "embedding/serve/test_workers.py", "fuzz/test_galleries.py", "packaging/test_installed.py"),
-    *("embedding/test_parts.py", "docs/test_photos.py", "docs/test_site.py", "fuzz/test_study_storm.py"),
+    *("study/test_ray.py", "serve/test_workers.py", "fuzz/test_galleries.py", "packaging/test_installed.py"),
+    *("vectors/test_parts.py", "docs/test_photos.py", "docs/test_site.py", "fuzz/test_study_storm.py"),
 )  # of `make test-heavy`, the longest first: 30 s to 3 minutes each
 
 

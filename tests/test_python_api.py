@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dmlkit import gallery, load
-from dmlkit.embedding.embedder import backbone_keys
 from dmlkit.errors import UserError
 from dmlkit.metrics import retrieval_metrics
+from dmlkit.vectors.embedder import backbone_keys
 from tests.conftest import Result
 from tests.datasets import trees
 

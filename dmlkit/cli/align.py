@@ -37,7 +37,7 @@ def align(
 
     output = aligned_place(run, output)
 
-    from dmlkit.evaluation.align import align as align_run
+    from dmlkit.look.align import align as align_run
 
     console = Console(stderr=json)
     progress = bars(console)

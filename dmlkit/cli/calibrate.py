@@ -34,8 +34,8 @@ from dmlkit.files.source import (
 )
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.questions.calibration import Identification
     from dmlkit.evaluation.by_value import ByColumn
+    from dmlkit.identify.calibration import Identification
     from dmlkit.metrics.reliability import Reliability
     from dmlkit.run_folder.folder import CheckpointName
     from dmlkit.run_folder.threshold import Threshold
@@ -151,10 +151,10 @@ def calibrate(
         _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, asked, json=json)
         return
 
-    from dmlkit.embedding.gallery.folder import GalleryFolder
-    from dmlkit.embedding.questions.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
     from dmlkit.evaluation.by_value import identification_rates_by_value, run_table
     from dmlkit.evaluation.calibration import plot_reliability
+    from dmlkit.gallery.folder import GalleryFolder
+    from dmlkit.identify.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
 
     console = Console(stderr=json)
     model, place = chosen.choose_with_place(source, bar=bars(console))

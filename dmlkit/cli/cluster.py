@@ -14,7 +14,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.clusters import Clusters
+    from dmlkit.identify.clusters import Clusters
 
 app = typer.Typer()
 MOST_SHOWN = 15  # clusters printed in the terminal
@@ -61,9 +61,9 @@ def cluster(
             "cluster: expected --clusters COUNT or --threshold SIMILARITY; --method hdbscan needs neither of them"
         )
 
-    from dmlkit.embedding.clusters import cluster as find_clusters
-    from dmlkit.embedding.clusters import clustering_method
-    from dmlkit.embedding.points import in_memory
+    from dmlkit.identify.clusters import cluster as find_clusters
+    from dmlkit.identify.clusters import clustering_method
+    from dmlkit.vectors.points import in_memory
 
     console = Console()
     method = clustering_method(clusters, threshold, method)  # refuses before a run is embedded
@@ -76,7 +76,7 @@ def cluster(
         found.write(csv)
         say(console, f"wrote {csv}")
     if html is not None:
-        from dmlkit.embedding.questions.page import write_page
+        from dmlkit.identify.page import write_page
 
         title, notes = f"clusters of {source}", [summary_of(found), "The first picture of each row is the medoid."]
         gone = write_page(html, title, notes, found.shelves(), rows="clusters")

@@ -16,8 +16,8 @@ from dmlkit.errors import counted, merged
 from dmlkit.files.escape import near_path, printable, printable_json
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.progress_bar import Bar
     from dmlkit.files.image_file import Box
+    from dmlkit.vectors.progress_bar import Bar
 
 TableRows = Sequence[Sequence[str | list[str]]]
 """The header row, then the other rows; a cell may have several lines."""
@@ -139,7 +139,7 @@ def _word_and_line(column: Sequence[RenderableType], console: Console) -> tuple[
 
 def bars(console: Console) -> "Bar":
     """Return a function that shows a progress bar for each step of a command."""
-    from dmlkit.embedding.progress_bar import image_progress
+    from dmlkit.vectors.progress_bar import image_progress
 
     return partial(image_progress, console)
 

@@ -83,7 +83,7 @@ def check(
     with bars(console)("checking images", len(listing.labels)) as advance:
         check_images(config, listing, findings, advance)
     if model is not None and threshold is not None:
-        from dmlkit.embedding.duplicates import check_leaks
+        from dmlkit.identify.duplicates import check_leaks
 
         check_leaks(
             listing,

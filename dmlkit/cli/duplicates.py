@@ -16,8 +16,8 @@ from dmlkit.files.outputs import check_file
 from dmlkit.files.source import require_source
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.duplicates import DuplicateGroups, Matches
-    from dmlkit.embedding.points import PointsInMemory
+    from dmlkit.identify.duplicates import DuplicateGroups, Matches
+    from dmlkit.vectors.points import PointsInMemory
 
 app = typer.Typer()
 MOST_SHOWN = 10  # groups or pairs printed in the terminal
@@ -53,8 +53,8 @@ def duplicates(
 
     Without --threshold, print the most similar pairs and propose a threshold.
     """
-    from dmlkit.embedding.duplicates import duplicate_groups, matches
-    from dmlkit.embedding.points import in_memory
+    from dmlkit.identify.duplicates import duplicate_groups, matches
+    from dmlkit.vectors.points import in_memory
 
     for name, path in (("--csv", csv), ("--html", html)):
         if threshold is None and path is not None:
@@ -78,7 +78,7 @@ def duplicates(
         found.write(csv)
         say(console, f"wrote {csv}")
     if html is not None:
-        from dmlkit.embedding.questions.page import write_page
+        from dmlkit.identify.page import write_page
 
         title = f"near-duplicates of {source}" + ("" if other is None else f" in {other}")
         notes = [f"{ours.manifold.similarity_name.replace('_', ' ')} of at least {threshold:g}"]
@@ -113,7 +113,7 @@ def print_groups(found: "DuplicateGroups", console: Console) -> None:
 
 def print_proposal(one: "PointsInMemory", other: "PointsInMemory | None", console: Console) -> None:
     """Print the most similar pairs, and a threshold that they suggest."""
-    from dmlkit.embedding.duplicates import most_similar_pairs
+    from dmlkit.identify.duplicates import most_similar_pairs
 
     found, proposal = most_similar_pairs(one, other, MOST_SHOWN, bar=bars(console))
     print_pairs(found, console, "most similar pairs")

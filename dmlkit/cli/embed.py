@@ -86,9 +86,9 @@ def embed(
     """
     from dmlkit.distributed.launch import is_first_rank
     from dmlkit.distributed.stopping import STOPPED
-    from dmlkit.embedding.run import EmbedOptions, output_of
-    from dmlkit.embedding.run import embed as embed_images
     from dmlkit.run_folder.folder import RunFolder
+    from dmlkit.vectors.run import EmbedOptions, output_of
+    from dmlkit.vectors.run import embed as embed_images
 
     console = Console(quiet=not is_first_rank())
     try:

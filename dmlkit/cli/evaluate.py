@@ -347,7 +347,7 @@ def evaluate(
         found = evaluate_arrays(evaluated.embeddings, evaluated.labels, **options)
         shown.tell(*found, title=str(evaluated.embeddings))
     elif source and kind in ("embeddings", "gallery"):
-        from dmlkit.embedding.sources import open_points
+        from dmlkit.gallery.sources import open_points
 
         points = open_points(source)
         shown = shown.with_table(points)

@@ -12,8 +12,6 @@ from dmlkit.cli.console import bars, counted, fusion_line, percent, print_table,
 
 if TYPE_CHECKING:
     from dmlkit.distributed.launch import Ranks
-    from dmlkit.embedding.manifest import Fusion
-    from dmlkit.embedding.points import PointSet
     from dmlkit.evaluation.augmented import Copies
     from dmlkit.evaluation.by_value import ByColumn
     from dmlkit.evaluation.report import Evidence, Report
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
     from dmlkit.metrics.ranking.codec import Stored
     from dmlkit.metrics.ranking.rerank import Rerank
     from dmlkit.run_folder.folder import CheckpointName
+    from dmlkit.vectors.manifest import Fusion
+    from dmlkit.vectors.points import PointSet
 
 VALUES_SHOWN = 20
 
@@ -196,9 +196,9 @@ def tell_run(
     second: Path | None,
 ) -> None:
     """Evaluate a run, and print the gain from training and the path of its report."""
-    from dmlkit.embedding.manifest import LocalFusion
     from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.run import ScoredAgain, check_scope, choose_second, evaluate_scope
+    from dmlkit.vectors.manifest import LocalFusion
 
     progress = bars(shown.console)
     if second is not None:
@@ -210,7 +210,7 @@ def tell_run(
     if not fabric.is_global_zero:
         return
     if shown.evidence is not None:
-        from dmlkit.evaluation.evidence import run_evidence
+        from dmlkit.look.evidence import run_evidence
 
         found = run_evidence(source, run, shown.evidence, fabric=fabric, bar=progress)
         run = replace(run, report=run.report.model_copy(update={"evidence": found}))

@@ -30,7 +30,7 @@ from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import CREATING_MARK, INCOMING, require_addable
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.gallery.incoming import Incoming
+    from dmlkit.gallery.incoming import Incoming
 
 app = typer.Typer(
     name="gallery",
@@ -81,7 +81,7 @@ def create(
     chosen: KeptModelOptions,
 ) -> None:
     """Create a gallery from images embedded by a run, or by two."""
-    from dmlkit.embedding.gallery.change import GallerySettings, create_gallery
+    from dmlkit.gallery.change import GallerySettings, create_gallery
 
     console = Console()
     model = chosen.choose(run, bars(console))
@@ -113,7 +113,7 @@ def add(
     chosen: MovedModelOptions,
 ) -> None:
     """Add images; those that are already in the gallery are reported and skipped."""
-    from dmlkit.embedding.gallery.change import add_images
+    from dmlkit.gallery.change import add_images
 
     console = Console()
     incoming = add_images(
@@ -152,7 +152,7 @@ def remove(
     path: Annotated[list[str] | None, option("FILE", "Remove the images added from this file. Repeatable.")] = None,
 ) -> None:
     """Remove images; gallery restore can undo this."""
-    from dmlkit.embedding.gallery.change import remove_images
+    from dmlkit.gallery.change import remove_images
 
     count = remove_images(gallery, labels=label or [], ids=id or [], paths=path or [])
     say(Console(), f"{counted(count, 'image', 'images')} removed from {gallery}")
@@ -166,7 +166,7 @@ def rename(
     new: Annotated[str, argument("NEW", "Their new label; if others have it already, both become one label.")],
 ) -> None:
     """Rename a label, or merge two that turned out to be one individual; gallery restore can undo this."""
-    from dmlkit.embedding.gallery.change import rename_label
+    from dmlkit.gallery.change import rename_label
 
     renamed, before = rename_label(gallery, old, new)
     merged = f", which {counted(before, 'image', 'images')} had before: {renamed + before:,} now" if before else ""
@@ -183,12 +183,12 @@ def info(
     json: Json = False,
 ) -> None:
     """Print the labels, images, version, model and index of a gallery."""
-    from dmlkit.embedding.gallery.files import contents_of, is_calibrated, read_summary
+    from dmlkit.gallery.files import contents_of, is_calibrated, read_summary
 
     summary = read_summary(gallery)
     state = contents_of(gallery, summary)
     if verify:
-        from dmlkit.embedding.gallery.folder import GalleryFolder
+        from dmlkit.gallery.folder import GalleryFolder
 
         GalleryFolder(gallery).check()
     if json:
@@ -242,7 +242,7 @@ for command, example in (
 @with_debug
 def compact(gallery: GalleryPath) -> None:
     """Merge small files, add all images to the index, and delete versions older than 7 days."""
-    from dmlkit.embedding.gallery.change import compact_gallery
+    from dmlkit.gallery.change import compact_gallery
 
     compact_gallery(gallery)
     say(Console(), f"{gallery} compacted")
@@ -271,9 +271,9 @@ def index(
     recall: Annotated[float, option("SHARE", "Share of the 10 nearest images that a search must find, 0 to 1.")] = 0.99,
 ) -> None:
     """Build an approximate index for faster search and identify, and measure its recall."""
-    from dmlkit.embedding.gallery.files import OF_PRECISION
-    from dmlkit.embedding.gallery.index import index_gallery
-    from dmlkit.embedding.search import MARGIN
+    from dmlkit.gallery.files import OF_PRECISION
+    from dmlkit.gallery.index import index_gallery
+    from dmlkit.nearest.search import MARGIN
 
     if kind and precision:
         raise UserError(f"--kind {kind}: does not go with --precision {precision}; give one of them")

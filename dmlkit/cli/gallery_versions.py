@@ -22,9 +22,9 @@ from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.source import LOCAL, SIFT, require_gallery
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.gallery.migrate import Migrated
-    from dmlkit.embedding.progress_bar import Bar
+    from dmlkit.gallery.migrate import Migrated
+    from dmlkit.vectors.fusion import ModelChoice
+    from dmlkit.vectors.progress_bar import Bar
 
 GalleryPath = Annotated[Path, argument("GALLERY", "Gallery folder, written by gallery create.", check=require_gallery)]
 
@@ -49,7 +49,7 @@ class KeptModelOptions:
 
     def choose(self, run: Path, bar: "Bar") -> "ModelChoice":
         """Return the model of a run, see `dmlkit.evaluation.run.choose_second`."""
-        from dmlkit.embedding.fusion import ModelChoice
+        from dmlkit.vectors.fusion import ModelChoice
 
         fusion = None
         if self.second is not None:
@@ -64,7 +64,7 @@ class KeptModelOptions:
 @with_debug
 def history(gallery: GalleryPath, json: Json = False) -> None:
     """List the versions that gallery restore can restore."""
-    from dmlkit.embedding.gallery.files import read_summary
+    from dmlkit.gallery.files import read_summary
 
     summary = read_summary(gallery)
     versions, runs = summary.versions, [summary.run_of(one) for one in summary.versions]
@@ -93,8 +93,8 @@ def restore(
     version: Annotated[int, argument("VERSION", "Number of a version, as listed by gallery history.")],
 ) -> None:
     """Restore an old version; it becomes the newest version."""
-    from dmlkit.embedding.gallery.change import restore_version
-    from dmlkit.embedding.gallery.files import MANIFEST, GallerySummary
+    from dmlkit.gallery.change import restore_version
+    from dmlkit.gallery.files import MANIFEST, GallerySummary
 
     count = restore_version(gallery, version)
     summary = GallerySummary.read(gallery / MANIFEST)
@@ -118,7 +118,7 @@ def migrate(
     chosen: KeptModelOptions,
 ) -> None:
     """Embed all images again with a newer run, and replace the old embeddings when all are done."""
-    from dmlkit.embedding.gallery.migrate import migrate_gallery
+    from dmlkit.gallery.migrate import migrate_gallery
 
     console = Console()
     model = chosen.choose(run, bars(console))

@@ -38,7 +38,7 @@ def curvature(
     manifold: ArrayManifold = None,
 ) -> None:
     """Measure how tree-like features are, and suggest a curvature for a hyperbolic space."""
-    from dmlkit.geometry.curvature import measure_curvature
+    from dmlkit.look.curvature import measure_curvature
 
     measured = measure_curvature(
         source,

@@ -25,7 +25,7 @@ from dmlkit.cli.search import pictures_of, rerank_of, tell_page
 from dmlkit.files.outputs import check_file
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.questions.answers import Answer, Identified
+    from dmlkit.identify.answers import Answer, Identified
 
 app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
@@ -89,8 +89,8 @@ def identify(
     It prints the 10 most doubtful images, each with the best guess and its probability.
     """
     console = Console()
-    from dmlkit.embedding.questions.identify import LabelRule
-    from dmlkit.embedding.questions.identify import identify as identify_images
+    from dmlkit.identify.identify import LabelRule
+    from dmlkit.identify.identify import identify as identify_images
 
     asked = LabelRule(rule.by, rule.k, rule.threshold, rule.by_group, rerank_of(rule.rerank))
     asked.check()  # before images are embedded to choose a weight
@@ -185,8 +185,8 @@ def within(path: str, folder: Path) -> str:
 
 def write_answers_page(found: "Identified", path: Path, read: tuple[Path, Path], console: Console) -> None:
     """Write the page of the answers, the most doubtful first, and print how many pictures of what was read are gone."""
-    from dmlkit.embedding.questions.page import Picture, Shelf, write_page
     from dmlkit.files.labels import UNKNOWN
+    from dmlkit.identify.page import Picture, Shelf, write_page
 
     doubtful = found.most_doubtful_first()
     near = doubtful.neighbors

@@ -42,8 +42,8 @@ def inspect(
     if output is None:
         output = (RunFolder(source).plots if kind_of(source) == "run" else Path()) / PAGE
 
-    from dmlkit.training.inspection.findings import inspect as look_at
-    from dmlkit.training.inspection.page import write_inspection
+    from dmlkit.look.inspection.findings import inspect as look_at
+    from dmlkit.look.inspection.page import write_inspection
 
     console = Console()
     bar = bars(console)

@@ -20,10 +20,10 @@ from dmlkit.files.source import NAMES, PLACE, Kind, check_options, kind_of, requ
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
-    from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.points import PointSet
-    from dmlkit.embedding.progress_bar import Bar
-    from dmlkit.embedding.scored import PlaceFusion
+    from dmlkit.identify.scored import PlaceFusion
+    from dmlkit.vectors.fusion import ModelChoice
+    from dmlkit.vectors.points import PointSet
+    from dmlkit.vectors.progress_bar import Bar
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class SourceOptions:
 
     def open(self, source: Path, bar: "Bar") -> "PointSet":
         """Open points, see `open_points`."""
-        from dmlkit.embedding.fusion import ModelChoice
-        from dmlkit.embedding.sources import open_points
+        from dmlkit.gallery.sources import open_points
+        from dmlkit.vectors.fusion import ModelChoice
 
         return open_points(
             source,
@@ -157,8 +157,8 @@ class FusedModelOptions(ModelOptions):
         if asked:
             self.check_device(source, *asked)
 
-        from dmlkit.embedding.fusion import ModelChoice
         from dmlkit.evaluation.fusion import fusion_of
+        from dmlkit.vectors.fusion import ModelChoice
 
         fusion = fusion_of(source, self.second, device=self.device, **others)
         return ModelChoice(self.run, fusion=fusion, device=self.device)
@@ -199,9 +199,9 @@ class PlacedModelOptions(FusedModelOptions):
                 f"--with {PLACE}: applies to a gallery, but {source} is {NAMES[kind]}; create a gallery from a table "
                 "with the columns path, label, latitude, longitude and time"
             )
-        from dmlkit.embedding.fusion import ModelChoice
-        from dmlkit.embedding.gallery.folder import GalleryFolder
         from dmlkit.evaluation.place import place_in
+        from dmlkit.gallery.folder import GalleryFolder
+        from dmlkit.vectors.fusion import ModelChoice
 
         place = place_in(GalleryFolder(source), run=self.run, device=self.device, bar=bar)
         return ModelChoice(self.run, device=self.device), place

@@ -31,8 +31,8 @@ from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.source import is_study, require_run
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.split import EmbeddedSplit
-    from dmlkit.geometry.plot import MapKind
+    from dmlkit.gallery.split import EmbeddedSplit
+    from dmlkit.plots.geometry import MapKind
 
 
 class Kinds(TyperGroup):
@@ -112,7 +112,7 @@ class PictureOptions:
 
     def embed(self, run: Path, split: SplitName) -> "tuple[EmbeddedSplit, Console]":
         """Check the output, then embed a split of a run with a progress bar."""
-        from dmlkit.embedding.split import embed_split
+        from dmlkit.gallery.split import embed_split
 
         check_target(self.output, [run])
         console, overrides = Console(), self.overrides or []
@@ -135,7 +135,7 @@ def add_map(kind: "MapKind", help_text: str) -> None:
         *,
         options: PictureOptions,
     ) -> None:
-        from dmlkit.geometry.plot import check_map, plot_map
+        from dmlkit.plots.geometry import check_map, plot_map
 
         check_map(run, kind)
         embedded, console = options.embed(run, split)
@@ -165,7 +165,7 @@ def retrieval(
     options: PictureOptions,
 ) -> None:
     """Draw queries and their nearest neighbors, marked as right or wrong."""
-    from dmlkit.evaluation.plots.retrieval import plot_retrieval
+    from dmlkit.plots.retrieval import plot_retrieval
 
     embedded, console = options.embed(run, split)
     written, panel = plot_retrieval(
@@ -179,7 +179,7 @@ def retrieval(
 @with_common_options
 def heatmap(run: PlottedRun, split: Split = "test", classes: Classes = 20, *, options: PictureOptions) -> None:
     """Draw the similarities between images and proxies, and between classes."""
-    from dmlkit.evaluation.plots.similarities import plot_heatmap
+    from dmlkit.plots.similarities import plot_heatmap
 
     embedded, console = options.embed(run, split)
     written, maps = plot_heatmap(embedded, options.output, classes=classes)
@@ -195,7 +195,7 @@ def heatmap(run: PlottedRun, split: Split = "test", classes: Classes = 20, *, op
 @with_common_options
 def histogram(run: PlottedRun, split: Split = "test", *, options: PictureOptions) -> None:
     """Draw the similarities of same-class and different-class pairs, before and after training."""
-    from dmlkit.evaluation.plots.similarities import plot_histogram
+    from dmlkit.plots.similarities import plot_histogram
 
     embedded, console = options.embed(run, split)
     written, _, after = plot_histogram(embedded, options.output, bar=bars(console))

@@ -14,9 +14,9 @@ from rich.live import Live
 from rich.text import Text
 
 from dmlkit.cli.console import say, say_metrics
-from dmlkit.embedding.progress_bar import Advance, image_progress
 from dmlkit.run_folder.documents import EpochRow
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.progress_bar import Advance, image_progress
 
 if TYPE_CHECKING:
     from dmlkit.recipe.schema import Recipe

@@ -15,7 +15,7 @@ from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import REVIEW_MARK, kind_of, require_queries, require_source
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.review.folder import ReviewFolder
+    from dmlkit.review.folder import ReviewFolder
 
 app = typer.Typer()
 
@@ -84,8 +84,8 @@ def review(
     if add and kind_of(images) == "array":
         raise UserError(f"--add: applies to images; the rows of {images} have no files to add; remove --add")
 
-    from dmlkit.embedding.review.table import LABELS
-    from dmlkit.embedding.review.table import review as review_labels
+    from dmlkit.review.table import LABELS
+    from dmlkit.review.table import review as review_labels
 
     console = Console()
     asked = [] if add else [images]  # with --add, the images are embedded
@@ -101,7 +101,7 @@ def review(
             "the same command again to add them"
         )
     if add:
-        from dmlkit.embedding.gallery.change import add_images
+        from dmlkit.gallery.change import add_images
 
         added = add_images(gallery, found.to_add(), model=model, bar=bars(console))
         say(console, f"{counted(added.added, 'image', 'images')} added to {gallery}; dmlkit gallery restore undoes it")
@@ -111,7 +111,7 @@ def review(
 
 def print_review(found: "ReviewFolder", console: Console) -> None:
     """Print how many labels may be wrong, and what to do next."""
-    from dmlkit.embedding.review.table import QUESTIONS
+    from dmlkit.review.table import QUESTIONS
 
     now, wrong = found.statement(), found.review.wrong
     share = now.most_wrong / now.labels

@@ -28,8 +28,8 @@ from dmlkit.files.outputs import check_file
 from dmlkit.files.source import kind_of
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.questions.answers import Answers, Neighbor
-    from dmlkit.embedding.questions.page import Picture
+    from dmlkit.identify.answers import Answers, Neighbor
+    from dmlkit.identify.page import Picture
     from dmlkit.metrics.ranking.rerank import Rerank
 
 app = typer.Typer()
@@ -70,11 +70,11 @@ def search(
     In a run, the images of its test split are searched; to search others, run
     dmlkit embed first. The search is exact, unless the gallery has an index.
     """
-    from dmlkit.embedding.questions.answers import write_neighbors
+    from dmlkit.identify.answers import write_neighbors
 
     console = Console(stderr=json)
-    from dmlkit.embedding.questions.search import check_together
-    from dmlkit.embedding.questions.search import search as search_images
+    from dmlkit.identify.search import check_together
+    from dmlkit.identify.search import search as search_images
 
     again = rerank_of(rerank)
     check_together(again, has_place=chosen.has_place)
@@ -110,7 +110,7 @@ def print_notes(answers: "Answers", k: int, source: Path, console: Console) -> N
         images = counted(len(answers.searched), "image", "images")
         say(console, f"searched: {images} of the {answers.searched.source}; dmlkit embed adds others")
     if answers.rerank is not None:
-        from dmlkit.embedding.questions.search import RERANKED
+        from dmlkit.identify.search import RERANKED
 
         say(console, f"note: {RERANKED}")
     if answers.index is not None:
@@ -139,7 +139,7 @@ def print_neighbors(answers: "Answers", console: Console) -> None:
 
 def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path], console: Console) -> None:
     """Write the page of a search for queries in a source, and print how many pictures are missing."""
-    from dmlkit.embedding.questions.page import Picture, Shelf, write_page
+    from dmlkit.identify.page import Picture, Shelf, write_page
 
     shelves = (
         Shelf(Picture(picture, box=box), pictures_of(neighbors))
@@ -155,7 +155,7 @@ def write_neighbors_page(answers: "Answers", path: Path, read: tuple[Path, Path]
 
 def pictures_of(neighbors: "Iterable[Neighbor]") -> list["Picture"]:
     """Return the pictures of neighbors with their labels, ranks and similarities."""
-    from dmlkit.embedding.questions.page import Picture
+    from dmlkit.identify.page import Picture
 
     return [
         Picture(item.path, [item.label or "", f"{rank}.  {similarity:.4f}"], item.thumbnail, box=item.box)
@@ -167,7 +167,7 @@ def tell_page(
     path: Path, gone: int, count: int, console: Console, read: Sequence[Path], *, rows: str = "queries"
 ) -> None:
     """Print where a page is, and how many pictures of what was read are missing."""
-    from dmlkit.embedding.questions.page import MOST
+    from dmlkit.identify.page import MOST
 
     say(console, f"wrote {path}" + (f": the first {MOST} {rows}" if count > MOST else ""))
     if gone:

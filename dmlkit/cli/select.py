@@ -14,8 +14,8 @@ from dmlkit.files.outputs import check_file
 from dmlkit.files.source import check_options, kind_of, require_queries
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.review.learning_curve import LearningCurve
-    from dmlkit.embedding.review.select import ChosenImages
+    from dmlkit.review.learning_curve import LearningCurve
+    from dmlkit.review.select import ChosenImages
 
 app = typer.Typer()
 MOST_SHOWN = 10  # images printed in the terminal
@@ -91,13 +91,13 @@ def select(
     check_options(source, kind, {"--split": split})
     chosen.check_device(source, *([] if images is None else [images]))
 
-    from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.points import in_memory, require_one_label
-    from dmlkit.embedding.questions.search import open_searched
-    from dmlkit.embedding.review.learning_curve import measure as measure_selection
-    from dmlkit.embedding.review.select import select as select_images
-    from dmlkit.embedding.sources import open_queries
+    from dmlkit.gallery.sources import open_queries
+    from dmlkit.identify.search import open_searched
+    from dmlkit.review.learning_curve import measure as measure_selection
+    from dmlkit.review.select import select as select_images
     from dmlkit.run_folder.folder import RunFolder
+    from dmlkit.vectors.fusion import ModelChoice
+    from dmlkit.vectors.points import in_memory, require_one_label
 
     if kind == "run":
         RunFolder(source).recipe().dataset.require_one_label(str(source))  # before it is embedded

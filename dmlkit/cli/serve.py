@@ -78,7 +78,7 @@ def serve(
     Ctrl-C, after the requests that are running.
     """
     try:
-        from dmlkit.embedding.serve.server import Access, run_server
+        from dmlkit.serve.server import Access, run_server
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("dmlkit"):
             raise

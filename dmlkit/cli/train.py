@@ -107,7 +107,7 @@ def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: Cons
     A run that resumes keeps its table, also if there are more answers since, and its own values of `KEPT`.
     """
     from dmlkit.datasets.table import TableConfig
-    from dmlkit.embedding.review.retraining import override_of, write_training_table
+    from dmlkit.review.retraining import override_of, write_training_table
     from dmlkit.run_folder.folder import RunFolder
 
     if resume and RunFolder(run).holds_run():
@@ -128,8 +128,8 @@ def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: Cons
 
 def has_held_out(review: Path, recipe: "Recipe", console: Console) -> bool:
     """Return whether answers are held out to compare the new model with the gallery's; if not, print that."""
-    from dmlkit.embedding.review.folder import ReviewFolder
-    from dmlkit.embedding.review.retraining import NONE_HELD_OUT, held_out_answers
+    from dmlkit.review.folder import ReviewFolder
+    from dmlkit.review.retraining import NONE_HELD_OUT, held_out_answers
 
     images = recipe.dataset.build(recipe.dataset.default_split)
     if held_out_answers(ReviewFolder(review), images):
@@ -141,7 +141,7 @@ def has_held_out(review: Path, recipe: "Recipe", console: Console) -> bool:
 def print_comparison(review: Path, run: Path, device: str, *, is_compared: bool) -> None:
     """Compare a run with the model of the review's gallery, if answers are held out, and print whether it pays."""
     from dmlkit.distributed.launch import start_fabric
-    from dmlkit.embedding.review.retraining import compare_on_answers
+    from dmlkit.review.retraining import compare_on_answers
     from dmlkit.run_folder.folder import RunFolder
 
     fabric = start_fabric(device)

@@ -24,7 +24,7 @@ from dmlkit.files.pictures import PICTURES
 from dmlkit.files.source import require_image
 
 if TYPE_CHECKING:
-    from dmlkit.embedding.questions.why import Explanation
+    from dmlkit.identify.why import Explanation
 
 app = typer.Typer()
 
@@ -47,8 +47,8 @@ def why(
 ) -> None:
     """Print which patches of two images match, and what each pair contributes to their similarity."""
     from dmlkit.distributed.launch import start_ranks
-    from dmlkit.embedding.questions.why import explain
-    from dmlkit.evaluation.plots.why import plot_explanation
+    from dmlkit.identify.why import explain
+    from dmlkit.plots.why import plot_explanation
 
     fabric = start_ranks(device)
     found, images = explain(run, a, b, checkpoint=checkpoint, fabric=fabric)

@@ -26,7 +26,7 @@ START_RANKS = "start ranks with torchrun, or unset the variable"
 WARN_AFTER = 10  # seconds without the other ranks
 PATIENCE = 300  # seconds for all ranks to join; they start together, but may read Python from a slow disk
 ENGINES = ("bf16", "onnxruntime", "fastest")
-"""What may follow a device, see `dmlkit.embedding.computation`."""
+"""What may follow a device, see `dmlkit.vectors.computation`."""
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -80,7 +80,7 @@ def start_ranks(device: str = "auto") -> Ranks:
 
     Args:
         device: see `start_fabric`; a single process may add ``+bf16``, ``+onnxruntime`` or ``+fastest``, which choose
-            what computes embeddings, see `dmlkit.embedding.computation`. Default: torch in float32.
+            what computes embeddings, see `dmlkit.vectors.computation`. Default: torch in float32.
 
     Raises:
         UserError: see `start_fabric`.

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.class_names import path_fault
-from dmlkit.embedding.points import PointSet, all_points
-from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.sources import points_of_rows, read_features, read_labels
 from dmlkit.errors import UserError, counted
 from dmlkit.evaluation.evaluate import Evaluation, Rescoring, searching
 from dmlkit.evaluation.report import Report
+from dmlkit.gallery.sources import points_of_rows, read_features, read_labels
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.metrics.base import Labeled, MetricConfig
 from dmlkit.metrics.ranking.codec import Codec, Rescore
@@ -22,6 +20,8 @@ from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import DEFAULT_METRICS, Scores, metric_configs, score_retrieval
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.points import PointSet, all_points
+from dmlkit.vectors.progress_bar import Bar, no_bar
 
 WantedMetrics = Sequence[MetricConfig | str]
 
@@ -37,7 +37,7 @@ def evaluate_points(
     """Score points that have a label on their own manifold; each is searched among all others of them.
 
     Args:
-        points: see `dmlkit.embedding.sources.open_points`.
+        points: see `dmlkit.gallery.sources.open_points`.
         metrics: configs or names; `DEFAULT_METRICS` if there are none.
         ties: how items with the same score are counted.
         rerank: method by which the queries are ranked once more.

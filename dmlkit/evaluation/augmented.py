@@ -7,13 +7,13 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset, PickedSamples
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.in_memory import Embeddings, embed_dataset
-from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
-from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError, first_line
 from dmlkit.recipe.file import dump_recipe, parse_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import TransformConfig
+from dmlkit.vectors.in_memory import Embeddings, embed_dataset
+from dmlkit.vectors.progress_bar import EMBEDDING, Bar, no_bar
+from dmlkit.vectors.trained import TrainedModel
 
 Copies = Literal["flip", "scales"]
 SCALES = (0.5**0.5, 2**0.5)

@@ -11,22 +11,22 @@ from torch import Tensor
 
 from dmlkit.datasets.files.table_file import BOX, LABEL, column_names, read_images_table, text_column
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.points import PointSet, PointsInMemory
-from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.calibration import Identification, labeled_decider
-from dmlkit.embedding.questions.probability import Trials, repeated_rows
-from dmlkit.embedding.questions.rates import most_trials
-from dmlkit.embedding.scored import matched_gallery
-from dmlkit.embedding.sources import open_points, split_points
-from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.csv_table import own_column
 from dmlkit.files.regular import TABLES
+from dmlkit.gallery.sources import open_points, split_points
+from dmlkit.identify.calibration import Identification, labeled_decider
+from dmlkit.identify.probability import Trials, repeated_rows
+from dmlkit.identify.rates import most_trials
+from dmlkit.identify.scored import matched_gallery
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, part_comparison
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import Threshold
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.points import PointSet, PointsInMemory
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.trained import load_model
 
 MOST_VALUES = 200  # more are names of images, not groups of them
 BLOCK_ENTRIES = 2**23  # similarities at once: 32 MB in float32

@@ -15,9 +15,6 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.stored import split_embeddings
-from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.pair_probability import fit_pair_probability
 from dmlkit.files.outputs import check_writable
@@ -30,6 +27,9 @@ from dmlkit.metrics.statistics import LEAST_CLASSES, effective_number, tail_of
 from dmlkit.metrics.verification import lowest_share
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import PairRates, Threshold
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.stored import split_embeddings
+from dmlkit.vectors.trained import TrainedModel, load_model
 
 LEAST_ACCEPTED = 10  # pairs: the relative error of a rate from fewer accepted pairs is above a third
 MARGIN = 10  # times as many of the best pairs are kept, because other classes may accept more at the same threshold

@@ -13,9 +13,6 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.in_memory import Embeddings, embed_dataset
-from dmlkit.embedding.progress_bar import EMBEDDING, Advance, Bar, no_bar
-from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import write_table
@@ -25,10 +22,13 @@ from dmlkit.metrics.base import Labeled, Labels, MetricConfig, Points
 from dmlkit.metrics.ranking.codec import Codec, Rescore
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
-from dmlkit.metrics.ranking.scored import OtherScores
 from dmlkit.metrics.scoring import Scores, metric_configs, score_retrieval
 from dmlkit.model import EmbeddingModel
+from dmlkit.nearest.scored import OtherScores
 from dmlkit.recipe.schema import Recipe
+from dmlkit.vectors.in_memory import Embeddings, embed_dataset
+from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar, no_bar
+from dmlkit.vectors.trained import TrainedModel
 
 CLASS = "class"  # name of the array of classes among those of metrics: no metric has that name
 

@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.fusion import check_fusible, join
-from dmlkit.embedding.gallery.manifest import read_gallery_manifest
-from dmlkit.embedding.manifest import Fusion
-from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.probability import fit_sigmoid
-from dmlkit.embedding.stored import hash_images, split_embeddings
-from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.pair_probability import FOLDS, sampled_pairs
 from dmlkit.files.source import check_options, kind_of, require_run
+from dmlkit.gallery.manifest import read_gallery_manifest
+from dmlkit.identify.probability import fit_sigmoid
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Labeled
-from dmlkit.metrics.ranking.scored import OtherScores
 from dmlkit.metrics.reliability import balanced
 from dmlkit.metrics.scoring import score_retrieval
+from dmlkit.nearest.scored import OtherScores
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.vectors.fusion import check_fusible, join
+from dmlkit.vectors.manifest import Fusion
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.stored import hash_images, split_embeddings
+from dmlkit.vectors.trained import load_model
 
 Weights = Literal["mean", "logistic"]
 LEAST = 3  # validation classes

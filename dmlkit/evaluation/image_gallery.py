@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.embedding.fusion import ModelChoice
-from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images
-from dmlkit.embedding.gallery.files import holds_gallery
-from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.incoming import Incoming
-from dmlkit.embedding.gallery.migrate import Migrated, migrate_gallery
-from dmlkit.embedding.questions.answers import Answers, Identified, Rule
-from dmlkit.embedding.questions.calibration import Identification, calibrate_gallery
-from dmlkit.embedding.questions.identify import LabelRule, identify
-from dmlkit.embedding.questions.search import search
 from dmlkit.evaluation.place import PlaceFusion, place_in
 from dmlkit.files.source import kind_of
+from dmlkit.gallery.change import add_images, create_gallery, remove_images
+from dmlkit.gallery.files import holds_gallery
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.incoming import Incoming
+from dmlkit.gallery.migrate import Migrated, migrate_gallery
+from dmlkit.identify.answers import Answers, Identified, Rule
+from dmlkit.identify.calibration import Identification, calibrate_gallery
+from dmlkit.identify.identify import LabelRule, identify
+from dmlkit.identify.search import search
+from dmlkit.vectors.fusion import ModelChoice
 
 ImagePaths = str | Path | Sequence[str | Path]
 """What is asked about: the path of images, of a table or of points; or a list of paths of images."""

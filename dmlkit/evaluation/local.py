@@ -12,11 +12,24 @@ from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.features import software_of
-from dmlkit.embedding.fusion import require_torch
-from dmlkit.embedding.images import ImageList
-from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.local_features import (
+from dmlkit.errors import UserError, warn
+from dmlkit.evaluation.calibration import threshold_on
+from dmlkit.evaluation.fusion import PairOfModels
+from dmlkit.files.document import Document
+from dmlkit.files.source import LOCAL, SIFT
+from dmlkit.identify.probability import drawn_rows
+from dmlkit.identify.scored import FeatureStore, MatchedSpace
+from dmlkit.loading.inputs import refuse_faults
+from dmlkit.manifolds.base import Manifold
+from dmlkit.metrics.base import Points
+from dmlkit.nearest.scored import LocalScores, score_candidates
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.threshold import Threshold
+from dmlkit.vectors.features import software_of
+from dmlkit.vectors.fusion import require_torch
+from dmlkit.vectors.images import ImageList
+from dmlkit.vectors.in_memory import Embeddings
+from dmlkit.vectors.local_features import (
     centered,
     features_of,
     keypoints_of,
@@ -25,23 +38,10 @@ from dmlkit.embedding.local_features import (
     mean_of,
     require_one_process,
 )
-from dmlkit.embedding.manifest import Fusion, LocalFusion, SplitRecord
-from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.probability import drawn_rows
-from dmlkit.embedding.scored import FeatureStore, MatchedSpace
-from dmlkit.embedding.stored import hash_images, split_embeddings
-from dmlkit.embedding.trained import TrainedModel, load_model
-from dmlkit.errors import UserError, warn
-from dmlkit.evaluation.calibration import threshold_on
-from dmlkit.evaluation.fusion import PairOfModels
-from dmlkit.files.document import Document
-from dmlkit.files.source import LOCAL, SIFT
-from dmlkit.loading.inputs import refuse_faults
-from dmlkit.manifolds.base import Manifold
-from dmlkit.metrics.base import Points
-from dmlkit.metrics.ranking.scored import LocalScores, score_candidates
-from dmlkit.run_folder.folder import CheckpointName, RunFolder
-from dmlkit.run_folder.threshold import Threshold
+from dmlkit.vectors.manifest import Fusion, LocalFusion, SplitRecord
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.stored import hash_images, split_embeddings
+from dmlkit.vectors.trained import TrainedModel, load_model
 
 MOST = 600  # validation images, all pairs of which are matched: 180 000 pairs in 30 s
 ROWS = 16  # whose pairs are matched at once

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.glyphs import wrong_labels
-from dmlkit.embedding.search import Neighbors
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
+from dmlkit.nearest.search import Neighbors
 
 
 class SimilarPairs(NamedTuple):

@@ -10,9 +10,9 @@ from math import log
 import numpy as np
 import torch
 
-from dmlkit.embedding.questions.answers import Sigmoid
-from dmlkit.embedding.questions.probability import fit_sigmoid
 from dmlkit.errors import UserError
+from dmlkit.identify.answers import Sigmoid
+from dmlkit.identify.probability import fit_sigmoid
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.reliability import Reliability, balanced, measure_reliability
 from dmlkit.metrics.statistics import LEAST_CLASSES

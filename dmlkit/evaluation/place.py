@@ -12,22 +12,22 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.table_file import LIMITS, column_names, days_of, degrees_of
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.questions.probability import fit_sigmoid
-from dmlkit.embedding.scored import PlaceFusion, check_placed
-from dmlkit.embedding.stored import split_embeddings
-from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import read_column, table_of
 from dmlkit.evaluation.fusion import PairOfModels
 from dmlkit.files.source import PLACE
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.identify.probability import fit_sigmoid
+from dmlkit.identify.scored import PlaceFusion, check_placed
 from dmlkit.manifolds.base import Manifold
-from dmlkit.metrics.ranking.scored import PlaceScores, Range, Sightings, kilometers
 from dmlkit.metrics.reliability import balanced
+from dmlkit.nearest.scored import PlaceScores, Range, Sightings, kilometers
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.vectors.in_memory import Embeddings
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.stored import split_embeddings
+from dmlkit.vectors.trained import TrainedModel, load_model
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the typical distance and time of two sightings of one class, which are tried
 LEAST_KM = 1e-3

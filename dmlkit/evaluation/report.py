@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.manifest import Fusion
 from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import Copies
 from dmlkit.evaluation.by_value import ByColumn, column_table, figures_by_value, read_column, run_table
@@ -27,6 +26,7 @@ from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note, holm, paired_differences
 from dmlkit.recipe.file import plain
 from dmlkit.recipe.schema import Recipe
+from dmlkit.vectors.manifest import Fusion
 
 LISTED = 10  # classes and confusions in a report
 
@@ -119,7 +119,7 @@ class Evidence(BaseModel, frozen=True, extra="forbid"):
     chance: float
     """Without any: all images are equally similar."""
     share: float | None
-    """Of whole - chance, that of the outside, see `dmlkit.evaluation.evidence`; null if that is not positive."""
+    """Of whole - chance, that of the outside, see `dmlkit.look.evidence`; null if that is not positive."""
     interval: tuple[float, float] | None
     """95 % bootstrap interval over classes; null for fewer than 5 classes."""
 

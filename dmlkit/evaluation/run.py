@@ -12,12 +12,6 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import samples_named
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.fusion import fuse
-from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.manifest import Fusion
-from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.stored import embed_files, split_embeddings
-from dmlkit.embedding.trained import TrainedModel, load_model
 from dmlkit.errors import UserError, counted, warn
 from dmlkit.evaluation.augmented import Copies, check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
@@ -35,6 +29,12 @@ from dmlkit.recipe.file import plain
 from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.vectors.fusion import fuse
+from dmlkit.vectors.in_memory import Embeddings
+from dmlkit.vectors.manifest import Fusion
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.stored import embed_files, split_embeddings
+from dmlkit.vectors.trained import TrainedModel, load_model
 
 READ = ("dataset", "metrics", "training.workers", "transform.size", "transform.resize")
 """Recipe keys that an evaluation reads, with the keys below them; all other keys are fixed by the weights."""

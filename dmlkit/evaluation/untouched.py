@@ -5,13 +5,13 @@ import torch
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.evaluation.evaluate import Evaluation, evaluate
 from dmlkit.evaluation.report import Question, Report
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.model import EmbeddingModel, backbone_alone
 from dmlkit.recipe.schema import Recipe
+from dmlkit.vectors.progress_bar import Bar, no_bar
 
 NO_GAIN = 0.005  # a difference that nobody would notice: one more of 200 queries
 ADVICE = "backbone.tuning last_blocks or more classes, see docs/tuning.md"

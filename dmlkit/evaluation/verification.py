@@ -12,13 +12,6 @@ from pydantic import BaseModel, FiniteFloat
 
 from dmlkit.datasets.files.paths import are_of_windows
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.embedding.fusion import fuse, with_local
-from dmlkit.embedding.images import ImageList
-from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.manifest import Fusion
-from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.stored import embed_files
-from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import points_of_split, threshold_on
 from dmlkit.evaluation.fusion import choose_fusion
@@ -34,6 +27,13 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.reliability import Share
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import Threshold, threshold_of
+from dmlkit.vectors.fusion import fuse, with_local
+from dmlkit.vectors.images import ImageList
+from dmlkit.vectors.in_memory import Embeddings
+from dmlkit.vectors.manifest import Fusion
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.stored import embed_files
+from dmlkit.vectors.trained import load_model
 
 ANSWERS = {"1": True, "true": True, "same": True, "0": False, "false": False, "different": False}
 """Values of the column ``same``, in any case."""

@@ -13,8 +13,6 @@ from uuid import uuid4
 
 import numpy as np
 
-from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.progress_bar import Bar
 from dmlkit.errors import UserError, first_line
 from dmlkit.export.store import (
     Destination,
@@ -27,6 +25,8 @@ from dmlkit.export.store import (
     without_password,
 )
 from dmlkit.files.outputs import check_folder
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.progress_bar import Bar
 
 SCHEMA_KEY = b"dmlkit"  # of the manifest in the metadata of a table's schema
 

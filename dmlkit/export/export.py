@@ -8,9 +8,6 @@ from typing import cast
 
 from dmlkit.backbones.tuning import LoRAConfig
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.progress_bar import Bar, no_bar
-from dmlkit.embedding.trained import load_model, shortened
 from dmlkit.errors import UserError
 from dmlkit.export.databases import write_lancedb, write_pgvector, write_qdrant
 from dmlkit.export.formats import FORMATS, export_embeddings
@@ -36,6 +33,9 @@ from dmlkit.files.outputs import check_file, check_place
 from dmlkit.files.source import NAMES, check_options, kind_of, require_path, require_run
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.trained import load_model, shortened
 
 TABLE = "embeddings"  # default name of a table
 OPTIONS: dict[str, tuple[str, ...]] = {

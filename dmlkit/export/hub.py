@@ -28,9 +28,6 @@ from dmlkit.backbones.torchvision import Torchvision
 from dmlkit.backbones.tuning import LoRAConfig, LowRankUpdate
 from dmlkit.backbones.weights import is_file
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.hub import CARD, CONFIG, FILES, RECIPE, WEIGHTS, HubConfig, load_hub
-from dmlkit.embedding.manifest import VectorInput
-from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
 from dmlkit.export.model import TOLERANCE, Parity, parity_samples
 from dmlkit.files.atomic import atomic_folder, json_text, write_text
@@ -41,6 +38,9 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
+from dmlkit.vectors.hub import CARD, CONFIG, FILES, RECIPE, WEIGHTS, HubConfig, load_hub
+from dmlkit.vectors.manifest import VectorInput
+from dmlkit.vectors.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 UNKNOWN = "unknown"

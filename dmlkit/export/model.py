@@ -13,9 +13,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from dmlkit.datasets.files.samples import Samples
-from dmlkit.embedding.graphs import NotExportableError, import_runtime, onnx_program, traced
-from dmlkit.embedding.manifest import Description
-from dmlkit.embedding.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 from dmlkit.errors import UserError
 from dmlkit.export.precision import Lowered, ValidationScores
 from dmlkit.export.preparation import images_program, prepend_preparation
@@ -25,6 +22,9 @@ from dmlkit.files.image_file import BadImageError
 from dmlkit.files.outputs import writing
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.run_folder.threshold import Threshold
+from dmlkit.vectors.graphs import NotExportableError, import_runtime, onnx_program, traced
+from dmlkit.vectors.manifest import Description
+from dmlkit.vectors.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
 
 FILE_NAMES: dict[ModelFormat, str] = {
     "safetensors": "model.safetensors",

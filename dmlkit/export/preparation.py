@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dmlkit.embedding.graphs import traced
 from dmlkit.transforms.base import Resizing, TransformConfig
+from dmlkit.vectors.graphs import traced
 
 OPSET = 18  # ScatterElements with reduction
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from pydantic import PositiveInt
 
-from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.index_vectors import Vectors, index_vectors
-from dmlkit.embedding.manifest import Manifest, SearchIndex
-from dmlkit.embedding.progress_bar import Bar, no_bar
 from dmlkit.errors import UserError, first_line
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.index_vectors import Vectors, index_vectors
+from dmlkit.vectors.manifest import Manifest, SearchIndex
+from dmlkit.vectors.progress_bar import Bar, no_bar
 
 ROWS = 4096  # rows per block: 8 MB at 512 dimensions
 StoreDistance = Literal["cosine", "l2", "dot"]

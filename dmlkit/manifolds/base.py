@@ -251,7 +251,7 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
         return self.product_vectors(points)
 
     def index_form(self) -> dict[str, Any]:
-        """Return how `dmlkit.embedding.index_vectors` computes `index_vectors` in NumPy, by name and parameters.
+        """Return how `dmlkit.vectors.index_vectors` computes `index_vectors` in NumPy, by name and parameters.
 
         ``own``, the default, is for vectors that only the manifold itself computes.
         """

@@ -12,8 +12,8 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.products import inner_products_into
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.cpu_search import thread_pools
-from dmlkit.metrics.ranking.scored import ScoredSpace
 from dmlkit.metrics.ranking.search import Lookup, repeated_rows
+from dmlkit.nearest.scored import ScoredSpace
 
 BLOCK_ENTRIES = 2**24  # scores per thread: 64 MB; 277 rows of 60 502, whose product is as fast as that of more rows
 ALL_ENTRIES = 2**26  # scores in all threads together

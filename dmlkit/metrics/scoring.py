@@ -28,8 +28,8 @@ from dmlkit.metrics.ranking.rankings import (
     search_vectors,
 )
 from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, Rerank, expand, k_reciprocal
-from dmlkit.metrics.ranking.scored import OtherScores
 from dmlkit.metrics.ranking.search import Search
+from dmlkit.nearest.scored import OtherScores
 
 _NEAREST = "nearest"
 DEFAULT_METRICS = ("recall@1", "r_precision", "map@r")

@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dmlkit.datasets.base import FOLDS
-from dmlkit.embedding.in_memory import embed_dataset
-from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.loading.inputs import refuse_faults
@@ -23,6 +21,8 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.record import ProtocolName
 from dmlkit.training.progress import Progress
 from dmlkit.training.train import train
+from dmlkit.vectors.in_memory import embed_dataset
+from dmlkit.vectors.trained import load_model
 
 Figures = dict[str, Metrics]
 """Metrics by kind, e.g. ``{"separated": {"map@r": 0.4}, ...}``."""

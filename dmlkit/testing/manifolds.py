@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from dmlkit.embedding.index_vectors import index_vectors
-from dmlkit.embedding.manifest import index_of
-from dmlkit.embedding.search import Gallery
 from dmlkit.manifolds.base import Manifold, ManifoldConfig, Side
+from dmlkit.nearest.search import Gallery
 from dmlkit.testing.promise import Promise, changed, expect, expect_close, expect_refused, has_defaults, hold, title
+from dmlkit.vectors.index_vectors import index_vectors
+from dmlkit.vectors.manifest import index_of
 
 DIM = 6
 
@@ -129,7 +129,7 @@ def index_vectors_rank_as_the_similarity(config: ManifoldConfig) -> None:
 
 
 def the_index_form_is_that_of_the_index_vectors(config: ManifoldConfig) -> None:
-    """Check that `dmlkit.embedding.index_vectors` computes the index vectors in NumPy, or that the form is ``own``."""
+    """Check that `dmlkit.vectors.index_vectors` computes the index vectors in NumPy, or that the form is ``own``."""
     bent = {"curvature": -0.7} if "curvature" in type(config).model_fields else {}
     manifold = changed(config, **bent).build(DIM).double()
     index = index_of(manifold).model_dump(mode="json")

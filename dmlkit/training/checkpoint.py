@@ -13,11 +13,11 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from dmlkit.distributed.exchange import gather_lists
-from dmlkit.embedding.trained import ALIGNED, FROZEN, take_weights
 from dmlkit.errors import UserError, first_line
 from dmlkit.run_folder.checkpoint_file import load_weights
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.training.experiment import Experiment
+from dmlkit.vectors.trained import ALIGNED, FROZEN, take_weights
 
 
 class CheckpointWriter:

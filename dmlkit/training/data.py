@@ -11,16 +11,6 @@ from lightning_fabric import Fabric
 from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.features import (
-    CachedFeatures,
-    DrawnViews,
-    cached_features,
-    features_folder,
-    is_complete,
-    place_of,
-)
-from dmlkit.embedding.stored import embed_files
-from dmlkit.embedding.trained import describe, load_model
 from dmlkit.errors import UserError
 from dmlkit.files.document import differences
 from dmlkit.files.lock import sole_writer
@@ -32,6 +22,16 @@ from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.experiment import Experiment
 from dmlkit.training.progress import Progress
+from dmlkit.vectors.features import (
+    CachedFeatures,
+    DrawnViews,
+    cached_features,
+    features_folder,
+    is_complete,
+    place_of,
+)
+from dmlkit.vectors.stored import embed_files
+from dmlkit.vectors.trained import describe, load_model
 
 
 class TrainingData(NamedTuple):

@@ -14,12 +14,12 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.device_name import count_cores
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.trained import without_pretrained_weights
 from dmlkit.errors import UserError
 from dmlkit.loading.batches import collate, default_workers
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.schema import Recipe
+from dmlkit.vectors.trained import without_pretrained_weights
 
 TIMED = 16  # images: on one CPU core a batch of EfficientNet-Lite0 takes 0.6 s
 EPOCH = 0.1  # seconds of an epoch of a head on cached features: 540 photos, 200 epochs in 22 s on 2 CPU cores

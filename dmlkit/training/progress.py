@@ -21,13 +21,13 @@ from typing import Any, ClassVar, Protocol
 from lightning_fabric import Fabric
 from pydantic import BaseModel
 
-from dmlkit.embedding.progress_bar import Advance
 from dmlkit.errors import first_line
 from dmlkit.files.document import Document
 from dmlkit.recipe.file import plain
 from dmlkit.recipe.schema import LoggerName, Recipe
 from dmlkit.run_folder.documents import EpochRow, Metrics, Summary
 from dmlkit.run_folder.folder import RunFolder, named
+from dmlkit.vectors.progress_bar import Advance
 
 
 class Progress(Protocol):

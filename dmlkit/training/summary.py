@@ -16,7 +16,6 @@ import torch
 from dmlkit.datasets.base import Split
 from dmlkit.distributed.exchange import gather_lists
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.trained import recipe_of, take_weights
 from dmlkit.errors import UserError
 from dmlkit.evaluation.evaluate import Evaluation, evaluate
 from dmlkit.evaluation.report import Figures
@@ -28,6 +27,7 @@ from dmlkit.training.checkpoint import State
 from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment
 from dmlkit.training.untrained_baseline import compare_with_untouched
+from dmlkit.vectors.trained import recipe_of, take_weights
 
 
 def summarize(

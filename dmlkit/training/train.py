@@ -14,7 +14,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from dmlkit.distributed.exchange import gather_counts, gather_rows
 from dmlkit.distributed.launch import lost_ranks, start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
-from dmlkit.embedding.trained import files_of_run
 from dmlkit.errors import UserError, killed_reader, out_of_memory
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.loading.batches import TimedBatches, TrainingBatches, make_loader
@@ -30,6 +29,7 @@ from dmlkit.training.experiment import Experiment, assemble
 from dmlkit.training.progress import Progress, Silent, mirror_to_loggers
 from dmlkit.training.summary import forget_peak_memory, peak_memory, summarize
 from dmlkit.training.untrained_baseline import score_untouched
+from dmlkit.vectors.trained import files_of_run
 
 LESS_MEMORY = (
     "take smaller batches, or set training.precision=bf16, training.gradient_checkpointing=true or "

@@ -11,8 +11,6 @@ from dmlkit.backbones.identity import IdentityConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
-from dmlkit.embedding.features import CachedFeatures
-from dmlkit.embedding.progress_bar import EMBEDDING, Bar, no_bar
 from dmlkit.errors import UserError, warn
 from dmlkit.evaluation.evaluate import Evaluation
 from dmlkit.evaluation.report import Figures, Question, Report, store, stored_answer
@@ -28,6 +26,8 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment, try_model
 from dmlkit.training.progress import Progress
+from dmlkit.vectors.features import CachedFeatures
+from dmlkit.vectors.progress_bar import EMBEDDING, Bar, no_bar
 
 _answered: dict[str, Path] = {}  # reports of this process's runs by the key of their question: a study asks it again
 

@@ -39,12 +39,12 @@ ROOMS = {
     "embeddings": (
         "Embeddings, search and stores",
         [
-            "dmlkit.embedding",
-            "dmlkit.embedding.folder",
-            "dmlkit.embedding.search",
-            "dmlkit.embedding.index_vectors",
-            "dmlkit.embedding.questions.answers",
-            "dmlkit.embedding.questions.identify",
+            "dmlkit.vectors",
+            "dmlkit.vectors.folder",
+            "dmlkit.nearest.search",
+            "dmlkit.vectors.index_vectors",
+            "dmlkit.identify.answers",
+            "dmlkit.identify.identify",
         ],
     ),
     "recipe": ("Recipes", ["dmlkit.recipe.schema", "dmlkit.recipe.file", "dmlkit.recipe.plugin"]),

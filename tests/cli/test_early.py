@@ -14,11 +14,11 @@ from typer.main import get_command
 
 from dmlkit.cli.app import app
 from dmlkit.cli.options import Writes
-from dmlkit.embedding.gallery.manifest import GalleryManifest
-from dmlkit.embedding.manifest import Description
+from dmlkit.gallery.manifest import GalleryManifest
 from dmlkit.run_folder.documents import Environment
+from dmlkit.vectors.manifest import Description
 from tests.conftest import Result
-from tests.embedding.stored import manifest
+from tests.vectors.stored import manifest
 
 Cli = Callable[..., Result]
 NO_RUN = "no run here (recipe.yaml or environment.json is missing); expected a folder that train wrote"
@@ -40,7 +40,7 @@ from functools import cache
 # What most commands import and build first, once: a command took 0.24 s otherwise. All of it is without torch too.
 import filelock, pydantic.json_schema, pydantic.type_adapter, rich.console, typer.main, yaml
 from dmlkit.cli.app import app, main
-from dmlkit.embedding.gallery import files
+from dmlkit.gallery import files
 from dmlkit.recipe import overrides, plugin
 from dmlkit.run_folder import folder
 

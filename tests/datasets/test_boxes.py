@@ -10,10 +10,10 @@ from PIL import Image
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import thumbnail
-from dmlkit.embedding.gallery.images import LabelledImage, images_of
-from dmlkit.embedding.images import images_at
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box
+from dmlkit.gallery.images import LabelledImage, images_of
+from dmlkit.vectors.images import images_at
 
 SIZE = 40, 30
 

@@ -22,13 +22,13 @@ from dmlkit.datasets import FolderConfig
 from dmlkit.datasets.files import image
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import Turns, decode_image, decoded_pixels, frames, read_image
-from dmlkit.embedding.embedder import GivenImages
-from dmlkit.embedding.images import dataset_of
-from dmlkit.embedding.questions.page import drawn_picture
 from dmlkit.files.image_file import FORMATS, HEIF, MAX_PIXELS, MAX_SIDE, BadImageError, Box, decoding
 from dmlkit.files.regular import EXTENSIONS, HEIC
+from dmlkit.identify.page import drawn_picture
 from dmlkit.loading.batches import evaluation_loader
 from dmlkit.recipe.file import parse_recipe
+from dmlkit.vectors.embedder import GivenImages
+from dmlkit.vectors.images import dataset_of
 from tests.conftest import TINY_RECIPE
 
 
@@ -399,7 +399,7 @@ def test_a_box_is_drawn_at_its_place_in_a_reduced_image(tmp_path: Path, monkeypa
     Image.new("RGB", (640, 320), "blue").save(tmp_path / "a.jpg", quality=95)
     lines: list[np.ndarray] = []
     for most in (640 * 320, 60_000):
-        monkeypatch.setattr("dmlkit.embedding.questions.page.read_image", partial(read_image, max_pixels=most))
+        monkeypatch.setattr("dmlkit.identify.page.read_image", partial(read_image, max_pixels=most))
         picture = Image.open(BytesIO(drawn_picture(str(tmp_path / "a.jpg"), Box(160, 80, 400, 240))))
         lines.append(np.asarray(picture)[..., 0] > 150)  # yellow
     corners = [(*line.any(0).nonzero()[0][[0, -1]], *line.any(1).nonzero()[0][[0, -1]]) for line in lines]

@@ -9,12 +9,12 @@ import torch
 
 from dmlkit.datasets import TableConfig
 from dmlkit.datasets.files.class_names import cut_between_groups, in_groups
-from dmlkit.embedding.stored import split_embeddings
 from dmlkit.errors import UserError
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.run_folder.documents import Alignment
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.samplers import ClassBalanced
+from dmlkit.vectors.stored import split_embeddings
 from tests.datasets import trees
 from tests.evaluation.test_align import turned
 
@@ -121,7 +121,7 @@ metrics: [recall@1, map@r]
 
 def test_a_run_is_trained_and_scored_by_shared_labels(dmlkit, tmp_path: Path):
     from dmlkit.distributed.launch import start_ranks
-    from dmlkit.embedding.trained import load_model
+    from dmlkit.vectors.trained import load_model
 
     config = table(tmp_path, LABELS)
     recipe = tmp_path / "recipe.yaml"

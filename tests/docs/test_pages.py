@@ -173,7 +173,7 @@ def test_the_exit_codes_are_those_of_the_command_line():
 
 def test_the_limits_of_security_are_those_of_the_code():
     pytest.importorskip("fastapi", reason="needs dmlkit[serve]")
-    from dmlkit.embedding.serve import requests, service
+    from dmlkit.serve import requests, service
 
     text = " ".join((ROOT / "SECURITY.md").read_text(encoding="utf-8").split())
     formats = ", ".join({"WEBP": "WebP"}.get(name, name) for name in FORMATS[:-1])

@@ -13,15 +13,15 @@ import torch
 from scipy.linalg import orthogonal_procrustes
 from sklearn.linear_model import Ridge
 
-from dmlkit.embedding.embedder import load
-from dmlkit.embedding.manifest import Fusion, Manifest
 from dmlkit.errors import UserError
-from dmlkit.evaluation.align import align, check_can_be_mapped
-from dmlkit.evaluation.point_map import SharedImages, fit_map, split_images
+from dmlkit.look.align import align, check_can_be_mapped
 from dmlkit.manifolds import Euclidean, Sphere
+from dmlkit.plots.point_map import SharedImages, fit_map, split_images
 from dmlkit.run_folder.checkpoint_file import write_checkpoint
 from dmlkit.run_folder.documents import Alignment
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.embedder import load
+from dmlkit.vectors.manifest import Fusion, Manifest
 from tests.conftest import ON_THE_BALL, ONE_EPOCH, Result
 
 Cli = Callable[..., Result]

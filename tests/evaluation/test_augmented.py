@@ -8,8 +8,6 @@ import torch
 from torch.nn.functional import interpolate
 
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.in_memory import embed_dataset
-from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import Copies, embed_with_copies, scaled_transform
 from dmlkit.evaluation.evaluate import SecondScoring, score_split
@@ -17,6 +15,8 @@ from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.base import Points
 from dmlkit.model import build_model
 from dmlkit.recipe.file import parse_recipe
+from dmlkit.vectors.in_memory import embed_dataset
+from dmlkit.vectors.trained import TrainedModel
 from tests.conftest import TINY_RECIPE, Result
 
 

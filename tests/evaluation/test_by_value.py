@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.points import all_points
-from dmlkit.embedding.sources import open_points
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import figures_by_value, read_column, table_of
+from dmlkit.gallery.sources import open_points
 from dmlkit.metrics.statistics import effective_number, holm, part_comparison, tail_of
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.points import all_points
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
 

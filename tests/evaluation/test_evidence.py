@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 from dmlkit.backbones.base import Backbone
 from dmlkit.datasets.files.samples import samples_named
-from dmlkit.embedding.images import images_at
-from dmlkit.embedding.in_memory import Embeddings
-from dmlkit.embedding.trained import TrainedModel
 from dmlkit.errors import UserError
-from dmlkit.evaluation.evidence import evidence_of
 from dmlkit.heads import Linear
+from dmlkit.look.evidence import evidence_of
 from dmlkit.manifolds import Euclidean, Manifold, Poincare, Sphere
 from dmlkit.metrics.statistics import bootstrap_intervals, ratio_interval
 from dmlkit.model import EmbeddingModel
 from dmlkit.pooling import Avg
 from dmlkit.recipe.schema import Recipe
+from dmlkit.vectors.images import images_at
+from dmlkit.vectors.in_memory import Embeddings
+from dmlkit.vectors.trained import TrainedModel
 from tests.conftest import Result
 
 Cli = Callable[..., Result]

@@ -12,12 +12,12 @@ from sklearn.linear_model import LogisticRegression
 
 from dmlkit.cli.console import fusion_line
 from dmlkit.datasets.files.image import read_image
-from dmlkit.embedding.fusion import ModelChoice, join
-from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.questions.identify import identify
 from dmlkit.evaluation.calibration import calibrate_run
 from dmlkit.evaluation.fusion import PairOfModels, fusion_of
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.identify.identify import identify
 from dmlkit.manifolds import Euclidean, Lorentz, Sphere
+from dmlkit.vectors.fusion import ModelChoice, join
 from tests.conftest import Result
 
 Cli = Callable[..., Result]
@@ -116,7 +116,7 @@ def stored(run: Path, photos: Path, dmlkit: Cli) -> dict[str, np.ndarray]:
     output = run.parent / f"of_{run.name}"
     if not output.exists():
         assert dmlkit("embed", run, photos, "-o", output, "--device", "cpu").code == 0
-    from dmlkit.embedding.folder import EmbeddingFolder
+    from dmlkit.vectors.folder import EmbeddingFolder
 
     folder = EmbeddingFolder(output)
     points = np.load(output / "embeddings.npy").astype(float)
@@ -148,7 +148,7 @@ def test_a_gallery_of_two_runs_sums_their_cosines(two: Path, tmp_path: Path, dml
     assert answers.code == 0 and "the best guess is correct for 12 of 12" in answers.out
     refused = dmlkit("identify", gallery, photos, "--with", two / "of_others", "--device", "cpu")
     assert refused.code == 2 and "fingerprint" in refused.err
-    from dmlkit.embedding.serve.service import Service
+    from dmlkit.serve.service import Service
 
     model = ModelChoice(fusion=fusion_of(gallery, moved), device="cpu")
     serving = Service(gallery, model)

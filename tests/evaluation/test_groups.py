@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.manifolds import Poincare, Sphere
 from dmlkit.metrics import metric_configs
+from dmlkit.vectors.in_memory import Embeddings
 
 METRICS = ("recall@1", "recall@5", "map@r", "eer")
 

@@ -13,11 +13,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.local_features import verify_affine
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.metrics import Labeled, score_retrieval
-from dmlkit.metrics.ranking import scored
-from dmlkit.metrics.ranking.scored import match_patches, patch_matches, score_candidates
+from dmlkit.nearest import scored
+from dmlkit.nearest.scored import match_patches, patch_matches, score_candidates
+from dmlkit.vectors.local_features import verify_affine
 from tests.conftest import Result
 
 
@@ -145,7 +145,7 @@ def blobs(seed: int) -> np.ndarray:
 def test_a_turned_and_cropped_photo_verifies_and_another_does_not():
     """The map that the keypoints of both photos give is the one with which the copy was made."""
     pytest.importorskip("cv2", reason="needs OpenCV (pip install 'dmlkit[sift]')")
-    from dmlkit.embedding.local_features import TOLERANCE, Keypoints, keypoints_of, match_keypoints, matches
+    from dmlkit.vectors.local_features import TOLERANCE, Keypoints, keypoints_of, match_keypoints, matches
 
     photo, angle, scale = blobs(0), math.radians(30), 1.2  # the copy is 1.2 times as large, and shows the middle
     back = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]) / scale

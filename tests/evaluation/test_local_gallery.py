@@ -12,18 +12,18 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding import scored
-from dmlkit.embedding.fusion import ModelChoice
-from dmlkit.embedding.gallery.change import add_images, create_gallery, remove_images, restore_version
-from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.migrate import migrate_gallery
-from dmlkit.embedding.manifest import LocalFusion
-from dmlkit.embedding.questions.calibration import Identification, acceptance_of, labeled_decider
-from dmlkit.embedding.questions.probability import Trials
-from dmlkit.embedding.questions.search import search
-from dmlkit.embedding.scored import MatchedSpace, matched_gallery
 from dmlkit.errors import UserError
 from dmlkit.evaluation.run import choose_second
+from dmlkit.gallery.change import add_images, create_gallery, remove_images, restore_version
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.migrate import migrate_gallery
+from dmlkit.identify import scored
+from dmlkit.identify.calibration import Identification, acceptance_of, labeled_decider
+from dmlkit.identify.probability import Trials
+from dmlkit.identify.scored import MatchedSpace, matched_gallery
+from dmlkit.identify.search import search
+from dmlkit.vectors.fusion import ModelChoice
+from dmlkit.vectors.manifest import LocalFusion
 from tests.conftest import Result
 from tests.datasets import trees
 from tests.evaluation.test_local import naive_match
@@ -64,8 +64,8 @@ def gallery(patches_run: Path, photos: Path, model: ModelChoice, tmp_path_factor
 
 def naive_patches(run: Path, paths: list[str], mean: Tensor) -> np.ndarray:
     """The last map of the small network, whose layers are run one after the other."""
-    from dmlkit.embedding.trained import load_model
     from dmlkit.run_folder.folder import RunFolder
+    from dmlkit.vectors.trained import load_model
 
     network = load_model(RunFolder(run), start_ranks("cpu")).model
     transform = RunFolder(run).recipe().transform
@@ -119,7 +119,7 @@ def test_a_gallery_keeps_patches_and_search_compares_them(
 def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch: pytest.MonkeyPatch):
     """Decisions without the image, or group of images, itself and without its label, against loops over all pairs."""
     monkeypatch.setattr(scored, "CANDIDATES", 3)
-    monkeypatch.setattr("dmlkit.embedding.questions.decisions.CANDIDATES", 3)
+    monkeypatch.setattr("dmlkit.identify.decisions.CANDIDATES", 3)
     searched = matched_gallery(GalleryFolder(gallery))
     assert searched is not None and isinstance(searched.manifold, MatchedSpace)
     _, decider = labeled_decider(searched)
@@ -216,8 +216,8 @@ def test_changes_keep_patches_with_their_images(
 def test_an_interrupted_addition_resumes(
     gallery: Path, photos: Path, tmp_path: Path, patches_run: Path, model: ModelChoice, monkeypatch: pytest.MonkeyPatch
 ):
-    from dmlkit.embedding import parts
-    from dmlkit.embedding.gallery import change
+    from dmlkit.gallery import change
+    from dmlkit.vectors import parts
 
     place = tmp_path / "gallery"
     create_gallery(patches_run, None, place, model=model)
@@ -269,8 +269,8 @@ def test_a_gallery_keeps_keypoints(photos: Path, patches_run: Path, tmp_path: Pa
     """Each score has that of the keypoints of both photos, which are found in the files again."""
     pytest.importorskip("cv2", reason="needs OpenCV (pip install 'dmlkit[sift]')")
     from dmlkit import load
-    from dmlkit.embedding.images import ImageList
-    from dmlkit.embedding.local_features import keypoints_of, match_keypoints
+    from dmlkit.vectors.images import ImageList
+    from dmlkit.vectors.local_features import keypoints_of, match_keypoints
 
     place, device = tmp_path / "gallery", ("--device", "cpu")
     words = ("gallery", "create", patches_run, photos / "known", "-o", place, "--with", "sift", *device)
@@ -374,9 +374,9 @@ def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice
 
 
 def test_patches_of_other_weights_are_refused(gallery: Path, patches_run: Path):
-    from dmlkit.embedding.fusion import with_local
-    from dmlkit.embedding.trained import load_model
     from dmlkit.run_folder.folder import RunFolder
+    from dmlkit.vectors.fusion import with_local
+    from dmlkit.vectors.trained import load_model
 
     local = GalleryFolder(gallery).manifest.local
     trained = load_model(RunFolder(patches_run.parent / "small"), start_ranks("cpu"))

@@ -11,11 +11,11 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from dmlkit import gallery as load_gallery
-from dmlkit.embedding.in_memory import Embeddings
 from dmlkit.evaluation.place import PairWithPlace, fit_range
 from dmlkit.files.source import partner_path
 from dmlkit.manifolds import Sphere
-from dmlkit.metrics.ranking.scored import Range, Sightings
+from dmlkit.nearest.scored import Range, Sightings
+from dmlkit.vectors.in_memory import Embeddings
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
 from tests.metrics.test_place import naive_evidence
@@ -120,8 +120,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_eval_adds_the_evidence_to_the_similarity(run: Path, dmlkit: Cli):
     """Against a loop over pairs of test images, with the range and the weight that are reported."""
-    from dmlkit.embedding.folder import EmbeddingFolder
     from dmlkit.metrics.scoring import metrics_from_hits
+    from dmlkit.vectors.folder import EmbeddingFolder
 
     words = ("eval", run, "--with", "place", "--metric", "map@r", "--device", "cpu")
     found = json.loads(dmlkit(*words, "--json").out)
@@ -155,8 +155,8 @@ def test_eval_adds_the_evidence_to_the_similarity(run: Path, dmlkit: Cli):
 @pytest.fixture(scope="module")
 def asked(run: Path) -> tuple[Path, Path, np.ndarray]:
     """A gallery of the first 4 sightings of each animal, a table of the others, and their rows."""
-    from dmlkit.embedding.fusion import ModelChoice
-    from dmlkit.embedding.gallery.change import create_gallery
+    from dmlkit.gallery.change import create_gallery
+    from dmlkit.vectors.fusion import ModelChoice
 
     photos = run.parent / "photos"
     header, *lines = (photos / "table.csv").read_text().splitlines()
@@ -172,8 +172,8 @@ def asked(run: Path) -> tuple[Path, Path, np.ndarray]:
 @pytest.mark.slow
 def test_a_gallery_answers_by_place_and_time(asked: tuple[Path, Path, np.ndarray], dmlkit: Cli, tmp_path: Path):
     """Against a loop over queries and images, with the range and weight that `place_in` chooses."""
-    from dmlkit.embedding.gallery.folder import GalleryFolder
     from dmlkit.evaluation.place import place_in
+    from dmlkit.gallery.folder import GalleryFolder
 
     gallery, table, rows = asked
     place = place_in(GalleryFolder(gallery), device="cpu")
@@ -209,10 +209,10 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
     asked: tuple[Path, Path, np.ndarray], dmlkit: Cli, tmp_path: Path
 ):
     """A loop over the images without their labels gives about the requested share of them a label."""
-    from dmlkit.embedding.gallery.folder import GalleryFolder
-    from dmlkit.embedding.questions.calibration import acceptance_of, labeled_decider
-    from dmlkit.embedding.scored import place_gallery
     from dmlkit.evaluation.place import place_in
+    from dmlkit.gallery.folder import GalleryFolder
+    from dmlkit.identify.calibration import acceptance_of, labeled_decider
+    from dmlkit.identify.scored import place_gallery
 
     gallery, table, _ = asked
     place = place_in(GalleryFolder(gallery), device="cpu")
@@ -246,7 +246,7 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
 
 
 def ids_of(gallery: Path) -> list[str]:
-    from dmlkit.embedding.gallery.folder import GalleryFolder
+    from dmlkit.gallery.folder import GalleryFolder
 
     return GalleryFolder(gallery).ids
 

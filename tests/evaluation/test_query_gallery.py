@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.in_memory import embed_dataset
 from dmlkit.evaluation.evaluate import evaluate
 from dmlkit.evaluation.report import Report
 from dmlkit.model import build_model
 from dmlkit.recipe.schema import Recipe
+from dmlkit.vectors.in_memory import embed_dataset
 from tests.datasets import trees
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.metrics.ranking.codec import Codec, Stored
+from dmlkit.vectors.folder import EmbeddingFolder
 from tests.conftest import Result
 
 

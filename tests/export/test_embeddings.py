@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
 from dmlkit.export.formats import FORMATS, Format, export_embeddings
 from dmlkit.export.formats.faiss import FaissManifest
 from dmlkit.export.wanted import EmbeddingFormat
-from tests.embedding.stored import EUCLIDEAN, INDEX, MANIFEST, POINTS, embeddings_at, items, manifest
+from dmlkit.vectors.folder import EmbeddingFolder
+from tests.vectors.stored import EUCLIDEAN, INDEX, MANIFEST, POINTS, embeddings_at, items, manifest
 
 
 @pytest.mark.parametrize("block", [2, 65_536])

@@ -13,12 +13,12 @@ from pyarrow import parquet
 from dmlkit.backbones.small_cnn import SmallCNN
 from dmlkit.datasets.files.image import read_image
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.manifest import Description
-from dmlkit.embedding.trained import load_model
 from dmlkit.export.model import ModelManifest
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.manifest import Description
+from dmlkit.vectors.trained import load_model
 from tests.conftest import TINY_RECIPE
-from tests.embedding.stored import EUCLIDEAN, embeddings_at
+from tests.vectors.stored import EUCLIDEAN, embeddings_at
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def expected_embeddings(run: Path) -> tuple[np.ndarray, list[str], list[str]]:
 
 @pytest.fixture(scope="module")
 def embeddings(run: Path) -> Path:
-    from dmlkit.embedding.run import embed
+    from dmlkit.vectors.run import embed
 
     output = run.parent / "embeddings"
     embed(run, split="test", output=output, device="cpu")

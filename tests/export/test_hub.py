@@ -125,7 +125,7 @@ def test_nothing_tells_of_this_machine(run: Path, tmp_path: Path, dmlkit: Cli):
     for path in (tmp_path / "m").iterdir():
         assert str(tmp_path).encode() not in path.read_bytes() and str(run).encode() not in path.read_bytes()
     config = package.load(tmp_path / "m", device="cpu").trained
-    from dmlkit.embedding.hub import HubConfig
+    from dmlkit.vectors.hub import HubConfig
 
     card = model_card("a|b `c`\n# d", HubConfig.read(tmp_path / "m" / "config.json"), config.recipe, None, "mit")
     assert "# a\\|b \\`c\\`\\n\\# d\n" in card or "# a\\|b \\`c\\`\\\\n\\# d\n" in card

@@ -18,10 +18,10 @@ import yaml
 
 import dmlkit as package
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.hub import download, load_hub
 from dmlkit.errors import UserError
 from dmlkit.export.hub import public_recipe
 from dmlkit.recipe.file import parse_recipe
+from dmlkit.vectors.hub import download, load_hub
 from tests.conftest import ONE_EPOCH, Result
 
 pytest.importorskip("huggingface_hub", reason="it comes with the extra dmlkit[timm]")

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from dmlkit import testing
-from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.index_vectors import index_vectors
-from dmlkit.embedding.search import Gallery
 from dmlkit.export.formats import export_embeddings
 from dmlkit.export.store import rows_of, store_manifest
 from dmlkit.manifolds import ManifoldConfig
-from tests.embedding.stored import embeddings_at
+from dmlkit.nearest.search import Gallery
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.index_vectors import index_vectors
+from tests.vectors.stored import embeddings_at
 
 STRETCHED = """
 from functools import cached_property

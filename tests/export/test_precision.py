@@ -14,10 +14,10 @@ import torch
 
 import dmlkit as package
 from dmlkit.distributed.launch import start_ranks
-from dmlkit.embedding.trained import load_model
 from dmlkit.errors import UserError
 from dmlkit.export.precision import lower, to_fp16, to_int8
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.trained import load_model
 from tests.conftest import ON_THE_BALL, TINY_RECIPE, Result
 
 onnx: Any = pytest.importorskip("onnx", reason="it comes with the extra dmlkit[onnx]")

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch.nn.utils.parametrize import is_parametrized
 
-from dmlkit.embedding.embedder import load
-from dmlkit.embedding.trained import TrainedModel
 from dmlkit.export.hub import export_hub
 from dmlkit.export.model import ModelFormat, export_model
 from dmlkit.manifolds.hyperbolic import Hyperbolic
 from dmlkit.model import build_model
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.embedder import load
+from dmlkit.vectors.trained import TrainedModel
 from tests.conftest import ROOT
 
 RECIPES = sorted((ROOT / "recipes" / "glyphs").glob("*.yaml"))

@@ -24,15 +24,15 @@ from psycopg import sql
 from pyarrow import parquet
 from qdrant_client import QdrantClient, models
 
-from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.index_vectors import index_vectors
-from dmlkit.embedding.manifest import Manifest
-from dmlkit.embedding.search import Gallery
 from dmlkit.errors import UserError
 from dmlkit.export.export import export_to_store
 from dmlkit.export.store import StoreManifest
+from dmlkit.nearest.search import Gallery
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.index_vectors import index_vectors
+from dmlkit.vectors.manifest import Manifest
 from tests.conftest import Result
-from tests.embedding.stored import EUCLIDEAN, POINTS, embeddings_at, manifest
+from tests.vectors.stored import EUCLIDEAN, POINTS, embeddings_at, manifest
 
 SPHERE = {"name": "sphere", "proxies": "features", "similarity": "cosine", "metric": "chord"}
 FLAT = {"name": "euclidean", "proxies": "features"}

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from dmlkit.datasets import Cub200Config, FolderConfig
-from dmlkit.embedding.images import images_at
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import LeftOut, image_files
 from dmlkit.files.source import require_some_images
+from dmlkit.vectors.images import images_at
 
 
 def photo(path: Path) -> None:

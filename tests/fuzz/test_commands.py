@@ -19,7 +19,7 @@ from PIL import Image
 from typer.models import ArgumentInfo
 
 from dmlkit.cli.app import app
-from dmlkit.embedding.review.folder import ReviewFolder
+from dmlkit.review.folder import ReviewFolder
 from tests.fuzz.conftest import ALLOWED, Workplace, examples, hashes
 
 PLACES = (

@@ -20,24 +20,24 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dmlkit.embedding.gallery.change import add_images, compact_gallery, remove_images, restore_version
-from dmlkit.embedding.gallery.files import read_summary
-from dmlkit.embedding.gallery.folder import GalleryFolder
-from dmlkit.embedding.gallery.images import LabelledImage
-from dmlkit.embedding.gallery.index import index_gallery
-from dmlkit.embedding.questions.identify import LabelRule, identify
-from dmlkit.embedding.questions.search import search
 from dmlkit.errors import UserError
 from dmlkit.files.labels import UNKNOWN
+from dmlkit.gallery.change import add_images, compact_gallery, remove_images, restore_version
+from dmlkit.gallery.files import read_summary
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.images import LabelledImage
+from dmlkit.gallery.index import index_gallery
+from dmlkit.identify.identify import LabelRule, identify
+from dmlkit.identify.search import search
 from tests.conftest import END
 from tests.datasets import trees
-from tests.embedding.gallery.conftest import place  # noqa: F401 - a fixture
-from tests.embedding.gallery.test_faults import started
-from tests.embedding.gallery.test_gallery import rows_of
-from tests.embedding.gallery.test_index import stocked
-from tests.embedding.stored import ON_CPU
 from tests.fuzz.conftest import FULL, examples
+from tests.gallery.conftest import place  # noqa: F401 - a fixture
+from tests.gallery.test_faults import started
+from tests.gallery.test_gallery import rows_of
+from tests.gallery.test_index import stocked
 from tests.processes import Forked
+from tests.vectors.stored import ON_CPU
 
 STOCK = 280  # images that an index can be learned from; nobody has their files
 LABELS = ("crow", "dove", "c1", "c2")

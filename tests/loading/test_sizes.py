@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dmlkit.embedding.images import ImageList
 from dmlkit.loading.inputs import TransformedImages, check_resized
 from dmlkit.transforms.base import Resizing, TransformConfig
+from dmlkit.vectors.images import ImageList
 
 IMAGENET = TransformConfig.variants["imagenet"]
 

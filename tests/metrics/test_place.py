@@ -8,7 +8,7 @@ import torch
 
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, metrics_from_hits, score_retrieval
-from dmlkit.metrics.ranking.scored import PlaceScores, Range, Sightings, kilometers
+from dmlkit.nearest.scored import PlaceScores, Range, Sightings, kilometers
 
 
 def haversine(one: tuple[float, float], other: tuple[float, float]) -> float:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from dmlkit.embedding.questions.probability import fit_sigmoid
+from dmlkit.identify.probability import fit_sigmoid
 from dmlkit.metrics import reliability
 from dmlkit.metrics.reliability import measure_reliability
 from dmlkit.metrics.statistics import tail_of

@@ -12,7 +12,6 @@ import torch
 from torch.nn.functional import normalize
 
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.embedder import load
 from dmlkit.errors import UserError
 from dmlkit.manifolds import Poincare, Sphere
 from dmlkit.recipe.file import read_recipe
@@ -22,6 +21,7 @@ from dmlkit.training.data import teach
 from dmlkit.training.experiment import assemble
 from dmlkit.training.progress import Silent
 from dmlkit.training.train import train
+from dmlkit.vectors.embedder import load
 from tests.conftest import ONE_EPOCH, Result
 
 LABELS = torch.tensor([0, 2, 1, 1, 0])

@@ -8,13 +8,13 @@ import torch
 
 from dmlkit.datasets.base import class_fold
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.embedding.in_memory import embed_dataset
-from dmlkit.embedding.trained import load_model
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.protocol import concatenate, fold_recipe, run_once
 from dmlkit.training.progress import Silent
+from dmlkit.vectors.in_memory import embed_dataset
+from dmlkit.vectors.trained import load_model
 from tests.conftest import TINY_RECIPE
 
 RECIPE = TINY_RECIPE.replace("classes: 12", "classes: 32").replace("epochs: 3", "epochs: 2")

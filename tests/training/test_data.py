@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
-from dmlkit.embedding.parts import PartFolder
 from dmlkit.errors import UserError
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
+from dmlkit.vectors.parts import PartFolder
 from tests.conftest import TINY_RECIPE
 from tests.processes import Forked
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from dmlkit.backbones.base import Backbone
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.distributed.stopping import TrainingStoppedError
-from dmlkit.embedding.trained import FROZEN, load_model
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.checkpoint_file import write_checkpoint
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.progress import Silent
 from dmlkit.training.train import train
+from dmlkit.vectors.trained import FROZEN, load_model
 from tests.conftest import TINY_RECIPE, Result
 from tests.contracts.test_backbones import config
 from tests.training.test_train import assert_equal_weights, weights

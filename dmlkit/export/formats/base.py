@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.errors import UserError
 from dmlkit.export.wanted import EmbeddingFormat, IndexPrecision
 from dmlkit.files.outputs import check_file, writing
+from dmlkit.vectors.folder import EmbeddingFolder
 
 FORMATS: dict[str, "Format"] = {}
 """Formats by name; every subclass of `Format` is registered."""

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.manifest import Manifest, SearchIndex
-from dmlkit.embedding.search import BLOCK_ROWS
 from dmlkit.errors import UserError
 from dmlkit.export.formats.base import Format
 from dmlkit.export.wanted import IndexPrecision
@@ -18,6 +15,9 @@ from dmlkit.files.outputs import writing
 from dmlkit.manifolds.base import find_invalid_point
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.sphere import Sphere
+from dmlkit.nearest.search import BLOCK_ROWS
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.manifest import Manifest, SearchIndex
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

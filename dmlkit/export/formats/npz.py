@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.export.formats.base import Format
 from dmlkit.files.atomic import atomic_write
+from dmlkit.vectors.folder import EmbeddingFolder
 
 
 class Npz(Format, name="npz", file_name="embeddings.npz"):

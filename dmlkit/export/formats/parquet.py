@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from dmlkit.embedding.folder import EmbeddingFolder
-from dmlkit.embedding.search import BLOCK_ROWS
 from dmlkit.export.formats.base import Format
 from dmlkit.files.atomic import atomic_write
+from dmlkit.nearest.search import BLOCK_ROWS
+from dmlkit.vectors.folder import EmbeddingFolder
 
 
 class Parquet(Format, name="parquet", file_name="embeddings.parquet"):

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dmlkit.embedding.folder import EmbeddingFolder
 from dmlkit.export.formats.base import Format
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.outputs import check_folder
+from dmlkit.vectors.folder import EmbeddingFolder
 
 CONFIG = "projector_config.pbtxt"
 

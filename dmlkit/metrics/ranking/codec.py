@@ -11,7 +11,7 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.rankings import as_directions
-from dmlkit.metrics.ranking.scored import ordered_first
+from dmlkit.nearest.scored import ordered_first
 
 Precision = Literal["fp32", "fp16", "int8", "binary", "rescored"]
 BITS: dict[Precision, int] = {"fp32": 32, "fp16": 16, "int8": 8, "binary": 1, "rescored": 1}

@@ -2,9 +2,9 @@
 
 import torch
 
-from dmlkit.embedding.near_pairs import neighbors_of
 from dmlkit.evaluation.mistakes import similar_pairs_across_labels, worst_queries
 from dmlkit.manifolds import Sphere
+from dmlkit.nearest.near_pairs import neighbors_of
 
 
 def test_pairs_are_the_most_alike_of_all_of_two_labels():

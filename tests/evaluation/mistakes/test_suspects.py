@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 import torch
 
-from dmlkit.embedding.near_pairs import neighbors_of
 from dmlkit.evaluation.mistakes import NEIGHBORS, planted_precision, suspects
 from dmlkit.manifolds import Sphere
+from dmlkit.nearest.near_pairs import neighbors_of
 
 
 def classes(spread: float, sizes: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

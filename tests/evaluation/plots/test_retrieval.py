@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.embedding.progress_bar import no_bar
-from dmlkit.embedding.split import EmbeddedSplit
 from dmlkit.errors import UserError
-from dmlkit.evaluation.plots.retrieval import choose_queries, name_lines, nearest_of, plot_retrieval, retrieval_panel
 from dmlkit.files.image_file import BadImageError
+from dmlkit.gallery.split import EmbeddedSplit
+from dmlkit.plots.retrieval import choose_queries, name_lines, nearest_of, plot_retrieval, retrieval_panel
+from dmlkit.vectors.progress_bar import no_bar
 
 
 def similarities(embedded: EmbeddedSplit, query: int) -> list[float]:

@@ -1,0 +1,303 @@
+"""Changes of a gallery, each in one commit: readers see the state before or after, and two writers take turns."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.errors import UserError
+from dmlkit.files.escape import command_word
+from dmlkit.files.labels import stated_label
+from dmlkit.files.lock import sole_writer
+from dmlkit.files.outputs import check_folder, check_place, writing
+from dmlkit.files.source import CREATING_MARK, INCOMING
+from dmlkit.gallery.commit import changing, commit, copied_part, moved, schema, write_part
+from dmlkit.gallery.files import (
+    MANIFEST,
+    THUMBNAILS,
+    VECTORS,
+    VERSIONS,
+    check_threshold,
+    index_file,
+    read_rows,
+    rows_file,
+)
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.images import LabelledImage, images_of
+from dmlkit.gallery.incoming import Incoming, remove_interrupted
+from dmlkit.gallery.index import extend_index
+from dmlkit.gallery.manifest import GalleryManifest, GalleryModel
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.threshold import threshold_of
+from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice, with_local
+from dmlkit.vectors.manifest import check_same_description
+from dmlkit.vectors.points import load_same_model, warn_of_other_model
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.trained import TrainedModel, describe
+
+KEPT = timedelta(days=7)  # of a version that is no longer the newest one, until `compact_gallery` removes it
+
+
+def add_images(
+    path: Path,
+    images: Path | Sequence[LabelledImage],
+    *,
+    label: str | None = None,
+    boxes: Boxes | None = None,
+    model: ModelChoice = OWN_MODEL,
+    trained: TrainedModel | None = None,
+    bar: Bar = no_bar,
+) -> Incoming:
+    """Add images to a gallery; an image that it already has is reported and left unchanged, unless it gets a label.
+
+    If the process is stopped, the gallery is unchanged, and the same call resumes with the parts that were embedded.
+
+    Args:
+        images: see `images_of`; or images that were listed before.
+        label: label of all images, for a path.
+        boxes: boxes of the images, each of which is added, see `images_at`; for a path.
+        model: the gallery's run, if it has moved, and the device.
+        trained: the gallery's model, if it is loaded already, on the device.
+
+    Raises:
+        UserError: there is no gallery or no image, or the run has another model.
+    """
+    gallery = GalleryFolder(path)
+    run = model.run or gallery.run
+    listed, left_out = images_of(images, label, boxes, run) if isinstance(images, Path) else (images, ())
+    incoming = Incoming.of(listed, left_out)
+    place = incoming.place(path)
+    with sole_writer(place, what="an addition of these images", patience=inf):
+        gallery = GalleryFolder(path)  # now: another process may have added the same images meanwhile
+        incoming.drop(gallery)
+        fabric = model.start()
+        if trained is None:
+            trained = load_same_model(gallery, model, fabric)
+        else:  # loaded before a migration, perhaps
+            check_same_description(describe(trained), "the loaded model", gallery.manifest, str(path))
+        trained = with_local(trained, gallery.manifest.local, str(path))
+        warn_of_other_model(describe(trained), gallery)
+        with incoming.embedded(trained, fabric, place, bar) as blocks, changing(path) as manifest:
+            if manifest.current != gallery.manifest.current:
+                raise UserError(f"{path}: was migrated to another model in the meantime; rerun the same command")
+            gallery = GalleryFolder(path)  # another process may have added some meanwhile
+            incoming.drop(gallery)
+            if incoming.new:
+                manifest, rows = write_part(path, manifest, incoming.new, blocks)
+                commit(path, manifest, joined(without(gallery.table, "id", incoming.labeled), rows))
+    with suppress(OSError):  # another process waited for this one, and is there now
+        place.rmdir()
+    return incoming
+
+
+def joined(rows: Any, new: Any) -> Any:
+    """Return rows with new ones below them."""
+    import pyarrow as pa
+
+    return pa.concat_tables([rows, new])
+
+
+def without(rows: Any, column: str, values: Sequence[str] | set[str]) -> Any:
+    """Return the rows that have none of some values in a column."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    own = compute.is_in(rows[column], pa.array(list(values), pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
+    return rows.filter(compute.invert(own))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def remove_images(path: Path, *, labels: Sequence[str] = (), ids: Sequence[str] = (), paths: Sequence[str] = ()) -> int:
+    """Remove the images with one of some labels, ids or paths from a gallery.
+
+    Returns:
+        Number of removed images.
+
+    Raises:
+        UserError: nothing is named, or no image has one of the names; then none is removed.
+    """
+    absolute = [os.path.abspath(name) for name in paths]  # noqa: PTH100 - as they were added, links not followed
+    named = {"label": list(labels), "id": list(ids), "path": absolute}
+    if not any(named.values()):
+        raise UserError("remove: expected --label, --id or --path, to select the images to remove")
+    with changing(path) as manifest:
+        gallery = GalleryFolder(path)
+        rows = gallery.table
+        for column, values in named.items():
+            known = set(gallery.table[column].to_pylist()) if values else set[str]()
+            if missing := next((value for value in values if value not in known), None):
+                raise UserError(f"--{column} {missing}: no image of {path} has this {column}; nothing was removed")
+            rows = without(rows, column, values)
+        commit(path, manifest, rows)
+    return len(gallery) - len(rows)
+
+
+def rename_label(path: Path, old: str, new: str) -> tuple[int, int]:
+    """Give the images of a label another one; a label that exists already gets them too, since both are one.
+
+    Returns:
+        Number of images that had the old label, and of those that had the new one before.
+
+    Raises:
+        UserError: no image has the old label, or the new one is none, see `stated_label`.
+    """
+    import pyarrow as pa
+
+    name = stated_label(new, "NEW")
+    with changing(path) as manifest:
+        gallery = GalleryFolder(path)
+        counts = gallery.label_counts()
+        if not counts[old]:
+            raise UserError(f"{path}: no image has the label {old!r}; nothing was renamed")
+        labels = pa.array([name if label == old else label for label in gallery.labels], pa.string())
+        rows = gallery.table.set_column(gallery.table.schema.get_field_index("label"), schema().field("label"), labels)
+        if old != name:
+            commit(path, manifest, rows)
+    return counts[old], 0 if old == name else counts[name]
+
+
+def restore_version(path: Path, version: int) -> int:
+    """Restore a version of a gallery as a new version, which can itself be undone.
+
+    Returns:
+        Number of images of that version.
+
+    Raises:
+        UserError: there is no such version, or its rows are damaged.
+    """
+    with changing(path) as manifest:
+        wanted = next((one for one in manifest.versions if one.number == version), None)
+        if wanted is None:
+            raise UserError(f"{path}: has no version {version}; dmlkit gallery history {command_word(path)} lists them")
+        read_rows(path, wanted)
+        update = {"number": manifest.versions[-1].number + 1, "time": datetime.now(UTC)}
+        versions = (*manifest.versions, wanted.model_copy(update=update))
+        manifest.of_model(wanted.model).model_copy(update={"versions": versions}).write(path / MANIFEST)
+    return wanted.images
+
+
+def compact_gallery(path: Path) -> None:
+    """Join all points in one part, and remove files that belong to no version of the last 7 days; no image changes.
+
+    What interrupted additions and migrations have embedded is removed too.
+
+    Raises:
+        UserError: there is no gallery, or its folder cannot be written.
+    """
+    with changing(path) as manifest:
+        gallery = GalleryFolder(path)
+        index = gallery.manifest.approximate
+        if index is not None:
+            manifest = manifest.model_copy(update={"approximate": extend_index(gallery, index)})
+        if len(gallery.parts) > 1:
+            images = {name: LabelledImage(file, None) for name, file in zip(gallery.ids, gallery.paths, strict=True)}
+            bare = manifest.model_copy(update={"thumbnails": False})
+            changed, rows = write_part(path, bare, images, copied_part(gallery))
+            kept = {"thumbnails": manifest.thumbnails, "numbers": manifest.numbers}
+            manifest = changed.model_copy(update=kept)
+            manifest = commit(path, manifest, moved(gallery.table, rows["part"][0].as_py()))
+        _forget(path, manifest)
+    remove_interrupted(path)
+
+
+def _forget(path: Path, manifest: GalleryManifest) -> None:
+    """Remove versions older than `KEPT`, and what no other version needs."""
+    *older, newest = manifest.versions
+    versions = [*(one for one in older if datetime.now(UTC) - one.time < KEPT), newest]
+    rows = [read_rows(path, one, ["part", "id"]) for one in versions]
+    parts = {part for one in rows for part in one["part"].unique().to_pylist()}
+    names = {one.model for one in versions}
+    others = {name: model for name, model in manifest.others.items() if name in names}
+    update: dict[str, Any] = {"versions": tuple(versions), "others": others}
+    update["parts"] = {name: part for name, part in manifest.parts.items() if name in parts}
+    manifest.model_copy(update=update).write(path / MANIFEST)
+    models: list[GalleryModel] = [manifest, *others.values()]
+    indexes = {index_file(path, one.approximate.name) for one in models if one.approximate}
+    wanted = {rows_file(path, one.rows) for one in versions} | {path / VECTORS / part for part in parts} | indexes
+    pictures = {f"{name}.jpg" for one in rows for name in one["id"].to_pylist()} if manifest.thumbnails else set[str]()
+    for place in (f"{VERSIONS}/*", f"{VECTORS}/*", "index-*.faiss", f"{THUMBNAILS}/*"):
+        for file in path.glob(place):
+            if file.is_dir() and file not in wanted:
+                shutil.rmtree(file, ignore_errors=True)
+            elif file.is_file() and file not in wanted and file.name not in pictures:
+                file.unlink(missing_ok=True)
+
+
+class GallerySettings(NamedTuple):
+    """What the manifest of a new gallery keeps besides its model."""
+
+    thumbnails: bool = False
+    """Store small pictures."""
+    threshold: float | None = None
+    """Similarity below which an image is unknown. Default: that of the run, if it was calibrated."""
+
+
+DEFAULTS = GallerySettings()
+
+
+def create_gallery(
+    run: Path,
+    images: Path | None,
+    output: Path,
+    *,
+    label: str | None = None,
+    boxes: Boxes | None = None,
+    settings: GallerySettings = DEFAULTS,
+    model: ModelChoice = OWN_MODEL,
+    bar: Bar = no_bar,
+) -> Incoming:
+    """Create a gallery of a run's embeddings; if it is interrupted, the same call resumes.
+
+    Args:
+        run: run whose model embeds.
+        images: see `images_of`; None creates an empty gallery.
+        output: folder, new or empty.
+        label: label of all images.
+        boxes: boxes of the images, each of which is added, see `images_at`.
+        settings: thumbnails and threshold.
+        model: checkpoint, second model and device.
+
+    Raises:
+        UserError: the folder is not empty, or see `images_of` and `load_model`.
+    """
+    for option, given in ((f"--label {label}", label), ("--boxes", boxes)):
+        if images is None and given is not None:
+            raise UserError(f"{option}: applies only to IMAGES; give images, or remove it")
+    check_threshold(settings.threshold)
+    listed, left_out = ([], ()) if images is None else images_of(images, label, boxes, run)
+    incoming = Incoming.of(listed, left_out)
+    fabric = model.start()
+    trained = model.load(RunFolder(run), fabric)
+    manifest = GalleryManifest(**dict(gallery_model(trained, run, settings.threshold)), thumbnails=settings.thumbnails)
+    with sole_writer(output, what="the creation of a gallery"):
+        check_folder(output, "an interrupted gallery", CREATING_MARK, f"{INCOMING}*")
+        check_place(output, [images, trained.recipe.dataset.data_root])
+        with writing(output):
+            manifest.write(output / CREATING_MARK)
+        for name in (VECTORS, VERSIONS, THUMBNAILS):  # of a creation that was stopped
+            shutil.rmtree(output / name, ignore_errors=True)
+        place, rows = incoming.place(output), schema().empty_table()
+        with incoming.embedded(trained, fabric, place, bar) as blocks, writing(output / MANIFEST):
+            if incoming.new:
+                manifest, rows = write_part(output, manifest, incoming.new, blocks)
+            commit(output, manifest, rows)
+        (output / CREATING_MARK).unlink()
+        remove_interrupted(output)  # of other images
+    return incoming
+
+
+def gallery_model(trained: TrainedModel, run: Path, threshold: float | None = None) -> GalleryModel:
+    """Return what a gallery knows of the model of a run; its threshold is the run's unless one is given."""
+    description = describe(trained)
+    calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
+    return GalleryModel(
+        **dict(description),
+        run=str(run.resolve()),
+        threshold=calibrated.threshold if threshold is None and calibrated else threshold,
+        threshold_is_own=threshold is not None,
+        local=trained.local,
+    )

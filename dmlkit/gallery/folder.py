@@ -1,0 +1,182 @@
+"""A gallery as its readers see it: one version, even if others are written meanwhile."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.files.table_file import SightingCells
+from dmlkit.errors import UserError
+from dmlkit.files.arrays import Values, read_array
+from dmlkit.files.image_file import Box, box_of_cell
+from dmlkit.files.regular import file_checksum
+from dmlkit.gallery.files import VECTORS, ApproximateIndex, damaged, read_rows, thumbnail_file
+from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
+from dmlkit.manifolds.base import check_points
+from dmlkit.run_folder.folder import find_run
+from dmlkit.vectors.items import PointItem
+
+KEPT = 2**26  # bytes of points that stay in memory: to gather scattered rows from files takes milliseconds each time
+POINTS, LOCAL = "points.npy", "local.npy"
+
+
+class GalleryFolder:
+    """Gallery, read at its newest version at this moment; a `PointSet`.
+
+    Raises:
+        UserError: there is no gallery, or it is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest: GalleryManifest = read_gallery_manifest(path)
+        newest = self.manifest.versions[-1]
+        self.version, self.table = newest.number, read_rows(path, newest)
+        self.manifold = self.manifest.build_manifold()
+        self.parts: list[str] = self.table["part"].unique().to_pylist()
+        codes = {name: code for code, name in enumerate(self.parts)}
+        part = self.table["part"].combine_chunks().dictionary_encode()
+        names = np.array([codes[name] for name in part.dictionary.to_pylist()], np.int64)
+        self.part_codes: Values = names[part.indices.to_numpy()] if self.parts else np.zeros(0, np.int64)
+        self.part_rows: Values = self.table["row"].to_numpy()
+        self._arrays: dict[tuple[str, str], Values] = {}
+        self._columns: dict[str, list[Any]] = {}
+        self._kept: Tensor | None = None
+        for name in self.parts:
+            self._array(name, POINTS, is_read=False)
+
+    @property
+    def run(self) -> Path | None:
+        """Run whose model embeds, if it still exists or moved together with the gallery."""
+        return find_run(Path(self.manifest.run), self.path)
+
+    @property
+    def source(self) -> str:
+        return str(self.path)
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """No messages: images that cannot be read are not added."""
+        return ()
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def blocks(self, rows: int) -> Iterator[Tensor]:
+        """Yield the points in the order in which they were added, at most ``rows`` rows at a time."""
+        if 4 * len(self) * self.manifest.dim > KEPT:
+            yield from (self._points(part) for part in np.split(np.arange(len(self)), range(rows, len(self), rows)))
+            return
+        if self._kept is None:
+            self._kept = self._points(np.arange(len(self)))
+        yield from self._kept.split(rows) if len(self) else ()
+
+    def points_at(self, rows: Tensor) -> Tensor:
+        return self._points(rows.numpy()) if self._kept is None else self._kept[rows]
+
+    def local_at(self, rows: Tensor) -> Tensor:
+        """Return the local features (M, P, C) float16 of rows (M,), of a gallery that has them."""
+        assert self.manifest.local is not None
+        return torch.from_numpy(self._gather(rows.numpy(), LOCAL, self.manifest.local.shape, np.float16))
+
+    def items_at(self, rows: Tensor) -> list[PointItem]:
+        taken = self.table.select(["id", "label", "path", "box"]).take(rows.numpy())
+        columns = (taken.column(name).to_pylist() for name in taken.column_names)
+        return [
+            PointItem(name, label, path, self._thumbnail(name), box_of_cell(box))
+            for name, label, path, box in zip(*columns, strict=True)
+        ]
+
+    @property
+    def approximate(self) -> ApproximateIndex | None:
+        """Approximate index, if there is one."""
+        return self.manifest.approximate
+
+    @property
+    def labels(self) -> list[str | None]:
+        return self._column("label")
+
+    @property
+    def paths(self) -> list[str]:
+        return self._column("path")
+
+    @property
+    def boxes(self) -> list[Box | None]:
+        return [box_of_cell(cell) for cell in self._column("box")]
+
+    @property
+    def ids(self) -> list[str]:
+        """Ids of all images, in their order."""
+        return self._column("id")
+
+    def _column(self, name: str) -> list[Any]:
+        if name not in self._columns:
+            self._columns[name] = self.table[name].to_pylist()
+        return self._columns[name]
+
+    @property
+    def numbers(self) -> Values:
+        """Numbers (N,) of all images, which an index has."""
+        return self.table["number"].to_numpy()
+
+    @property
+    def sightings(self) -> list[SightingCells]:
+        """Places and times of all images, in their order."""
+        columns = (self.table[name].to_pylist() for name in SightingCells._fields)
+        return [SightingCells(*row) for row in zip(*columns, strict=True)]
+
+    def label_counts(self) -> Counter[str | None]:
+        """Return the number of images of each label."""
+        return Counter(self.labels)
+
+    def check(self) -> None:
+        """Read all files of this version, and raise an error if they are not what was written.
+
+        Raises:
+            UserError: a file is missing, cannot be read, or has another checksum.
+        """
+        for name in self.parts:
+            for file in self.manifest.parts[name].checksums:
+                self._array(name, file)
+
+    def _array(self, part: str, file: str, *, is_read: bool = True) -> Values:
+        """Map a file of a part, and compare it with its checksum before its numbers are first read."""
+        place, stored = self.path / VECTORS / part / file, self.manifest.parts.get(part)
+        if (part, file) not in self._arrays:
+            try:
+                array = read_array(place)
+            except UserError as error:
+                raise damaged(self.path, place, "is missing" if not place.exists() else "cannot be read") from error
+            if stored is None or len(array) != stored.images or file not in stored.checksums:
+                raise damaged(self.path, place, "is not what was written")
+            if not is_read:
+                return array
+            if file_checksum(place) != stored.checksums[file]:
+                raise damaged(self.path, place, "is not what was written")
+            self._arrays[part, file] = array
+        return self._arrays[part, file]
+
+    def _gather(self, rows: Values, file: str, shape: tuple[int, ...], dtype: Any) -> Values:
+        codes, places = self.part_codes[rows], self.part_rows[rows]
+        found = np.empty((len(rows), *shape), dtype)
+        for code in np.unique(codes):
+            own = codes == code
+            found[own] = self._array(self.parts[code], file)[places[own]]
+        return found
+
+    def _points(self, rows: Values) -> Tensor:
+        points = torch.from_numpy(self._gather(rows, POINTS, (self.manifest.dim,), np.float32))
+
+        def name(place: int) -> str:
+            return f"{self.path}: image {int(rows[place])} ({self.table['path'][int(rows[place])].as_py()})"
+
+        check_points(self.manifold, points, name, "its files are damaged: restore them, or create the gallery again")
+        return points
+
+    def _thumbnail(self, name: str) -> bytes | None:
+        file = thumbnail_file(self.path, name)
+        return file.read_bytes() if self.manifest.thumbnails and file.is_file() else None

@@ -1,0 +1,97 @@
+"""Images for a gallery: their files, labels and ids by content."""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.image import read_image
+from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
+from dmlkit.datasets.files.table_file import UNKNOWN_SIGHTING, SightingCells, has_sightings, read_sightings
+from dmlkit.errors import UserError
+from dmlkit.files.image_file import Box, decoding
+from dmlkit.files.labels import stated_label
+from dmlkit.files.regular import check_regular
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.images import TABLES, images_at, label_depth
+
+ID_LENGTH = 32  # hexadecimal digits, 128 bits: no two of 10^15 images share one by chance
+
+
+@dataclass(frozen=True)
+class LabelledImage:
+    """Image file, or a box of it, for a gallery."""
+
+    path: str
+    label: str | None
+    box: Box | None = None
+    sighting: SightingCells = UNKNOWN_SIGHTING
+
+    def id(self) -> str:
+        """Return a hash of the contents of the file, and of the box.
+
+        Raises:
+            BadImageError: the file cannot be read.
+        """
+        with decoding(self.path):
+            check_regular(self.path)
+            digest = hashlib.sha256(Path(self.path).read_bytes())
+        if self.box is not None:
+            digest.update(self.box.text.encode())
+        return digest.hexdigest()[:ID_LENGTH]
+
+
+class LabelledImages(Dataset):
+    """Dataset of images."""
+
+    def __init__(self, images: Mapping[str, LabelledImage]) -> None:
+        self.ids, self.images = list(images), list(images.values())
+        super().__init__(torch.zeros(len(images), dtype=torch.int64), ("",), [image.path for image in self.images])
+
+    def key(self, index: int) -> str:
+        return self.ids[index]
+
+    def file(self, index: int) -> str | None:
+        return None if self.images[index].box else self.paths[index]
+
+    def sample(self, index: int) -> Tensor:
+        return read_image(self.images[index].path, self.images[index].box, self.max_pixels)
+
+
+def images_of(
+    source: Path, label: str | None, boxes: Boxes | None = None, run: Path | None = None
+) -> tuple[list[LabelledImage], Sequence[str]]:
+    """Return the images of a file, a folder or a table, and messages on wrong entries, see `images_at`.
+
+    Args:
+        source: image, folder or table.
+        label: label of all images instead of their own, see `stated_label`.
+        boxes: see `images_at`.
+        run: run that embeds them, whose levels name the folders of a label, see `label_depth`.
+
+    Raises:
+        UserError: there are none, a name is not UTF-8, the label is none, or see `read_sightings`.
+    """
+    own = None if run is None else RunFolder(run)
+    depth = label_depth(own.recipe()) if own is not None and own.recipe_path.exists() else 1
+    images = images_at(source, boxes=boxes and boxes._replace(skips=True), depth=depth)
+    raise_faults(unreadable_name(path) for path in images.paths if not readable_name(path))
+    names = images.label_names(images.labels)
+    if label is not None:
+        names = [stated_label(label, "--label")] * len(images)
+    is_table = source.suffix.lower() in TABLES and source.is_file()
+    if is_table and label is None and not any(names):
+        raise UserError(f"{source}: no image has a label; fill the column label, or state one with --label")
+    is_placed = is_table and has_sightings(source)
+    sightings = read_sightings(source) if is_placed else [UNKNOWN_SIGHTING] * len(images)
+    found = [
+        LabelledImage(os.path.abspath(path), name, images.box(row), seen)  # noqa: PTH100 - links are not followed
+        for row, (path, name, seen) in enumerate(zip(images.paths, names, sightings, strict=True))
+    ]
+    return found, images.left_out

@@ -1,0 +1,300 @@
+"""Approximate index of a gallery by FAISS, tuned until it reaches the requested recall by measurement.
+
+The index has the number of each image, which is that of the image in all versions: removing images or restoring a
+version needs no other index, and images that are not in it are compared exactly.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, isqrt
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmlkit.errors import UserError
+from dmlkit.files.arrays import Values
+from dmlkit.files.atomic import atomic_write
+from dmlkit.gallery.commit import changing
+from dmlkit.gallery.files import (
+    MANIFEST,
+    ApproximateIndex,
+    IndexKind,
+    index_file,
+    outside_of,
+    read_index,
+)
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.nearest.search import CACHED_ELEMENTS, MARGIN, Neighbors, StoredGallery, StoredPoints
+
+FEWEST = 256  # images: a code of 8 bits has as many values
+QUERIES = 1000  # images that the recall is measured on
+NEAREST = 10  # of each
+MOST_CANDIDATES = 64  # a neighbor
+MORE = 1.25  # times as many candidates; each costs as much as finding it
+FIRST_PROBES = 1
+SURE = 1.645  # standard errors: one-sided 95 %
+TRAINING = 100_000  # images that the codes are learned from at most
+ROWS = 8192  # added at once
+GRAPH = 16  # nodes that a search of a graph keeps, per part that a search of lists visits
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """Measurements of an index.
+
+    Args:
+        index: the index as stored.
+        queries: number of images used as queries.
+        exact_milliseconds: time of one query without the index.
+        milliseconds: time of one query with it.
+        build_seconds: time of building it.
+    """
+
+    index: ApproximateIndex
+    queries: int
+    exact_milliseconds: float
+    milliseconds: float
+    build_seconds: float
+    bytes_per_image: float = 0.0
+    """Size of the index on the disk."""
+    full_bytes: int = 0
+    """Size of a whole vector, in float32."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Result of a search through an index."""
+
+    index: ApproximateIndex
+    seconds: float
+    sure: float
+    """Recall that is reached with 95 % confidence, so that other queries find no less than requested."""
+
+
+def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
+    """Build an index, which replaces an earlier one, and search it as far as the recall requires.
+
+    The queries are random images of the gallery, each searched without itself.
+
+    Args:
+        kind: one of `IndexKind`.
+        recall: share of the 10 nearest that must be found, on average and with 95 % confidence.
+
+    Raises:
+        UserError: there are too few images, or the recall is no share or not reached; then the gallery is unchanged.
+    """
+    if not 0 < recall <= 1:
+        raise UserError(f"--recall {recall}: expected a share of the nearest, above 0 and at most 1")
+    gallery = GalleryFolder(path)
+    if len(gallery) < FEWEST:
+        raise UserError(
+            f"{path}: {len(gallery)} images are too few for an index, which needs {FEWEST}; search is exact, and fast"
+        )
+    with changing(path) as manifest:
+        gallery = GalleryFolder(path)  # now: another process may have migrated it meanwhile
+        started = perf_counter()
+        index = _build(gallery, kind)
+        seconds = perf_counter() - started
+        name = uuid4().hex[:12]
+        first = ApproximateIndex(
+            name=name, kind=kind, images=len(gallery), nprobes=FIRST_PROBES, candidates=1, recall=0
+        )
+        measured = _measured(gallery, first, index, recall, seconds)
+        size = _write(path, name, index)
+        manifest.model_copy(update={"approximate": measured.index}).write(path / MANIFEST)
+        if manifest.approximate is not None:
+            index_file(path, manifest.approximate.name).unlink(missing_ok=True)
+    return replace(measured, bytes_per_image=size / len(gallery), full_bytes=4 * index.d)
+
+
+def extend_index(gallery: GalleryFolder, known: ApproximateIndex) -> ApproximateIndex:
+    """Write the index of a gallery with those images that it lacks, if there are any, and return its description."""
+    searcher = ApproximateGallery(gallery, known)
+    if not len(searcher.outside):
+        return known
+    _add(searcher.faiss, gallery, searcher.outside)
+    name = uuid4().hex[:12]
+    _write(gallery.path, name, searcher.faiss)
+    return known.model_copy(update={"name": name, "images": searcher.faiss.ntotal})
+
+
+def _write(path: Path, name: str, index: Any) -> int:
+    """Write an index, and return its size in bytes."""
+    import faiss
+
+    with atomic_write(index_file(path, name)) as partial:
+        faiss.write_index(index, str(partial))
+        return partial.stat().st_size
+
+
+def partitions(images: int) -> int:
+    """Return the number of parts of an index: as many as each has images, if a part can be learned from these."""
+    return max(1, min(isqrt(images), images // FEWEST))
+
+
+def _build(gallery: GalleryFolder, kind: IndexKind) -> Any:
+    """Build an index of all images by their numbers."""
+    import faiss
+
+    width = _vectors(gallery, torch.zeros(1, dtype=torch.int64)).shape[1]
+    lists = f"IVF{partitions(len(gallery))}"
+    match kind:
+        case "ivf_pq":  # codes of a byte for each two numbers
+            factory = f"{lists},PQ{width // 2 if width % 2 == 0 else width}x8"
+        case "ivf_hnsw_sq":
+            factory = "HNSW32_SQ8"
+        case "ivf_sq":
+            factory = f"{lists},SQ8"
+        case "ivf_rq":
+            factory = f"{lists},RaBitQ"
+    index = faiss.IndexIDMap(faiss.index_factory(width, factory, _metric(gallery)))
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randperm(len(gallery), generator=generator)[:TRAINING].sort().values
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    index.train(_vectors(gallery, rows))
+    _add(index, gallery, torch.arange(len(gallery)))
+    return index
+
+
+def _add(index: Any, gallery: GalleryFolder, rows: Tensor) -> None:
+    numbers = gallery.numbers
+    for some in rows.split(ROWS):
+        index.add_with_ids(_vectors(gallery, some), numbers[some.numpy()])
+
+
+def _vectors(gallery: GalleryFolder, rows: Tensor) -> Values:
+    points = gallery.points_at(rows)
+    if gallery.manifest.index.form == "euclidean_lift":  # near points are near: no product is needed
+        return points.numpy()
+    return gallery.manifold.index_vectors(points.double(), "gallery").float().numpy()
+
+
+def _measured(gallery: GalleryFolder, index: ApproximateIndex, built: Any, recall: float, seconds: float) -> Indexed:
+    """Search further until the recall is reached, each time where that helps more."""
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randperm(len(gallery), generator=generator)[:QUERIES].sort().values
+    points = gallery.points_at(queries)
+    stored = StoredGallery(gallery.manifold, gallery)
+    nearest = min(NEAREST, len(gallery) - 1)
+    started = perf_counter()
+    worst = stored.search(points, nearest + 1).without(queries).similarities[:, -1:]
+    exact = perf_counter() - started
+    searcher = ApproximateGallery(gallery, index, built=built)
+
+    def tried(one: ApproximateIndex) -> Tried:
+        searcher.index = one
+        started = perf_counter()
+        found = searcher.search(points, nearest + 1).without(queries)
+        shares = (found.similarities >= worst).double().mean(1)  # of equally near ones any will do
+        sure = shares.mean() - SURE * shares.std() / len(shares) ** 0.5
+        return Tried(one.model_copy(update={"recall": shares.mean().item()}), perf_counter() - started, sure.item())
+
+    best = tried(index)
+    while best.sure < recall:
+        further = [tried(one) for one in _further(best.index, partitions(len(gallery)))]
+        if not further:
+            raise UserError(
+                f"{gallery.path}: {best.index.value} finds {best.index.recall:.4f} of the {nearest} nearest at most "
+                f"({best.sure:.4f} with 95 % confidence), expected {recall}; no index was kept: try another --kind, or "
+                "a lower --recall"
+            )
+        best = max(further, key=lambda one: (one.sure, -one.seconds))
+    milliseconds = [1e3 * one / len(queries) for one in (exact, best.seconds)]
+    return Indexed(best.index, len(queries), *milliseconds, build_seconds=seconds)
+
+
+def _further(index: ApproximateIndex, partitions: int) -> Iterator[ApproximateIndex]:
+    if index.nprobes < partitions:
+        yield index.model_copy(update={"nprobes": min(2 * index.nprobes, partitions)})
+    if index.candidates < MOST_CANDIDATES:
+        yield index.model_copy(update={"candidates": MORE * index.candidates})
+
+
+ELEMENTS = 2**22  # float64 coordinates of candidates at once: 32 MB
+
+
+class ApproximateGallery:
+    """Gallery with an approximate index.
+
+    Args:
+        points: the points of the gallery, if they are in memory too: the candidates are read from there.
+        built: the index, if it is not in its file yet.
+    """
+
+    def __init__(
+        self,
+        folder: GalleryFolder,
+        index: ApproximateIndex,
+        points: StoredPoints | None = None,
+        *,
+        built: Any = None,
+    ) -> None:
+        self.folder, self.index, self.points = folder, index, points or folder
+        self.manifold = folder.manifold
+        self.exact = StoredGallery(self.manifold, self.points)
+        self.faiss = read_index(folder.path, index) if built is None else built
+        self.outside = torch.from_numpy(outside_of(self.faiss, folder.numbers))
+        self.order = np.argsort(folder.numbers)
+
+    def search(self, queries: Tensor, k: int) -> Neighbors:
+        """Return approximately the k most similar points of each query (Q, D), in their exact order.
+
+        The search is exact if k is so large that every point would be a candidate.
+        """
+        length = ceil(self.index.candidates * (k + MARGIN))
+        if length >= len(self.folder):
+            return self.exact.search(queries, k)
+        rows = max(1, ELEMENTS // (length * queries.shape[1]))
+        return Neighbors.joined((self._search(block, k, length) for block in queries.split(rows)), k)
+
+    def _search(self, queries: Tensor, k: int, length: int) -> Neighbors:
+        candidates = self._candidates(queries, length)
+        once, places = candidates.clamp(min=0).unique(return_inverse=True)
+        points, similarity = self.points.points_at(once), torch.empty(candidates.shape, dtype=torch.float64)
+        rows = max(1, CACHED_ELEMENTS // (candidates.shape[1] * queries.shape[1]))
+        for own in torch.arange(len(queries)).split(rows):
+            similarity[own] = self.manifold.paired_similarity(queries[own, None].double(), points[places[own]].double())
+        similarity[candidates < 0] = -torch.inf
+        order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
+        found = Neighbors(similarity.gather(1, order).to(queries.dtype), candidates.gather(1, order))
+        few = (found.indices < 0).any(dim=1)  # the parts of the index that were looked at hold fewer than k
+        if few.any():
+            exact = self.exact.search(queries[few], k)
+            found.similarities[few], found.indices[few] = exact.similarities, exact.indices
+        return found
+
+    def _candidates(self, queries: Tensor, length: int) -> Tensor:
+        """Return rows (Q, C) in ascending order, padded with -1 in front: those of the index, and all outside of it."""
+        import faiss
+
+        is_lifted = self.folder.manifest.index.form == "euclidean_lift"
+        vectors = queries if is_lifted else self.manifold.index_vectors(queries.double(), "query")
+        inner: Any = faiss.downcast_index(self.faiss.index)
+        if self.index.kind == "ivf_hnsw_sq":
+            inner.hnsw.efSearch = max(length, GRAPH * self.index.nprobes)
+        else:
+            inner.nprobe = self.index.nprobes
+        _, numbers = self.faiss.search(vectors.float().numpy(), length)
+        known = self.folder.numbers
+        places = np.searchsorted(known, numbers, sorter=self.order).clip(max=len(known) - 1)
+        rows = self.order[places]
+        rows[known[rows] != numbers] = -1  # removed, or fewer than asked for
+        outside = np.broadcast_to(self.outside.numpy(), (len(rows), len(self.outside)))
+        return torch.from_numpy(np.sort(np.concatenate([rows, outside], axis=1), axis=1))
+
+
+def _metric(gallery: GalleryFolder) -> int:
+    """Return FAISS's distance that orders search vectors as the similarity does.
+
+    Straight distances are preferred: by products some lists of an index stay empty, and others get too long.
+    """
+    import faiss
+
+    form, similarity = gallery.manifest.index.form, gallery.manifest.similarity
+    is_straight = form in ("unit", "unit_space", "euclidean_lift") or (form == "as_is" and similarity != "dot")
+    return faiss.METRIC_L2 if is_straight else faiss.METRIC_INNER_PRODUCT

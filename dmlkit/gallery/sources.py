@@ -1,0 +1,277 @@
+"""The one door to points: a run, a folder of embeddings, a gallery or an array, and images to search with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.image import VideoFrames, is_video
+from dmlkit.distributed.launch import Ranks
+from dmlkit.errors import UserError, counted, warn_once
+from dmlkit.files.arrays import Values, read_array
+from dmlkit.files.labels import label_notes, label_of
+from dmlkit.files.source import check_options, require_queries, require_source
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.manifolds.base import Manifold, ManifoldConfig
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.ranking.rankings import as_directions, as_embeddings, require_points
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice, with_local
+from dmlkit.vectors.images import NONE, ImageList, dataset_of, lacks_labels
+from dmlkit.vectors.in_memory import Embeddings
+from dmlkit.vectors.manifest import check_same_description
+from dmlkit.vectors.points import PointSet, PointsInMemory, load_same_model
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.stored import embed_files, split_embeddings
+from dmlkit.vectors.trained import TrainedModel, describe
+
+
+def open_points(
+    source: Path,
+    *,
+    split: Split | None = None,
+    overrides: Sequence[str] = (),
+    labels: Path | None = None,
+    manifold: str | None = None,
+    may_be_empty: bool = False,
+    model: ModelChoice = OWN_MODEL,
+    bar: Bar = no_bar,
+) -> PointSet:
+    """Open a run, a folder of embeddings, a gallery or an array; a run's images are embedded if they are not yet.
+
+    Args:
+        split: split of a run's dataset. Default: test, or all if every class was trained on.
+        overrides: changes of a run's dataset, which may have moved, each ``key=value``.
+        labels: ``.npy`` file of the labels (N,) of an array.
+        manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
+        model: checkpoint and device of a run, and a second model that embeds its images too.
+
+    Raises:
+        UserError: the source is none of these or has no points, or an option does not apply to it.
+    """
+    kind = require_source(source)
+    options = {"--split": split, "--set": list(overrides), "--checkpoint": model.checkpoint, "--device": model.device}
+    check_options(source, kind, {**options, "--labels": labels, "--manifold": manifold})
+    found: PointSet
+    match kind:
+        case "run":
+            fabric, folder = model.start(), RunFolder(source)
+            trained = model.load(folder, fabric, overrides=overrides)
+            return split_points(folder, trained, fabric, split or trained.recipe.dataset.default_split, bar)
+        case "embeddings":
+            found = EmbeddingFolder(source)
+        case "gallery":
+            found = GalleryFolder(source)
+        case _:
+            found = array_points(source, labels, manifold or "sphere")
+    if len(found) == 0 and not may_be_empty:
+        is_gallery = kind == "gallery"
+        advice = "add images to it with dmlkit gallery add" if is_gallery else "expected at least one embedding"
+        raise UserError(f"{source}: {'this gallery' if is_gallery else 'this source'} is empty; {advice}")
+    return found
+
+
+def path_of(queries: Path | Sequence[Path]) -> Path:
+    """Return the path of queries; for a list of images a name that is in messages."""
+    return queries if isinstance(queries, Path) else Path("a list of images")
+
+
+def open_queries(
+    queries: Path | Sequence[Path],
+    searched: PointSet,
+    *,
+    boxes: Boxes | None = None,
+    local: bool = False,
+    model: ModelChoice = OWN_MODEL,
+    bar: Bar = no_bar,
+) -> PointSet:
+    """Open what to search with: images, which the model of the searched points embeds, or points of the same model.
+
+    Args:
+        queries: an image, a list of images, a folder or table of images, or whatever `open_points` takes.
+        boxes: boxes of the images, see `images_at`.
+        local: compute the local features too that the searched gallery keeps, if it does.
+        model: model that embeds images. Default: that of ``searched``.
+
+    Raises:
+        UserError: there is nothing to read, it comes from another model, no run is known that embeds images, or boxes
+            are given with a list of images.
+    """
+    if isinstance(queries, Path):
+        kind = require_queries(queries)
+        check_options(queries, kind, {"--run": model.run, **(Boxes() if boxes is None else boxes).given()})
+        if kind == "array":
+            return array_points(queries, None, searched.manifold)
+        if kind != "images":
+            own = ModelChoice(device=model.device) if kind == "run" else OWN_MODEL
+            found = open_points(queries, model=own, may_be_empty=True, bar=bar)
+            check_same_model(found, searched)
+            return found
+    elif not queries:
+        raise UserError("got an empty list of images; expected at least one")
+    elif boxes is not None:
+        raise UserError("boxes: applies to a folder or a table of images, not to a list; give one of them")
+    fabric = model.start()
+    trained = load_same_model(searched, model, fabric)
+    if local and isinstance(searched, GalleryFolder):
+        trained = with_local(trained, searched.manifest.local, searched.source)
+    return embedded_points(trained, fabric, _images_of(queries, trained, boxes), str(path_of(queries)), bar)
+
+
+def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Boxes | None) -> Dataset:
+    """Return the images, boxes or frames of a video to search with, for the model that embeds them.
+
+    Raises:
+        UserError: there are none, or boxes are given for a video.
+    """
+    if not isinstance(queries, Path):
+        return ImageList([str(image) for image in queries])
+    if is_video(queries) and trained.samples.has_pixels:
+        if boxes is not None:
+            raise UserError(f"--boxes: applies to images, but {queries} is a video; remove this option")
+        return VideoFrames(queries)
+    boxes = boxes and boxes._replace(skips=True)
+    return dataset_of(queries, "test", trained.recipe, NONE if lacks_labels(queries) else None, boxes)
+
+
+def embedded_points(
+    trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar
+) -> PointsInMemory:
+    """Embed the images of a dataset that can be read.
+
+    Raises:
+        UserError: none can be read, or see `embed_dataset`.
+    """
+    return _with_images(embed_files(trained, fabric, dataset, source, bar), trained, dataset, source)
+
+
+def split_points(
+    run: RunFolder, trained: TrainedModel, fabric: Ranks, split: Split, bar: Bar = no_bar
+) -> PointsInMemory:
+    """Return the points of the images of a run's split that can be read; see `split_embeddings`.
+
+    Raises:
+        UserError: none can be read, or see `embed_dataset`.
+    """
+    dataset = trained.recipe.dataset.build(split)
+    found = split_embeddings(run, trained, fabric, dataset, split, bar=bar)
+    return _with_images(found, trained, dataset, f"{split} split of {run.path}", run.path)
+
+
+def _with_images(
+    found: Embeddings, trained: TrainedModel, dataset: Dataset, source: str, run: Path | None = None
+) -> PointsInMemory:
+    """Return embeddings with what is known of their images."""
+    description = describe(trained)
+    return PointsInMemory(
+        source,
+        description.build_manifold(),
+        found.points,
+        [str(dataset.paths[row]) for row in found.indices.tolist()],
+        dataset.label_names(found.labels),
+        description,
+        run,
+        (*dataset.left_out, *found.faults),
+        dataset,
+        found.indices,
+        trained=trained,
+        local=found.local,
+    )
+
+
+def array_points(path: Path, labels: Path | None, space: Manifold | str) -> PointsInMemory:
+    """Read an ``.npy`` file of embeddings of any model, (N, D) numbers.
+
+    Args:
+        labels: file of its labels, (N,) integers or text.
+        space: the manifold of the rows, or its name: ``sphere`` (cosine of the directions) or ``euclidean``.
+
+    Raises:
+        UserError: a file cannot be read or has another shape, or a row is not a point.
+    """
+    features = read_features(path).float()
+    manifold = ManifoldConfig.variants[space]().build(features.shape[1]) if isinstance(space, str) else space
+    points = points_of_rows(features, manifold, path)
+    names: list[str | None] = [None] * len(points)
+    if labels is not None:
+        names = read_labels(labels)
+        if len(names) != len(points):
+            rows = counted(len(points), "row", "rows")
+            raise UserError(f"--labels {labels}: has {counted(len(names), 'label', 'labels')}, but {path} has {rows}")
+    return PointsInMemory(str(path), manifold, points, [f"row {row}" for row in range(len(points))], names)
+
+
+def read_features(path: Path) -> Tensor:
+    """Read an array (N, D) of finite numbers.
+
+    Raises:
+        UserError: the file cannot be read, or has another shape.
+    """
+    try:
+        return as_embeddings(_array(path, 2), str(path))
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def points_of_rows(features: Tensor, manifold: Manifold, path: Path) -> Tensor:
+    """Return rows of an array as points; on the sphere their directions.
+
+    Raises:
+        UserError: a row is zero on the sphere, or not a point of another manifold.
+    """
+    try:
+        if isinstance(manifold, Sphere) and features.shape[1] == manifold.dim:
+            return as_directions(features, str(path))
+        require_points(manifold, features, str(path))
+        return features
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def read_labels(path: Path) -> list[str | None]:
+    """Read labels (N,), integers or text, see `label_of`; bytes must be UTF-8, and text have no unpaired surrogates.
+
+    Raises:
+        UserError: the file cannot be read, or has another shape or other values.
+    """
+    labels = _array(path, 1)
+    if labels.dtype.kind not in "iuSU":  # numbers with fractions would each be a label of its own
+        raise UserError(f"{path}: labels: expected integers or text, got {labels.dtype}")
+    try:
+        if labels.dtype.kind == "S":
+            labels = np.strings.decode(labels, "utf-8")
+        texts, rows, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
+        "".join(texts.tolist()).encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise UserError(f"{path}: labels: expected text in UTF-8, got {error.object!r:.60}") from None
+    for note in label_notes(dict(zip(texts.tolist(), counts.tolist(), strict=True)), str(path)):
+        warn_once(note)
+    names = [label_of(text) for text in texts.tolist()]
+    return [names[row] for row in rows.tolist()]
+
+
+def _array(path: Path, dimensions: int) -> Values:
+    array = read_array(path)
+    if array.ndim != dimensions:
+        raise UserError(f"{path}: expected an array of {dimensions} dimensions, got {array.shape}")
+    return array
+
+
+def check_same_model(theirs: PointSet, ours: PointSet) -> None:
+    """Raise an error for points of two models.
+
+    Raises:
+        UserError: width, geometry, weights or preprocessing differ; for an array only width and geometry are known.
+    """
+    if theirs.manifest is not None and ours.manifest is not None:
+        check_same_description(theirs.manifest, theirs.source, ours.manifest, ours.source)
+    elif type(theirs.manifold) is not type(ours.manifold) or theirs.manifold.point_dim != ours.manifold.point_dim:
+        found = [f"{one.manifold.point_dim} dimensions on {type(one.manifold).__name__}" for one in (theirs, ours)]
+        raise UserError(
+            f"{theirs.source}: has {found[0]}, but {ours.source} has {found[1]}; expected embeddings of the same model"
+        )

@@ -1,0 +1,163 @@
+"""A split of a run's dataset, embedded by its model, for `dmlkit plot`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.errors import UserError
+from dmlkit.files.image_file import BadImageError
+from dmlkit.gallery.sources import split_points
+from dmlkit.loading.inputs import refuse_faults
+from dmlkit.manifolds.base import Manifold
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.trained import TrainedModel, load_model
+
+
+class ClassProxies(NamedTuple):
+    """Proxies as points of the embeddings' manifold.
+
+    Args:
+        points: (P, D) float32.
+        labels: (P,) int64, training class of each proxy, ascending.
+    """
+
+    points: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+
+
+@torch.no_grad()
+def proxies_of(run: RunFolder, checkpoint: CheckpointName, manifold: Manifold) -> ClassProxies | None:
+    """Return the proxies of a run's loss; None if it has none, or if they are not points of the embeddings' space.
+
+    The manifold is that of the embeddings, with the curvature of the checkpoint.
+    """
+    objective = run.load_checkpoint(checkpoint)["objective"]
+    found = [tensor for name, tensor in objective.items() if name.startswith("loss.") and name.endswith(".proxies")]
+    return class_proxies(found[0], manifold, run.training_classes()) if len(found) == 1 else None
+
+
+def class_proxies(proxies: Tensor, manifold: Manifold, class_names: tuple[str, ...]) -> ClassProxies | None:
+    """Return learned proxies (C, d) or (C, K, d) as points; None if they do not fit the space or the classes.
+
+    Example:
+        >>> from dmlkit.manifolds import Sphere
+        >>> found = class_proxies(torch.randn(2, 3, 8), Sphere(8), ("a", "b"))
+        >>> found.points.shape, found.labels.tolist()
+        (torch.Size([6, 8]), [0, 0, 0, 1, 1, 1])
+        >>> class_proxies(torch.randn(2, 9), Sphere(8), ("a", "b")) is None
+        True
+    """
+    width = manifold.dim if manifold.proxies == "features" else manifold.point_dim
+    if proxies.ndim not in (2, 3) or proxies.shape[-1] != width or len(proxies) != len(class_names):
+        return None
+    points = manifold.proxy_points(proxies.flatten(0, -2).float())
+    labels = torch.arange(len(proxies)).repeat_interleave(len(points) // len(proxies))
+    return ClassProxies(points, labels, class_names)
+
+
+@dataclass(frozen=True)
+class EmbeddedSplit:
+    """Images of a split, their points and labels.
+
+    Args:
+        dataset: all images of the split, in its own order.
+        points: (N, D) float32 on the CPU.
+        labels: (N,) int64, into the dataset's class names.
+        rows: (N,) int64, into the dataset.
+        manifold: the geometry of the points, on the CPU.
+    """
+
+    fabric: Ranks
+    run: RunFolder
+    trained: TrainedModel
+    dataset: Dataset
+    split: Split
+    points: Tensor
+    labels: Tensor
+    rows: Tensor
+    manifold: Manifold
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of all classes of the split."""
+        return self.dataset.class_names
+
+    def of_classes(self, count: int) -> "EmbeddedSplit":
+        """Return the images of some classes, evenly spread over those of the split."""
+        kept = torch.isin(self.labels, evenly_spread(self.labels.unique(), count))
+        return replace(self, points=self.points[kept], labels=self.labels[kept], rows=self.rows[kept])
+
+    def proxies(self) -> ClassProxies | None:
+        """Return the proxies of the classes shown; only training classes may have some."""
+        found = proxies_of(self.run, self.trained.checkpoint, self.manifold) if self.split == "train" else None
+        if found is None or found.class_names != self.class_names:
+            return None
+        kept = torch.isin(found.labels, self.labels)
+        return found._replace(points=found.points[kept], labels=found.labels[kept])
+
+    def image(self, index: int, side: int) -> Any:
+        """Return the pixels (H, W, 3) of an image, ``side`` at most; None if it can no longer be read."""
+        try:
+            pixels = self.dataset.sample(int(self.rows[index]))
+        except BadImageError:
+            return None
+        small = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+        small.thumbnail((side, side))
+        return np.asarray(small)
+
+    def require_images(self, what: str) -> None:
+        """Raise a `UserError` for samples without pixels to show."""
+        if not self.dataset.kind.has_pixels:
+            kind = self.dataset.kind.name
+            raise UserError(
+                f"{what} shows images, but {self.run.path} embeds {kind}s; use another kind of plot, without --images"
+            )
+
+
+def evenly_spread(values: Tensor, count: int) -> Tensor:
+    """Return at most ``count`` of some values (n,), evenly spread.
+
+    Example:
+        >>> evenly_spread(torch.arange(10), 4).tolist()
+        [0, 3, 6, 9]
+    """
+    return values[torch.linspace(0, len(values) - 1, min(count, len(values))).round().long()]
+
+
+def embed_split(
+    path: Path,
+    split: Split,
+    *,
+    checkpoint: CheckpointName | None = None,
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+    bar: Bar = no_bar,
+) -> EmbeddedSplit:
+    """Return a split of a run's dataset with its embeddings, see `split_embeddings`.
+
+    Args:
+        checkpoint: checkpoint to use. Default: best, otherwise last.
+        overrides: changes of the run's dataset, which may have moved, each ``key=value``.
+
+    Raises:
+        UserError: there is no run, an image cannot be read, or see `embed_dataset`.
+    """
+    fabric, run = start_ranks(device), RunFolder(path)
+    trained = load_model(run, fabric, checkpoint, overrides=overrides)
+    trained.recipe.dataset.require_one_label(str(path))
+    found = split_points(run, trained, fabric, split, bar)
+    refuse_faults(found.skipped, trained.recipe.dataset.on_bad_image)
+    dataset, rows = found.dataset, found.rows
+    assert dataset is not None and rows is not None
+    return EmbeddedSplit(fabric, run, trained, dataset, split, found.points, dataset.labels[rows], rows, found.manifold)

@@ -1,0 +1,347 @@
+"""Labels of images among labeled images, or none of them: ``dmlkit identify``."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.datasets.files.image import is_video
+from dmlkit.datasets.files.table_file import read_images_table, text_column
+from dmlkit.errors import UserError, counted
+from dmlkit.files.escape import command_word
+from dmlkit.gallery.files import check_threshold
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.sources import open_queries, path_of
+from dmlkit.identify.answers import (
+    NEAREST,
+    Answer,
+    Answers,
+    Decision,
+    Identified,
+    Rule,
+    Sigmoid,
+    answer_of,
+    are_nearest,
+    known_labels,
+)
+from dmlkit.identify.calibration import (
+    MORE_IMAGES,
+    SECOND_IMAGE,
+    acceptance_of,
+    group_probability,
+    labeled_decider,
+    lacks_absent,
+)
+from dmlkit.identify.decisions import Decider
+from dmlkit.identify.probability import estimate_probability
+from dmlkit.identify.scored import PlaceFusion, matched_gallery, matched_queries, place_gallery, place_queries
+from dmlkit.identify.search import RERANKED, RerankedGallery, check_together, nearest, open_searched
+from dmlkit.metrics.ranking.rerank import Rerank
+from dmlkit.nearest.scored import PlacedSpace, ScoredSpace
+from dmlkit.nearest.search import QUERY_ROWS, Neighbors
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.run_folder.threshold import threshold_of
+from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
+from dmlkit.vectors.images import FOLDER, TABLES
+from dmlkit.vectors.points import PointSet, PointsInMemory, of_other_model
+from dmlkit.vectors.progress_bar import Bar, no_bar
+
+MOST_EXACT = 8  # images of a group, up to which its probability is fitted to groups of exactly so many
+
+
+@dataclass(frozen=True)
+class LabelRule:
+    """How labeled images decide on the label of another image, or of a group of images."""
+
+    by: Rule = "nearest"
+    """``nearest`` takes the label of the nearest image; ``vote`` the most frequent one of the k nearest, if tied that
+    of the nearest; ``mean`` that of the nearest Fréchet mean of a label's images."""
+    k: int | None = None
+    """Number of images that vote. Default: 5."""
+    threshold: float | None = None
+    """A lower score makes an image `UNKNOWN`. Default: the one given for the gallery, else the probability of its
+    calibration, else the threshold of its calibrated run."""
+    by_group: str | None = None
+    """``folder``, or a column of a table of images: images with the same one get one answer. The score of a label is
+    the mean over the images; its probability is fitted to groups of as many images of one label."""
+    rerank: Rerank | None = None
+    """Rank the labeled images once more for each image, see `RerankedGallery`. Answers have no probability then, and
+    an image is unknown only below ``threshold``."""
+    place: PlaceFusion | None = None
+    """Weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_in`."""
+
+    def check(self) -> None:
+        """Raise a `UserError` unless the parts of the rule are in their ranges and apply to each other."""
+        if self.by_group is not None and self.by == "vote":
+            raise UserError(f"--by-group {self.by_group}: applies to --by nearest and --by mean, got --by vote")
+        if self.rerank is not None and (self.by == "mean" or self.by_group is not None):
+            other = "--by mean" if self.by == "mean" else f"--by-group {self.by_group}"
+            raise UserError(f"--rerank: does not apply to {other}, which compares no images one by one; leave one out")
+        check_threshold(self.threshold)
+        if self.k is not None and self.by != "vote":
+            raise UserError(f"-k {self.k}: applies to --by vote, got --by {self.by}; add --by vote, or remove -k")
+        if self.k is not None and self.k < 1:
+            raise UserError(f"-k {self.k}: expected at least 1 neighbor, with --by vote")
+        check_together(self.rerank, has_place=self.place is not None)
+        if self.by == "mean" and self.place is not None:
+            raise UserError("--by mean: does not apply to --with place, since a mean has no place; use --by nearest")
+
+
+NEAREST_IMAGE = LabelRule()
+
+
+def identify(
+    source: Path,
+    images: Path | Sequence[Path],
+    *,
+    rule: LabelRule = NEAREST_IMAGE,
+    boxes: Boxes | None = None,
+    model: ModelChoice = OWN_MODEL,
+    labels: Path | None = None,
+    manifold: str | None = None,
+    bar: Bar = no_bar,
+) -> Identified:
+    """Find the label of each image among labeled images, or of each group of images, or report it as unknown.
+
+    The probability of a guess is estimated from its margin and score, see `estimate_probability`. In a gallery that was
+    calibrated, an image is `UNKNOWN` if its probability is too low. In a gallery with local features the matches of the
+    100 nearest images count, but not with ``by`` mean, ``rerank`` or ``place``.
+
+    Args:
+        source: a gallery, or other labeled points, see `open_points`.
+        images: what to identify, see `open_queries`. The frames of a video are a group.
+        rule: how a label is decided.
+        boxes: boxes of the images, each of which gets an answer, see `images_at`.
+        model: model that embeds images. Default: that of ``source``.
+        labels, manifold: of an array, see `open_points`.
+
+    Raises:
+        UserError: the source has no image with a label, or the queries come from another model, or a group has images
+            of two known labels.
+    """
+    where = path_of(images)
+    if rule.by_group is None and is_video(where):
+        rule = replace(rule, by_group=FOLDER)
+    rule.check()  # before anything is embedded
+    opened = open_searched(source, model, bar, labels=labels, manifold=manifold)
+    compares = rule.place is None and rule.rerank is None and rule.by != "mean"
+    matched = matched_gallery(opened) if compares else None
+    searched = (matched or opened) if rule.place is None else place_gallery(opened, rule.place)
+    identifier = Identifier(searched, rule, bar)
+    asked = open_queries(images, opened, boxes=boxes, local=matched is not None, model=model, bar=bar)
+    known = list(known_labels(where, asked.paths, asked.labels, identifier.names))
+    groups = None if rule.by_group is None else _group_rows(where, asked, rule.by_group, known)
+    if rule.place is not None:
+        asked = place_queries(where, asked, rule.place)
+    elif matched is not None:
+        asked = matched_queries(matched, asked, model, bar=bar)
+    return identifier.answers(asked, known, groups)
+
+
+class Identifier:
+    """Labeled points that decide on the labels of others, see `identify`.
+
+    Raises:
+        UserError: no point has a label.
+    """
+
+    def __init__(self, searched: PointSet, rule: LabelRule = NEAREST_IMAGE, bar: Bar = no_bar) -> None:
+        rule.check()
+        threshold = rule.threshold
+        self.is_own_threshold = threshold is not None  # chosen for these queries
+        self.source = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
+        self.names, self.decider = labeled_decider(searched, rule.by, rule.k)
+        self.searched, self.unlabeled = self.decider.searched, len(searched) - len(self.decider.codes)
+        self.acceptance, self.reranked = None, None
+        is_placed = isinstance(searched.manifold, PlacedSpace)  # thresholds of similarities do not apply
+        is_scored = isinstance(searched.manifold, ScoredSpace)  # nor do those for pairs of embeddings
+        if rule.rerank is not None:
+            self.decider.searcher = self.reranked = RerankedGallery(self.searched, rule.rerank, bar)
+            # gallery images occur in each other's neighbors, and new images do not: the calibration does not hold
+            unknown = "; no image is unknown without --threshold" if threshold is None else ""
+            self.note = f"{RERANKED}; its scores are not calibrated: no probabilities{unknown}"
+            self.least_probability, self.threshold = None, threshold
+            self.sigmoids = dict[int, Sigmoid | None]({1: None})
+            return
+        if isinstance(self.source, GalleryFolder):
+            self.acceptance = acceptance_of(self.source, self.names, self.decider)
+            if threshold is None and self.source.manifest.threshold_is_own and not is_placed:
+                threshold = self.source.manifest.threshold
+        self.note, self.least_probability = self.acceptance.note if self.acceptance else None, None
+        if threshold is None and self.acceptance is not None:
+            self.least_probability = self.acceptance.threshold
+        elif threshold is None and is_scored:
+            self.note = _advice(self.source, None, self.decider)
+        elif threshold is None:
+            threshold = _pair_threshold(self.source)
+            self.note = _advice(self.source, threshold, self.decider)
+        self.threshold = threshold
+        self.sigmoids: dict[int, Sigmoid | None] = {}  # by the size of a group
+
+    def answers(
+        self, asked: PointSet, known: Sequence[str | None], groups: dict[str, list[int]] | None = None
+    ) -> Identified:
+        """Return the answers on points, or on groups of them.
+
+        Args:
+            asked: the points (N).
+            known: (N,) the correct label of each point, None where it is not known.
+            groups: rows of the points of each group, by its name.
+        """
+        searches = groups is None and self.decider.rule != "mean"
+        near = nearest(self.searched, asked, self.decider.length if searches else NEAREST, reranked=self.reranked)
+        own = are_nearest(near)
+        if groups is None:
+            decisions = list(self._decisions(asked, near if searches else None))
+            sizes, right = [1] * len(decisions), known
+            near = replace(near, similarities=near.similarities[:, :NEAREST], rows=near.rows[:, :NEAREST])
+        else:
+            sizes = [len(rows) for rows in groups.values()]
+            right = [next((label for row in rows if (label := known[row])), None) for rows in groups.values()]
+            own = [any(own[row] for row in rows) for rows in groups.values()]
+            decisions = _decide_groups(self.decider, asked, list(groups.values()))
+            near = _neighbors_of_groups(near, groups)
+        answers = [self._answer(*one) for one in zip(decisions, sizes, right, strict=True)]
+        unit = ("image", "images") if groups is None else ("group", "groups")
+        notes = (self._note_of_unlabeled(), self.note, self._note_of_features(), self._note_of_model(asked))
+        note = "; ".join(filter(None, notes)) or None
+        return Identified(answers, near, self.threshold, self.least_probability, note, unit, sum(own))
+
+    def _note_of_unlabeled(self) -> str | None:
+        """Return how many images of the gallery do not count, because they have no label."""
+        have = counted(self.unlabeled, "image has", "images have")
+        return f"{have} no label in {self.source.source}, to be left out" if self.unlabeled else None
+
+    def _note_of_features(self) -> str | None:
+        """Return whether local features of the gallery do not count."""
+        local = self.source.manifest.local if isinstance(self.source, GalleryFolder) else None
+        if local is None or self.decider.compares_matches:
+            return None
+        return f"the {local.what} of {self.source.source} are not compared here"
+
+    def _note_of_model(self, asked: PointSet) -> str | None:
+        """Return whether the gallery's threshold holds for points of a model that was mapped into its space."""
+        other = of_other_model(asked.manifest, self.source)
+        if other is None:
+            return None
+        if self.least_probability is not None:
+            return (
+                f"{other}, so the calibration may not hold; after dmlkit gallery migrate and dmlkit calibrate one holds"
+            )
+        if self.threshold is not None and not self.is_own_threshold:
+            return f"{other}, so the threshold may not hold; choose one for it with --threshold"
+        return None
+
+    def _decisions(self, asked: PointSet, near: Answers | None) -> Iterator[Decision]:
+        """Decide on each point, among its nearest images ``near`` if the rule compares images."""
+        start = 0
+        for block in asked.blocks(QUERY_ROWS):
+            rows = slice(start, start + len(block))
+            found = None if near is None else Neighbors(near.similarities[rows], near.rows[rows])
+            yield from self.decider.decide(block, near=found)
+            start = rows.stop
+
+    def _answer(self, decision: Decision, size: int, right: str | None) -> Answer:
+        sigmoid = self.sigmoid(size if size < MOST_EXACT else 1 << size.bit_length() - 1)
+        answer = answer_of(self.names, decision, sigmoid, self.threshold, self.least_probability)
+        return answer._replace(known=right, images=size)
+
+    def sigmoid(self, size: int) -> Sigmoid | None:
+        """Return the probability of guesses on groups of a size."""
+        if size not in self.sigmoids:
+            if size > 1:
+                found = group_probability(self.source, self.names, self.decider, size) or self.sigmoid(size // 2)
+            else:
+                found = self.acceptance.sigmoid if self.acceptance else estimate_probability(self.decider)
+            self.sigmoids[size] = found
+        return self.sigmoids[size]
+
+
+def _advice(searched: PointSet, threshold: float | None, decider: Decider) -> str:
+    """Return what to do about a threshold that is missing or answers another question."""
+    what = "no image is unknown without a threshold" if threshold is None else "this threshold is for pairs of images"
+    if not isinstance(searched, GalleryFolder):
+        return f"{what}; use --threshold, or calibrate a gallery"
+    command = f"run dmlkit calibrate {command_word(searched.source)} to choose one for this gallery"
+    missing = [f"each label has a single image: {SECOND_IMAGE}"] if decider.sizes.max() == 1 else []
+    missing += [MORE_IMAGES] if lacks_absent(searched, decider) else []
+    return f"{what}; {'; '.join(missing)}{', then ' if missing else ''}{command}"
+
+
+def _pair_threshold(searched: PointSet) -> float | None:
+    """Return the threshold for pairs of the calibrated run, as it is now or was when the gallery was created."""
+    stored = searched.manifest.threshold if isinstance(searched, GalleryFolder) else None
+    if searched.run is None or searched.manifest is None:
+        return stored
+    calibrated = threshold_of(RunFolder(searched.run), searched.manifest.model.fingerprint)
+    return calibrated.threshold if calibrated else stored
+
+
+def _group_rows(images: Path, asked: PointSet, by: str, known: Sequence[str | None]) -> dict[str, list[int]]:
+    """Return the rows of each group of images, in the order in which the groups come first; see `_group_names`.
+
+    Raises:
+        UserError: images of a group have two known labels, or see `_group_names`.
+    """
+    groups: dict[str, list[int]] = {}
+    for row, name in enumerate(_group_names(images, asked, by)):
+        groups.setdefault(name, []).append(row)
+    for name, rows in groups.items():
+        given = sorted({label for row in rows if (label := known[row]) is not None})
+        if len(given) > 1:
+            raise UserError(
+                f"--by-group {by}: the group {name} has images of {given[0]!r} and of {given[1]!r}; expected images of "
+                "one label in each group"
+            )
+    return groups
+
+
+def _group_names(images: Path, asked: PointSet, by: str) -> list[str]:
+    """Return the name of each image's group.
+
+    With ``folder`` it is the folder of the image; else its cell in a column of a table of images, in which a blank one
+    makes an image a group of its own.
+
+    Raises:
+        UserError: the images are not from a table, or it does not have the column; or they are rows of an array.
+    """
+    is_array = images.suffix == ".npy" and not images.is_dir()
+    if by == FOLDER and not is_array:
+        return [str(Path(path).parent) for path in asked.paths]
+    if images.suffix.lower() not in TABLES or not isinstance(asked, PointsInMemory) or asked.rows is None:
+        if is_array:
+            raise UserError(f"--by-group {by}: the rows of {images} have no folders or columns; remove this option")
+        raise UserError(f"--by-group {by}: {images} is no table and has no columns; use {FOLDER}")
+    column = text_column(read_images_table(images, by), str(images), "label").to_pylist()
+    cells = [column[row] for row in asked.rows.tolist()]
+    return [cell or path for cell, path in zip(cells, asked.paths, strict=True)]
+
+
+def _decide_groups(decider: Decider, asked: PointSet, groups: Sequence[Sequence[int]]) -> list[Decision]:
+    """Decide on groups of images, given by their rows, those with equally many at once."""
+    found: dict[int, Decision] = {}
+    for size in {len(rows) for rows in groups}:
+        places = torch.tensor([place for place, rows in enumerate(groups) if len(rows) == size])
+        for part in places.split(max(1, QUERY_ROWS // size)):
+            rows = torch.tensor([groups[place] for place in part.tolist()])
+            points = asked.points_at(rows.flatten()).reshape(*rows.shape, -1)
+            found.update(zip(part.tolist(), decider.decide(points[:, 0] if size == 1 else points), strict=True))
+    return [found[place] for place in range(len(groups))]
+
+
+def _neighbors_of_groups(near: Answers, groups: dict[str, list[int]]) -> Answers:
+    """Return the nearest pictures of each group: those that are the most similar to any of its images."""
+    similarities, found = torch.empty(len(groups), near.k), torch.empty(len(groups), near.k, dtype=torch.int64)
+    for place, rows in enumerate(groups.values()):
+        ranked = near.similarities[rows].flatten().sort(descending=True, stable=True)
+        pictures = near.rows[rows].flatten()[ranked.indices]
+        best = dict[int, float]()
+        for picture, similarity in zip(pictures.tolist(), ranked.values.tolist(), strict=True):
+            best.setdefault(picture, similarity)
+        found[place] = torch.tensor(list(best)[: near.k])
+        similarities[place] = torch.tensor(list(best.values())[: near.k])
+    first = [near.pictures[rows[0]] for rows in groups.values()]
+    named = {"queries": list(groups), "pictures": first, "boxes": [None] * len(groups)}
+    return replace(near, **named, similarities=similarities, rows=found)

@@ -1,0 +1,225 @@
+"""Nearest neighbors of images or points, also re-ranked by the neighbors of their neighbors: ``dmlkit search``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.errors import UserError
+from dmlkit.files.source import kind_of
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.index import ApproximateGallery
+from dmlkit.gallery.sources import open_points, open_queries, path_of
+from dmlkit.identify.answers import Answers
+from dmlkit.identify.scored import (
+    MatchedSearch,
+    MatchedSpace,
+    PlacedGallery,
+    PlaceFusion,
+    matched_gallery,
+    matched_queries,
+    place_gallery,
+    place_queries,
+)
+from dmlkit.metrics.ranking.rerank import (
+    BLOCK_ENTRIES,
+    ExpandedGallery,
+    KReciprocal,
+    ReciprocalGallery,
+    Rerank,
+    check_rerank,
+)
+from dmlkit.nearest.scored import PlacedSpace
+from dmlkit.nearest.search import QUERY_ROWS, Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
+from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
+from dmlkit.vectors.items import PointItem
+from dmlkit.vectors.points import PointSet, PointsInMemory, all_points
+from dmlkit.vectors.progress_bar import Bar, no_bar
+
+LEAST_HALF = 10_000  # points; fewer are searched in 2 ms
+MATCHED_ROWS = 256  # searched at once where matches are compared: 4 s, so that the bar moves
+RERANKED = "re-ranking looks at the gallery as a whole, and at no other query"
+
+
+Method = Literal["index", "exact"] | Rerank | PlaceFusion
+"""How neighbors are found, see `search`."""
+
+
+def search(
+    source: Path,
+    queries: Path | Sequence[Path],
+    *,
+    k: int = 10,
+    method: Method = "index",
+    manifold: str | None = None,
+    boxes: Boxes | None = None,
+    model: ModelChoice = OWN_MODEL,
+    bar: Bar = no_bar,
+) -> Answers:
+    """Find the k nearest neighbors of each query, in bounded memory.
+
+    In a gallery with local features the 100 nearest images are ordered again by their matches, with the methods
+    ``index`` and ``exact``; its points are in memory then.
+
+    Args:
+        source: what to search in, see `open_points`.
+        queries: what to search with, see `open_queries`.
+        k: neighbors per query; all points if there are fewer.
+        method: ``index``: by the index of a gallery, or exactly if it has none; ``exact``; a `Rerank`: rank the points
+            once more for each query, exactly, see `RerankedGallery`; or a `PlaceFusion`: add the evidence of place and
+            time in a gallery, with this weight, see `dmlkit.evaluation.place.place_in`.
+        manifold: geometry of an array, see `open_points`.
+        boxes: boxes of the queries, each of which is one, see `images_at`.
+        model: model that embeds images. Default: that of ``source``.
+
+    Raises:
+        UserError: k is below 1, there is nothing to search in or with, or the queries come from another model,
+            or there are too few points for the options of a `Rerank`.
+    """
+    if k < 1:
+        raise UserError(f"-k {k}: expected at least 1 neighbor")
+    searched = open_searched(source, model, bar, manifold=manifold)
+    matched = matched_gallery(searched) if isinstance(method, str) else None
+    asked = open_queries(queries, searched, boxes=boxes, local=matched is not None, model=model, bar=bar)
+    if isinstance(method, PlaceFusion):
+        searched, asked = place_gallery(searched, method), place_queries(path_of(queries), asked, method)
+    elif matched is not None:
+        searched, asked = matched, matched_queries(matched, asked, model, bar=bar)
+    reranked = RerankedGallery(searched, method, bar) if isinstance(method, Rerank) else None
+    return nearest(searched, asked, k, exact=method == "exact", reranked=reranked, bar=bar)
+
+
+def open_searched(source: Path, model: ModelChoice, bar: Bar, **options: Any) -> PointSet:
+    """Open what to search in, see `open_points`; the second model and the device apply to a run."""
+    own = ModelChoice(fusion=model.fusion, device=model.device) if kind_of(source) == "run" else OWN_MODEL
+    return open_points(source, model=own, bar=bar, **options)
+
+
+def check_together(rerank: Rerank | None, *, has_place: bool) -> None:
+    """Raise a `UserError` for two changes of the similarity."""
+    if rerank is not None and has_place:
+        raise UserError("--rerank: does not apply to --with place; leave one out")
+
+
+class RerankedGallery:
+    """Points that are re-ranked for each query, exactly; no query affects the neighbors of another.
+
+    Similarities are those of the averaged points for `Expansion`, and one minus the final distance, from 0 to 1, for
+    `KReciprocal`. All points are in memory.
+
+    Args:
+        method: how they are re-ranked.
+
+    Raises:
+        UserError: there are too few points for the options, or an option is out of its range.
+    """
+
+    def __init__(self, searched: PointSet, method: Rerank, bar: Bar = no_bar) -> None:
+        self.method, self.size = method, len(searched)
+        try:
+            check_rerank(method, self.size)
+        except ValueError as error:
+            raise UserError(f"--rerank: {error}") from None
+        manifold, points = searched.manifold, all_points(searched)
+        with torch.no_grad():
+            if isinstance(method, KReciprocal):
+                with bar("comparing the gallery with itself", self.size) as advance:
+                    self.reciprocal = ReciprocalGallery(manifold, points, method, advance)
+                self.similarity_name = "k_reciprocal_similarity"
+            else:
+                self.expanded = ExpandedGallery(manifold, points, method)
+                self.gallery = Gallery(manifold, self.expanded.points)
+                self.similarity_name = manifold.similarity_name
+
+    @torch.no_grad()
+    def search(self, queries: Tensor, k: int) -> Neighbors:
+        """Return the k most similar points of each query (Q, D); of equally similar ones the lower index first."""
+        if not isinstance(self.method, KReciprocal):
+            return self.gallery.search(self.expanded.expanded(queries), k)
+        found: list[Neighbors] = []
+        for part in queries.split(max(1, BLOCK_ENTRIES // self.size)):
+            scores, rows = self.reciprocal.scores(part).sort(dim=1, descending=True, stable=True)
+            found.append(Neighbors(1 + scores[:, :k], rows[:, :k]))
+        return Neighbors.joined(found, k)
+
+
+def nearest(
+    searched: PointSet,
+    asked: PointSet,
+    k: int,
+    *,
+    exact: bool = False,
+    reranked: RerankedGallery | None = None,
+    bar: Bar = no_bar,
+) -> Answers:
+    """Return the k nearest neighbors of each query; all points if there are fewer."""
+    gallery = reranked or searcher_of(searched, exact=exact)
+    k = min(k, len(searched))
+    found: list[Neighbors] = []
+    with bar("searching", len(asked)) as advance:
+        for block in asked.blocks(MATCHED_ROWS if isinstance(gallery, MatchedSearch) else QUERY_ROWS):
+            found.append(gallery.search(block, k))
+            advance(len(block))
+    neighbors = Neighbors.joined(found, k)
+    base = gallery.base if isinstance(gallery, MatchedSearch) else gallery
+    index = base.index if isinstance(base, ApproximateGallery) else None
+    return Answers(
+        searched,
+        asked.paths,
+        neighbors.similarities,
+        neighbors.indices,
+        asked.skipped,
+        asked.paths,
+        asked.boxes,
+        (reranked or searched.manifold).similarity_name,
+        index,
+        None if reranked is None else reranked.method,
+    )
+
+
+@dataclass(frozen=True)
+class SearchedOften(PointsInMemory):
+    """Points in memory that keep what a search computes of all of them: vectors, or only their rounding bounds.
+
+    Args:
+        ids: N ids of the images.
+    """
+
+    ids: Sequence[str | int] = ()
+
+    def items_at(self, rows: Tensor) -> list[PointItem]:
+        found = map(int, rows)
+        return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.box(row)) for row in found]
+
+    @cached_property
+    def searcher(self) -> StoredGallery | Gallery | ApproximateGallery:
+        """Search of these points, through the index of the gallery that they were read from, if it has one."""
+        if isinstance(self.stored, GalleryFolder) and (index := self.stored.approximate):
+            return ApproximateGallery(self.stored, index, self)
+        if not are_vectors(self.manifold, self.points):
+            return Gallery(self.manifold, self.points)
+        if len(self) >= LEAST_HALF and float(self.points.norm(dim=1).max()) < 1.001:
+            return HalfGallery(self.manifold, self, self.points)
+        return StoredGallery(self.manifold, self)
+
+
+def searcher_of(
+    searched: PointSet, *, exact: bool = False
+) -> StoredGallery | Gallery | ApproximateGallery | PlacedGallery | MatchedSearch:
+    """Return the search: through the index of a gallery that has one, unless it shall be exact or looks at places."""
+    if isinstance(searched, PointsInMemory) and isinstance(searched.manifold, MatchedSpace):
+        space = searched.manifold.space
+        alone = searched.stored or PointsInMemory("", space, searched.points[:, :-1].float(), (), ())
+        return MatchedSearch(searched, searcher_of(alone, exact=exact))
+    if isinstance(searched, PointsInMemory) and isinstance(searched.manifold, PlacedSpace):
+        return PlacedGallery(searched.manifold, searched.points)
+    if isinstance(searched, SearchedOften):
+        return searched.searcher
+    if isinstance(searched, GalleryFolder) and not exact and (index := searched.approximate):
+        return ApproximateGallery(searched, index)
+    return StoredGallery(searched.manifold, searched)

@@ -1,0 +1,238 @@
+"""A newer model for older embeddings: a map into their space, put into the head of a copy of its run."""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.files.dataset import Dataset, PickedSamples
+from dmlkit.distributed.launch import start_ranks
+from dmlkit.errors import UserError
+from dmlkit.files.image_file import BadImageError
+from dmlkit.files.outputs import check_place, writing
+from dmlkit.files.source import NAMES, require_source
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.images import LabelledImage
+from dmlkit.gallery.sources import open_points
+from dmlkit.heads import Linear
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.nearest.search import BLOCK_ROWS
+from dmlkit.plots.point_map import PointMap, SharedImages
+from dmlkit.recipe.file import dump_recipe, parse_recipe
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.documents import Alignment
+from dmlkit.run_folder.folder import CheckpointName, RunFolder, aligned_place, named
+from dmlkit.vectors.images import dataset_of
+from dmlkit.vectors.manifest import Description
+from dmlkit.vectors.points import PointSet, separator_of
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.stored import embed_files
+from dmlkit.vectors.trained import ALIGNED, FROZEN, TrainedModel, describe, load_model
+
+FLAT = ("sphere", "euclidean")
+
+
+@torch.no_grad()
+def align(
+    older: Path,
+    run: Path,
+    images: Path,
+    output: Path | None = None,
+    *,
+    checkpoint: CheckpointName | None = None,
+    device: str = "auto",
+    bar: Bar = no_bar,
+) -> tuple[Alignment, Path]:
+    """Map the model of a run into the space of older embeddings, and write it as a run.
+
+    The map is folded into the linear head of the model, so that the new run embeds, searches and is exported as any
+    other. Its embeddings are compared with the older ones; see `check_same_description`.
+
+    Args:
+        older: embeddings folder or gallery.
+        run: the newer run.
+        images: images, a folder or a table, see `images_at`; those that ``older`` has are used, see `shared_images`.
+        output: folder of the run to write. Default: that of ``run`` with ``-aligned`` at its end.
+        checkpoint: checkpoint of the run. Default: best, otherwise last.
+        device: device, see `start_ranks`.
+
+    Returns:
+        What was found, and the folder.
+
+    Raises:
+        UserError: a space is curved, the head is not linear, there are too few shared images, or the output exists.
+    """
+    kind = require_source(older)
+    if kind not in ("embeddings", "gallery"):
+        raise UserError(
+            f"{older}: is {NAMES[kind]}; expected a folder of embeddings or a gallery, with paths of images"
+        )
+    output = aligned_place(run, output)
+    fabric, folder = start_ranks(device), RunFolder(run)
+    trained, found = load_model(folder, fabric, checkpoint), open_points(older)
+    check_place(output, [images, trained.recipe.dataset.data_root], is_run=True)
+    manifest = found.manifest
+    assert manifest is not None  # of embeddings and galleries
+    check_can_be_mapped(trained, run, manifest, older)
+    dataset, rows = shared_images(dataset_of(images, "test", trained.recipe), found)
+    check_enough(len(dataset), trained, f"{images}: has {len(dataset)} images of {older}")
+    embedded = embed_files(trained, fabric, dataset, str(images), bar)
+    dataset, rows = PickedSamples(dataset, embedded.indices, embedded.labels), rows[embedded.indices]
+    check_enough(len(dataset), trained, f"{images}: {len(dataset)} images of {older} can be read")
+    for _ in found.blocks(BLOCK_ROWS):
+        pass  # a damaged row would spoil the map
+    labels = [item.label for item in found.items_at(rows)]
+    own = dataset.label_names(dataset.labels)
+    if trained.recipe.dataset.label_separator is not None or separator_of(found) is not None:
+        labels = own = [None] * len(rows)  # images with several labels have to find themselves
+    shared = SharedImages(
+        embedded.points,
+        found.points_at(rows),
+        [label or other for label, other in zip(labels, own, strict=True)],
+        (trained.manifold, found.manifold),
+    )
+    point_map, parts, chosen = shared.choice()
+    alignment = Alignment(
+        embeddings=str(older),
+        fingerprint=manifest.space,
+        run=str(named(run)),
+        **chosen._asdict(),
+        measured=len(parts.measure),
+        held_out=parts.held_out,
+        **shared.figures(point_map, parts),
+    )
+    write_aligned(folder, trained, manifest, point_map, alignment, output)
+    return alignment, output
+
+
+def check_enough(count: int, trained: TrainedModel, found: str) -> None:
+    """Raise an error unless there are twice as many images as dimensions, of which half fit the map.
+
+    Raises:
+        UserError: there are fewer; the message starts with what was found.
+    """
+    least = 2 * trained.manifold.dim
+    if count < least:
+        raise UserError(
+            f"{found}; expected at least {least}, twice the {trained.manifold.dim} dimensions of the newer run: "
+            "name more of the older images"
+        )
+
+
+def check_can_be_mapped(trained: TrainedModel, run: Path, older: Description, where: Path) -> None:
+    """Raise an error unless a linear map can be put into the head of a model and lead into the older space.
+
+    Args:
+        trained: the newer model.
+        older: description of the older embeddings.
+        where: their path.
+
+    Raises:
+        UserError: it cannot.
+    """
+    recipe, spaces = trained.recipe, (trained.recipe.manifold.name, older.manifold.name)
+    if describe(trained).space == older.space:
+        raise UserError(f"{run}: its embeddings can be compared with {where} already; use them as they are")
+    if older.fusion is not None:
+        raise UserError(f"{where}: has embeddings of two runs; expected those of one: embed with the first run alone")
+    for name, space in zip((run, where), spaces, strict=True):
+        if space not in FLAT:
+            raise UserError(
+                f"{name}: its manifold {space} is curved, so that a linear map moves points off it; expected "
+                f"{' or '.join(FLAT)}: embed the images again instead"
+            )
+    if spaces[0] != spaces[1]:
+        raise UserError(
+            f"{run}: has points on {spaces[0]}, but {where} on {spaces[1]}; a linear map does not lead from one to "
+            f"the other: train on {spaces[1]}"
+        )
+    if not isinstance(recipe.head, Linear.Config):
+        raise UserError(f"{run}: has the head {recipe.head.name}; expected linear, into which a map can be put")
+    if getattr(recipe.manifold, "clip_distance", None) is not None:
+        raise UserError(
+            f"{run}: manifold.clip_distance shortens points, which a linear map before it cannot; train without it"
+        )
+
+
+def shared_images(dataset: Dataset, older: PointSet) -> tuple[Dataset, Tensor]:
+    """Return the images that older points have too, and their rows there.
+
+    An image of a gallery is known by its content, or that of its box; an image of an embeddings folder by the path of
+    its file, with links resolved. One that has several points, such as one with several boxes there, is left out.
+    """
+    names: Sequence[str | None]
+    if isinstance(older, GalleryFolder):
+        places, names = older.ids, [_content_id(dataset, index) for index in range(len(dataset))]
+    else:
+        places, names = ([os.path.realpath(path) for path in paths] for paths in (older.paths, dataset.paths))
+    counts = Counter[str | None](places), Counter(names)
+    rows: dict[str | None, int] = {name: row for row, name in enumerate(places) if counts[0][name] == 1}
+    kept = [index for index, name in enumerate(names) if name in rows and counts[1][name] == 1]
+    picked = torch.tensor(kept, dtype=torch.int64)
+    of_older = torch.tensor([rows[names[index]] for index in kept], dtype=torch.int64)
+    return PickedSamples(dataset, picked, dataset.labels[picked]), of_older
+
+
+def _content_id(dataset: Dataset, index: int) -> str | None:
+    """Return the id that a gallery gives to an image; None for one that cannot be read."""
+    with suppress(BadImageError):
+        return LabelledImage(dataset.paths[index], None, dataset.box(index)).id()
+    return None
+
+
+def write_aligned(
+    run: RunFolder,
+    trained: TrainedModel,
+    older: Description,
+    point_map: PointMap,
+    alignment: Alignment,
+    output: Path,
+) -> None:
+    """Write a copy of a run whose head contains a map, completely or not at all.
+
+    Raises:
+        UserError: the recipe does not allow the older width, or the folder cannot be written.
+    """
+    recipe = _mapped_recipe(run, trained, older)
+    state = run.load_checkpoint(trained.checkpoint)
+    weights = {
+        name: state["model"][f"head.linear.{name}"]
+        for name in ("weight", "bias")
+        if f"head.linear.{name}" in state["model"]
+    }
+    bias = weights.get("bias", torch.zeros(trained.manifold.dim)).double()
+    state["model"]["head.linear.weight"] = (point_map.matrix @ weights["weight"].double()).float()
+    if recipe.head.model_dump()["bias"]:
+        state["model"]["head.linear.bias"] = (point_map.matrix @ bias + point_map.offset).float()
+    kept = {name: value for name, value in state.items() if name in ("num_features", "model", "epoch", FROZEN)}
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        partial = RunFolder(output.with_name(f".{output.name}.{uuid4().hex}"))
+        try:
+            partial.create(recipe, overwrite=False)
+            if run.classes_path.exists():
+                shutil.copyfile(run.classes_path, partial.classes_path)
+            alignment.write(partial.alignment_path)
+            kept |= {"recipe": dump_recipe(recipe), "objective": {}, ALIGNED: older.space}
+            partial.save_checkpoint("best", kept)
+            partial.path.rename(output)
+        finally:
+            if partial.path.exists():
+                shutil.rmtree(partial.path)
+
+
+def _mapped_recipe(run: RunFolder, trained: TrainedModel, older: Description) -> Recipe:
+    """Return the recipe of a run with the width and the space of older embeddings."""
+    recipe = run.recipe()
+    head = recipe.head
+    if not isinstance(trained.recipe.manifold, Sphere.Config):
+        head = head.model_copy(update={"bias": True})
+    changes = {"embedding_dim": older.features, "manifold": older.manifold, "head": head}
+    text = dump_recipe(recipe.model_copy(update=changes))
+    return parse_recipe(text, f"{run.recipe_path} with embedding_dim {older.features}", is_trained=True)

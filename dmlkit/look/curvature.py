@@ -1,0 +1,173 @@
+"""Delta-hyperbolicity of embeddings, and the curvature that suits them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.base import Split
+from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.errors import UserError
+from dmlkit.files.source import check_options, kind_of
+from dmlkit.gallery.sources import open_points
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.euclidean import Euclidean
+from dmlkit.model import backbone_alone
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.fusion import ModelChoice
+from dmlkit.vectors.points import all_points
+from dmlkit.vectors.stored import split_embeddings
+from dmlkit.vectors.trained import TrainedModel, load_model
+
+DISK_DELTA = 0.144  # delta of the unit Poincaré disk (Khrulkov et al. 2020, section 3)
+
+
+@dataclass(frozen=True)
+class Hyperbolicity:
+    """Relative delta-hyperbolicity over several random samples: 0 for a tree, at most 1."""
+
+    deltas: list[float]  # one value per sample
+
+    @property
+    def mean(self) -> float:
+        return mean(self.deltas)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over the samples; 0 for a single one."""
+        return stdev(self.deltas) if len(self.deltas) > 1 else 0.0
+
+    @property
+    def curvature(self) -> float:
+        """Curvature K = -(0.144 / mean)^2 of the ball in which the data are as hyperbolic as the unit disk."""
+        return -((DISK_DELTA / self.mean) ** 2)
+
+    def curvatures_within_deviation(self) -> tuple[float, float] | None:
+        """Return the curvatures at one standard deviation of delta below and above the mean.
+
+        The result is None if there is a single sample, or if the deviation is at least the mean.
+        """
+        if not self.mean > self.deviation > 0:
+            return None
+        low, high = (Hyperbolicity([self.mean + sign * self.deviation]).curvature for sign in (-1, 1))
+        return low, high
+
+
+def hyperbolicity(manifold: Manifold, points: Tensor, *, sample: int, draws: int, seed: int = 0) -> Hyperbolicity:
+    """Compute `relative_delta` of random samples (Khrulkov et al., CVPR 2020, arXiv:1904.02239, section 3).
+
+    Args:
+        points: (N, D).
+        sample: points per sample; delta grows with it, so compare only values of one sample size.
+
+    Raises:
+        UserError: there are fewer than 4 points, or all are equal.
+    """
+    if len(points) < 4:
+        raise UserError(f"curvature: delta-hyperbolicity needs at least 4 embeddings, got {len(points)}")
+    generator = torch.Generator().manual_seed(seed)
+    deltas: list[float] = []
+    for _ in range(draws):
+        chosen = points[torch.randperm(len(points), generator=generator)[:sample]].double()
+        deltas.append(relative_delta(manifold.distance(chosen, chosen).detach()))
+    if not mean(deltas) > 0:
+        raise UserError(
+            "curvature: no curvature can be suggested, because delta is 0: all embeddings are equal, or their "
+            "distances are those of a tree; use other images"
+        )
+    return Hyperbolicity(deltas)
+
+
+def relative_delta(distances: Tensor) -> float:
+    r"""Compute 2 delta / diameter of distances (n, n), with Gromov products at the first point (Fournier et al. 2015).
+
+    .. math:: (x|y) = \tfrac12 (d(x, w) + d(y, w) - d(x, y)), \quad
+            \delta = \max_{x, y, z} \min((x|z), (z|y)) - (x|y)
+
+    Example:
+        >>> star = 2 - 2 * torch.eye(4)  # leaves of a tree, 2 apart
+        >>> relative_delta(star)
+        0.0
+        >>> square = torch.tensor([[0., 1, 2, 1], [1, 0, 1, 2], [2, 1, 0, 1], [1, 2, 1, 0]])
+        >>> relative_delta(square)  # a cycle of 4
+        1.0
+    """
+    diameter = distances.max().item()
+    if diameter == 0:
+        return 0.0
+    products = (distances[:, :1] + distances[:1] - distances) / 2
+    delta = 0.0
+    for row in products:  # (n, n) at once instead of (n, n, n)
+        max_min = torch.minimum(row[:, None], products).amax(0)
+        delta = max(delta, (max_min - row).max().item())
+    return 2 * delta / diameter
+
+
+class Measured(NamedTuple):
+    """Measured hyperbolicity of points."""
+
+    hyperbolicity: Hyperbolicity
+    points: int
+    what: str
+    """Description of the points and of the distance used."""
+
+
+def measure_curvature(
+    source: Path,
+    *,
+    split: Split | None = None,
+    sample: int = 500,
+    draws: int = 10,
+    seed: int = 0,
+    device: str | None = None,
+    overrides: Sequence[str] = (),
+    manifold: str | None = None,
+) -> Measured:
+    """Measure how tree-like embeddings, or the features of a run's images, are; see `hyperbolicity`.
+
+    Args:
+        source: see `open_points`.
+        split: for a run, the split whose images are used; by default train.
+        device: for a run, the device; see `start_ranks`.
+        overrides: for a run, ``key=value`` each, of its dataset, which may have moved.
+        manifold: geometry of an array, see `open_points`.
+
+    Raises:
+        UserError: an option does not apply to the source, or there are too few points.
+    """
+    space, points, what = _points_of(source, split, device, overrides, manifold)
+    return Measured(hyperbolicity(space, points, sample=sample, draws=draws, seed=seed), len(points), what)
+
+
+def _points_of(
+    source: Path, split: Split | None, device: str | None, overrides: Sequence[str], manifold: str | None
+) -> tuple[Manifold, Tensor, str]:
+    if kind_of(source) != "run":
+        model = ModelChoice(device=device)
+        points = open_points(source, split=split, overrides=overrides, manifold=manifold, model=model)
+        what = f"embeddings of {source}, by the distance of {type(points.manifold).__name__.lower()}"
+        return points.manifold, all_points(points), what
+    check_options(source, "run", {"--manifold": manifold})
+    fabric, split = start_ranks(device or "auto"), split or "train"
+    run = RunFolder(source)
+    trained = load_model(run, fabric, overrides=overrides)
+    features = _backbone_features(run, trained, fabric, split)
+    what = f"images of the {split} split, by the Euclidean distance of their features before the head"
+    return Euclidean(features.shape[1]), features, what
+
+
+def _backbone_features(run: RunFolder, trained: TrainedModel, fabric: Ranks, split: Split) -> Tensor:
+    """Return the features (N, F) of the images of a split before the head, see `split_embeddings`.
+
+    Raises:
+        UserError: no image can be read, or see `embed_dataset`.
+    """
+    features = backbone_alone(trained.model, Euclidean.Config().build(trained.model.backbone.num_features))
+    recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
+    before = TrainedModel.of(recipe, features, trained.checkpoint, trained.epoch)
+    dataset = recipe.dataset.build(split)
+    return split_embeddings(run, before, fabric, dataset, split, of="features").points

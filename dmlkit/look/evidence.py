@@ -1,0 +1,250 @@
+"""How much of retrieval comes from outside the objects: metrics of images whose inside or outside is painted over."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.base import Split
+from dmlkit.datasets.files.dataset import Dataset, PickedSamples
+from dmlkit.datasets.files.image import read_image
+from dmlkit.datasets.files.table_file import BOX, LABEL, read_images_table, text_column
+from dmlkit.distributed.launch import Ranks
+from dmlkit.errors import UserError
+from dmlkit.evaluation.by_value import absolute
+from dmlkit.evaluation.evaluate import score_dataset
+from dmlkit.evaluation.report import Evidence
+from dmlkit.evaluation.run import EvaluatedRun
+from dmlkit.gallery.split import evenly_spread
+from dmlkit.loading.inputs import Inputs, inputs_of
+from dmlkit.metrics.base import MetricConfig
+from dmlkit.metrics.scoring import metric_configs
+from dmlkit.metrics.statistics import ratio_interval
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.in_memory import Embeddings
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.stored import split_embeddings
+from dmlkit.vectors.trained import TrainedModel, load_model
+
+CENTER = "center"
+"""Instead of a table of regions: a square in the middle with half of the area of what the model sees."""
+MASK = "mask"  # column of a table
+BATCH = 64
+FOR_COLOR = 256  # images whose mean color is painted: one color for all, since one each would tell images apart
+
+
+def run_evidence(path: Path, run: EvaluatedRun, regions: str, *, fabric: Ranks, bar: Bar = no_bar) -> Evidence:
+    """Measure the evidence of an evaluated run for its last metric with a value per query, see `evidence_of`.
+
+    Args:
+        run: its evaluation, on its own dataset and transform.
+        regions: see `evidence_of`.
+
+    Raises:
+        UserError: no metric has a value per query, there are several processes, or see `evidence_of`.
+    """
+    if fabric.world_size > 1:
+        raise UserError(f"--evidence {regions}: runs in one process, got {fabric.world_size}; start it without ranks")
+    if not run.per_query:
+        raise UserError("--evidence: none of the metrics has a value per query; add one with --metric, e.g. map@r")
+    folder = RunFolder(path)
+    trained = load_model(folder, fabric, run.checkpoint)
+    split = cast(Split, run.report.split)
+    trained.recipe.dataset.require_one_label(f"--evidence {regions}")
+    dataset = trained.recipe.dataset.build(split)
+    found = split_embeddings(folder, trained, fabric, dataset, split, bar=bar)
+    return evidence_of(trained, dataset, found, list(run.per_query)[-1], regions, bar=bar)
+
+
+def evidence_of(
+    trained: TrainedModel, dataset: Dataset, found: Embeddings, metric: str, regions: str, *, bar: Bar = no_bar
+) -> Evidence:
+    r"""Measure how much of a retrieval metric comes from outside of regions.
+
+    Let v(S) be the metric when all images, queries and gallery, show the pixels in S alone and the others have the mean
+    color of all images, where v(in, out) is the metric itself and v() that of a random order. The share of the outside
+    is its Shapley value (Shapley 1953) for these two players, relative to the sum of both values:
+
+    .. math:: \frac{\frac12 (v(\text{out}) - v()) + \frac12 (v(\text{in, out}) - v(\text{in}))}{v(\text{in, out}) - v()}
+
+    It is 0 if the outside has no influence, 1 if the inside has none, 1/2 if either suffices, and negative if the
+    outside misleads. Painted images are unlike those of the training: if the network recognizes neither part for that
+    reason, the share is 1/2 too.
+
+    Args:
+        trained: a model of images.
+        found: its points of the whole images.
+        metric: name of a metric with a value per query.
+        regions: ``center``, or the path of a table with the columns ``path`` and ``x1 y1 x2 y2``, ``x y width height``
+            (several rows of an image are united) or ``mask``, an image whose pixels that are not black are the inside.
+            Paths are relative to the table.
+
+    Raises:
+        UserError: the model takes no images, an image has no region, its mask has another size, or images are cropped
+            to boxes already.
+    """
+    if not trained.samples.has_pixels:
+        raise UserError(f"--evidence {regions}: looks at regions of images, got {trained.samples.name}s; leave it out")
+    parts = _parts(trained, dataset, found.indices, regions, bar)
+    constant = found.points[:1].expand_as(found.points).contiguous()
+    configs: list[MetricConfig] = metric_configs([metric])
+
+    def per_query(points: Tensor) -> tuple[Tensor, Tensor]:
+        evaluation = score_dataset(found._replace(points=points), dataset, trained.manifold, configs)
+        return evaluation.scores.per_query[metric].double(), evaluation.labels
+
+    compared = (found.points, parts.inside, parts.outside, constant)
+    (both, classes), (inside, _), (outside, _), (chance, _) = map(per_query, compared)
+    gain = both - chance
+    share = None
+    if float(gain.sum()) > 0:
+        share = ratio_interval(((outside - chance) + (both - inside)) / 2, gain, classes)
+    return Evidence(
+        metric=metric,
+        regions=regions,
+        area=parts.area,
+        whole=float(both.mean()),
+        inside=float(inside.mean()),
+        outside=float(outside.mean()),
+        chance=float(chance.mean()),
+        share=share and share.mean,
+        interval=share and share.ends,
+    )
+
+
+class _Parts(NamedTuple):
+    inside: Tensor  # (n, D), points of images that show their regions alone
+    outside: Tensor  # (n, D)
+    area: float  # mean share of the pixels outside
+
+
+@torch.no_grad()
+def _parts(trained: TrainedModel, dataset: Dataset, rows: Tensor, regions: str, bar: Bar) -> _Parts:
+    """Embed the images of some rows with either side of their regions painted over."""
+    images, read = inputs_of(dataset, trained.recipe.transform, training=False), None
+    if regions != CENTER:
+        masks = RegionMasks(dataset, rows, read_regions(Path(regions), dataset, rows))
+        read = inputs_of(masks, trained.recipe.transform, training=False)
+    some = [_input(images, row).double().mean((1, 2)) for row in evenly_spread(rows, FOR_COLOR).tolist()]
+    color = torch.stack(some).mean(0).round().to(torch.uint8)[:, None, None]
+    points: tuple[list[Tensor], list[Tensor]] = [], []
+    area = 0.0
+    with bar("painting images", len(rows)) as advance:
+        for places in torch.arange(len(rows)).split(BATCH):
+            shown = torch.stack([_input(images, int(rows[place])) for place in places])
+            inside = _center(shown) if read is None else torch.stack([_input(read, int(place)) for place in places])
+            inside = inside[:, :1] > 127
+            area += float((~inside).float().mean((1, 2, 3)).sum())
+            for own, kept in zip(points, (inside, ~inside), strict=True):
+                own.append(trained.model(torch.where(kept, shown, color).to(trained.device)).float().cpu())
+            advance(len(places))
+    return _Parts(torch.cat(points[0]), torch.cat(points[1]), area / len(rows))
+
+
+def _input(images: Inputs, row: int) -> Tensor:
+    item = images[row, 0]
+    if not isinstance(item.input, Tensor):
+        raise UserError(f"--evidence: an image can no longer be read: {item.fault}")
+    return item.input
+
+
+def _center(shown: Tensor) -> Tensor:
+    side = shown.shape[-1]
+    margin = round(side * (1 - 0.5**0.5) / 2)
+    mask = torch.zeros(len(shown), 1, side, side, dtype=torch.uint8)
+    mask[..., margin : side - margin, margin : side - margin] = 255
+    return mask
+
+
+class RegionMasks(PickedSamples):
+    """Masks of images, of the same sizes: 255 inside of a region and 0 outside.
+
+    Args:
+        rows: (n,) int64, the images.
+        regions: returns the mask (H, W) bool of an image by its position and the size of the image.
+    """
+
+    def __init__(self, dataset: Dataset, rows: Tensor, regions: Callable[[int, int, int], Tensor]) -> None:
+        super().__init__(dataset, rows, dataset.labels[rows])
+        self.regions = regions
+
+    def sample(self, index: int) -> Tensor:
+        _, height, width = super().sample(index).shape
+        return self.regions(index, height, width).to(torch.uint8).mul(255).expand(3, -1, -1).contiguous()
+
+
+Values = list[tuple[object, ...]]  # boxes or masks of one image
+
+
+def read_regions(table: Path, dataset: Dataset, rows: Tensor) -> Callable[[int, int, int], Tensor]:
+    """Read the boxes or masks of images.
+
+    Args:
+        table: the table, see `evidence_of`.
+        rows: (n,) int64, the images.
+
+    Returns:
+        Function of the position of an image in ``rows`` and of its height and width: its mask (H, W) bool.
+
+    Raises:
+        UserError: see `evidence_of`.
+    """
+    option = f"--evidence {table}"
+    if any(dataset.box(int(row)) is not None for row in rows[:1]):
+        raise UserError(f"{option}: the images of this run are cropped to boxes; use --evidence {CENTER}")
+    found = read_images_table(table, None)
+    has_boxes = BOX[0] in found.column_names
+    if not has_boxes:
+        found = read_images_table(table, MASK)
+    names: list[str] = text_column(found, str(table), "path").to_pylist()
+    columns = zip(*(found[name].to_pylist() for name in (BOX if has_boxes else (LABEL,))), strict=True)
+    given: defaultdict[str, Values] = defaultdict(list)
+    for name, value in zip(names, columns, strict=True):
+        for key in {name, absolute(table.parent / name)} if None not in value else ():
+            given[key].append(value)
+    of_row: list[Values] = []
+    for row in rows.tolist():
+        path = str(dataset.paths[row])
+        one = given.get(path) or given.get(absolute(path))
+        if one is None:
+            raise UserError(f"{option}: has no {'box' if has_boxes else MASK} of {path}; add a row with this path")
+        of_row.append([_box(option, path, box) for box in one] if has_boxes else one)
+    draw = _boxes if has_boxes else partial(_masks, table)
+    return lambda place, height, width: draw(of_row[place], height, width)
+
+
+def _box(option: str, path: str, sides: tuple[object, ...]) -> tuple[int, ...]:
+    """Return the sides of a box in pixels."""
+    try:
+        left, top, right, bottom = (round(float(str(side))) for side in sides)
+    except (ValueError, OverflowError):  # text, nan or infinite
+        left = top = right = bottom = 0
+    if not (left < right and top < bottom):
+        values = ", ".join(f"{side:g}" for side in sides)
+        raise UserError(f"{option}: the box {values} of {path}: expected numbers x1 < x2 and y1 < y2, in pixels")
+    return left, top, right, bottom
+
+
+def _boxes(boxes: Values, height: int, width: int) -> Tensor:
+    inside = torch.zeros(height, width, dtype=torch.bool)
+    for box in boxes:
+        left, top, right, bottom = (max(int(str(side)), 0) for side in box)
+        inside[top:bottom, left:right] = True
+    return inside
+
+
+def _masks(table: Path, names: Values, height: int, width: int) -> Tensor:
+    inside = torch.zeros(height, width, dtype=torch.bool)
+    for (name,) in names:
+        drawn = read_image(str(table.parent / str(name))).amax(0) > 0
+        if drawn.shape != inside.shape:
+            found = " x ".join(map(str, drawn.shape[::-1]))
+            raise UserError(
+                f"--evidence {table}: the mask {name} has {found} pixels, but its image has {width} x {height}"
+            )
+        inside |= drawn
+    return inside

@@ -1,0 +1,191 @@
+"""Findings for the page of ``dmlkit inspect``, from a run or a folder of embeddings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.base import Split
+from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.errors import UserError
+from dmlkit.evaluation.arrays import evaluate_points
+from dmlkit.evaluation.evaluate import Evaluation, score_dataset
+from dmlkit.evaluation.mistakes import NEIGHBORS, ScoreHistograms, score_histograms
+from dmlkit.evaluation.report import Report
+from dmlkit.files.source import check_options, kind_of
+from dmlkit.gallery.sources import open_points, split_points
+from dmlkit.metrics.base import Points
+from dmlkit.nearest.near_pairs import neighbors_of
+from dmlkit.nearest.search import Gallery, Neighbors
+from dmlkit.plots.planes import lies_in_disk, neighbor_plane, principal_plane, to_unit_disk
+from dmlkit.recipe.file import dump_recipe
+from dmlkit.run_folder.documents import EpochRow, Metrics, Summary
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.fusion import ModelChoice
+from dmlkit.vectors.in_memory import Embeddings
+from dmlkit.vectors.points import PointsInMemory, in_memory
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.trained import TrainedModel, load_model
+
+MOST_TSNE = 5000  # points: 12 s on one core
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """Findings that only a run has.
+
+    Args:
+        recipe: the recipe as YAML.
+        rows: rows of ``metrics.jsonl``.
+        untouched: metrics of the backbone before training on the same split, where they are known.
+        training: the training images.
+        nearest: the most similar training image of each image, (N, 1).
+    """
+
+    recipe: str
+    rows: Sequence[EpochRow]
+    untouched: Metrics | None
+    training: PointsInMemory
+    nearest: Neighbors
+
+
+@dataclass(frozen=True)
+class ModelInspection:
+    """Findings about a collection of images.
+
+    Args:
+        collection: the images.
+        names: C class names.
+        labels: (N,) int64 indices into ``names``, -1 for an image without a label.
+        neighbors: the nearest neighbors of each image; None for a single image.
+        planes: (N, 2) coordinates of the maps, by name.
+        evaluation: the evaluation, if the labels are of at least two classes.
+        report: the report of the evaluation.
+        rows: (Q,) int64, the image of each query of the evaluation.
+        histograms: similarities of pairs, if there are pairs of both kinds.
+        history: findings that only a run has.
+        notes: reasons why something is missing.
+    """
+
+    collection: PointsInMemory
+    names: Sequence[str]
+    labels: Tensor
+    neighbors: Neighbors | None
+    planes: dict[str, Tensor]
+    evaluation: Evaluation | None = None
+    report: Report | None = None
+    rows: Tensor | None = None
+    histograms: ScoreHistograms | None = None
+    history: RunHistory | None = None
+    notes: tuple[str, ...] = ()
+
+
+def inspect(
+    source: Path,
+    *,
+    split: Split | None = None,
+    overrides: Sequence[str] = (),
+    device: str | None = None,
+    labels: Path | None = None,
+    manifold: str | None = None,
+    bar: Bar = no_bar,
+) -> ModelInspection:
+    """Inspect points with labels: a split of a run, embeddings, a gallery or an array.
+
+    Args:
+        source: see `open_points`.
+        split: the split of a run. Default: test.
+        overrides: changes of a run's dataset, which may have moved, each ``key=value``.
+        device: the device for a run, see `start_ranks`.
+        labels, manifold: of an array, see `open_points`.
+        bar: shows each step.
+
+    Raises:
+        UserError: the source is neither or is empty, or an option applies only to runs.
+    """
+    if kind_of(source) == "run":
+        check_options(source, "run", {"--labels": labels, "--manifold": manifold})
+        return _inspect_run(source, split or "test", overrides, device or "auto", bar)
+    model = ModelChoice(device=device)
+    points = in_memory(
+        open_points(source, split=split, overrides=overrides, labels=labels, manifold=manifold, model=model, bar=bar)
+    )
+    found = _look(points, bar)
+    unlabeled = int((found.labels < 0).sum())
+    if unlabeled:
+        return replace(found, notes=(*found.notes, f"{unlabeled} of {len(found.labels)} images have no label"))
+    try:
+        report, evaluation = evaluate_points(points, bar=bar)
+    except UserError as error:  # a single class, or no class with two images
+        return replace(found, notes=(*found.notes, str(error)))
+    return replace(found, report=report, evaluation=evaluation, rows=evaluation.scores.queries)
+
+
+def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str, bar: Bar) -> ModelInspection:
+    fabric, run = start_ranks(device), RunFolder(path)
+    trained = load_model(run, fabric, overrides=overrides)
+    trained.recipe.dataset.require_one_label(str(path))
+    found = _look(split_points(run, trained, fabric, split, bar), bar)
+    others = found.collection if split == "train" else split_points(run, trained, fabric, "train", bar)
+    history = _history(run, trained, split, found.collection, others)
+    return _scored(replace(found, history=history), trained, fabric, split, path, bar)
+
+
+def _history(
+    run: RunFolder, trained: TrainedModel, split: Split, images: PointsInMemory, training: PointsInMemory
+) -> RunHistory:
+    untouched = Summary.read(run.summary_path).untouched if run.summary_path.exists() else None
+    figures = None
+    if untouched is not None and split in ("test", "validation"):
+        figures = untouched.test if split == "test" else untouched.validation
+    nearest = Gallery(training.manifold, training.points).search(images.points, 1)
+    return RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, training, nearest)
+
+
+def _scored(
+    found: ModelInspection, trained: TrainedModel, fabric: Ranks, split: Split, path: Path, bar: Bar
+) -> ModelInspection:
+    """Add the metrics of the recipe, as ``dmlkit eval`` computes them."""
+    images = found.collection
+    dataset, ids = images.dataset, images.rows
+    assert dataset is not None and ids is not None
+    embeddings = Embeddings(images.points, dataset.labels[ids], ids, list(images.skipped))
+    try:
+        with bar("ranking", len(ids)) as advance:
+            evaluation = score_dataset(
+                embeddings, dataset, trained.manifold, trained.recipe.metrics, fabric=fabric, advance=advance
+            )
+    except ValueError as error:
+        return replace(found, notes=(*found.notes, f"cannot evaluate the {split} split: {error}"))
+    queries = torch.arange(len(ids)) if dataset.query is None else dataset.query[ids].nonzero()[:, 0]
+    report = Report.of(evaluation, str(path), split, epoch=trained.epoch)
+    notes = found.notes
+    if dataset.query is not None:
+        notes = (*notes, "neighbors are searched among all images here; the metrics are those of queries and gallery")
+    return replace(found, evaluation=evaluation, report=report, rows=queries[evaluation.scores.queries], notes=notes)
+
+
+@torch.no_grad()
+def _look(images: PointsInMemory, bar: Bar) -> ModelInspection:
+    """Return the findings that need no evaluation."""
+    names, labels = images.class_codes()
+    manifold, points, notes = images.manifold, images.points, list[str]()
+    neighbors = None
+    if len(points) > 1:
+        with bar("searching", len(points)) as advance:
+            neighbors = neighbors_of(manifold, points, min(NEIGHBORS, len(points) - 1), advance=advance)
+    histograms = None
+    if len(names) and bool((labels >= 0).all()):
+        try:
+            histograms = score_histograms(Points(points, labels, manifold))
+        except ValueError as error:
+            notes.append(str(error))
+    planes = {"PCA": principal_plane(manifold, points)}
+    if 10 <= len(points) <= MOST_TSNE:
+        with bar("t-SNE", len(points)) as advance:
+            planes = {"t-SNE": neighbor_plane(manifold, points, advance=advance), **planes}
+    if lies_in_disk(manifold):
+        planes = {"disk": to_unit_disk(manifold, points), **planes}
+    return ModelInspection(images, names, labels, neighbors, planes, histograms=histograms, notes=tuple(notes))

@@ -1,0 +1,176 @@
+"""The page of ``dmlkit inspect``, one self-contained HTML file, and its charts."""
+
+from collections.abc import Callable, Sequence
+from math import ceil, floor, isfinite, log10
+from pathlib import Path
+from typing import NamedTuple
+
+from dmlkit.identify.page import Block, write_blocks
+from dmlkit.look.inspection.findings import ModelInspection
+from dmlkit.look.inspection.pictures import confusions, leaks, page_data, similar, suspected, worst
+from dmlkit.vectors.progress_bar import Bar, no_bar
+
+HERE = Path(__file__).parent
+
+
+def write_inspection(found: ModelInspection, path: Path, title: str, *, bar: Bar = no_bar) -> int:
+    """Write the page atomically.
+
+    Returns:
+        The number of pictures that are placeholders, or missing in the map, because their images are missing.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    data, missing = page_data(found, bar=bar)
+    scored, history = found.evaluation is not None, found.history
+    labeled = found.neighbors is not None and len(found.names) > 1
+    sections: list[tuple[str, str, bool, Callable[[ModelInspection], list[Block]]]] = [
+        ("figures", "Figures", True, _figures),
+        ("similarities", "Similarities of pairs", found.histograms is not None, _histograms),
+        ("worst", "Worst queries", scored, worst),
+        ("confused", "Confused classes", scored, confusions),
+        ("classes", "Classes", scored, lambda _: [("classes", None)]),
+        ("suspects", "Suspected wrong labels", labeled, suspected),
+        ("alike", "Similar across labels", labeled, similar),
+        ("leaks", "Similar across splits", history is not None, leaks),
+        ("map", "Map", True, lambda found: [("map", found.planes)]),
+        ("training", "Training", history is not None and bool(history.rows), _curves),
+        ("recipe", "Recipe", history is not None, _recipe),
+    ]
+    shown = {(anchor, heading): blocks(found) for anchor, heading, is_there, blocks in sections if is_there}
+    style, script = ((HERE / f"inspect.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    return write_blocks(path, title, sections=shown, style=style, script=script, data=data) + missing
+
+
+def _figures(found: ModelInspection) -> list[Block]:
+    images = found.collection
+    contents = f"{len(images):,} images of {len(found.names):,} classes, {images.source}; similarity: "
+    blocks: list[Block] = [("text", contents + images.manifold.similarity_name.replace("_", " "))]
+    if found.report is not None and found.evaluation is not None:
+        untouched = found.history.untouched if found.history else None
+        rows = [["metric", "value", "95 % interval", *(["pretrained baseline"] if untouched else []), "definition"]]
+        for name, value in found.report.metrics.items():
+            interval = found.report.intervals.get(name)
+            row = [name, f"{value:.4f}", f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else ""]
+            row += [f"{untouched[name]:.4f}" if name in untouched else ""] if untouched else []
+            rows.append([*row, found.evaluation.scores.definitions[name]])
+        blocks.append(("table", rows))
+    notes = [*found.notes, *(found.report.notes if found.report else ())]
+    if images.skipped:
+        notes.append(f"{len(images.skipped)} images could not be read: {images.skipped[0]}")
+    return [*blocks, *(("text", f"Note: {note}") for note in notes)]
+
+
+def _histograms(found: ModelInspection) -> list[Block]:
+    counts = found.histograms
+    assert counts is not None
+    edges = counts.edges.tolist()
+    lines: list[ChartLine] = []
+    for name, bins in (("same class", counts.same), ("different classes", counts.different)):
+        share = bins.double() / max(1, int(bins.sum()))
+        lines.append(steps(f"{name}: {int(bins.sum()):,} pairs", edges, share.tolist()))
+    name = found.collection.manifold.similarity_name.replace("_", " ")
+    blocks: list[Block] = [("chart", line_chart("Share of the pairs by their similarity", lines, x_name=name))]
+    if counts.sampled < len(found.labels):
+        blocks.append(("text", f"Pairs of different classes are from {counts.sampled:,} images drawn at random."))
+    return blocks
+
+
+def _curves(found: ModelInspection) -> list[Block]:
+    assert found.history is not None
+    rows = found.history.rows
+    epochs = [float(row.epoch) for row in rows]
+    loss = line_chart("Training loss", [ChartLine("loss", epochs, [row.loss for row in rows])], x_name="epoch")
+    validated = [(float(row.epoch), row.validation) for row in rows if row.validation]
+    names = list(validated[0][1]) if validated else []
+    lines = [
+        ChartLine(
+            name, [epoch for epoch, _ in validated], [figures.get(name, float("nan")) for _, figures in validated]
+        )
+        for name in names
+    ]
+    charts = [loss, *([line_chart("Metrics on validation classes", lines, x_name="epoch")] if lines else [])]
+    return [("chart", chart) for chart in charts]
+
+
+def _recipe(found: ModelInspection) -> list[Block]:
+    assert found.history is not None
+    return [("recipe", found.history.recipe.splitlines())]
+
+
+WIDTH, HEIGHT = 640, 240
+LEFT, RIGHT, TOP, BOTTOM = 56, 16, 10, 38
+
+
+class ChartLine(NamedTuple):
+    """A line of a chart: its name and its points."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+class Chart(NamedTuple):
+    """A chart as SVG draws it."""
+
+    title: str
+    lines: dict[str, str]  # points by name
+    labels: list[tuple[str, str, str, str]]  # of the axes: place, alignment and text
+    axes: str = f"M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+def line_chart(title: str, lines: Sequence[ChartLine], *, x_name: str) -> Chart:
+    """Return lines in one frame, with axes that cover all of them; points that are not finite are omitted.
+
+    Example:
+        >>> line_chart("Loss", [ChartLine("train", [1, 2], [3.0, 1.0])], x_name="epoch").lines
+        {'train': '56.0,10.0 624.0,202.0'}
+    """
+    places = [[(x, y) for x, y in zip(line.x, line.y, strict=True) if isfinite(x) and isfinite(y)] for line in lines]
+    every = [place for one in places for place in one] or [(0.0, 0.0)]
+    low_x, high_x = _range([x for x, _ in every])
+    low_y, high_y = _range([y for _, y in every])
+
+    def across(x: float) -> str:
+        return f"{LEFT + (x - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT):.1f}"
+
+    def down(y: float) -> str:
+        return f"{HEIGHT - BOTTOM - (y - low_y) / (high_y - low_y) * (HEIGHT - TOP - BOTTOM):.1f}"
+
+    below = str(HEIGHT - BOTTOM + 16)
+    labels = [(str(LEFT - 6), down(value), "end", f"{value:.4g}") for value in round_values(low_y, high_y)]
+    labels += [(across(value), below, "middle", f"{value:.4g}") for value in round_values(low_x, high_x)]
+    labels.append((str((LEFT + WIDTH - RIGHT) / 2), str(HEIGHT - 3), "middle", x_name))
+    drawn = [" ".join(f"{across(x)},{down(y)}" for x, y in one) for one in places]
+    return Chart(title, dict(zip((line.name for line in lines), drawn, strict=True)), labels)
+
+
+def steps(name: str, edges: Sequence[float], shares: Sequence[float]) -> ChartLine:
+    """Return a histogram as a line that steps at the edges of its bins.
+
+    Example:
+        >>> steps("same", [0, 1, 2], [0.25, 0.75])
+        ChartLine(name='same', x=[0, 0, 1, 1, 2, 2], y=[0.0, 0.25, 0.25, 0.75, 0.75, 0.0])
+    """
+    x = [edge for edge in edges for _ in range(2)]
+    return ChartLine(name, x, [0.0, *(share for share in shares for _ in range(2)), 0.0])
+
+
+def round_values(low: float, high: float) -> list[float]:
+    """Return three to six round numbers in a range.
+
+    Example:
+        >>> round_values(-0.078, 0.9976), round_values(1, 10)
+        ([0.0, 0.2, 0.4, 0.6, 0.8], [2.0, 4.0, 6.0, 8.0, 10.0])
+    """
+    exponent = floor(log10((high - low) / 3))
+    step = max(part * 10.0**exponent for part in (1, 2, 5) if (high - low) / (part * 10.0**exponent) >= 3)
+    return [round(place * step, 12 - exponent) + 0.0 for place in range(ceil(low / step), floor(high / step) + 1)]
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)

@@ -1,0 +1,208 @@
+"""Sections of the page that show images, and the data of its map and its table of classes."""
+
+import base64
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dmlkit.evaluation.evaluate import ConfusedClasses
+from dmlkit.evaluation.mistakes import (
+    NEIGHBORS,
+    PLANTED,
+    planted_precision,
+    similar_pairs_across_labels,
+    suspects,
+    worst_queries,
+)
+from dmlkit.files.escape import printable
+from dmlkit.identify.page import Block, Picture, Shelf
+from dmlkit.look.inspection.findings import ModelInspection
+from dmlkit.vectors.points import PointsInMemory
+from dmlkit.vectors.progress_bar import Bar, no_bar
+
+WORST, CONFUSED, SUSPECTS, PAIRS = 20, 10, 30, 24
+"""Numbers of entries; with their neighbors they are about 600 pictures, 4 MB."""
+NEIGHBORS_SHOWN = 8
+SIDE_BY_SIDE = 4  # images of each of two confused classes
+
+
+def picture(images: PointsInMemory, row: int, *lines: str, is_right: bool | None = None) -> Picture:
+    """Return the picture of an image with its label and more lines."""
+    label = images.labels[row]
+    caption = [*([] if label is None else [label]), *lines]
+    return Picture(images.short_paths[row], caption, images.picture(row) or b"", is_right)
+
+
+def worst(found: ModelInspection) -> list[Block]:
+    """Return the queries with the lowest values of the last metric, with their nearest neighbors."""
+    evaluation, rows, neighbors, images = found.evaluation, found.rows, found.neighbors, found.collection
+    assert evaluation is not None and rows is not None and neighbors is not None
+    if not evaluation.scores.per_query:
+        return [("text", "None of the metrics has values per query.")]
+    name, values = list(evaluation.scores.per_query.items())[-1]
+    is_wrong = found.labels[neighbors.indices[rows]] != found.labels[rows, None]
+    wrong = neighbors.similarities[rows].double().masked_fill(~is_wrong, -torch.inf).amax(1)
+    order = f"Lowest {name} first, ties by the most similar wrong image; at most two queries per class."
+    blocks: list[Block] = [("text", order)]
+    for position in worst_queries(values, found.labels[rows], wrong, WORST).tolist():
+        row = int(rows[position])
+        nearest = [
+            picture(images, other, f"{rank}.  {similarity:.4f}", is_right=images.labels[other] == images.labels[row])
+            for rank, other, similarity in _nearest(found, row)
+        ]
+        blocks.append(("shelf", Shelf(picture(images, row, f"{name} {float(values[position]):.4f}"), nearest)))
+    return blocks
+
+
+def confusions(found: ModelInspection) -> list[Block]:
+    """Return the most confused pairs of classes side by side: most queries have their nearest image in the other."""
+    assert found.evaluation is not None
+    pairs = found.evaluation.confusions()[:CONFUSED]
+    if not pairs:
+        return [("text", "No query has its nearest image in another class.")]
+    blocks: list[Block] = []
+    for pair in pairs:
+        heading = f"{pair.name} taken for {pair.taken_for} by {pair.queries} queries, {pair.share:.0%} of its queries"
+        sides = [[picture(found.collection, row) for row in side] for side in _sides(found, pair)]
+        blocks += [("heading", heading), ("sides", sides)]
+    return blocks
+
+
+def _sides(found: ModelInspection, pair: ConfusedClasses) -> tuple[list[int], list[int]]:
+    """Return the rows of some confused images of one class, and of the images that they were taken for."""
+    assert found.neighbors is not None
+    nearest = found.neighbors.indices[:, 0]
+    is_own, is_other = (found.labels == found.names.index(name) for name in (pair.name, pair.taken_for))
+    confused = (is_own & is_other[nearest]).nonzero()[:, 0]
+    ours = [*confused.tolist(), *is_own.nonzero()[:, 0].tolist()]
+    theirs = [*nearest[confused[:SIDE_BY_SIDE]].tolist(), *is_other.nonzero()[:, 0].tolist()]
+    return list(dict.fromkeys(ours))[:SIDE_BY_SIDE], list(dict.fromkeys(theirs))[:SIDE_BY_SIDE]
+
+
+def suspected(found: ModelInspection) -> list[Block]:
+    """Return the images whose neighbors agree on another label, with the expected precision of this list."""
+    neighbors, images = found.neighbors, found.collection
+    assert neighbors is not None
+    if bool((found.labels < 0).any()):
+        return [("text", "Some images have no label, so wrong labels are not searched.")]
+    listed = suspects(found.labels, neighbors.indices)
+    precision, k = planted_precision(found.labels, neighbors.indices), neighbors.indices.shape[1]
+    text = (
+        f"{len(listed.rows):,} images whose {k} nearest neighbors have another label more often than their own; the "
+        f"most suspicious first. Expected precision {precision:.2f}: when {PLANTED:.0%} of the labels are replaced by "
+        "wrong ones, this share of the suspects has a replaced label. Labels that were wrong before lower it."
+    )
+    blocks: list[Block] = [("text", text)]
+    for place, row in enumerate(listed.rows[:SUSPECTS].tolist()):
+        name = found.names[int(listed.suggested[place])]
+        votes = f"{int(listed.agreeing[place])} of {k} nearest: {name}"
+        nearest = [picture(images, other, f"{similarity:.4f}") for _, other, similarity in _nearest(found, row)]
+        blocks.append(("shelf", Shelf(picture(images, row, votes), nearest)))
+    return blocks
+
+
+def similar(found: ModelInspection) -> list[Block]:
+    """Return the most similar pairs with different labels; near-duplicates among them have a wrong label."""
+    assert found.neighbors is not None
+    pairs = similar_pairs_across_labels(found.labels, found.neighbors, PAIRS)
+    text = f"The most similar pairs with different labels, among the {NEIGHBORS} nearest neighbors of each image."
+    return [("text", text), ("pairs", _pairs(found.collection, found.collection, *pairs))]
+
+
+def leaks(found: ModelInspection) -> list[Block]:
+    """Return the images that are most similar to a training image."""
+    history = found.history
+    assert history is not None
+    nearest = history.nearest
+    rows = nearest.similarities[:, 0].argsort(descending=True, stable=True)[:PAIRS]
+    text = "The most similar pairs of an image here and a training image. `dmlkit duplicates` lists all of them."
+    places = rows, nearest.indices[rows, 0], nearest.similarities[rows, 0]
+    return [("text", text), ("pairs", _pairs(found.collection, history.training, *places))]
+
+
+def _pairs(
+    one: PointsInMemory, other: PointsInMemory, first: Tensor, second: Tensor, values: Tensor
+) -> list[list[Picture]]:
+    return [
+        [picture(one, ours, f"{similarity:.4f}"), picture(other, theirs)]
+        for ours, theirs, similarity in zip(first.tolist(), second.tolist(), values.tolist(), strict=True)
+    ]
+
+
+def _nearest(found: ModelInspection, row: int) -> list[tuple[int, int, float]]:
+    """Return rank, row and similarity of the nearest neighbors of an image."""
+    assert found.neighbors is not None
+    indices = found.neighbors.indices[row, :NEIGHBORS_SHOWN].tolist()
+    similarities = (found.neighbors.similarities[row, :NEIGHBORS_SHOWN] + 0.0).tolist()
+    return [(rank, *pair) for rank, pair in enumerate(zip(indices, similarities, strict=True), start=1)]
+
+
+GRID = 4095  # places along the longer side of a map
+MOST_PICTURES = 1500  # thumbnails of the map: 4 MB for any number of images
+SIDE = 64  # of such a thumbnail
+
+
+def page_data(found: ModelInspection, *, bar: Bar = no_bar) -> tuple[dict[str, Any], int]:
+    """Return the data of the script, and the number of thumbnails that could not be drawn."""
+    images = found.collection
+    generator = torch.Generator().manual_seed(0)
+    sample = torch.randperm(len(images), generator=generator)[:MOST_PICTURES].sort().values.tolist()
+    pictures: dict[str, str] = {}
+    with bar("drawing", len(sample)) as advance:
+        for row in sample:
+            small = images.picture(row, SIDE)
+            if small is not None:
+                pictures[str(row)] = base64.b64encode(small).decode()
+            advance(1)
+    data = {
+        "planes": {name: (in_disk if name == "disk" else on_grid)(plane) for name, plane in found.planes.items()},
+        "labels": found.labels.tolist(),
+        "names": [printable(name) for name in found.names],
+        "paths": [printable(path) for path in images.short_paths],
+        "pictures": pictures,
+        "classes": class_rows(found),
+    }
+    return data, len(sample) - len(pictures)
+
+
+def class_rows(found: ModelInspection) -> dict[str, Any]:
+    """Return the table of classes: a header and one row per class, the worst by the last metric first."""
+    evaluation = found.evaluation
+    if evaluation is None or not evaluation.scores.per_query:
+        return {"head": [], "rows": []}
+    taken: dict[str, str] = {}  # by class, the other class that most of its queries are taken for
+    for pair in evaluation.confusions():
+        taken.setdefault(pair.name, f"{printable(pair.taken_for)} ({pair.queries})")
+    rows = [
+        [
+            printable(one.name),
+            one.queries,
+            *(round(value, 4) for value in one.metrics.values()),
+            taken.get(one.name, ""),
+        ]
+        for one in evaluation.worst_classes()
+    ]
+    return {"head": ["class", "queries", *evaluation.scores.per_query, "most taken for"], "rows": rows}
+
+
+def on_grid(plane: Tensor) -> list[list[int]]:
+    """Return coordinates (N, 2) as two lists of integers from 0 to `GRID`, at one scale.
+
+    Example:
+        >>> on_grid(torch.tensor([[0.0, 1.0], [2.0, 2.0]]))
+        [[0, 4095], [0, 2048]]
+    """
+    low = plane.min(0).values
+    span = float((plane.max(0).values - low).max()) or 1.0
+    return ((plane - low) / span * GRID).round().long().T.tolist()
+
+
+def in_disk(plane: Tensor) -> list[list[int]]:
+    """Return coordinates (N, 2) in the unit disk as integers; the disk fills the square from 0 to `GRID`.
+
+    Example:
+        >>> in_disk(torch.tensor([[-1.0, 0.0], [0.0, 1.0]]))
+        [[0, 2048], [2048, 4095]]
+    """
+    return ((plane + 1) / 2 * GRID).round().long().T.tolist()

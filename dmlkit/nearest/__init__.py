@@ -1,0 +1,1 @@
+"""Exact nearest neighbors and near pairs on every manifold."""

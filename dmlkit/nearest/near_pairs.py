@@ -1,0 +1,299 @@
+"""Points that are close to others: all pairs above a threshold, nearest neighbors, and the graph of neighbors.
+
+Pairs are found block by block, in bounded memory.
+"""
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmlkit.errors import UserError
+from dmlkit.manifolds.base import Manifold, frechet_mean
+from dmlkit.nearest.search import QUERY_ROWS, Gallery, Neighbors
+
+MOST_PAIRS = 5_000_000  # 100 MB here, 2 GB while they are grouped
+BLOCK_ROWS = 16_384  # of both sides of a product: an index of 8 MB at 128 dimensions
+DISTANCE_ROWS = 2048  # float64 distances of a block and their temporaries: 32 MB each
+# Unit vectors in float32 are as long as 1 but for 2e-7, so that the cosine of equal ones is 1 - 4e-7 to 1 + 4e-7 (2 to
+# 2 048 dimensions): no cosine above this can be distinguished from 1.
+ALIKE = 1 - 1e-6
+CHECKED = 2**16  # pairs whose similarity is computed exactly at once: 64 MB at 128 dimensions
+
+
+class NearPairs(NamedTuple):
+    """Pairs whose similarity reaches a threshold, sorted by the first and then the second."""
+
+    first: Tensor  # (P,) int64, rows of the one side
+    second: Tensor  # (P,) int64, rows of the other; of a single side always after ``first``
+    similarities: Tensor  # (P,) float64
+
+
+@torch.no_grad()
+def near_pairs(
+    manifold: Manifold,
+    points: Tensor,
+    others: Tensor | None,
+    threshold: float,
+    *,
+    advance: Callable[[int], None] = lambda _: None,
+) -> NearPairs:
+    """Find every pair whose similarity, computed in float64, is at least a threshold.
+
+    Inner products are compared in float32 first, with a margin above their rounding (Higham 2002, eq. 3.5), by faiss;
+    distances in float64, since they cancel near zero. Memory holds one block of them, and the pairs found.
+
+    Args:
+        manifold: geometry whose similarity is compared.
+        points: (N, D).
+        others: (M, D) to pair them with; None: pairs within the points, each once.
+        threshold: minimum similarity; cosines above `ALIKE` count as 1.
+        advance: called with numbers of points that add up to N.
+
+    Raises:
+        UserError: more than `MOST_PAIRS` reach it.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> line = torch.tensor([[0.0], [0.5], [3.0]])
+        >>> near_pairs(Euclidean(1), line, None, -1.0).second.tolist()
+        [1]
+    """
+    is_distance = manifold.similarity_name.endswith("distance")
+    if manifold.similarity_name.endswith("cosine"):
+        threshold = min(threshold, ALIKE)
+    search = _near_distances if is_distance else _near_products
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    count, reported = 0, 0
+    for first, second, share in search(manifold, points, others, threshold):
+        for ones, twos in zip(first.split(CHECKED), second.split(CHECKED), strict=True):
+            exact = manifold.paired_similarity(
+                points[ones].double(), (points if others is None else others)[twos].double()
+            )
+            kept = exact >= threshold
+            found.append((ones[kept], twos[kept], exact[kept]))
+            count += int(kept.sum())
+        if count > MOST_PAIRS:
+            raise UserError(
+                f"--threshold {threshold:g}: more than {MOST_PAIRS:,} pairs reach it; choose a higher threshold"
+            )
+        done = round(share * len(points))
+        advance(done - reported)
+        reported = done
+    empty = torch.empty(0, dtype=torch.int64)
+    first, second, similarities = (
+        torch.cat(column) for column in zip((empty, empty, torch.empty(0, dtype=torch.float64)), *found, strict=True)
+    )
+    order = (first * max(len(points), 0 if others is None else len(others)) + second).argsort()
+    return NearPairs(first[order], second[order], similarities[order])
+
+
+def check_reachable(manifold: Manifold, threshold: float, option: str = "--threshold") -> None:
+    """Raise a `UserError` for a threshold that is above the largest similarity, infinite or nan."""
+    name = manifold.similarity_name
+    highest = 0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else torch.inf
+    if not -torch.inf < threshold <= highest:
+        most = "a number" if highest == torch.inf else f"at most {highest:g}"
+        raise UserError(f"{option} {threshold:g}: expected {most}, since the similarity is {name.replace('_', ' ')}")
+
+
+def _near_products(
+    manifold: Manifold, points: Tensor, others: Tensor | None, threshold: float
+) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """Yield candidates, and the share of all pairs that was compared."""
+    import faiss
+
+    sides = [manifold.product_vectors(side) for side in (points, points if others is None else others)]
+    longest = [float(side.norm(dim=1).max()) for side in sides]
+    slack = 1.01 * (sides[0].shape[1] + 4) * 2.0**-23 * longest[0] * longest[1]
+    done, whole = 0, len(points) * len(sides[1])
+    for start in range(0, len(sides[1]), BLOCK_ROWS):
+        index: Any = faiss.IndexFlatIP(sides[1].shape[1])
+        index.add(sides[1][start : start + BLOCK_ROWS].numpy())
+        stop = len(points) if others is not None else min(start + BLOCK_ROWS, len(points))
+        for low in range(0, stop, BLOCK_ROWS):
+            rows = sides[0][low : min(low + BLOCK_ROWS, stop)]
+            limits, _, columns = index.range_search(rows.numpy(), threshold - slack)
+            counts = torch.from_numpy(limits.astype("int64")).diff()
+            first = torch.arange(len(counts)).repeat_interleave(counts) + low
+            done += len(rows) * index.ntotal * (2 if others is None and low < start else 1)
+            yield *_once(first, torch.from_numpy(columns) + start, others), done / whole
+
+
+def _near_distances(
+    manifold: Manifold, points: Tensor, others: Tensor | None, threshold: float
+) -> Iterator[tuple[Tensor, Tensor, float]]:
+    columns = points if others is None else others
+    done, whole = 0, len(points) * len(columns)
+    floor = threshold - 1e-5 * max(1.0, abs(threshold))  # float64 products round far less
+    for low in range(0, len(points), DISTANCE_ROWS):
+        rows = points[low : low + DISTANCE_ROWS].double()
+        for start in range(low if others is None else 0, len(columns), DISTANCE_ROWS):
+            near = manifold.similarity(rows, columns[start : start + DISTANCE_ROWS].double()) >= floor
+            first, second = near.nonzero(as_tuple=True)
+            done += near.numel() * (2 if others is None and low < start else 1)
+            yield *_once(first + low, second + start, others), done / whole
+
+
+def _once(first: Tensor, second: Tensor, others: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Keep each pair within one set once, and no pair of a point with itself."""
+    if others is not None:
+        return first, second
+    kept = first < second
+    return first[kept], second[kept]
+
+
+def complete_groups(pairs: NearPairs, count: int) -> list[Tensor]:
+    """Return the clusters of complete linkage at the threshold of the pairs: within a cluster every pair reaches it.
+
+    Starting with the most similar ones, two clusters are merged if all pairs between them are given; their similarity
+    is that of the least similar pair. Single linkage would join dissimilar images through a chain of others. Each
+    connected component is grouped alone, so that memory holds the pairs of one at a time.
+
+    Args:
+        count: N, number of points.
+
+    Returns:
+        Groups (n,) int64 of at least two, their rows ascending; the one with the smallest row first.
+
+    Example:
+        >>> chain = NearPairs(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.tensor([0.99, 0.98]).double())
+        >>> complete_groups(chain, 3)  # 0 and 2 are not similar
+        [tensor([0, 1])]
+    """
+    part_of = torch.from_numpy(components_of(pairs.first, pairs.second, count))[pairs.first]
+    order = part_of.argsort(stable=True)
+    sizes = part_of.unique(return_counts=True)[1].tolist()
+    groups: list[Tensor] = []
+    for rows in order.split(sizes):
+        members = torch.cat([pairs.first[rows], pairs.second[rows]]).unique()
+        if len(rows) == len(members) * (len(members) - 1) // 2:  # every two are alike
+            groups.append(members)
+        else:
+            columns = (pairs.first[rows].tolist(), pairs.second[rows].tolist(), pairs.similarities[rows].tolist())
+            groups += _merge(list(zip(*columns, strict=True)))
+    return sorted(groups, key=lambda group: int(group[0]))
+
+
+def components_of(first: Tensor, second: Tensor, count: int) -> np.ndarray:
+    """Return the connected component (``count``,) of each point, given the ends of the links."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    links = coo_array((np.ones(len(first)), (first.numpy(), second.numpy())), shape=(count, count))
+    return connected_components(links, directed=False)[1]
+
+
+def _merge(edges: list[tuple[int, int, float]]) -> list[Tensor]:
+    """Merge the two most similar clusters until none are joined by all pairs; of equally similar ones the first."""
+    members: dict[int, list[int]] = {}
+    links: dict[int, dict[int, float]] = {}  # of two clusters, where all pairs between them are there
+    for one, other, similarity in edges:
+        for row, near in ((one, other), (other, one)):
+            members.setdefault(row, [row])
+            links.setdefault(row, {})[near] = similarity
+    waiting = [(-similarity, one, other) for one, other, similarity in edges]
+    heapify(waiting)
+    while waiting:
+        negative, kept, gone = heappop(waiting)
+        if links.get(kept, {}).get(gone) != -negative:
+            continue  # one of them has become part of another since
+        members[kept] += members.pop(gone)
+        ours, theirs = links.pop(kept), links.pop(gone)
+        links[kept] = {near: min(ours[near], theirs[near]) for near in ours.keys() & theirs.keys()}
+        for near in (ours.keys() | theirs.keys()) - {kept, gone}:
+            links[near].pop(kept, None)
+            links[near].pop(gone, None)
+        for near, similarity in links[kept].items():
+            links[near][kept] = similarity
+            heappush(waiting, (-similarity, min(kept, near), max(kept, near)))
+    return [torch.tensor(sorted(rows)) for rows in members.values() if len(rows) > 1]
+
+
+LEAST = 1e-12  # dissimilarity of equal points: scipy takes an entry of 0 for none
+
+
+def neighbors_of(
+    manifold: Manifold,
+    points: Tensor,
+    k: int,
+    others: Tensor | None = None,
+    *,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Neighbors:
+    """Return the k nearest other points of each point (N, D), nearest first, exactly; see `Gallery`.
+
+    Args:
+        manifold: geometry whose similarity is the order.
+        points: (N, D).
+        others: (M, D) to search in, at least k; None: the points, at least k + 1, each without itself.
+        advance: called with the number of points done.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> neighbors_of(Euclidean(1), torch.tensor([[0.0], [1.0], [3.0]]), 1).indices
+        tensor([[1],
+                [0],
+                [1]])
+    """
+    gallery = Gallery(manifold, points if others is None else others)
+    blocks: list[Neighbors] = []
+    for own in torch.arange(len(points)).split(QUERY_ROWS):
+        if others is None:
+            blocks.append(gallery.search(points[own], k + 1).without(own))
+        else:
+            blocks.append(gallery.search(points[own], k))
+        advance(len(own))
+    return Neighbors.joined(blocks, k)
+
+
+def connected_graph(manifold: Manifold, points: Tensor, neighbors: Neighbors) -> tuple[Any, float]:
+    """Return the dissimilarities of neighbors as a symmetric, connected graph.
+
+    A dissimilarity is a distance, 1 minus a cosine, or the largest product minus a product. Components are joined by
+    the shortest links between their means (a spanning tree), since the clusterings of scikit-learn need a connected
+    graph.
+
+    Returns:
+        A CSR array (N, N) in float64, and the similarity whose dissimilarity is 0.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    name, count = manifold.similarity_name, len(points)
+    origin = (
+        0.0 if name.endswith("distance") else 1.0 if name.endswith("cosine") else float(neighbors.similarities.max())
+    )
+    rows = torch.arange(count).repeat_interleave(neighbors.indices.shape[1])
+    columns, values = neighbors.indices.flatten(), origin - neighbors.similarities.flatten().double()
+    graph = coo_array((values.clamp(min=LEAST).numpy(), (rows.numpy(), columns.numpy())), shape=(count, count)).tocsr()
+    parts, part_of = connected_components(graph, directed=False)
+    if parts > 1:
+        first, second = _links(manifold, points, torch.from_numpy(part_of).long(), parts)
+        similarities = manifold.paired_similarity(points[first].double(), points[second].double())
+        values = (origin - similarities).clamp(min=LEAST).detach().numpy()
+        graph = graph + coo_array((values, (first.numpy(), second.numpy())), shape=(count, count)).tocsr()
+    return graph.maximum(graph.T), origin
+
+
+@torch.no_grad()
+def _links(manifold: Manifold, points: Tensor, part_of: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+    """Return the rows to join, (parts - 1,) each: of two adjacent components those nearest to the other's mean."""
+    from scipy.sparse.csgraph import minimum_spanning_tree
+
+    members = part_of.argsort(stable=True).split(part_of.bincount().tolist())
+    means = torch.stack([frechet_mean(manifold, points[rows]) for rows in members])
+    similarities: Any = manifold.similarity(means, means).numpy()
+    tree = minimum_spanning_tree(np.maximum(similarities.max() - similarities, LEAST)).tocoo()
+    ends: list[tuple[Tensor, Tensor]] = []
+    for one, other in zip(tree.row.tolist(), tree.col.tolist(), strict=True):
+        near = (
+            manifold.paired_similarity(points[members[a]].double(), means[b]) for a, b in ((one, other), (other, one))
+        )
+        ends.append(tuple(members[part][int(found.argmax())] for part, found in zip((one, other), near, strict=True)))
+    first, second = zip(*ends, strict=True)
+    assert len(first) == parts - 1
+    return torch.stack(first), torch.stack(second)

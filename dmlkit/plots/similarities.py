@@ -1,0 +1,190 @@
+"""Pictures of similarities: heat maps of samples, proxies and classes, and histograms of pairs."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dmlkit.backbones.identity import IdentityConfig
+from dmlkit.errors import UserError
+from dmlkit.evaluation.mistakes import ScoreHistograms, score_histograms
+from dmlkit.evaluation.untouched import untouched_model
+from dmlkit.files.pictures import COLORS, COLUMN, picture, shortened_apart
+from dmlkit.gallery.split import EmbeddedSplit
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.base import Points
+from dmlkit.model import build_model
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.stored import split_embeddings
+from dmlkit.vectors.trained import TrainedModel, files_of_run
+
+MOST_NAMES = 30  # along an axis of 60 mm
+LONGEST_NAME = 14
+
+
+class HeatMaps(NamedTuple):
+    """Similarities, ordered by class."""
+
+    classes: Tensor  # (c,) int64, labels, ascending
+    between: Tensor  # (c, c) float64, see `class_similarities`
+    sample_labels: Tensor  # (n,) int64, ascending
+    to_proxies: Tensor | None  # (n, P) float32, of samples to proxies; None if these classes have no proxies
+    proxy_labels: Tensor | None  # (P,) int64, ascending
+
+
+def plot_heatmap(embedded: EmbeddedSplit, output: Path | None, *, classes: int = 20) -> tuple[Path, HeatMaps]:
+    """Draw the similarities of samples to proxies, if the classes have proxies, and of classes to each other.
+
+    Args:
+        output: the file; by default one in the run.
+        classes: number of classes to show, evenly spread.
+    """
+    output = output or embedded.run.plots / f"{embedded.split}-heatmap.png"
+    shown = embedded.of_classes(classes)
+    maps = heat_maps(shown)
+    draw_maps(shown, maps, output)
+    return output, maps
+
+
+@torch.no_grad()
+def heat_maps(embedded: EmbeddedSplit) -> HeatMaps:
+    """Compute the values of both maps."""
+    order = embedded.labels.argsort(stable=True)
+    points, labels = embedded.points[order], embedded.labels[order]
+    proxies = embedded.proxies()
+    between = class_similarities(embedded.manifold, points, labels)
+    if proxies is None:
+        return HeatMaps(labels.unique(), between, labels, None, None)
+    to_proxies = embedded.manifold.similarity(points, proxies.points)
+    return HeatMaps(labels.unique(), between, labels, to_proxies, proxies.labels)
+
+
+def class_similarities(manifold: Manifold, points: Tensor, labels: Tensor) -> Tensor:
+    """Compute the mean similarity of two samples by their classes, (c, c) float64; nan for a class of a single sample.
+
+    Args:
+        points: (N, D).
+        labels: (N,) int64; the result has a row and a column for each distinct label, ascending.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> line = torch.tensor([[0.0], [2.0], [5.0]])
+        >>> class_similarities(Euclidean(1), line, torch.tensor([0, 0, 1]))
+        tensor([[-2., -4.],
+                [-4., nan]], dtype=torch.float64)
+    """
+    present, codes, counts = labels.unique(return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(present), len(present), dtype=torch.float64)
+    for one in range(len(present)):
+        own = (codes == one).nonzero()[:, 0]
+        similarities = manifold.similarity(points[own].double(), points.double())
+        similarities[torch.arange(len(own)), own] = 0  # similarity of a sample to itself
+        sums[one].index_add_(0, codes, similarities.sum(0))
+    return sums / (counts[:, None] * counts - torch.diag(counts))
+
+
+def draw_maps(embedded: EmbeddedSplit, maps: HeatMaps, output: Path) -> None:
+    """Draw the maps one above the other, each with its own color scale."""
+    measure = embedded.manifold.similarity_name.replace("_", " ")
+    names = shortened_apart([embedded.class_names[label] for label in maps.classes.tolist()], LONGEST_NAME)
+    above = maps.to_proxies is not None
+    with picture(output, (1 + above) * (COLUMN - 4)) as figure:
+        panels = figure.subplots(1 + above, 1, squeeze=False)[:, 0]
+        title = f"{embedded.split} split, ordered by class"
+        if above:
+            assert maps.proxy_labels is not None
+            places = class_places(maps.sample_labels), class_places(maps.proxy_labels)
+            draw_map(figure, panels[0], maps.to_proxies, names, places, measure)
+            panels[0].set(title=f"Samples to proxies, {title}", xlabel="proxy", ylabel="sample")
+        places = list(range(len(names))), list(range(len(names)))
+        draw_map(figure, panels[-1], maps.between, names, places, f"mean {measure}")
+        panels[-1].set(title=f"Two samples by their classes, {title}", xlabel="class", ylabel="class")
+
+
+def draw_map(figure: Any, axes: Any, values: Any, names: list[str], places: Any, measure: str) -> None:
+    """Draw a map (rows, columns) with names at their places, and its color scale."""
+    image = axes.imshow(values.numpy(), cmap="viridis", aspect="auto")  # readable by the color-blind and in gray
+    figure.colorbar(image, ax=axes, label=measure)
+    named = len(names) <= MOST_NAMES
+    axes.set_yticks(places[0] if named else [], names if named else [], fontsize=5)
+    axes.set_xticks(places[1] if named else [], names if named else [], fontsize=5, rotation=90)
+
+
+def class_places(labels: Tensor) -> list[float]:
+    """Return the middle position of each class among ascending labels (n,).
+
+    Example:
+        >>> class_places(torch.tensor([3, 3, 3, 5]))
+        [1.0, 3.0]
+    """
+    counts = labels.unique(return_counts=True)[1]
+    return (counts.cumsum(0) - (counts + 1) / 2).tolist()
+
+
+def plot_histogram(
+    embedded: EmbeddedSplit, output: Path | None, *, bar: Bar = no_bar
+) -> tuple[Path, ScoreHistograms, ScoreHistograms]:
+    """Draw histograms of the similarities of pairs by the backbone before training and by the trained model.
+
+    Args:
+        output: the file; by default one in the run.
+
+    Returns:
+        The file, and the counts before and after training.
+
+    Raises:
+        UserError: there are no pairs of both kinds, or the initial weights of the training are missing.
+    """
+    output = output or embedded.run.plots / f"{embedded.split}-histogram.png"
+    after = counted(Points(embedded.points, embedded.labels, embedded.manifold), embedded.split)
+    before = counted(untouched_points(embedded, bar), embedded.split)
+    weights = "pretrained" if embedded.trained.recipe.backbone.is_pretrained else "random"
+    has_weights = not isinstance(embedded.trained.recipe.backbone, IdentityConfig)
+    baseline = f"Backbone before training, {weights} weights" if has_weights else "Untransformed vectors"
+    measure = embedded.manifold.similarity_name.replace("_", " ")
+    with picture(output, 92) as figure:
+        above, below = figure.subplots(2, 1, sharex=measure == "cosine")
+        draw_histogram(above, before, f"{baseline}, {embedded.split} split", "cosine")
+        draw_histogram(below, after, f"Trained model, {embedded.split} split", measure)
+        figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    return output, before, after
+
+
+def untouched_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
+    """Compute the features of all images of the split by the backbone before training, see `untouched_model`."""
+    recipe, dataset = embedded.trained.recipe, embedded.dataset
+    with files_of_run(embedded.run), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)  # as in training
+        model = untouched_model(build_model(recipe, dataset.num_features)).to(embedded.fabric.device)
+    recipe = recipe.model_copy(update={"manifold": Sphere.Config()})
+    before = TrainedModel.of(recipe, model.eval(), embedded.trained.checkpoint)
+    found = split_embeddings(embedded.run, before, embedded.fabric, dataset, embedded.split, of="untouched", bar=bar)
+    return Points(found.points, found.labels, model.manifold.cpu())
+
+
+def counted(points: Points, split: str) -> ScoreHistograms:
+    """Count the pairs of a split by their similarity.
+
+    Raises:
+        UserError: there are no pairs of the same class, or none of different classes.
+    """
+    try:
+        return score_histograms(points)
+    except ValueError as error:
+        raise UserError(f"the {split} split has {error}") from error
+
+
+def draw_histogram(axes: Any, counts: ScoreHistograms, title: str, measure: str) -> None:
+    """Draw the shares of both kinds of pairs: one filled with a solid line, the other hatched with a dashed line."""
+    edges = counts.edges.numpy()
+    looks: tuple[dict[str, Any], ...] = (
+        {"facecolor": f"{COLORS[0]}70", "edgecolor": COLORS[0]},
+        {"facecolor": "none", "edgecolor": COLORS[1], "hatch": "////", "linestyle": "--"},
+    )
+    kinds = (("pairs of the same class", counts.same), ("pairs of different classes", counts.different))
+    for look, (name, bins) in zip(looks, kinds, strict=True):
+        share = 100 * bins.double() / bins.sum()
+        axes.stairs(share.numpy(), edges, fill=True, label=name, linewidth=0.9, **look)
+    axes.set(title=title, xlabel=measure, ylabel="% of the pairs, per bin")

@@ -1,0 +1,57 @@
+"""Pictures of why two images are similar: heat maps of what each patch is worth, and lines between those that match."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dmlkit.files.pictures import COLORS, COLUMN, picture, shortened
+from dmlkit.identify.why import Explanation, Patch
+
+LINES = 8  # more of them hide the images
+
+
+def plot_explanation(found: Explanation, images: Tensor, output: Path, *, lines: int = LINES) -> Path:
+    """Draw two images with a heat map of how much each patch is needed, and lines between the strongest pairs.
+
+    Args:
+        found: the explanation.
+        images: (2, 3, S, S) uint8, as the model sees them.
+        output: the file; one that dmlkit drew is replaced.
+        lines: number of pairs that are joined by lines.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: the file cannot be written, or another program wrote it.
+    """
+    from matplotlib.patches import ConnectionPatch
+
+    heat = torch.tensor(found.falls, dtype=torch.float64).unflatten(1, found.grid)
+    most = float(heat.abs().max()) or 1.0
+    size = images.shape[-1]
+    with picture(output, COLUMN * 0.75) as figure:
+        sides = figure.subplots(1, 2)
+        shades: list[Any] = []
+        look = {"extent": (-0.5, size - 0.5, size - 0.5, -0.5), "cmap": "coolwarm", "vmin": -most, "vmax": most}
+        for axes, image, heated, path in zip(sides, images, heat, (found.a, found.b), strict=True):
+            axes.imshow(image.permute(1, 2, 0).numpy())
+            shades.append(axes.imshow(heated.numpy(), alpha=0.5, interpolation="nearest", **look))
+            axes.set_title(shortened(Path(path).name, 28))
+            axes.set_axis_off()
+        for pair in found.strongest(lines):
+            ends = (_center(pair.a, found.grid, size), _center(pair.b, found.grid, size))
+            line = ConnectionPatch(ends[0], ends[1], "data", "data", axesA=sides[0], axesB=sides[1], color=COLORS[6])
+            line.set(linewidth=0.7, alpha=0.8, in_layout=False)
+            figure.add_artist(line)
+        bar = figure.colorbar(shades[0], ax=sides, location="bottom", shrink=0.6, aspect=40)
+        name = found.similarity.replace("_", " ")
+        bar.set_label(f"fall of the {name} of {found.score:.3f} if the patch is painted over")
+    return output
+
+
+def _center(patch: Patch, grid: tuple[int, int], size: int) -> tuple[float, float]:
+    rows, columns = grid
+    return (patch.column + 0.5) * size / columns - 0.5, (patch.row + 0.5) * size / rows - 0.5

@@ -1,0 +1,317 @@
+"""Which images to label next: those that resemble many unlabeled images and no labeled one."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dmlkit.errors import UserError
+from dmlkit.files.outputs import write_boxed_table
+from dmlkit.gallery.sources import check_same_model
+from dmlkit.identify.answers import Decision
+from dmlkit.identify.decisions import BLOCK_ROWS, Decider
+from dmlkit.manifolds.base import Manifold, frechet_mean
+from dmlkit.nearest.near_pairs import check_reachable
+from dmlkit.vectors.points import PointsInMemory, require_one_label
+from dmlkit.vectors.progress_bar import Bar, no_bar
+
+Rule = Literal["coverage", "k_center"]
+COVERED = 4096  # unlabeled images, drawn at random from more, whose distances to the labeled ones are to shrink
+TRIED = 64  # candidates whose gain is computed at once: 1 MB of similarities
+SAME = 1e-6  # relative; the cosine of equal float32 vectors is off by up to 4e-7
+
+
+class ChosenImage(NamedTuple):
+    """Image to label next; see `ChosenImages` for its numbers, None where there is none."""
+
+    path: str
+    box: list[float] | None
+    guess: str | None
+    similarity: float | None
+    margin: float | None
+    score: float | None
+
+
+@dataclass(frozen=True)
+class ChosenImages:
+    """Images to label next, the most informative first.
+
+    Args:
+        images: all unlabeled images.
+        rows: (n,) int64, the chosen ones.
+        guesses: label of the nearest labeled image of each chosen one; None if there are no labels.
+        similarities: (n,) similarity to that image.
+        margins: (n,) the same less the similarity to the nearest image with another label; nan without one.
+        scores: (n,) see `select`.
+        threshold: similarity from which images count as near-duplicates.
+        duplicates: images left out because a labeled or chosen one is a near-duplicate.
+    """
+
+    images: PointsInMemory
+    rows: Tensor
+    guesses: list[str | None]
+    similarities: Tensor
+    margins: Tensor
+    scores: Tensor
+    threshold: float
+    duplicates: int
+
+    def write(self, path: Path) -> None:
+        """Write a CSV table with the columns ``path`` and an empty ``label``, as `dmlkit train` reads it, and more.
+
+        The last columns are the boxes of the images, if some have one. An earlier table is kept, see `write_table`.
+
+        Raises:
+            UserError: the table cannot be written.
+        """
+        chosen = list(self.chosen())
+        rows = (
+            [one.path, "", one.guess or "", *("" if number is None else f"{number:.9g}" for number in one[3:])]
+            for one in chosen
+        )
+        columns = ("path", "label", "guess", "similarity", "margin", "score")
+        write_boxed_table(path, columns, rows, [one.box for one in chosen], is_data=True, keeps_old=True)
+
+    def chosen(self) -> Iterator[ChosenImage]:
+        """Yield the chosen images."""
+        columns = (self.similarities, self.margins, self.scores)
+        for place, row in enumerate(map(int, self.rows)):
+            numbers = [float(column[place]) if column[place].isfinite() else None for column in columns]
+            box = self.images.box(row)
+            sides = None if box is None else list(box[:4])
+            yield ChosenImage(place_of(self.images.paths[row]), sides, self.guesses[place], *numbers)
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "threshold": self.threshold,
+            "images": [one._asdict() for one in self.chosen()],
+            "unlabeled": len(self.images),
+            "duplicates": self.duplicates,
+            "skipped": list(self.images.skipped),
+        }
+
+
+def place_of(path: str) -> str:
+    """Return the path of a file from the root of the file system; the name of a sample that is no file stays."""
+    return os.path.abspath(path) if os.path.exists(path) else path  # noqa: PTH100, PTH110 - links stay
+
+
+def select(
+    source: PointsInMemory,
+    images: PointsInMemory | None = None,
+    *,
+    count: int,
+    rule: Rule = "coverage",
+    threshold: float | None = None,
+    bar: Bar = no_bar,
+) -> ChosenImages:
+    r"""Choose images to label next, one after the other, as if the label of those before were known.
+
+    With centers C, at first the labeled images, the next one is
+
+    .. math:: \arg\max_x \sum_y w_y (d(y, C) - d(y, C \cup \{x\})) \quad \text{(coverage)}, \qquad
+        \arg\max_x w_x d(x, C) \quad \text{(k_center)},
+
+    where y are the unlabeled images, at most `COVERED` of them, d(y, C) is the dissimilarity to the nearest center (1
+    minus a cosine, or a distance), and w the uncertainty: the dissimilarity to the nearest labeled image, divided by
+    that to the nearest with another label, in [0, 1]; 1 if there are not two labels. With w = 1, k_center is the greedy
+    2-approximation of the smallest largest distance (Gonzalez 1985; Sener & Savarese, ICLR 2018, algorithm 1), and
+    coverage the greedy (1 - 1/e)-approximation of the smallest mean distance (Nemhauser et al. 1978; Wei et al., ICML
+    2015), which outliers do not attract. Near-duplicates of centers are not chosen. Without labels, the first image is
+    the one nearest to the mean.
+
+    Args:
+        source: points, of which those with a label are the labeled images.
+        images: unlabeled images of the same model; what labels they have is not used. Default: the points of
+            ``source`` without a label.
+        count: number of images to choose; there are fewer if the others are near-duplicates.
+        rule: ``coverage`` or ``k_center``.
+        threshold: least similarity of near-duplicates, see `dmlkit duplicates`. Default: that of equal images; other
+            near-duplicates have small scores.
+
+    Raises:
+        UserError: there is nothing to choose from, no image of ``source`` has a label although ``images`` are given, or
+            the models differ.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> line = torch.tensor([[0.0], [0.1], [5.0], [5.1], [5.2], [9.0]])
+        >>> points = PointsInMemory("line", Euclidean(1), line, list("uvwxyz"), ["a", *[None] * 5])
+        >>> select(points, count=2).rows  # the middle of three, and the outlier; rows of the unlabeled images
+        tensor([2, 4])
+        >>> select(points, count=2, rule="k_center").rows
+        tensor([4, 1])
+    """
+    if count < 1:
+        raise UserError(f"-n {count}: expected at least 1 image")
+    require_one_label(source)
+    known = torch.tensor([row for row, label in enumerate(source.labels) if label is not None], dtype=torch.int64)
+    if images is None:
+        images = source.part(torch.tensor([row for row, one in enumerate(source.labels) if one is None]).long())
+        if not len(images):
+            raise UserError(
+                f"{source.source}: every image has a label; name the unlabeled IMAGES, or embed with --labels none"
+            )
+    else:
+        check_same_model(images, source)
+        if not len(known):
+            raise UserError(
+                f"{source.source}: no image has a label; leave out {images.source} to choose among its own images"
+            )
+    if threshold is not None:
+        check_reachable(images.manifold, threshold)
+    return choose(source.part(known), images, count, rule, threshold, bar)
+
+
+def choose(
+    labeled: PointsInMemory,
+    images: PointsInMemory,
+    count: int,
+    rule: Rule = "coverage",
+    threshold: float | None = None,
+    bar: Bar = no_bar,
+) -> ChosenImages:
+    """Choose at least one of unlabeled images, see `select`; there may be no labeled one."""
+    names, codes = labeled.class_codes()
+    guesses: list[str | None] = [None] * len(images)
+    nearest, margins = torch.full((len(images),), -torch.inf), torch.full((len(images),), torch.nan)
+    if names:
+        decider = Decider(labeled, codes.numpy(), "nearest")
+        found = list[Decision]()
+        with bar("comparing", len(images)) as advance:
+            for block in images.blocks(BLOCK_ROWS):
+                found += decider.decide(block)
+                advance(len(block))
+        guesses = [names[one.code] for one in found]
+        nearest = torch.tensor([one.score for one in found])
+        margins = torch.tensor([torch.nan if one.margin is None else one.margin for one in found])
+    both = torch.cat([labeled.points, images.points])
+    origin = float(images.manifold.paired_similarity(both, both).max())
+    pool = Pool(images.manifold, images.points, nearest, margins, origin)
+    equal = origin - SAME * max(1.0, abs(origin))
+    least = equal if threshold is None else min(threshold, equal)
+    greedy = k_center if rule == "k_center" else coverage
+    with bar("choosing", min(count, len(images))) as advance:
+        rows, scores = greedy(pool, count, least, advance)
+    return ChosenImages(
+        images=images,
+        rows=torch.tensor(rows, dtype=torch.int64),
+        guesses=[guesses[row] for row in rows],
+        similarities=nearest[rows],
+        margins=margins[rows],
+        scores=torch.tensor(scores),
+        threshold=least,
+        duplicates=int(pool.is_near(least).sum()) - len(rows),
+    )
+
+
+class Pool:
+    """Unlabeled points, and how similar each is to the nearest center, labeled or chosen.
+
+    Args:
+        points: (N, D).
+        nearest: (N,) similarity to the nearest labeled point; -inf if there is none.
+        margins: (N,) the same less that to the nearest point with another label; nan if there is none.
+        origin: similarity that counts as no dissimilarity: the largest of a point to itself.
+
+    Attributes:
+        weights: (N,) uncertainty, see `select`.
+    """
+
+    def __init__(self, manifold: Manifold, points: Tensor, nearest: Tensor, margins: Tensor, origin: float) -> None:
+        self.manifold, self.points, self.nearest, self.origin = manifold, points, nearest.clone(), origin
+        distance = self.distance()
+        self.weights = torch.where(distance + margins > 0, distance / (distance + margins), 1.0)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def distance(self) -> Tensor:
+        """Return the dissimilarity (N,) to the nearest center."""
+        return (self.origin - self.nearest).clamp(min=0)
+
+    def is_near(self, threshold: float) -> Tensor:
+        """Return whether points, (N,) bool, are centers, or as similar to one as the threshold."""
+        return self.nearest >= threshold
+
+    def add(self, row: int) -> None:
+        """Make a point a center."""
+        self.nearest = self.nearest.maximum(self.manifold.similarity(self.points, self.points[row, None])[:, 0])
+        self.nearest[row] = torch.inf
+
+    def central(self) -> int:
+        """Return the row of the point nearest to the mean."""
+        mean = frechet_mean(self.manifold, self.points)[None].to(self.points.dtype)
+        return int(self.manifold.similarity(self.points, mean)[:, 0].argmax())
+
+
+@torch.no_grad()
+def k_center(
+    pool: Pool, count: int, threshold: float, advance: Callable[[int], None] = lambda _: None
+) -> tuple[list[int], list[float]]:
+    """Choose points by k_center, see `select`; the pool gets them as centers.
+
+    Returns:
+        At most ``count`` rows, and their scores.
+    """
+    rows, scores = list[int](), list[float]()
+    for _ in range(min(count, len(pool))):
+        score = pool.weights * pool.distance()
+        score[pool.is_near(threshold)] = -torch.inf
+        row = pool.central() if bool(pool.nearest.isneginf().all()) else int(score.argmax())
+        if bool(score[row].isneginf()):
+            break
+        rows.append(row)
+        scores.append(float(score[row]))
+        pool.add(row)
+        advance(1)
+    return rows, scores
+
+
+@torch.no_grad()
+def coverage(
+    pool: Pool, count: int, threshold: float, advance: Callable[[int], None] = lambda _: None
+) -> tuple[list[int], list[float]]:
+    """Choose points by coverage, see `select`; the pool gets them as centers.
+
+    A gain can only shrink while points are chosen, so that gains computed before are bounds, and few are computed again
+    (Minoux 1978).
+
+    Returns:
+        At most ``count`` rows, and their scores: the gains, divided by the weighted distances at the beginning.
+    """
+    rows, scores = list[int](), list[float]()
+    if bool(pool.nearest.isneginf().all()):
+        rows, scores = [pool.central()], [torch.nan]
+        pool.add(rows[0])
+        advance(1)
+    covered = torch.randperm(len(pool), generator=torch.Generator().manual_seed(0))[:COVERED]
+    distance, weights, others = pool.distance()[covered], pool.weights[covered], pool.points[covered]
+
+    def gains_of(candidates: Tensor) -> Tensor:
+        found = pool.origin - pool.manifold.similarity(pool.points[candidates], others)
+        return (distance - found).clamp(min=0) @ weights
+
+    whole = float(distance @ weights) or 1.0
+    gains = torch.cat([gains_of(part) for part in torch.arange(len(pool)).split(TRIED)])
+    for _ in range(min(count, len(pool)) - len(rows)):
+        gains[pool.is_near(threshold)] = -torch.inf
+        is_fresh = torch.zeros(len(pool), dtype=torch.bool)
+        while not is_fresh[row := int(gains.argmax())] and not gains[row].isneginf():
+            stale = gains.masked_fill(is_fresh, -torch.inf).topk(min(TRIED, len(pool))).indices
+            stale = stale[~is_fresh[stale] & ~gains[stale].isneginf()]
+            gains[stale] = gains_of(stale)
+            is_fresh[stale] = True
+        if gains[row].isneginf():
+            break
+        rows.append(row)
+        scores.append(float(gains[row]) / whole)
+        pool.add(row)
+        distance = pool.distance()[covered]
+        advance(1)
+    return rows, scores

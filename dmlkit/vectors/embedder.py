@@ -1,0 +1,292 @@
+"""Model of a run, or a pretrained one, in a Python program: images or vectors in, NumPy arrays out."""
+
+import json
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+
+from dmlkit.backbones.base import BackboneConfig
+from dmlkit.backbones.timm_models import LITE0, is_at_hand
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.image import read_image
+from dmlkit.datasets.files.paths import raise_faults
+from dmlkit.datasets.files.samples import Samples
+from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt
+from dmlkit.files.image_file import Box, decoding, to_rgb
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.model import backbone_alone, build_model
+from dmlkit.recipe.faults import suggest
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.vectors.hub import SCHEME, download, is_hub_folder, load_hub
+from dmlkit.vectors.in_memory import embed_images
+from dmlkit.vectors.parts import BATCH_IMAGES
+from dmlkit.vectors.progress_bar import image_progress, no_bar
+from dmlkit.vectors.trained import TrainedModel, computed_by, load_model
+
+Picture = str | Path | Image.Image | NDArray[np.uint8]
+"""Image: the path of a file, a Pillow image, or an RGB array (H, W, 3) uint8."""
+BACKBONE_NAME = re.compile(r"(\w{2,})(?::(.+))?")  # of two letters or more: C: is a drive
+
+
+class Embedder:
+    """Model of a run, or a pretrained one, made by `dmlkit.load`."""
+
+    def __init__(self, trained: TrainedModel, fabric: Ranks) -> None:
+        self.trained, self._fabric = trained, fabric
+
+    def embed(self, images: Sequence[Picture] | NDArray[Any]) -> NDArray[np.float32]:
+        """Return the embeddings (N, D) of N images, or of vectors (N, F) if the run takes vectors.
+
+        More than 128 images show a progress bar in a terminal.
+
+        Args:
+            images: paths, Pillow images and arrays (H, W, 3) uint8, also mixed; or one array (N, H, W, 3).
+
+        Raises:
+            UserError: images cannot be read; the message has a line for each.
+        """
+        if isinstance(images, str | Path | Image.Image):
+            raise UserError(f"embed: got one {type(images).__name__}, expected a list of images: embed([image])")
+        if not _is_series(images):
+            raise UserError(f"embed: got {type(images).__name__}, expected a list of images or an array")
+        samples = self.trained.samples
+        dataset = GivenImages(images) if samples.has_pixels else GivenArrays(images, samples)
+        if not len(dataset):
+            return np.empty((0, self.trained.manifold.point_dim), dtype=np.float32)
+        bar = no_bar if len(dataset) <= BATCH_IMAGES else partial(image_progress, Console(stderr=True))
+        found = embed_images(self.trained, self._fabric, dataset, "embed", bar)
+        raise_faults(found.faults)
+        return found.points.numpy()
+
+    @torch.inference_mode()
+    def similarity(self, a: NDArray[np.floating], b: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Return the similarity (N, M) of embeddings a (N, D) and b (M, D); larger is more similar.
+
+        Raises:
+            UserError: a or b are not embeddings of this model.
+        """
+        manifold = self.trained.manifold
+        for name, points in (("a", a), ("b", b)):
+            if not _is_table(points, manifold.point_dim):
+                expected = f"{name} of shape (N, {manifold.point_dim}) and floats"
+                raise UserError(f"similarity: expected {expected}, got {_described(points)}")
+        x, y = (torch.from_numpy(points.astype(np.float32)).to(self._fabric.device) for points in (a, b))
+        return manifold.similarity(x, y).cpu().numpy()
+
+
+def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: str = "auto") -> Embedder:
+    """Load the model of a run, a folder of ``dmlkit export --format hub``, or a pretrained model without training.
+
+    Such a folder may be on the Hugging Face Hub: ``hf://OWNER/NAME``, or ``hf://OWNER/NAME@REVISION`` with a branch, a
+    tag or a commit. It is downloaded once, by huggingface_hub.
+
+    A pretrained model is named as a backbone of recipes: ``timm:MODEL`` for any model of timm (also of the Hugging Face
+    Hub, ``timm:hf-hub:OWNER/REPOSITORY``, or in a folder, ``timm:local-dir:FOLDER``), or a network of torchvision:
+    ``resnet50``, ``convnext:small``, ``vit:b_16``.
+    Its embeddings are the pooled features as unit vectors, as in the baseline of ``dmlkit eval --untrained``.
+
+    Args:
+        run: folder of the run or of the export, its address on the Hub, or name of a pretrained model; an existing
+            folder with this name takes precedence.
+        checkpoint: checkpoint of a run. Default: best, otherwise last.
+        device: device, see `start_ranks`.
+
+    Raises:
+        UserError: there is no run or no readable checkpoint of it, or no such model, or its weights cannot be
+            downloaded.
+
+    Example:
+        >>> model = load("timm:tf_efficientnet_lite0", device="cpu")  # its weights come with dmlkit[lite]
+        >>> embeddings = model.embed(np.zeros((2, 32, 32, 3), np.uint8))
+        >>> embeddings.shape, round(float(model.similarity(embeddings, embeddings)[0, 1]), 4)
+        ((2, 1280), 1.0)
+    """
+    is_address = isinstance(run, str) and run.startswith(SCHEME)
+    is_name = isinstance(run, str) and not is_address and _is_backbone_name(run)
+    if not (is_address or is_name or is_hub_folder(Path(run))):
+        fabric = start_ranks(device)
+        return Embedder(load_model(RunFolder(Path(run)), fabric, checkpoint), fabric)
+    if checkpoint is not None:
+        kind = "a pretrained model" if is_name else "an exported model"
+        raise UserError(f"{run}: this is {kind}; checkpoint={checkpoint!r} applies only to runs; remove it")
+    fabric = start_ranks(device)
+    if is_name:
+        return Embedder(_load_pretrained(str(run), fabric), fabric)
+    return Embedder(load_hub(download(str(run)) if is_address else Path(run), fabric), fabric)
+
+
+def _is_backbone_name(text: str) -> bool:
+    """Return whether a text names a backbone, e.g. ``resnet50`` or ``timm:MODEL``, and no existing file or folder."""
+    found = BACKBONE_NAME.fullmatch(text)
+    is_name = found is not None and (found[2] is not None or found[1] in BackboneConfig.variants)
+    return is_name and not Path(text).exists()
+
+
+def _load_pretrained(name: str, fabric: Ranks) -> TrainedModel:
+    """Return an untrained model: the features of a pretrained backbone, compared by cosine similarity.
+
+    Images are prepared as published with the weights.
+
+    Args:
+        name: name of a backbone in recipes, with the model of it after a colon, see `backbone_keys`.
+
+    Raises:
+        UserError: there is no such backbone or model, or its weights cannot be downloaded or read.
+    """
+    settings = {
+        "dataset": {"name": "glyphs"},  # a recipe has a dataset and a loss; the model does not depend on them
+        "transform": {"name": "pretrained"},
+        "backbone": backbone_keys(name),
+        "loss": {"name": "triplet"},
+    }
+    try:
+        recipe = parse_recipe(json.dumps(settings), name)
+        with torch.random.fork_rng(devices=[]):  # the head that is left out is drawn at random
+            model = build_model(recipe)
+    except UserError as error:
+        raise UserError(str(error).replace(f"{name}:1: ", f"{name}: ")) from None  # nobody wrote a line of a file
+    width = model.backbone.num_features
+    alone = backbone_alone(model, Sphere(width)).to(fabric.device).eval()
+    recipe = recipe.model_copy(update={"manifold": Sphere.Config(), "embedding_dim": width})
+    return computed_by(TrainedModel.of(recipe, alone), fabric)
+
+
+def backbone_keys(name: str) -> dict[str, Any]:
+    """Return the key ``backbone`` of a recipe for a name.
+
+    After a colon comes the value of the option that names the model: ``model`` of timm, ``variant`` of vit, ``size`` of
+    convnext. Weights are the pretrained ones of timm, and torchvision's best for ImageNet of the others.
+
+    Raises:
+        UserError: there is no such backbone, or it has no published weights.
+
+    Example:
+        >>> backbone_keys("timm:vit_small_patch14_dinov2")
+        {'name': 'timm', 'weights': 'pretrained', 'model': 'vit_small_patch14_dinov2'}
+        >>> backbone_keys("convnext:small")
+        {'name': 'convnext', 'weights': 'imagenet', 'size': 'small'}
+    """
+    family, _, value = name.partition(":")
+    known = [one for one, config in sorted(BackboneConfig.variants.items()) if _is_published(config)]
+    if family not in known:
+        what = "has no published weights" if family in BackboneConfig.variants else "no run and no backbone"
+        raise UserError(f"{name}: {what}; {suggest(family, known)}")
+    fields = BackboneConfig.variants[family].model_fields
+    shared = {*BackboneConfig.model_fields, "name", "weights", "pooling"}
+    option = next((key for key in fields if key not in shared), None)
+    if option is None and value:
+        raise UserError(f"{name}: {family} has no variants; use {family}")
+    if option is not None and fields[option].is_required() and not value:
+        raise UserError(f"{name}: expected {family}:{option.upper()}, e.g. timm:{LITE0.model}")
+    weights = "pretrained" if family == "timm" else "imagenet"
+    if family == "timm" and value.partition(".")[0] == LITE0.model and is_at_hand(LITE0):
+        weights = LITE0.weights  # in an installed package: no download
+    return {"name": family, "weights": weights, **({option: value} if option and value else {})}
+
+
+def _is_published(config: type[BackboneConfig]) -> bool:
+    return config.published_input is not BackboneConfig.published_input
+
+
+class GivenImages(Dataset):
+    """Unlabeled images: files, and images in memory.
+
+    Args:
+        images: see `Picture`.
+        crops: box of each file; None for a full image. Default: the full images.
+
+    Raises:
+        UserError: an element is not an image, or a file is missing.
+    """
+
+    def __init__(self, images: Sequence[Picture] | NDArray[Any], crops: Sequence[Box | None] = ()) -> None:
+        self.images, self.crops = images, crops
+        self.in_memory = not any(isinstance(image, str | Path) for image in images)
+        raise_faults(fault for row, image in enumerate(images) if (fault := _fault(row, image)))
+        names = [str(image) if isinstance(image, str | Path) else f"images[{row}]" for row, image in enumerate(images)]
+        super().__init__(torch.zeros(len(names), dtype=torch.int64), ("",), names)
+
+    def box(self, index: int) -> Box | None:
+        return self.crops[index] if self.crops else None
+
+    def sample(self, index: int) -> Tensor:
+        image = self.images[index]
+        if isinstance(image, str | Path):
+            return read_image(image, self.box(index), self.max_pixels)
+        if isinstance(image, np.ndarray):
+            return torch.from_numpy(image.copy()).permute(2, 0, 1)
+        with decoding(self.paths[index]):  # it may be opened and not read yet, closed, or of a mode that is not shown
+            return torch.from_numpy(to_rgb(self.paths[index], image, in_place=False)).permute(2, 0, 1)
+
+
+def _fault(row: int, image: object) -> str | None:
+    """Return what is wrong with an image, as far as can be known without decoding a file."""
+    if isinstance(image, str | Path):
+        try:
+            is_file = Path(image).is_file()
+        except OSError:  # the name is longer than a file system takes
+            is_file = False
+        return None if is_file else f"{excerpt(str(image))}: no such image file"
+    if isinstance(image, np.ndarray):
+        is_image = image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3 and image.size
+        return None if is_image else f"images[{row}]: expected (H, W, 3) uint8 RGB, got {image.shape} {image.dtype}"
+    if isinstance(image, Image.Image):
+        return None if image.width * image.height else f"images[{row}]: is {image.width} x {image.height} pixels"
+    return f"images[{row}]: expected a path, an image of Pillow's or an array, got {type(image).__name__}"
+
+
+class GivenArrays(Dataset):
+    """Unlabeled vectors, or other samples that are not images, in memory.
+
+    Args:
+        arrays: (N, F) of numbers, or N samples of another shape.
+        samples: their kind.
+
+    Raises:
+        UserError: they are not numbers, or have another shape.
+    """
+
+    in_memory = True
+
+    def __init__(self, arrays: object, samples: Samples) -> None:
+        blank = samples.blank(0)[0]
+        shape = ", ".join(map(str, ("N", *blank.shape)))
+        if not isinstance(arrays, np.ndarray) or arrays.shape[1:] != blank.shape or arrays.dtype.kind not in "fiu":
+            got = _described(arrays)
+            raise UserError(f"embed: this run takes {samples.name}s; expected an array ({shape}), got {got}")
+        given: NDArray[Any] = arrays
+        names = [f"{samples.name}s[{row}]" for row in range(len(given))]
+        is_finite = np.isfinite(given).all(axis=tuple(range(1, given.ndim)))
+        raise_faults(f"{names[row]}: has nan or inf" for row in np.flatnonzero(~is_finite))
+        super().__init__(torch.zeros(len(names), dtype=torch.int64), ("",), names)
+        self.kind, self.arrays = samples, torch.from_numpy(given.astype(np.float32)).to(blank.dtype)
+
+    def sample(self, index: int) -> Tensor:
+        return self.arrays[index]
+
+
+def _is_series(given: object) -> bool:
+    """Return whether a value has elements: a list or similar, or an array of at least one dimension."""
+    return given.ndim > 0 if isinstance(given, np.ndarray) else isinstance(given, Sequence)
+
+
+def _is_table(given: object, width: int) -> TypeGuard[NDArray[np.floating]]:
+    """Return whether a value is an array (N, ``width``) of floats."""
+    return isinstance(given, np.ndarray) and given.ndim == 2 and given.shape[1] == width and given.dtype.kind == "f"
+
+
+def _described(given: object) -> str:
+    """Describe what was given instead of a suitable array."""
+    return f"an array {given.shape} of {given.dtype}" if isinstance(given, np.ndarray) else type(given).__name__

@@ -1,0 +1,163 @@
+"""Embedding of images in memory; `dmlkit.vectors.run` writes files."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.exchange import gather_lists, gather_rows
+from dmlkit.distributed.launch import Ranks
+from dmlkit.loading.batches import evaluation_loader
+from dmlkit.loading.inputs import refuse_nothing_read
+from dmlkit.manifolds.base import check_points
+from dmlkit.model import EmbeddingModel
+from dmlkit.transforms.base import TransformConfig
+from dmlkit.vectors.fusion import join
+from dmlkit.vectors.parts import BATCH_IMAGES
+from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar, no_bar
+from dmlkit.vectors.trained import TrainedModel
+
+UNSOUND = "the training diverged, or the model does not fit such inputs; use another --checkpoint or run"
+"""Advice if a model's output is not a point of its manifold."""
+
+
+class Embeddings(NamedTuple):
+    """Points of the images that could be read."""
+
+    points: Tensor  # (N, D) float32 on the CPU
+    labels: Tensor  # (N,) int64
+    indices: Tensor  # (N,) int64, into the dataset
+    faults: list[str]  # one message per image that could not be read
+    local: Tensor | None = None  # (N, P, C) float16, local features, if they were computed with the points
+
+
+class Known(NamedTuple):
+    """Points of some images of a list, which an earlier command has computed."""
+
+    rows: Tensor  # (M,) int64, places in the list, ascending
+    points: Tensor  # (M, D) float32 on the CPU
+
+    def within(self, images: range) -> "Known":
+        """Return those of consecutive images."""
+        low, high = torch.searchsorted(self.rows, torch.tensor([images.start, images.stop])).tolist()
+        return Known(self.rows[low:high], self.points[low:high])
+
+    def joined(self, indices: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all places (N,) in ascending order and their points, with those computed now."""
+        order = torch.cat([self.rows, indices]).argsort()
+        return torch.cat([self.rows, indices])[order], torch.cat([self.points, points])[order]
+
+
+@torch.inference_mode()
+def embed_dataset(
+    fabric: Ranks,
+    model: EmbeddingModel,
+    dataset: Dataset,
+    transform: TransformConfig | None,
+    *,
+    indices: Sequence[int] | None = None,
+    workers: int | None = None,
+    advance: Advance = lambda _: None,
+) -> Embeddings:
+    """Embed all images in float32, a share on each rank; every rank gets all points in the order of the dataset.
+
+    A share is whole batches, and the batches are those of `PartFolder`: with any number of ranks, and in a folder that
+    ``dmlkit embed`` wrote, every embedding is the same to the bit.
+
+    Args:
+        model: model on the device; its mode is restored afterwards.
+        transform: transform, applied as in evaluation; None for vectors.
+        indices: images to embed. Default: all.
+        workers: number of processes that read images, see `dmlkit.loading.batches.make_loader`.
+        advance: called with the number of images of every batch.
+
+    Raises:
+        UserError: an embedding has nan or inf, or is off the manifold.
+    """
+    model.check_takes(dataset)
+    was_training = model.training
+    if was_training:  # the modes of Lite0's 279 modules take 3 ms to set and restore, a photo 25
+        model.eval()
+    wanted = range(len(dataset)) if indices is None else indices
+    share = BATCH_IMAGES * -(-len(wanted) // (BATCH_IMAGES * fabric.world_size))
+    start = min(fabric.global_rank * share, len(wanted))
+    loader = evaluation_loader(
+        dataset,
+        transform,
+        indices=wanted[start : start + share],
+        batch_size=BATCH_IMAGES,
+        workers=workers,
+        pin_memory=fabric.device.type == "cuda",
+    )
+    points = torch.zeros(share, model.manifold.point_dim)
+    rows = torch.full((share,), -1)
+    faults: list[str] = []
+    filled = 0
+    for batch in loader:
+        faults += batch.faults
+        if len(batch.labels):
+            into = slice(filled, filled + len(batch.labels))
+            points[into] = model(batch.inputs.to(fabric.device)).float().cpu()
+            rows[into] = batch.indices
+            filled = into.stop
+        advance((len(batch.labels) + len(batch.faults)) * fabric.world_size)
+    if was_training:
+        model.train()
+    if fabric.world_size > 1:
+        points, rows = (gather_rows(fabric, own.to(fabric.device)).cpu() for own in (points, rows))
+        faults = gather_lists(fabric, faults)
+    kept = rows >= 0
+    points, rows = points[kept], rows[kept]
+    check_points(model.manifold, points, lambda row: str(dataset.paths[int(rows[row])]), UNSOUND)
+    return Embeddings(points, dataset.labels[rows], rows, faults)
+
+
+def embed_images(
+    trained: TrainedModel,
+    fabric: Ranks,
+    dataset: Dataset,
+    source: str,
+    bar: Bar = no_bar,
+    known: Known | None = None,
+) -> Embeddings:
+    """Embed the images of a dataset that are not known; those that cannot be read are reported in the result.
+
+    Raises:
+        UserError: no image could be read, or see `embed_dataset`.
+    """
+    if trained.fusion is not None and known is None:
+        return fused(trained, [embed_images(one, fabric, dataset, source, bar) for one in trained.members])
+    dataset.limit(trained.recipe.dataset.max_pixels)
+    missing: Sequence[int] = range(len(dataset))
+    if known is not None:
+        missing = sorted({*missing}.difference(known.rows.tolist()))
+        if not missing:
+            return Embeddings(known.points, dataset.labels, known.rows, [])
+    with bar(EMBEDDING, len(missing)) as advance:
+        found = embed_dataset(
+            fabric,
+            trained.model,
+            dataset,
+            trained.recipe.transform,
+            indices=missing,
+            workers=0 if len(missing) <= BATCH_IMAGES else trained.recipe.training.workers,
+            advance=advance,
+        )
+    if known is not None:
+        rows, points = known.joined(found.indices, found.points)
+        found = Embeddings(points, dataset.labels[rows], rows, found.faults)
+    refuse_nothing_read(len(found.points), found.faults, source)
+    return found
+
+
+def fused(trained: TrainedModel, found: Sequence[Embeddings]) -> Embeddings:
+    """Join the embeddings of the two models of a fusion; images that only one of them could read are left out."""
+    assert trained.fusion is not None
+    first, second = found
+    rows = [torch.isin(one.indices, other.indices) for one, other in ((first, second), (second, first))]
+    points = [one.points[kept].to(trained.device) for one, kept in zip(found, rows, strict=True)]
+    joined = join([one.manifold for one in trained.members], points, trained.fusion.share).cpu()
+    faults = list(dict.fromkeys(first.faults + second.faults))
+    return Embeddings(joined, first.labels[rows[0]], first.indices[rows[0]], faults)

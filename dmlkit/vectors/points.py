@@ -1,0 +1,282 @@
+"""Points with what is known of their images: the one type that commands search, cluster, compare and evaluate."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.files.class_names import several_labels
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.image import thumbnail
+from dmlkit.datasets.files.samples import SIDE
+from dmlkit.distributed.launch import Ranks
+from dmlkit.errors import UserError, warn
+from dmlkit.files.image_file import BadImageError, Box
+from dmlkit.manifolds.base import Manifold
+from dmlkit.nearest.search import BLOCK_ROWS, StoredPoints
+from dmlkit.run_folder.folder import RunFolder, find_run
+from dmlkit.vectors.fusion import ModelChoice
+from dmlkit.vectors.items import PointItem
+from dmlkit.vectors.manifest import Description, check_same_description
+from dmlkit.vectors.trained import TrainedModel, describe, shortened
+
+
+class PointSet(StoredPoints, Protocol):
+    """Points of one manifold and their images: in memory, a folder of embeddings, or a gallery."""
+
+    @property
+    def source(self) -> str:
+        """Name for people: a path, or a split of a run."""
+        ...
+
+    @property
+    def manifest(self) -> Description | None:
+        """Description of the model that made the points; None for an array."""
+        ...
+
+    @property
+    def run(self) -> Path | None:
+        """Run whose model embeds images for these points, if known."""
+        ...
+
+    @property
+    def manifold(self) -> Manifold:
+        """Geometry of the points."""
+        ...
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """Names of all images, (N,)."""
+        ...
+
+    @property
+    def labels(self) -> Sequence[str | None]:
+        """Labels of all images, (N,); None for an image without one."""
+        ...
+
+    @property
+    def boxes(self) -> Sequence[Box | None]:
+        """Boxes of all images, (N,); None for a full image."""
+        ...
+
+    @property
+    def skipped(self) -> Sequence[str]:
+        """One message per image that could not be read."""
+        ...
+
+    def items_at(self, rows: Tensor) -> list[PointItem]:
+        """Return what is known of the images of rows (M,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class PointsInMemory:
+    """Points in memory: embedded now, or read from an array, a folder or a gallery.
+
+    Args:
+        source: name for people.
+        manifold: geometry of the points.
+        points: (N, D) float32.
+        paths: N names.
+        labels: N labels, None for an image without one.
+        manifest: description of the model, if known.
+        run: run of the model, if known.
+        skipped: one message per image that could not be read.
+        dataset: dataset that reads the images; otherwise ``paths`` are image files.
+        rows: (N,) int64 indices into the dataset.
+        stored: points on a disk that these were read from; a gallery may have pictures.
+        trained: model that embedded them now.
+        local: (N, P, C) float16 local features, if they were computed with the points.
+        crops: N boxes without ``dataset`` and ``stored``, None for a full image; empty if all are full images.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> line = torch.tensor([[0.0], [1.0]])
+        >>> points = PointsInMemory("two", Euclidean(1), line, ["a/1.jpg", "a/2.jpg"], ["a", None])
+        >>> points.items_at(torch.tensor([1])), points.class_codes()
+        ([PointItem(id=1, label=None, path='a/2.jpg', thumbnail=None, box=None)], (['a'], tensor([ 0, -1])))
+    """
+
+    source: str
+    manifold: Manifold
+    points: Tensor
+    paths: Sequence[str]
+    labels: Sequence[str | None]
+    manifest: Description | None = None
+    run: Path | None = None
+    skipped: Sequence[str] = ()
+    dataset: Dataset | None = None
+    rows: Tensor | None = None
+    stored: PointSet | None = None
+    trained: TrainedModel | None = None
+    local: Tensor | None = None
+    crops: Sequence[Box | None] = ()
+
+    @property
+    def boxes(self) -> Sequence[Box | None]:
+        return [self.box(row) for row in range(len(self))]
+
+    @cached_property
+    def _stored_boxes(self) -> Sequence[Box | None]:
+        return (self.crops or [None] * len(self)) if self.stored is None else self.stored.boxes
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def blocks(self, rows: int = BLOCK_ROWS) -> Iterator[Tensor]:
+        yield from self.points.split(rows)
+
+    def points_at(self, rows: Tensor) -> Tensor:
+        return self.points[rows]
+
+    def items_at(self, rows: Tensor) -> list[PointItem]:
+        if self.stored is not None:
+            return self.stored.items_at(rows)
+        return [PointItem(row, self.labels[row], self.paths[row], box=self.box(row)) for row in map(int, rows)]
+
+    def box(self, row: int) -> Box | None:
+        """Return the box of an image; None for a full image."""
+        if self.dataset is None or self.rows is None:
+            return self._stored_boxes[row]
+        return self.dataset.box(int(self.rows[row]))
+
+    def part(self, rows: Tensor) -> "PointsInMemory":
+        """Return some rows (M,), without the pixels of their images."""
+        places, points = [int(row) for row in rows], self.points[rows]
+        paths, labels = [self.paths[place] for place in places], [self.labels[place] for place in places]
+        known = (self.manifest, self.run, self.skipped)
+        crops = [self.box(place) for place in places]
+        return PointsInMemory(self.source, self.manifold, points, paths, labels, *known, crops=crops)
+
+    @cached_property
+    def short_paths(self) -> list[str]:
+        """Paths without the folder that they share."""
+        try:
+            shared = os.path.commonpath({os.path.dirname(path) for path in self.paths})  # noqa: PTH120 - text, not files
+        except ValueError:  # some are absolute
+            return list(self.paths)
+        return [path.removeprefix(f"{shared}{os.sep}") for path in self.paths]
+
+    def picture(self, row: int, side: int = SIDE) -> bytes | None:
+        """Return a small JPEG of an image, or None if it cannot be read or the sample has no pixels."""
+        try:
+            if self.dataset is None or self.rows is None:
+                item = (self if self.stored is None else self.stored).items_at(torch.tensor([row]))[0]
+                return item.thumbnail or thumbnail(item.path, item.box, side)
+            return self.dataset.kind.picture(self.dataset.sample(int(self.rows[row])), side)
+        except BadImageError:
+            return None
+
+    def class_codes(self) -> tuple[list[str], Tensor]:
+        """Return the distinct labels, sorted, and the index (N,) int64 of each image's label; -1 without one."""
+        names = sorted({label for label in self.labels if label is not None})
+        codes: dict[Any, int] = {name: code for code, name in enumerate(names)}
+        return names, torch.tensor([codes.get(label, -1) for label in self.labels], dtype=torch.int64)
+
+
+def separator_of(points: PointSet) -> str | None:
+    """Return the separator of several labels per image in the dataset of points; None if each image has one label."""
+    if isinstance(points, PointsInMemory) and points.dataset is not None:
+        return points.dataset.separator
+    with suppress(UserError):  # the run has moved
+        return None if points.run is None else RunFolder(points.run).recipe().dataset.label_separator
+    return None
+
+
+def require_one_label(points: PointSet) -> None:
+    """Raise a `UserError` if an image of points has several labels."""
+    separator = separator_of(points)
+    if separator is not None and any(label and separator in label for label in points.labels):
+        raise UserError(several_labels(points.source, separator))
+
+
+def all_points(points: PointSet) -> Tensor:
+    """Return all points (N, D) in memory, each checked.
+
+    Raises:
+        UserError: a row is not a point of the manifold, or the points are damaged.
+    """
+    if isinstance(points, PointsInMemory):
+        return points.points
+    found = torch.empty(len(points), points.manifold.point_dim)
+    filled = 0
+    for block in points.blocks(BLOCK_ROWS):
+        found[filled : filled + len(block)] = block
+        filled += len(block)
+    return found
+
+
+def in_memory(points: PointSet) -> PointsInMemory:
+    """Return points in memory, with the names and labels of their images.
+
+    Raises:
+        UserError: see `all_points`.
+    """
+    if isinstance(points, PointsInMemory):
+        return points
+    return PointsInMemory(
+        points.source,
+        points.manifold,
+        all_points(points),
+        points.paths,
+        points.labels,
+        points.manifest,
+        points.run,
+        points.skipped,
+        stored=points,
+    )
+
+
+def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> TrainedModel:
+    """Return the model that made points.
+
+    Args:
+        model: the run and the second model that the user names. Default: those of the points.
+
+    Raises:
+        UserError: no run is known, or its model is another.
+    """
+    if isinstance(searched, PointsInMemory) and searched.trained is not None and model.run is None:
+        return searched.trained
+    manifest, run = searched.manifest, model.run or searched.run
+    if manifest is None:
+        raise UserError(
+            f"{searched.source}: the model of an array is unknown; search with an .npy file instead of images"
+        )
+    if run is None:
+        raise UserError(f"{searched.source}: the run that made it is unknown or has moved; name the run with --run RUN")
+    fusion = model.fusion
+    if fusion is None and manifest.fusion is not None:
+        second = find_run(Path(manifest.fusion.run), run)
+        fusion = manifest.fusion.model_copy(update={} if second is None else {"run": str(second)})
+    same = ModelChoice(checkpoint=manifest.model.checkpoint, fusion=fusion)
+    trained = same.load(RunFolder(run), fabric)
+    if manifest.features < trained.recipe.embedding_dim and not trained.fusion and not trained.computation:
+        with suppress(UserError):  # of `dmlkit embed --dims`, unless it is another model, which is reported below
+            trained = shortened(trained, manifest.features)
+    ours = describe(trained)
+    check_same_description(ours, str(run), manifest, searched.source)
+    return trained
+
+
+def of_other_model(theirs: Description | None, searched: PointSet) -> str | None:
+    """Return in words that points to search with are of a model that was mapped into the space of the searched ones.
+
+    Return None if both are of one model, or if a model is not known.
+    """
+    ours = searched.manifest
+    if ours is None or theirs is None or ours.model.fingerprint == theirs.model.fingerprint:
+        return None
+    return f"another model than that of {searched.source} embeds the images (dmlkit align)"
+
+
+def warn_of_other_model(theirs: Description, searched: PointSet) -> None:
+    """Warn that a threshold may not hold, see `of_other_model`."""
+    if other := of_other_model(theirs, searched):
+        warn(f"{other}; thresholds and probabilities of {searched.source} may not hold for it")

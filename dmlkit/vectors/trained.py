@@ -1,0 +1,307 @@
+"""The model of a run, loaded for embedding."""
+
+import hashlib
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dmlkit.backbones.tuning import FullTuningConfig
+from dmlkit.datasets.files.samples import Samples, samples_named
+from dmlkit.distributed.launch import OneProcess, Ranks
+from dmlkit.errors import OptionError, UserError, warn
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.model import EmbeddingModel, FirstFeatures, build_model, fingerprint
+from dmlkit.recipe.overrides import parse_override
+from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.checkpoint_file import load_weights
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.vectors.computation import accelerate
+from dmlkit.vectors.manifest import (
+    Computation,
+    Description,
+    Fusion,
+    LocalFusion,
+    Manifest,
+    ModelSource,
+    Preprocessing,
+    VectorInput,
+    index_of,
+)
+
+MANIFOLD = "head.manifold."  # before the names of its learned options in a state dict
+FROZEN = "frozen"
+"""Key of a checkpoint without the pretrained weights that were not trained: the hash of these weights."""
+MOVED_FILE = re.compile(r"if it has moved, use --set (?!dataset\.root=)[\w.]+=PATH")
+"""Advice of a recipe on a missing file, except on the folder of its images."""
+ALIGNED = "aligned_to"
+"""Key of a checkpoint of a model in the space of an older one: the fingerprint of that one."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """Model of a run, ready to embed. Its network is built when it is first used: stored embeddings need none.
+
+    Args:
+        recipe: recipe of the run.
+        checkpoint: name of the checkpoint.
+        epoch: number of finished epochs.
+        samples: kind of the samples that the model takes.
+        manifold: geometry of the embeddings, on the device.
+        device: device of the model.
+        build: returns the network in evaluation mode, on the device, always the same one.
+        saved: hash of what the checkpoint holds of the model; empty for a model that is not the whole one of a run.
+        recorded: its fingerprint, if it is known.
+        run: run of the whole model.
+        fusion: second model that embeds too, see `dmlkit.vectors.fusion.fuse`.
+        members: the two models of a fusion.
+        local: local features that are computed with the points, for a gallery.
+        computation: what computes it, if not torch in float32.
+        aligned_to: fingerprint of the older model in whose space it is, by ``dmlkit align`` or by the regularizer
+            ``compatible``; None if it has its own space.
+    """
+
+    recipe: Recipe
+    checkpoint: CheckpointName
+    epoch: int
+    samples: Samples
+    manifold: Manifold
+    device: torch.device
+    build: Callable[[], EmbeddingModel]
+    saved: str = ""
+    recorded: str = ""
+    run: RunFolder | None = None
+    fusion: Fusion | None = None
+    members: "tuple[TrainedModel, ...]" = ()
+    local: LocalFusion | None = None
+    computation: Computation | None = None
+    aligned_to: str | None = None
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, model: EmbeddingModel, checkpoint: CheckpointName = "last", epoch: int = 0
+    ) -> "TrainedModel":
+        """Return a network that is built already, in evaluation mode, with the recipe that describes it."""
+        return cls(recipe, checkpoint, epoch, model.samples, model.manifold, model.device, lambda: model)
+
+    @property
+    def model(self) -> EmbeddingModel:
+        """Network in evaluation mode, on the device.
+
+        Raises:
+            UserError: see `load_model`.
+        """
+        return self.build()
+
+    @property
+    def place(self) -> str:
+        """Kind of the device, and what computes on it if not torch in float32, e.g. ``cpu+bf16``."""
+        return self.device.type + (self.computation.option if self.computation else "")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of all weights, see `EmbeddingModel.fingerprint`; another one where the computation does not agree."""
+        return self.recorded or self.model.fingerprint()
+
+
+def load_model(
+    run: RunFolder,
+    fabric: Ranks,
+    checkpoint: CheckpointName | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    merged: bool = True,
+) -> TrainedModel:
+    """Load the model of a run; by default its best checkpoint, or the last if there is no best.
+
+    Args:
+        checkpoint: name of the checkpoint.
+        overrides: changes of the dataset, whose images may have moved, each ``key=value``.
+        merged: add low-rank updates to the weights, see `Backbone.merge`.
+
+    Raises:
+        UserError: there is no run or no readable checkpoint, the pretrained weights that it needs are missing or have
+            changed, or a key does not belong to the dataset; some of these when the network is first used.
+    """
+    recipe = recipe_of(run, overrides)
+    if checkpoint is None:
+        checkpoint = run.best_or_last()
+    state, path = run.load_checkpoint(checkpoint), run.checkpoint_path(checkpoint)
+    device, weights, num_features = fabric.device, state["model"], state.get("num_features")
+
+    @cache
+    def build() -> EmbeddingModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)  # as in training: what a file of weights may leave out is drawn again
+            with files_of_run(run):
+                model = build_model(recipe if FROZEN in state else without_pretrained_weights(recipe), num_features)
+        take_weights(model, state, path)
+        state.clear()  # the model has them now
+        if merged:
+            model.backbone.merge()
+        return model.to(device).eval()
+
+    manifold = recipe.manifold.build(recipe.embedding_dim)
+    own = {name.removeprefix(MANIFOLD): weight for name, weight in weights.items() if name.startswith(MANIFOLD)}
+    load_weights(manifold, own, path)
+    samples = samples_named(recipe.dataset.sample).of(num_features)
+    saved = _hash_saved(state, recipe) if merged else ""
+    options: Any = {"saved": saved, "recorded": _recorded(run, saved), "run": run, ALIGNED: state.get(ALIGNED)}
+    trained = TrainedModel(recipe, checkpoint, state["epoch"], samples, manifold.to(device), device, build, **options)
+    return computed_by(trained, fabric) if merged else trained
+
+
+def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
+    """Return a model as the engine of a device computes it, see `dmlkit.vectors.computation`.
+
+    Where its embeddings do not agree with those of torch in float32 it is another model, with a fingerprint of its own:
+    so neither are they compared with each other, nor is a threshold of the one used for the other.
+
+    Raises:
+        UserError: see `accelerate`.
+    """
+    if not isinstance(fabric, OneProcess) or not fabric.engine:
+        return trained
+    option = f"--device {trained.device.type}+{fabric.engine}"
+    model, computation = accelerate(trained.model, trained.recipe, fabric.engine, option)
+    if computation is None:
+        return trained
+    if not computation.agrees:
+        warn(f"{option}: {computation}; such embeddings are not compared with those of torch in float32")
+    return as_computed(trained, model, computation)
+
+
+def as_computed(trained: TrainedModel, model: EmbeddingModel, computation: Computation) -> TrainedModel:
+    """Return a model that another program computes; where it does not agree, with a fingerprint of its own."""
+    weights = trained.fingerprint
+    if not computation.agrees:
+        way = f"{weights} {computation.engine} {computation.precision}"
+        weights = hashlib.sha256(way.encode()).hexdigest()
+    space = trained.aligned_to if computation.agrees else None
+    options: Any = {"saved": "", "recorded": weights, "computation": computation, "aligned_to": space}
+    return replace(trained, build=lambda: model, **options)
+
+
+def _hash_saved(state: Mapping[str, Any], recipe: Recipe) -> str:
+    """Return a hash of all that the weights of a run's network depend on."""
+    network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim"})
+    digest = hashlib.sha256(f"{fingerprint(state['model'])} {state.get(FROZEN)} {network}".encode())
+    return digest.hexdigest()
+
+
+def _recorded(run: RunFolder, saved: str) -> str:
+    """Return the fingerprint of a network that embeddings of the run record; empty if none does."""
+    for path in sorted(run.embeddings.glob("*/manifest.json")) if saved else ():
+        with suppress(UserError, OSError):
+            manifest = Manifest.read(path)
+            if manifest.split is not None and manifest.split.checkpoint == saved:
+                return manifest.model.fingerprint
+    return ""
+
+
+def describe(trained: TrainedModel) -> Description:
+    """Return the description of a model."""
+    recipe, manifold, samples = trained.recipe, trained.manifold, trained.samples
+    space = Sphere.Config() if trained.fusion else recipe.manifold
+    return Description(
+        dim=manifold.point_dim,
+        features=manifold.dim,
+        manifold=space.model_copy(update=manifold.learned_options()),
+        similarity=manifold.similarity_name,
+        index=index_of(manifold),
+        model=ModelSource(
+            fingerprint=trained.fingerprint,
+            checkpoint=trained.checkpoint,
+            epoch=trained.epoch,
+            backbone=recipe.backbone.model_dump(mode="json"),
+        ),
+        preprocessing=Preprocessing(**recipe.transform.model_dump())
+        if recipe.transform
+        else VectorInput(input=f"{samples.name}s, as they are", num_features=samples.num_features),
+        fusion=trained.fusion,
+        computation=trained.computation,
+        aligned_to=trained.aligned_to,
+    )
+
+
+def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the recipe of a run, with changes of its dataset, whose images may have moved.
+
+    Raises:
+        UserError: there is no run, or a key does not belong to the dataset.
+    """
+    for override in overrides:
+        if parse_override(override).key.partition(".")[0] != "dataset":
+            raise UserError(
+                f"--set {override}: expected a key of the dataset; other keys are fixed, because {run.path} is trained"
+            )
+    return run.recipe(overrides)
+
+
+def shortened(trained: TrainedModel, dims: int) -> TrainedModel:
+    """Return the model of the first features of the embeddings, which the loss ``matryoshka`` trains for this.
+
+    Raises:
+        UserError: there are fewer features, or the manifold is a product.
+    """
+    recipe, model = trained.recipe, trained.model
+    if not 1 <= dims <= recipe.embedding_dim:
+        raise UserError(f"--dims {dims}: expected 1 to {recipe.embedding_dim}, the width of the run's embeddings")
+    if not recipe.manifold.has_prefixes:
+        raise UserError(f"--dims {dims}: the first features of a {recipe.manifold.name} are those of one factor alone")
+    head = FirstFeatures(model.head.num_features, model.manifold.with_dim(dims), model.head)
+    short = EmbeddingModel(model.normalization, model.backbone, head, model.samples).to(trained.device).eval()
+    shorter = recipe.model_copy(update={"embedding_dim": dims})
+    return TrainedModel.of(shorter, short, trained.checkpoint, trained.epoch)
+
+
+@contextmanager
+def files_of_run(run: RunFolder) -> Generator[None]:
+    """Say to restore a missing file of weights or data: unlike a recipe, a run takes another ``dataset.root`` alone.
+
+    Raises:
+        UserError: the block raises one.
+    """
+
+    def restore(text: str) -> str:
+        return MOVED_FILE.sub(f"restore it, because {run.path} was trained on it", text)
+
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(error.key, restore(error.message)) from error
+    except UserError as error:
+        raise UserError(restore(str(error))) from error
+
+
+def without_pretrained_weights(recipe: Recipe) -> Recipe:
+    """Return the recipe with a backbone without pretrained weights, since a file will bring all weights."""
+    if not recipe.backbone.is_pretrained:
+        return recipe
+    return recipe.model_copy(update={"backbone": recipe.backbone.model_copy(update={"weights": None})})
+
+
+def merged_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe of the model after `Backbone.merge` has added low-rank updates to the weights."""
+    return recipe.model_copy(update={"backbone": recipe.backbone.model_copy(update={"tuning": FullTuningConfig()})})
+
+
+def take_weights(model: EmbeddingModel, state: Mapping[str, Any], path: Path) -> None:
+    """Load a checkpoint into a model that already has the weights of which the checkpoint has only a hash.
+
+    Raises:
+        UserError: the model has other weights, or the checkpoint belongs to another recipe.
+    """
+    frozen = model.frozen_weights() if FROZEN in state else {}
+    if frozen and fingerprint(frozen) != state[FROZEN]:
+        raise UserError(
+            f"{path}: backbone.weights names other weights than those that the run was trained on; they are not in the "
+            "checkpoint; restore the original weights"
+        )
+    load_weights(model, {**frozen, **state["model"]}, path)

@@ -1,0 +1,235 @@
+"""Galleries that are written by several processes, and by some that are killed."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import pytest
+
+from dmlkit.errors import UserError
+from dmlkit.files import lock
+from dmlkit.gallery.change import add_images, compact_gallery, create_gallery, remove_images
+from dmlkit.gallery.files import holds_gallery
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.migrate import migrate_gallery
+from dmlkit.vectors import parts
+from dmlkit.vectors.job import PartEmbedder
+from dmlkit.vectors.progress_bar import Advance
+from tests.conftest import END
+from tests.datasets import trees
+from tests.gallery.conftest import BIRDS
+from tests.gallery.test_gallery import rows_of
+from tests.processes import Forked, wait_until
+from tests.vectors.stored import ON_CPU
+
+FRACTIONS = (0.02, 0.2, 0.4, 0.6, 0.8, 0.95)
+"""Of the time that a change takes, at which it is killed."""
+
+
+def create(place: Path, gallery: Path) -> None:
+    create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
+
+
+def add(place: Path, gallery: Path) -> None:
+    add_images(gallery, place / "photos", model=ON_CPU)
+
+
+def remove(place: Path, gallery: Path) -> None:
+    remove_images(gallery, labels=["crow"])
+
+
+def compact(place: Path, gallery: Path) -> None:
+    compact_gallery(gallery)
+
+
+def migrate(place: Path, gallery: Path) -> None:
+    migrate_gallery(gallery, place / "other", model=ON_CPU)
+
+
+Change = Callable[[Path, Path], None]
+
+
+def make(change: Change, place: Path, gallery: Path) -> None:
+    begun(gallery).touch()
+    change(place, gallery)
+
+
+def begun(gallery: Path) -> Path:
+    """Is there once a process begins its change."""
+    return gallery.with_suffix(".begun")
+
+
+def started(change: Change, place: Path, gallery: Path) -> Forked:
+    """A process that has just begun a change."""
+    process = Forked(make, change, place, gallery)
+    wait_until(begun(gallery).exists, process)
+    return process
+
+
+def ended(process: Forked) -> int:
+    return process.wait(END)
+
+
+@pytest.fixture
+def some(place: Path, tmp_path: Path) -> Path:
+    """A gallery of two birds, in two files."""
+    for name in BIRDS[:2]:
+        if (tmp_path / "before").exists():
+            add_images(tmp_path / "before", place / "photos" / name, label=name, model=ON_CPU)
+        else:
+            create_gallery(place / "run", place / "photos" / name, tmp_path / "before", label=name, model=ON_CPU)
+    return tmp_path / "before"
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [create, add, remove, compact, migrate])
+def test_a_kill_leaves_the_gallery_before_or_after(change: Change, place: Path, some: Path, tmp_path: Path):
+    whole = tmp_path / "whole"
+    if change is not create:
+        shutil.copytree(some, whole)
+    process, since = started(change, place, whole), perf_counter()
+    assert ended(process) == 0
+    seconds = perf_counter() - since
+    after, killed, states = rows_of(whole), 0, set[str]()
+    before = {} if change is create else rows_of(some)
+    for fraction in FRACTIONS:
+        gallery = tmp_path / f"killed-{fraction}"
+        if change is not create:
+            shutil.copytree(some, gallery)
+        process = started(change, place, gallery)
+        sleep(fraction * seconds)
+        process.kill()
+        killed += ended(process) == -signal.SIGKILL
+        if change is create and not holds_gallery(gallery):
+            states.add("before")
+            change(place, gallery)  # the same command starts over
+        found = rows_of(gallery)
+        assert found in (before, after), fraction
+        states.add("after" if found == after else "before")
+        if found == before != after:
+            change(place, gallery)
+            assert rows_of(gallery) == after
+        assert [entry.name for entry in gallery.iterdir() if "partial" in entry.name or "creating" in entry.name] == []
+        shutil.rmtree(gallery)
+    assert killed > 0
+
+
+def killed_after_two_parts(change: Change, place: Path, gallery: Path) -> None:
+    """A change that embeds its 12 images in parts of 4, and ends as by kill -9 once two of them are there."""
+    parts.BATCH_IMAGES = 4
+    write_part = parts.PartFolder.write
+
+    def write(self: parts.PartFolder, part: int, content: parts.Part) -> None:
+        write_part(self, part, content)
+        if part == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    parts.PartFolder.write = write
+    change(place, gallery)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [create, add])
+def test_a_kill_costs_one_part(change: Change, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gallery, whole = tmp_path / "gallery", tmp_path / "whole"
+    create(place, whole)
+    if change is add:
+        create_gallery(place / "run", None, gallery, model=ON_CPU)
+    assert ended(Forked(killed_after_two_parts, change, place, gallery)) == -signal.SIGKILL
+    assert holds_gallery(gallery) == (change is add)
+    (folder,) = gallery.glob("incoming-*")
+
+    embedded: list[int] = []
+    embed = PartEmbedder.__call__
+
+    def counted(self: PartEmbedder, numbers: list[int], advance: Advance) -> None:
+        embedded.extend(numbers)
+        embed(self, numbers, advance)
+
+    monkeypatch.setattr(parts, "BATCH_IMAGES", 4)
+    monkeypatch.setattr(PartEmbedder, "__call__", counted)
+    change(place, gallery)
+    assert embedded == [2] and not folder.exists()
+    assert rows_of(gallery) == rows_of(whole)
+
+
+@pytest.mark.slow
+def test_parts_of_other_images_are_not_taken_and_go_with_compact(place: Path, tmp_path: Path):
+    gallery = tmp_path / "gallery"
+    create_gallery(place / "run", None, gallery, model=ON_CPU)
+    assert ended(Forked(killed_after_two_parts, add, place, gallery)) == -signal.SIGKILL
+    (left,) = gallery.glob("incoming-*")
+    added = add_images(gallery, place / "photos" / "dove", model=ON_CPU)
+    assert (added.added, added.resumed) == (3, 0) and left.exists()
+    with lock.sole_writer(left, what="an addition"):
+        compact(place, gallery)
+    assert left.exists()
+    compact(place, gallery)
+    assert not left.exists() and len(rows_of(gallery)) == 3
+
+
+def write(folder: Path, first: int) -> None:
+    """Add five images to the gallery in a folder, and remove two of them."""
+    for index in range(first, first + 5):
+        photo = trees.photo(folder / f"{index}.jpg", 100 + index, (40, 30))
+        assert add_images(folder / "gallery", photo, label=str(index), model=ON_CPU).added == 1
+        if index % 2:
+            remove_images(folder / "gallery", labels=[str(index)])
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+def test_writers_take_turns_and_lose_no_row(place: Path, tmp_path: Path):
+    gallery = tmp_path / "gallery"
+    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", model=ON_CPU)
+
+    writers = [Forked(write, tmp_path, first) for first in (0, 10)]
+    seen: list[int] = []
+    while any(writer.poll() is None for writer in writers):  # readers go on meanwhile
+        seen.append(len(GalleryFolder(gallery)))
+    assert [ended(writer) for writer in writers] == [0, 0]
+    assert all(3 <= count <= 13 for count in seen)
+    labels = GalleryFolder(gallery).label_counts()
+    assert labels == {"crow": 3} | dict.fromkeys(["0", "2", "4", "10", "12", "14"], 1)
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+def test_the_same_pictures_from_two_writers_are_there_once(place: Path, tmp_path: Path):
+    gallery = tmp_path / "gallery"
+    create_gallery(place / "run", None, gallery, model=ON_CPU)
+    writers = [Forked(add, place, gallery) for _ in range(2)]
+    assert [ended(writer) for writer in writers] == [0, 0]
+    assert len(rows_of(gallery)) == 12
+
+
+def fail_with_a_full_disk(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_and_a_lock_are_told_and_change_nothing(
+    place: Path, some: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    before = rows_of(some)
+    for name in ("fsync", "replace"):  # of a new part, of the rows
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, fail_with_a_full_disk)
+            if name == "replace":
+                patched.setattr(Path, name, fail_with_a_full_disk)
+            with pytest.raises(UserError, match="No space left on device"):
+                add(place, some)
+        assert rows_of(some) == before and not (some / ".lock").exists()
+    monkeypatch.setattr("dmlkit.gallery.commit.PATIENCE", 0.1)
+    with (
+        lock.sole_writer(some, what="another"),
+        pytest.raises(UserError, match="a change of a gallery is running in this folder"),
+    ):
+        remove(place, some)
+    assert rows_of(some) == before
+    add(place, some)
+    assert len(rows_of(some)) == 12

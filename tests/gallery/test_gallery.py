@@ -1,0 +1,328 @@
+"""`dmlkit gallery`: what is put in is there, once; what goes is gone; any order of changes equals a fresh build."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from dmlkit.errors import UserError
+from dmlkit.files.image_file import Box
+from dmlkit.gallery.change import (
+    GallerySettings,
+    add_images,
+    compact_gallery,
+    create_gallery,
+    remove_images,
+    rename_label,
+    restore_version,
+)
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.images import LabelledImage
+from dmlkit.gallery.manifest import GalleryManifest
+from dmlkit.nearest.search import Gallery
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.fusion import ModelChoice
+from tests.cli.test_early import without_torch
+from tests.conftest import Result
+from tests.datasets import trees
+from tests.gallery.conftest import BIRDS
+from tests.vectors.stored import ON_CPU
+
+Cli = Callable[..., Result]
+
+
+def rows_of(path: Path) -> dict[str, tuple[Any, ...]]:
+    """What a gallery holds, by id, without the times."""
+    found = GalleryFolder(path)
+    items, points = (read(torch.arange(len(found))) for read in (found.items_at, found.points_at))
+    held = {str(item.id): (item.label, item.path, item.thumbnail) for item in items}
+    assert len(held) == len(found)
+    return {
+        name: (label, path, point, picture)
+        for (name, (label, path, picture)), point in zip(held.items(), points.tolist(), strict=True)
+    }
+
+
+def test_what_is_put_in_is_there(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery = tmp_path / "birds"
+    result = dmlkit("gallery", "create", place / "run", place / "photos", "-o", gallery, "--device", "cpu")
+    assert result.code == 0 and f"12 images added to {gallery}" in result.out, result.err
+    assert dmlkit("embed", place / "run", place / "photos", "-o", tmp_path / "e", "--device", "cpu").code == 0
+    folder, found = EmbeddingFolder(tmp_path / "e"), GalleryFolder(gallery)
+    assert [item.path for item in found.items_at(torch.arange(12))] == folder.items["path"].to_pylist()
+    assert [item.label for item in found.items_at(torch.arange(12))] == [name for name in BIRDS for _ in range(3)]
+    points = torch.from_numpy(np.array(folder.points))
+    assert torch.equal(torch.cat(list(found.blocks(5))), points)
+    assert torch.equal(found.points_at(torch.tensor([7, 0, 7])), points[[7, 0, 7]])
+    (part,) = (gallery / "vectors").iterdir()
+    np.testing.assert_array_equal(np.load(part / "points.npy"), points)  # any program reads them
+    listed = parquet.read_table(gallery / "versions" / "1.parquet")
+    assert listed["path"].to_pylist() == folder.items["path"].to_pylist()
+    assert listed["row"].to_pylist() == list(range(12)) and set(listed["part"].to_pylist()) == {part.name}
+    manifest = json.loads((gallery / "gallery.json").read_text())
+    assert manifest["model"]["fingerprint"] == folder.manifest.model.fingerprint
+
+    searched = dmlkit("search", gallery, tmp_path / "e", "-k", 4, "--json")
+    expected = Gallery(found.manifold, points).search(points, k=4)
+    told = json.loads(searched.out)["queries"]
+    paths = folder.items["path"].to_pylist()
+    assert [[one["path"] for one in query["neighbors"]] for query in told] == [
+        [paths[row] for row in rows] for rows in expected.indices.tolist()
+    ]
+    by_image = json.loads(dmlkit("search", gallery, place / "photos", "-k", 4, "--json", "--device", "cpu").out)
+    assert by_image["queries"] == told  # the gallery knows its run
+
+
+def test_a_picture_is_in_a_gallery_once(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery, more = tmp_path / "birds", tmp_path / "more"
+    create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", model=ON_CPU)
+    before = GalleryFolder(gallery).version
+    result = dmlkit("gallery", "add", gallery, place / "photos" / "crow", "--device", "cpu", "--label", "raven")
+    assert "0 images added" in result.out and "3 images skipped: already in the gallery" in result.out
+    assert "with the label 'crow', which it keeps; here it has 'raven'" in result.out
+    assert GalleryFolder(gallery).version == before
+    trees.photo(more / "new.jpg", 99)
+    shutil.copy(more / "new.jpg", more / "twin.jpg")
+    (more / "broken.jpg").write_bytes(b"none")
+    (more / "half.jpg").write_bytes((more / "new.jpg").read_bytes()[:300])
+    result = dmlkit("gallery", "add", gallery, more, "--device", "cpu")
+    assert result.code == 0, result.err
+    assert "1 image added" in result.out and f"twin.jpg: the same picture as {more}/new.jpg" in result.out
+    assert "2 images skipped: could not be read" in result.out and "broken.jpg: cannot read" in result.out
+    assert "note: 1 without a label, which identify leaves out" in " ".join(result.out.split())
+    assert GalleryFolder(gallery).label_counts() == {"crow": 3, None: 1}
+    result = dmlkit("gallery", "add", gallery, more / "new.jpg", "--device", "cpu", "--label", " dove")
+    assert "1 image added" in result.out and "1 of them were there without a label" in result.out
+    assert GalleryFolder(gallery).label_counts() == {"crow": 3, "dove": 1}
+
+
+def test_labels_come_from_folders_tables_and_the_option(place: Path, tmp_path: Path):
+    photos = place / "photos"
+    table = tmp_path / "birds.csv"
+    lines = [
+        f"{photos}/crow/0.jpg,raven,0,0,20,20",
+        f"{photos}/crow/0.jpg,rook,5,5,30,30",
+        f"{photos}/dove/0.jpg,dove,,,,",
+    ]
+    table.write_text("\n".join(["path,label,x1,y1,x2,y2", *lines]))
+
+    gallery = tmp_path / "birds"
+    with pytest.raises(UserError, match="leads out of the root"):
+        create_gallery(place / "run", table, gallery, model=ON_CPU)
+    table = photos.parent / "birds.csv"
+    table.write_text("\n".join(["path,label,x1,y1,x2,y2", *(line.replace(f"{photos}", "photos") for line in lines)]))
+    create_gallery(place / "run", table, gallery, settings=GallerySettings(thumbnails=True), model=ON_CPU)
+    table.unlink()
+    assert GalleryFolder(gallery).label_counts() == {"raven": 1, "rook": 1, "dove": 1}
+    assert all(row[3].startswith(b"\xff\xd8") for row in rows_of(gallery).values())
+    add_images(gallery, photos / "gull" / "1.jpg", model=ON_CPU)
+    add_images(gallery, photos / "gull" / "2.jpg", label="gull's", model=ON_CPU)
+    assert GalleryFolder(gallery).label_counts() == {"raven": 1, "rook": 1, "dove": 1, None: 1, "gull's": 1}
+    assert remove_images(gallery, labels=["gull's"]) == 1
+    for split in ("train", "test"):
+        shutil.copytree(photos, tmp_path / "halves" / split)
+    create_gallery(place / "run", tmp_path / "halves", tmp_path / "split", model=ON_CPU)
+    assert GalleryFolder(tmp_path / "split").label_counts() == dict.fromkeys(BIRDS, 3)
+
+
+def test_an_id_is_of_what_a_file_holds_and_the_box(tmp_path: Path):
+    first = trees.photo(tmp_path / "1.jpg", 1)
+    second = shutil.copy(first, tmp_path / "2.jpg")
+    other = trees.photo(tmp_path / "3.jpg", 3)
+    ids = [LabelledImage(str(path), None).id() for path in (first, second, other)]
+    assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 32
+    assert ids[0] == __import__("hashlib").sha256(first.read_bytes()).hexdigest()[:32]
+    boxes = Box(0, 0, 5, 5), Box(0.0, 0.0, 5.0, 5.0), Box(0, 0, 5, 6)
+    boxed = [LabelledImage(str(first), None, box).id() for box in boxes]
+    assert boxed[0] == boxed[1] != boxed[2] and ids[0] not in boxed
+
+
+def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery = tmp_path / "birds"
+    assert dmlkit("gallery", "create", place / "run", "-o", gallery, "--threshold", "-0.5").code == 0
+    for name in BIRDS[:3]:
+        add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
+    whole = rows_of(gallery)
+    assert remove_images(gallery, labels=["crow"], paths=[str(place / "photos" / "dove" / "1.jpg")]) == 4
+    versions = json.loads(dmlkit("gallery", "history", gallery, "--json").out)
+    assert [one["images"] for one in versions] == [0, 3, 6, 9, 5]
+    shown = dmlkit("gallery", "history", gallery).out
+    assert "+3" in shown and "-4" in shown
+    result = dmlkit("gallery", "restore", gallery, versions[-2]["version"])
+    assert result.code == 0 and "9 images" in result.out and rows_of(gallery) == whole
+    files = len(list((gallery / "vectors").iterdir()))
+    assert dmlkit("gallery", "compact", gallery).code == 0
+    found = GalleryFolder(gallery)
+    assert rows_of(gallery) == whole and files == 3 and len(found.parts) == 1
+    restore_version(gallery, versions[1]["version"])
+    assert GalleryFolder(gallery).label_counts() == {"crow": 3}
+    info = json.loads(dmlkit("gallery", "info", gallery, "--json").out)
+    assert (info["images"], info["labels"], info["threshold"]) == (3, {"crow": 3}, -0.5)
+    shown = dmlkit("gallery", "info", gallery).out
+    assert "3 images with 1 label, 0 without a label" in shown
+    assert "similarity threshold of the run: -0.5; probabilities of identify: not calibrated" in shown
+
+
+def test_two_labels_become_one_and_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery = tmp_path / "birds"
+    create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
+    before = rows_of(gallery)
+    result = dmlkit("gallery", "rename", gallery, "crow", " raven")
+    assert result.code == 0 and f"3 images of {gallery} renamed from crow to raven\n" in result.out
+    merged = dmlkit("gallery", "rename", gallery, "raven", "dove")
+    assert "renamed from raven to dove, which 3 images had before: 6 now" in " ".join(merged.out.split())
+    assert GalleryFolder(gallery).label_counts() == {"dove": 6, "finch": 3, "gull": 3}
+    after = {name: (row[1], row[2]) for name, row in rows_of(gallery).items()}
+    assert after == {name: (row[1], row[2]) for name, row in before.items()}
+    refused(dmlkit("gallery", "rename", gallery, "crow", "x"), "no image has the label 'crow'; nothing was renamed")
+    refused(dmlkit("gallery", "rename", gallery, "dove", "unknown"), "is no label")
+    restore_version(gallery, 1)
+    assert rows_of(gallery) == before and rename_label(gallery, "dove", "dove") == (3, 0)
+    assert GalleryFolder(gallery).version == 4
+
+
+@pytest.mark.slow
+def test_info_needs_no_torch(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery = tmp_path / "birds"
+    create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
+    (tmp_path / "out").mkdir()
+    results = without_torch(tmp_path / "out", [f"gallery info {gallery}", f"gallery info {gallery} --json"])
+    assert [result.code for result in results] == [0, 0], results
+    assert "12 images with 4 labels, 0 without a label; version 1" in results[0].out
+    version = gallery / "versions" / "1.parquet"
+    version.write_bytes(version.read_bytes()[:-9])
+    refused(dmlkit("gallery", "info", gallery), f"{gallery}: this gallery is damaged: versions/1.parquet is not what")
+
+
+def test_a_reader_goes_on_at_its_version(place: Path, tmp_path: Path):
+    gallery = tmp_path / "birds"
+    create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
+    reader = GalleryFolder(gallery)
+    before = torch.cat(list(reader.blocks(4)))
+    remove_images(gallery, labels=["crow"])
+    add_images(gallery, trees.photo(tmp_path / "new.jpg", 98), model=ON_CPU)
+    compact_gallery(gallery)
+    assert len(reader) == 12 and torch.equal(torch.cat(list(reader.blocks(4))), before)
+    assert reader.items_at(torch.tensor([0]))[0].label == "crow" and len(GalleryFolder(gallery)) == 10
+
+
+@settings(
+    max_examples=6,  # tests/fuzz/test_galleries.py makes more
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(changes=st.lists(st.tuples(st.sampled_from(["add", "remove", "compact"]), st.sampled_from(BIRDS)), max_size=6))
+def test_any_changes_equal_a_fresh_build(
+    changes: list[tuple[str, str]], place: Path, tmp_path_factory: pytest.TempPathFactory
+):
+    folder = tmp_path_factory.mktemp("changes")
+    gallery, fresh, held = folder / "gallery", folder / "fresh", set[str]()
+    create_gallery(place / "run", None, gallery, model=ON_CPU)
+    for change, name in changes:
+        if change == "compact":
+            compact_gallery(gallery)
+        elif change == "add":
+            incoming = add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
+            assert incoming.added == (0 if name in held else 3)
+            held.add(name)
+        elif name in held:
+            assert remove_images(gallery, labels=[name]) == 3
+            held.remove(name)
+        else:
+            with pytest.raises(UserError, match="has this label; nothing was removed"):
+                remove_images(gallery, labels=[name])
+    create_gallery(place / "run", None, fresh, model=ON_CPU)
+    for name in sorted(held):
+        add_images(fresh, place / "photos" / name, label=name, model=ON_CPU)
+    assert rows_of(gallery) == rows_of(fresh)
+
+
+def refused(result: Result, *told: str) -> None:
+    assert result.code == 2, result.out
+    (line,) = result.err.strip().splitlines()
+    assert line.startswith("error: ") and all(part in line for part in told), line
+
+
+def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch):
+    gallery, photos = tmp_path / "birds", place / "photos"
+    refused(
+        dmlkit("gallery", "create", place / "run", "-o", gallery, "--label", "x"), "--label x: applies only to IMAGES"
+    )
+    refused(dmlkit("gallery", "create", place / "none", photos, "-o", gallery), "no run here")
+    refused(dmlkit("gallery", "create", place / "run", tmp_path / "none", "-o", gallery), "no such file or folder")
+    with monkeypatch.context() as patch:  # a file that is no image is refused before its model is loaded
+        patch.setattr(ModelChoice, "load", None)
+        for name, way in (
+            ("bad.jpg", ""),
+            ("x.yaml", "; expected an image, a folder"),
+            ("x.mp4", "; expected an image"),
+        ):
+            (tmp_path / name).write_bytes(b"none")
+            wrong = dmlkit("gallery", "create", place / "run", tmp_path / name, "-o", gallery)
+            refused(wrong, f"{name}: cannot read this image: the file has no known image format", way)
+    (tmp_path / "nothing").mkdir()
+    refused(dmlkit("gallery", "create", place / "run", tmp_path / "nothing", "-o", gallery), "no images found")
+    for label in ("", " ", "unknown", "\udcff"):
+        refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery, "--label", label), "is no label")
+    refused(dmlkit("gallery", "create", place / "run", photos, "-o", photos), "where every file is read as data")
+    refused(dmlkit("gallery", "create", place / "run", photos, "-o", tmp_path / "bad.jpg"), "is a file")
+    refused(
+        dmlkit("gallery", "create", place / "run", "-o", gallery, "--threshold", "inf"), "--threshold inf: expected"
+    )
+    assert not gallery.exists()
+    create_gallery(place / "run", None, gallery, model=ON_CPU)
+    refused(dmlkit("gallery", "create", place / "run", photos, "-o", gallery), "this is a gallery already")
+    refused(dmlkit("search", gallery, photos), "this gallery is empty; add images to it")
+    refused(dmlkit("identify", gallery, photos, "-o", tmp_path / "a.csv"), "this gallery is empty")
+    refused(dmlkit("gallery", "add", gallery, photos, "--run", place / "other"), "of another model (fingerprint")
+    create_gallery(place / "run", photos / "crow", tmp_path / "crows", label="crow", model=ON_CPU)
+    before = rows_of(tmp_path / "crows")
+    crows = ("gallery", "remove", tmp_path / "crows")
+    refused(dmlkit(*crows), "remove: expected --label, --id or --path")
+    refused(dmlkit(*crows, "--label", "crow", "--label", "dove"), "--label dove: no image of", "nothing was removed")
+    refused(dmlkit(*crows, "--id", "0' OR '1'='1"), "no image of")
+    refused(dmlkit(*crows, "--path", "none.jpg"), "no image of")
+    refused(dmlkit(*crows, "--label", "\udcff"), "no image of")
+    assert rows_of(tmp_path / "crows") == before
+    refused(dmlkit("gallery", "restore", tmp_path / "crows", 7), "has no version 7; dmlkit gallery history")
+    for words in (("info",), ("history",), ("compact",), ("restore", 1), ("remove", "--label", "x"), ("add", photos)):
+        refused(dmlkit("gallery", words[0], tmp_path / "nothing", *words[1:]), "no gallery here")
+    assert not list((tmp_path / "nothing").iterdir())
+    assert dmlkit("search", tmp_path / "crows", gallery).code == 0  # no query, no answer
+
+
+def test_a_gallery_that_is_damaged_or_newer_is_told(place: Path, tmp_path: Path, dmlkit: Cli):
+    gallery = tmp_path / "birds"
+    create_gallery(place / "run", place / "photos", gallery, model=ON_CPU)
+    path = gallery / "gallery.json"
+    text = path.read_text()
+    path.write_text(text.replace('"format": 1,', '"format": 2,').replace('"dmlkit": "', '"dmlkit": "9.'))
+    refused(dmlkit("gallery", "info", gallery), "a manifest of a gallery of format 2, written by dmlkit 9.")
+    path.write_text(text.replace('"thumbnails": false', '"thumbnails": "no"'))
+    refused(dmlkit("search", gallery, gallery), "thumbnails: input should be a valid boolean")
+    path.write_text(text)
+    shutil.rmtree(gallery / "vectors")
+    refused(dmlkit("search", gallery, gallery), f"{gallery}: this gallery is damaged: vectors/", "is missing; restore")
+    shutil.rmtree(gallery / "versions")
+    refused(dmlkit("gallery", "info", gallery), f"{gallery}: this gallery is damaged: versions/1.parquet is missing")
+
+
+def test_a_gallery_takes_over_the_threshold_that_its_run_was_calibrated_to(
+    tiny_recipe: Path, tmp_path: Path, dmlkit: Cli
+):
+    run = tmp_path / "run"
+    assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
+    assert dmlkit("calibrate", run, "--far", "0.5", "--device", "cpu").code == 0
+    found = json.loads((run / "threshold.json").read_text())["threshold"]
+    for option, expected in (((), found), (("--threshold", "0.25"), 0.25)):
+        gallery = tmp_path / f"gallery{len(option)}"
+        assert dmlkit("gallery", "create", run, "-o", gallery, *option, "--device", "cpu").code == 0
+        assert GalleryManifest.read(gallery / "gallery.json").threshold == expected

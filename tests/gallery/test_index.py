@@ -1,0 +1,241 @@
+"""`dmlkit gallery index`: what it says of itself is so, and no change of a gallery makes it wrong."""
+
+import json
+import multiprocessing
+import shutil
+import signal
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dmlkit.errors import UserError
+from dmlkit.gallery import index as building
+from dmlkit.gallery.change import compact_gallery, create_gallery, joined, remove_images, restore_version
+from dmlkit.gallery.commit import PointBlock, changing, commit, write_part
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.images import LabelledImage
+from dmlkit.gallery.index import ApproximateGallery, index_gallery
+from dmlkit.gallery.manifest import GalleryManifest
+from dmlkit.identify.decisions import FIRST
+from dmlkit.identify.search import searcher_of
+from dmlkit.manifolds.base import ManifoldConfig
+from dmlkit.manifolds.euclidean import Euclidean
+from dmlkit.manifolds.poincare import Poincare
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.nearest.search import StoredGallery
+from dmlkit.vectors.manifest import index_of
+from tests.conftest import Result
+from tests.gallery.test_faults import FRACTIONS
+from tests.gallery.test_gallery import refused, rows_of
+from tests.vectors.stored import ON_CPU
+
+SPACES: dict[str, ManifoldConfig] = {
+    "ball": Poincare.Config(),
+    "sphere": Sphere.Config(),
+    "flat": Euclidean.Config(),
+    "dot": Euclidean.Config(similarity="dot"),
+}
+
+
+def stocked(place: Path, path: Path, space: str = "ball", rows: int = 520, dim: int = 8, classes: int = 40) -> Path:
+    """A gallery of clusters of points, whose images nobody has."""
+    create_gallery(place / "run", None, path, model=ON_CPU)
+    manifold = SPACES[space].build(dim)
+    of_space = {"manifold": SPACES[space], "similarity": manifold.similarity_name, "index": index_of(manifold)}
+    width = {"dim": manifold.point_dim, "features": dim}
+    GalleryManifest.read(path / "gallery.json").model_copy(update={**of_space, **width}).write(path / "gallery.json")
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.randn(40, dim, generator=generator)
+    features = centers.repeat_interleave(rows // 40, 0) + 0.3 * torch.randn(rows, dim, generator=generator)
+    add_points(path, features, 0, [f"c{row % classes}" for row in range(rows)])
+    return path
+
+
+def add_points(path: Path, features: Tensor, start: int, labels: list[str] | None = None) -> None:
+    """Add points whose images nobody has."""
+    labels = labels or [f"c{row % 40}" for row in range(len(features))]
+    ids = [f"{start + row:032x}" for row in range(len(features))]
+    images = {one: LabelledImage(f"/none/{one}.jpg", label) for one, label in zip(ids, labels, strict=True)}
+    with changing(path) as manifest:
+        gallery = GalleryFolder(path)
+        points = gallery.manifold.from_features(features)
+        manifest, rows = write_part(path, manifest, images, [PointBlock(ids, points, None)])
+        commit(path, manifest, joined(gallery.table, rows))
+
+
+def searched(path: Path, queries: Tensor, k: int = 10) -> tuple[Any, Any, GalleryFolder]:
+    """The answers through the index, the exact ones, and the gallery."""
+    gallery = GalleryFolder(path)
+    assert gallery.approximate is not None
+    found = ApproximateGallery(gallery, gallery.approximate).search(queries, k)
+    return found, StoredGallery(gallery.manifold, gallery).search(queries, k), gallery
+
+
+OF_KIND = {"ivf_pq": SPACES, "ivf_hnsw_sq": ("ball", "dot"), "ivf_sq": ("ball",), "ivf_rq": ("sphere",)}
+BYTES = {"ivf_sq": 1, "ivf_rq": 1 / 8}
+"""Of a number."""
+
+
+@pytest.mark.parametrize(("kind", "space"), [(kind, space) for kind, spaces in OF_KIND.items() for space in spaces])
+def test_an_index_finds_what_it_says(space: str, kind: Any, place: Path, tmp_path: Path):
+    path = stocked(place, tmp_path / "gallery", space)
+    built = index_gallery(path, kind, 0.9)
+    gallery = GalleryFolder(path)
+    if kind in BYTES:  # and the number of each image, and the centers of the lists
+        assert 0 <= built.bytes_per_image - built.full_bytes / 4 * BYTES[kind] <= 32
+    assert gallery.approximate == built.index and 0.9 <= built.index.recall <= 1 and built.queries == 520
+    # every image against all, by hand
+    points = torch.cat(list(gallery.blocks(1000)))
+    similarity = gallery.manifold.paired_similarity(points[:, None].double(), points.double())
+    similarity.fill_diagonal_(-torch.inf)
+    nearest = similarity.topk(10).indices.tolist()
+    found = ApproximateGallery(gallery, built.index).search(points, 11)
+    rows = [[one for one in row if one != number][:10] for number, row in enumerate(found.indices.tolist())]
+    shares = np.array([len(set(a) & set(b)) / 10 for a, b in zip(rows, nearest, strict=True)])
+    assert built.index.recall == pytest.approx(shares.mean(), abs=1e-3)
+    assert shares.mean() - 1.645 * shares.std(ddof=1) / len(shares) ** 0.5 >= 0.9 - 1e-3  # with 95 % confidence
+    # what is found is listed with its exact similarity, in its order
+    expected = gallery.manifold.paired_similarity(points[:, None].double(), points[found.indices].double())
+    assert torch.equal(found.similarities, expected.float())
+    assert (found.similarities.diff(dim=1) <= 0).all()
+
+
+def test_a_gallery_that_changes_keeps_its_answers(place: Path, tmp_path: Path, dmlkit: Callable[..., Result]):
+    path = stocked(place, tmp_path / "gallery", "sphere")
+    before = GalleryFolder(path).version
+    result = dmlkit("gallery", "index", path, "--recall", "1")
+    assert result.code == 0 and "recall 1.0000 of the 10 nearest, with 520 images" in result.out, result.err
+    points = torch.cat(list(GalleryFolder(path).blocks(1000)))[::7]
+
+    def check(not_indexed: int) -> None:
+        found, exact, gallery = searched(path, points)
+        same = (found.indices == exact.indices).double().mean()
+        assert same > 0.99
+        info = json.loads(dmlkit("gallery", "info", path, "--json").out)
+        assert info["not_indexed"] == not_indexed and info["images"] == len(gallery)
+
+    check(0)
+    add_points(path, torch.randn(60, 8, generator=torch.Generator().manual_seed(5)), 5000)
+    assert remove_images(path, labels=["c3"]) == 13 + 2
+    check(58)
+    row = torch.tensor([len(GalleryFolder(path)) - 1])
+    assert searched(path, GalleryFolder(path).points_at(row), 1)[0].indices.item() == row.item()
+    assert "58 images are not in the index" in dmlkit("gallery", "info", path).out
+    compact_gallery(path)
+    check(0)
+    restore_version(path, before)  # with two images of c3 that the index was built with
+    check(0)
+    assert dmlkit("gallery", "index", path, "--kind", "ivf_hnsw_sq").code == 0
+    check(0)
+    assert len(list(path.glob("index-*.faiss"))) == 1
+
+
+def test_search_says_how_it_found(place: Path, tmp_path: Path, dmlkit: Callable[..., Result], monkeypatch):
+    # of 500 images, their means in the ball without each of them took 23 of 26 s
+    monkeypatch.setattr("dmlkit.identify.probability.SAMPLE", 6)
+    path, photo = stocked(place, tmp_path / "gallery", dim=4, classes=5), place / "photos" / "crow" / "0.jpg"
+    exact = json.loads(dmlkit("search", path, photo, "--json").out)
+    assert dmlkit("gallery", "index", path, "--recall", "0.9").code == 0
+    assert json.loads(dmlkit("search", path, photo, "--json", "--exact").out) == exact and exact["recall"] == 1
+    found = json.loads(dmlkit("search", path, photo, "--json").out)
+    recall = GalleryManifest.read(path / "gallery.json").approximate
+    assert recall is not None and found["recall"] == recall.recall
+    assert (
+        f"found by ivf_pq, measured recall {recall.recall:.4f}; use --exact for all"
+        in dmlkit("search", path, photo).out
+    )
+    everything = json.loads(dmlkit("search", path, photo, "--json", "-k", "520").out)
+    assert len({one["id"] for one in everything["queries"][0]["neighbors"]}) == 520
+    for by in ("nearest", "vote", "mean"):
+        result = dmlkit("identify", path, photo, "-o", tmp_path / f"{by}.csv", "--by", by)
+        assert result.code == 0, result.err
+    near = (tmp_path / "nearest.csv").read_text().splitlines()[1].split(",")
+    first = json.loads(dmlkit("search", path, photo, "--json", "-k", str(FIRST)).out)  # of as many as identify looks at
+    assert near[1] == first["queries"][0]["neighbors"][0]["label"]
+
+
+def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Callable[..., Result], monkeypatch):
+    few = stocked(place, tmp_path / "few", rows=240)
+    refused(dmlkit("gallery", "index", few), "240 images are too few for an index, which needs 256")
+    path = stocked(place, tmp_path / "gallery")
+    for recall in ("0.0", "1.01", "nan"):
+        refused(dmlkit("gallery", "index", path, "--recall", recall), f"--recall {recall}: expected a share")
+    refused(dmlkit("gallery", "index", tmp_path, "--recall", "0.5"), "no gallery here")
+    index_gallery(path, "ivf_hnsw_sq", 0.5)
+    kept = GalleryManifest.read(path / "gallery.json")
+    monkeypatch.setattr(building, "_further", lambda *_: iter(()))
+    monkeypatch.setattr(building, "FIRST_PROBES", 1)
+    refused(
+        dmlkit("gallery", "index", path, "--recall", "1"), "ivf_pq finds 0.", "no index was kept: try another --kind"
+    )
+    assert GalleryManifest.read(path / "gallery.json") == kept
+    GalleryFolder(path).check()
+    index = GalleryFolder(path).approximate
+    assert index is not None and index.kind == "ivf_hnsw_sq"
+    with pytest.raises(UserError, match="a change of a gallery"), monkeypatch.context() as patched:
+        patched.setattr("dmlkit.gallery.commit.PATIENCE", 0.1)
+        from dmlkit.files.lock import sole_writer
+
+        with sole_writer(path, what="another"):
+            index_gallery(path, "ivf_pq", 0.5)
+
+
+def indexing(path: Path) -> BaseProcess:
+    """A process that builds an index: of a server that never used FAISS, whose threads do not outlive a fork."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "dmlkit.gallery.index"])
+    process = context.Process(target=index_gallery, args=(path, "ivf_hnsw_sq", 0.5))
+    process.start()
+    return process
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+def test_a_kill_leaves_an_index_or_an_exact_search(place: Path, tmp_path: Path):
+    """A gallery that had an index: it has that one, or the new one, or none until the same command is given again."""
+    some = stocked(place, tmp_path / "before", rows=320)
+    index_gallery(some, "ivf_pq", 0.5)
+    before, rows = GalleryFolder(some).approximate, rows_of(some)
+    queries = torch.cat(list(GalleryFolder(some).blocks(1000)))[::9]
+    whole = shutil.copytree(some, tmp_path / "whole")
+    begun = perf_counter()
+    child = indexing(whole)
+    child.join()
+    assert child.exitcode == 0
+    seconds, killed = perf_counter() - begun, 0
+    for fraction in FRACTIONS:
+        path = shutil.copytree(some, tmp_path / f"killed-{fraction}")
+        child = indexing(path)
+        sleep(fraction * seconds)
+        child.kill()
+        child.join()
+        killed += child.exitcode == -signal.SIGKILL
+        gallery = GalleryFolder(path)
+        assert rows_of(path) == rows
+        index = gallery.approximate
+        assert index is None or index == before or index.kind == "ivf_hnsw_sq"
+        found, exact = (searcher_of(gallery, exact=one).search(queries, 5) for one in (False, True))
+        assert index is not None or torch.equal(found.indices, exact.indices)
+        assert (found.indices[:, 0] == exact.indices[:, 0]).double().mean() > 0.5
+        assert index_gallery(path, "ivf_hnsw_sq", 0.5).index.kind == "ivf_hnsw_sq"
+    assert killed > 0
+
+
+def test_rows_that_are_no_points_are_refused(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gallery = GalleryFolder(stocked(place, tmp_path / "gallery", "sphere"))
+    real = GalleryFolder._gather
+    monkeypatch.setattr(GalleryFolder, "_gather", lambda *words: real(*words) * np.float32(1e30))
+    message = (
+        r"gallery: image 0 \(/none/.*\.jpg\): its length is 1e\+30, where points of the sphere have length 1; its files"
+    )
+    with pytest.raises(UserError, match=message):
+        next(gallery.blocks(100))
+    with pytest.raises(UserError, match=message.replace("image 0", "image 7")):
+        gallery.points_at(torch.tensor([7, 3]))

@@ -1,0 +1,192 @@
+"""`dmlkit cluster`: planted clusters on every manifold, scikit-learn's k-means, and what is refused."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.cluster import KMeans
+
+from dmlkit.gallery.sources import open_points
+from dmlkit.identify.clusters import NOISE, Clusters, cluster, frechet_kmeans, similarity_sums
+from dmlkit.manifolds import Euclidean, Lorentz, Poincare, Sphere
+from dmlkit.manifolds.base import Manifold, frechet_mean
+from dmlkit.vectors.points import PointsInMemory, in_memory
+from tests.conftest import Result
+from tests.identify.test_duplicates import labelled, turned
+from tests.vectors.stored import embeddings_at
+
+Cli = Callable[..., Result]
+SPACES: list[Manifold] = [Sphere(8), Euclidean(8), Euclidean(8, similarity="dot"), Poincare(8), Lorentz(8)]
+SIZES = (30, 20, 12, 8)
+
+
+def planted(manifold: Manifold) -> tuple[torch.Tensor, torch.Tensor]:
+    labels = torch.arange(4).repeat_interleave(torch.tensor(SIZES))
+    noise = 0.05 * torch.randn(len(labels), 8, generator=torch.Generator().manual_seed(1))
+    return manifold.from_features(1.5 * torch.eye(8)[labels] + noise), labels
+
+
+def same_partition(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one[:, None] == one, other[:, None] == other)
+
+
+@pytest.mark.parametrize("manifold", SPACES, ids=lambda one: f"{type(one).__name__} {one.similarity_name}")
+def test_kmeans_finds_planted_clusters_on_every_manifold(manifold: Manifold):
+    points, labels = planted(manifold)
+    assert same_partition(frechet_kmeans(manifold, points, 4), labels)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12])
+@pytest.mark.parametrize("manifold", [Euclidean(8), Poincare(8), Lorentz(8)], ids=lambda one: type(one).__name__)
+def test_kmeans_tells_clusters_apart_whose_squared_distances_float32_does_not_hold(manifold: Manifold, scale: float):
+    """At the origin every space is flat: the partition is that of the same features at length 1."""
+    points, labels = planted(Euclidean(8))
+    assert same_partition(frechet_kmeans(manifold, manifold.from_features(points * scale), 4), labels)
+
+
+def test_kmeans_of_a_row_of_1e30_ends_with_it_alone():
+    points, labels = planted(Euclidean(8))
+    points[3] *= 1e30
+    labels[3] = 4
+    assert same_partition(frechet_kmeans(Euclidean(8), points, 5), labels)
+
+
+@pytest.mark.parametrize("manifold", SPACES, ids=lambda one: f"{type(one).__name__} {one.similarity_name}")
+def test_kmeans_ends_whatever_the_rows_are(manifold: Manifold):
+    """Damaged rows, off the manifold or not finite: callers refuse them, but a loop must not wait for them."""
+    points, _ = planted(manifold)
+    for value in (1e30, 1e-30, 0.0, float("inf"), float("nan")):
+        damaged = points.clone()
+        damaged[3] = value
+        assert len(frechet_kmeans(manifold, damaged, 4)) == len(points)
+
+
+@pytest.mark.parametrize("manifold", [Sphere(3), Euclidean(3), Poincare(3)], ids=lambda one: type(one).__name__)
+def test_kmeans_ends_where_every_point_is_nearest_to_its_own_mean(manifold: Manifold):
+    points = manifold.from_features(torch.randn(80, 3, generator=torch.Generator().manual_seed(2)))
+    found = frechet_kmeans(manifold, points, 6)
+    means = torch.stack([frechet_mean(manifold, points[found == cluster]) for cluster in range(6)])
+    assert torch.equal(manifold.similarity(points.double(), means).argmax(1), found)
+
+
+def test_on_flat_space_it_does_as_well_as_scikit_learn():
+    points = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
+    found = frechet_kmeans(Euclidean(5), points, 8)
+    inertia = sum(float((points[found == one] - points[found == one].mean(0)).square().sum()) for one in range(8))
+    theirs = float(KMeans(8, random_state=0).fit(points.numpy()).inertia_ or 0)
+    assert inertia < 1.1 * theirs
+
+
+def test_more_clusters_than_distinct_points_are_filled():
+    found = frechet_kmeans(Euclidean(1), torch.tensor([[0.0]] * 4 + [[1.0]] * 2), 4)
+    assert found.unique().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("manifold", SPACES, ids=lambda one: f"{type(one).__name__} {one.similarity_name}")
+def test_the_medoid_is_that_of_all_pairs(manifold: Manifold):
+    points = manifold.from_features(torch.randn(60, 8, generator=torch.Generator().manual_seed(5)))
+    exact = manifold.paired_similarity(points.double()[:, None], points.double()).sum(1)
+    torch.testing.assert_close(similarity_sums(manifold, points), exact, rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    points, labels = planted(Sphere(8))
+    names: list[str | None] = [f"class {label}" for label in labels.tolist()]
+    names[0] = None
+    return labelled(embeddings_at(tmp_path / "e", points.numpy()), names)
+
+
+@pytest.fixture
+def collection(source: Path) -> PointsInMemory:
+    return in_memory(open_points(source))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clusters": 4},
+        {"clusters": 4, "method": "agglomerative"},
+        {"threshold": 0.9},
+        {"method": "hdbscan"},
+        {"method": "hdbscan", "threshold": 0.9},
+    ],
+    ids=str,
+)
+def test_every_method_finds_planted_clusters_the_largest_first(collection: PointsInMemory, options: dict[str, Any]):
+    found = cluster(collection, **options)
+    assert torch.equal(found.assignments, torch.arange(4).repeat_interleave(torch.tensor(SIZES)))
+    assert (found.purity(), found.nmi(), found.noise) == (1.0, pytest.approx(1.0), 0)
+
+
+def test_purity_and_majorities_are_those_of_a_count(collection: PointsInMemory):
+    found = Clusters(collection, torch.arange(70) % 3)
+    right = 0
+    for one in range(3):
+        labels = [collection.labels[row] for row in range(70) if row % 3 == one and collection.labels[row]]
+        right += max(labels.count(label) for label in set(labels))
+    assert found.purity() == pytest.approx(right / 69)
+
+
+def test_images_in_no_cluster_are_counted_and_written(collection: PointsInMemory, tmp_path: Path):
+    assignments = torch.zeros(70, dtype=torch.int64)
+    assignments[5:9] = NOISE
+    found = Clusters(collection, assignments)
+    found.write(tmp_path / "x.csv")
+    with (tmp_path / "x.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert found.noise == 4 and [row["cluster"] for row in rows] == ["1"] * 66 + [""] * 4
+    assert [row["is_medoid"] for row in rows] == ["1"] + ["0"] * 69
+
+
+def test_the_screen_the_table_and_the_page(source: Path, dmlkit: Cli, tmp_path: Path):
+    result = dmlkit("cluster", source, "--clusters", 4, "--csv", tmp_path / "x.csv", "--html", tmp_path / "x.html")
+    assert result.code == 0, result.err
+    assert "70 images in 4 clusters: purity 1.0000, nmi 1.0000" in result.out
+    text = (tmp_path / "x.html").read_text(encoding="utf-8")
+    assert text.count("<section ") == 4 and "cluster 1, 30 images" in text and "<b>" not in text
+    with (tmp_path / "x.csv").open(newline="", encoding="utf-8") as file:
+        assert sum(row["is_medoid"] == "1" for row in csv.DictReader(file)) == 4
+
+
+def test_without_labels_nothing_is_said_of_purity(dmlkit: Cli, tmp_path: Path):
+    source = labelled(embeddings_at(tmp_path / "e", turned(0, 1, 90)), [None] * 3)
+    result = dmlkit("cluster", source, "--threshold", 0.9)
+    assert result.code == 0 and "\n3 images in 2 clusters\n" in result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "cluster: expected --clusters COUNT or --threshold SIMILARITY"),
+        (["--clusters", 2, "--threshold", 0.5], "got both --clusters and --threshold; use only one of them"),
+        (["--threshold", 0.5, "--method", "kmeans"], "--method kmeans: expected --clusters K"),
+        (["--clusters", 2, "--method", "hdbscan"], "determines the number of clusters itself"),
+        (["--clusters", 0], "--clusters 0: expected 1 to 3, the images of"),
+        (["--clusters", 4], "--clusters 4: expected 1 to 3, the images of"),
+        (["--threshold", 2], "expected at most 1"),
+        (["--method", "hdbscan"], "has 3 images; expected at least 6"),
+        (["--clusters", 2, "--split", "test"], "applies to a run"),
+        (["--clusters", 2, "--csv", "."], "is a folder; expected the name of a file"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[object], told: str):
+    result = dmlkit("cluster", embeddings_at(tmp_path / "e", turned(0, 1, 90)), *words)
+    assert result.code == 2 and result.err.startswith("error: ") and told in " ".join(result.err.split())
+
+
+def test_options_that_do_not_go_together_are_refused_before_points_are_read(dmlkit: Cli, tmp_path: Path):
+    (tmp_path / "x.npy").write_text("no array")
+    result = dmlkit("cluster", tmp_path / "x.npy", "--clusters", 2, "--threshold", 0.5)
+    assert result.code == 2 and "got both --clusters and --threshold" in result.err
+
+
+def test_one_image_is_one_cluster(dmlkit: Cli, tmp_path: Path):
+    result = dmlkit("cluster", embeddings_at(tmp_path / "e", turned(3)), "--clusters", 1)
+    assert result.code == 0 and "1 image in 1 cluster" in result.out
+    refused = dmlkit("cluster", tmp_path / "e", "--clusters", 1, "--method", "agglomerative")
+    assert refused.code == 2 and "expected at least 2" in refused.err

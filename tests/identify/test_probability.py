@@ -1,0 +1,128 @@
+"""The probability of a guess: decisions without oneself by NumPy, the sigmoid by scikit-learn."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from dmlkit.gallery.sources import open_points
+from dmlkit.identify import decisions
+from dmlkit.identify.answers import Sigmoid
+from dmlkit.identify.decisions import Decider
+from dmlkit.identify.identify import LabelRule, identify
+from dmlkit.identify.probability import LEAST, estimate_probability, fit_sigmoid
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.vectors.points import PointsInMemory
+from tests.gallery.conftest import place  # noqa: F401 - a fixture
+from tests.identify.test_identify_numpy import SPACES, decide, mean_of, stocked
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_images_are_decided_on_without_themselves(
+    space: str,
+    place: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(decisions, "FIRST", 2)  # so that it has to look further
+    points, labels, _ = stocked(place, tmp_path, space)
+    searched, owners = open_points(tmp_path / "gallery"), np.array(labels)
+    names, codes = np.unique(owners, return_inverse=True)
+    rows = np.argsort(codes, kind="stable")[::10]
+    for rule, k in (("nearest", 1), ("vote", 5), ("mean", 1)):
+        decider = Decider(searched, codes, rule, k)  # type: ignore[arg-type]
+        own = searched.points_at(torch.from_numpy(rows))
+        for row, found in zip(rows, decider.decide(own, rows), strict=True):
+            others = np.arange(len(points)) != row
+            known, whose = points[others], owners[others].tolist()
+            if rule == "mean":
+                known = np.stack([mean_of(space, known[np.array(whose) == name]) for name in names])
+                whose = names.tolist()
+            label, score, margin = decide(space, k, known, whose, points[row])
+            assert found.score == pytest.approx(score, abs=5e-4 if space in ("ball", "hyperboloid") else 1e-5)
+            if margin > 1e-3 or rule == "vote":
+                assert names[found.code] == label
+                assert found.margin == pytest.approx(margin, abs=1e-3)
+
+
+@pytest.mark.parametrize(("slopes", "offset", "unit"), [((2.0, 1.0), 0.5, 1.0), ((2.0, 3.0), 1.0, 0.01)])
+def test_the_sigmoid_is_that_of_logistic_regression(slopes: tuple[float, float], offset: float, unit: float):
+    """With soft targets: each image counts as right with weight t and as wrong with weight 1 - t."""
+    generator = np.random.default_rng(3)
+    features = generator.exponential(size=(300, 2)) * [unit, 1.0] - [0.0, 1.0]
+    logits = (features / [unit, 1.0]) @ np.array(slopes) + offset
+    right = generator.random(300) < 1 / (1 + np.exp(-logits))
+    found = fit_sigmoid(*features.T, right)
+    targets = np.where(right, (right.sum() + 1) / (right.sum() + 2), 1 / ((~right).sum() + 2))
+    both, weights = np.concatenate([features, features]) / [unit, 1.0], np.concatenate([targets, 1 - targets])
+    fitted = LogisticRegression(C=1e8, tol=1e-10).fit(both, np.repeat([1, 0], 300), sample_weight=weights)
+    assert (fitted.coef_ > 0).all()
+    for margin, score in ((0.0, 0.0), (0.3, -1.0), (3.0, 0.5)):
+        expected = fitted.predict_proba([[margin, score]])[0, 1]
+        assert found.at(margin * unit, score) == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_sigmoid_stays_finite_and_never_falls():
+    margins, scores = np.linspace(0, 1, 40), np.zeros(40)
+    always = fit_sigmoid(margins, scores, np.ones(40, bool))
+    assert 0.95 < always.at(0.0, 0.0) <= always.at(1.0, 0.0) < 1
+    separate = fit_sigmoid(margins, scores, margins > 0.5)
+    assert separate.at(0.0, 0.0) < 0.1 < 0.9 < separate.at(1.0, 0.0) < 1
+    by_score = fit_sigmoid(scores, margins, margins > 0.5)
+    assert by_score.at(0.0, 0.0) < 0.1 < 0.9 < by_score.at(0.0, 1.0) < 1
+    falling = fit_sigmoid(margins, 1 - margins, margins < 0.5)
+    assert falling.margin_slope == 0 and falling.score_slope > 0
+    falling = fit_sigmoid(margins, scores, margins < 0.5)
+    assert falling.margin_slope == 0 and falling.at(0.0, 0.0) == pytest.approx(0.5)
+    same = fit_sigmoid(np.zeros(10), np.zeros(10), np.arange(10) < 4)
+    assert isinstance(same, Sigmoid) and 0.35 < same.at(0.0, 0.0) < 0.45
+
+
+def points_of(labels: list[str], seed: int = 0) -> PointsInMemory:
+    """Unit vectors near the direction of their label, with some noise."""
+    generator, names = torch.Generator().manual_seed(seed), sorted(set(labels))
+    centers = torch.randn(len(names), 8, generator=torch.Generator().manual_seed(5))
+    features = centers[[names.index(label) for label in labels]] + 1.5 * torch.randn(
+        len(labels), 8, generator=generator
+    )
+    points = torch.nn.functional.normalize(features, dim=1)
+    return PointsInMemory("points", Sphere(8), points, [str(row) for row in range(len(labels))], labels)
+
+
+def test_the_probabilities_are_those_of_new_images():
+    """Of new images, half of them of labels that the estimate has not seen, as many are right as it says."""
+    labels = [f"c{row % 6}" for row in range(900)]
+    _, codes = np.unique(labels, return_inverse=True)
+    decider = Decider(points_of(labels), codes, "nearest")
+    sigmoid = estimate_probability(decider)
+    assert sigmoid is not None
+    found = decider.decide(points_of(labels * 4, seed=1).points)
+    right = np.array([decision.code for decision in found]) == np.tile(codes, 4)
+    strangers = torch.randn(3600, 8, generator=torch.Generator().manual_seed(8))
+    found += decider.decide(torch.nn.functional.normalize(strangers, dim=1))
+    right = np.concatenate([right, np.zeros(3600, bool)])
+    said = np.array([sigmoid.at(decision.margin or 0.0, decision.score) for decision in found])
+    assert 0.15 < right.mean() < 0.45
+    order = said.argsort()
+    for third in np.array_split(order, 3):
+        assert said[third].mean() == pytest.approx(right[third].mean(), abs=0.08)
+
+
+def test_too_few_images_give_no_probability():
+    for labels in (["a"] * 30, [str(row) for row in range(30)], ["a", "b"] * (LEAST // 2 - 1) + ["c"]):
+        _, codes = np.unique(labels, return_inverse=True)
+        assert estimate_probability(Decider(points_of(labels), codes, "nearest")) is None
+
+
+def test_the_probability_of_an_answer_is_that_of_its_margin(place: Path, tmp_path: Path):  # noqa: F811
+    stocked(place, tmp_path, "sphere")
+    found = identify(tmp_path / "gallery", tmp_path / "asked", rule=LabelRule(threshold=1e9))
+    searched = open_points(tmp_path / "gallery")
+    _, codes = np.unique(np.array(searched.labels), return_inverse=True)
+    sigmoid = estimate_probability(Decider(searched, codes, "nearest"))
+    assert sigmoid is not None
+    for answer in found.answers:
+        assert answer.margin is not None and answer.label == "unknown" and answer.guess.startswith("c")
+        assert answer.probability == pytest.approx(sigmoid.at(answer.margin, answer.score), abs=1e-9)

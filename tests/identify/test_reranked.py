@@ -1,0 +1,148 @@
+"""`dmlkit search` and `dmlkit identify` with re-ranking, which looks at the gallery alone."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.errors import UserError
+from dmlkit.identify.identify import Identifier, LabelRule
+from dmlkit.identify.search import RerankedGallery
+from dmlkit.manifolds import Sphere
+from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, ReciprocalGallery
+from dmlkit.nearest.search import Neighbors, PointSearch, StoredGallery
+from dmlkit.vectors.points import PointsInMemory
+from tests.conftest import Result
+
+Cli = Callable[..., Result]
+LABELS = [f"bird {row % 4}" for row in range(32)]
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Overlapping classes on the sphere: 32 labeled points, and 12 others."""
+    folder = tmp_path_factory.mktemp("arrays")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, 6))[np.arange(44) % 4] + rng.normal(size=(44, 6))
+    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    np.save(folder / "x.npy", x[:32])
+    np.save(folder / "z.npy", x[32:])
+    np.save(folder / "one.npy", x[37:38])
+    np.save(folder / "y.npy", np.array(LABELS))
+    return folder
+
+
+def expanded(one: np.ndarray, others: np.ndarray) -> np.ndarray:
+    cosines = others @ one
+    nearest = np.argsort(-cosines)[:3]
+    total = one + sum(max(cosines[row], 0) ** 2 * others[row] for row in nearest)
+    return total / np.linalg.norm(total)
+
+
+def test_search_by_expansion_is_a_naive_one(arrays: Path, dmlkit: Cli, tmp_path: Path):
+    x, z = (np.load(arrays / f"{name}.npy").astype(float) for name in "xz")
+    gallery = np.array([expanded(x[row], np.delete(x, row, 0)) for row in range(32)])
+    expected = np.array([expanded(one, x) for one in z]) @ gallery.T
+    words = ("search", arrays / "x.npy", arrays / "z.npy", "-k", "32", "--rerank", "expansion:n=3,alpha=2")
+    found = json.loads(dmlkit(*words, "--json", "--csv", tmp_path / "near.csv").out)
+    assert found["rerank"] == {"method": "expansion", "n": 3, "alpha": 2.0} and found["similarity"] == "cosine"
+    for query, scores in zip(found["queries"], expected, strict=True):
+        near = query["neighbors"]
+        assert [one["id"] for one in near] == np.argsort(-scores).tolist()
+        assert np.abs(np.array([one["similarity"] for one in near]) - np.sort(scores)[::-1]).max() < 1e-6
+    with (tmp_path / "near.csv").open() as stream:
+        assert [int(row["id"]) for row in csv.DictReader(stream)][:32] == np.argsort(-expected[0]).tolist()
+
+
+def test_search_by_k_reciprocal_does_not_look_at_other_queries(arrays: Path, dmlkit: Cli):
+    x, z = (torch.from_numpy(np.load(arrays / f"{name}.npy")) for name in "xz")
+    expected = 1 + ReciprocalGallery(Sphere(6), x, KReciprocal(8, 3, 0.3)).scores(z)
+    words = ("--rerank", "k_reciprocal:k1=8,k2=3", "-k", "32", "--json")
+    found = json.loads(dmlkit("search", arrays / "x.npy", arrays / "z.npy", *words).out)
+    assert found["similarity"] == "k_reciprocal_similarity" and found["rerank"]["k1"] == 8
+    alone = json.loads(dmlkit("search", arrays / "x.npy", arrays / "one.npy", *words).out)
+    for query, scores in zip(found["queries"], expected, strict=True):
+        shown = {one["id"]: one["similarity"] for one in query["neighbors"]}
+        assert [*shown.values()] == sorted(shown.values(), reverse=True) and min(shown.values()) >= 0
+        assert np.abs(np.array([shown[row] for row in range(32)]) - scores.numpy()).max() < 1e-6
+    ranked = found["queries"][5]["neighbors"], alone["queries"][0]["neighbors"]
+    assert [one["id"] for one in ranked[0]] == [one["id"] for one in ranked[1]]
+    plain = json.loads(dmlkit("search", arrays / "x.npy", arrays / "z.npy", "--json").out)
+    assert plain["rerank"] is None and plain["queries"][0]["neighbors"] != found["queries"][0]["neighbors"][:10]
+
+
+@pytest.mark.parametrize("method", ["expansion:n=3,alpha=2", "k_reciprocal:k1=8,k2=3"])
+def test_identify_takes_the_label_of_the_first_after_re_ranking(arrays: Path, dmlkit: Cli, tmp_path: Path, method: str):
+    searched = ("search", arrays / "x.npy", arrays / "z.npy", "-k", "32", "--rerank", method, "--json")
+    ranked = [query["neighbors"] for query in json.loads(dmlkit(*searched).out)["queries"]]
+    words = ("identify", arrays / "x.npy", arrays / "z.npy", "--labels", arrays / "y.npy", "--rerank", method)
+    shown = dmlkit(*words, "-o", tmp_path / "answers.json")
+    assert "at no other query" in shown.out.replace("\n", " ")
+    answers = json.loads((tmp_path / "answers.json").read_text())["images"]
+    for answer, near in zip(answers, ranked, strict=True):
+        first = LABELS[near[0]["id"]]
+        other = next(one for one in near if LABELS[one["id"]] != first)
+        assert answer["label"] == answer["guess"] == first and answer["probability"] is None
+        assert answer["score"] == pytest.approx(near[0]["similarity"], abs=1e-6)
+        assert answer["margin"] == pytest.approx(near[0]["similarity"] - other["similarity"], abs=1e-6)
+        assert [one["id"] for one in answer["nearest"]] == [one["id"] for one in near[:3]]
+    middle = str(sorted(answer["score"] for answer in answers)[6])
+    dmlkit(*words, "--threshold", middle, "-o", tmp_path / "some.json")
+    some = json.loads((tmp_path / "some.json").read_text())["images"]
+    assert 5 <= sum(answer["label"] == "unknown" for answer in some) <= 7
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--rerank", "k_recip"), "--rerank k_recip: unknown method 'k_recip'"),
+        (("--rerank", "k_reciprocal:k1=32"), "--rerank: k1: expected 1 to 31, since there are 32 images"),
+        (("--rerank", "expansion:n=0"), "--rerank: n: expected 1 to 31"),
+        (("--rerank", "expansion", "--by", "mean"), "--rerank: does not apply to --by mean"),
+        (("--rerank", "expansion", "--by-group", "folder"), "--rerank: does not apply to --by-group"),
+    ],
+)
+def test_mistakes(arrays: Path, dmlkit: Cli, more: tuple[str, ...], message: str):
+    wrong = dmlkit("identify", arrays / "x.npy", arrays / "z.npy", "--labels", arrays / "y.npy", *more)
+    assert wrong.code == 2 and message in wrong.err, wrong.err
+
+
+def test_a_gallery_too_small():
+    points = PointsInMemory("two", Sphere(2), torch.eye(2), ["a", "b"], ["a", "b"])
+    with pytest.raises(UserError, match="n: expected 1 to 1"):
+        RerankedGallery(points, Expansion())
+
+
+@pytest.mark.parametrize("rerank", [None, KReciprocal(6, 2, 0.3)])
+def test_identify_searches_once(rerank: KReciprocal | None, monkeypatch: pytest.MonkeyPatch):
+    """Each of 40 queries is compared with the labeled points once, and the answers are those of two searches."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.nn.functional.normalize(torch.randn(104, 6, generator=generator), dim=1)
+    names = [f"{row}.jpg" for row in range(104)]
+    labels = [str(row % 8) for row in range(64)]
+    searched = PointsInMemory("labeled", Sphere(6), points[:64], names[:64], labels)
+    asked = PointsInMemory("asked", Sphere(6), points[64:], names[64:], [None] * 40)
+    identifier = Identifier(searched, LabelRule(rerank=rerank, threshold=0.0))
+    identifier.sigmoids = {1: None}  # whose fit searches for labeled points
+    expected = identifier.decider.decide(asked.points)
+    counted: list[int] = []
+    searchers = [type(identifier.decider.searcher), StoredGallery]
+    for searcher in set(searchers):
+        original = searcher.search
+
+        def search(self: PointSearch, queries: torch.Tensor, k: int, original: Any = original) -> Neighbors:
+            counted.append(len(queries))
+            return original(self, queries, k)
+
+        monkeypatch.setattr(searcher, "search", search)
+    found = identifier.answers(asked, [None] * 40)
+    assert sum(counted) == 40
+    assert [(one.guess, one.score, one.margin) for one in found.answers] == [
+        (identifier.names[code], score, margin) for code, score, margin in expected
+    ]
+    assert found.neighbors.similarities.shape == (40, 3)

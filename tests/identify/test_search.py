@@ -1,0 +1,193 @@
+"""`dmlkit search`: what it finds is what a naive search finds, on the screen, as JSON, CSV and a page."""
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.identify.page import MOST, Picture, Shelf, write_page
+from dmlkit.manifolds import Poincare
+from dmlkit.vectors.folder import EmbeddingFolder
+from tests.conftest import ON_THE_BALL, Result
+from tests.datasets import trees
+from tests.vectors.stored import EUCLIDEAN, POINCARE, POINTS, embeddings_at, manifest
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., Path]) -> Path:
+    """A run on the ball, photos, and the embeddings of a few of them."""
+    from dmlkit.vectors import embed
+
+    folder = tmp_path_factory.mktemp("place")
+    trained_once(folder, ON_THE_BALL)
+    for index in range(12):
+        trees.photo(folder / "photos" / f"{index}.jpg", index, (40, 30))
+    for index in range(2):
+        trees.photo(folder / "new" / f"{index}.jpg", 3 * index, (40, 30))
+    embed(folder / "run", folder / "photos", device="cpu")
+    embed(folder / "run", folder / "new", output=folder / "asked", device="cpu")
+    return folder
+
+
+def test_an_image_a_folder_and_embeddings_find_the_same(place: Path, dmlkit: Cli, tmp_path: Path):
+    source = place / "run" / "embeddings" / "photos"
+    ball, gallery = EmbeddingFolder(source).manifold, EmbeddingFolder(source)
+    queries = torch.from_numpy(np.array(EmbeddingFolder(place / "asked").points))
+    points = torch.from_numpy(np.array(gallery.points))
+    exact = -ball.paired_distance(queries.double()[:, None], points.double())
+    assert isinstance(ball, Poincare)
+    answers: list[Any] = []
+    for asked, *words in (("new", "--device", "cpu"), ("asked",)):
+        result = dmlkit("search", source, place / asked, "-k", 5, "--json", *words)
+        assert result.code == 0, result.err
+        answers.append(json.loads(result.out))
+    by_image, by_embedding = answers
+    assert by_image == by_embedding
+    assert (by_image["k"], by_image["similarity"], by_image["skipped"]) == (5, "negative_distance", [])
+    for row, query in enumerate(by_image["queries"]):
+        assert query["path"] == str(place / "new" / f"{row}.jpg")
+        order = exact[row].argsort(descending=True)[:5]
+        assert [one["id"] for one in query["neighbors"]] == order.tolist()
+        assert [one["similarity"] for one in query["neighbors"]] == pytest.approx(exact[row][order].tolist(), abs=1e-6)
+        assert [one["path"] for one in query["neighbors"]] == [gallery.items["path"][int(one)].as_py() for one in order]
+        assert query["neighbors"][0]["path"] == str(place / "photos" / f"{3 * row}.jpg")
+    single = dmlkit("search", source, place / "new" / "1.jpg", "-k", 5, "--json", "--csv", tmp_path / "x.csv")
+    told = by_image["queries"][1]["neighbors"]  # a batch of another size rounds otherwise: the order is what agrees
+    (alone,) = json.loads(single.out)["queries"]
+    assert [one["id"] for one in alone["neighbors"]] == [one["id"] for one in told]
+    with (tmp_path / "x.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["query"], int(row["id"]), row["path"]) for row in rows] == [
+        (str(place / "new" / "1.jpg"), one["id"], one["path"]) for one in told
+    ]
+
+
+def test_the_screen_tells_what_is_cut_and_what_was_broken(place: Path, dmlkit: Cli, tmp_path: Path):
+    shutil.copytree(place / "new", tmp_path / "new")
+    (tmp_path / "new" / "bad<b>.jpg").write_bytes(b"none")
+    moved = tmp_path / "moved"
+    shutil.copytree(place / "run" / "embeddings" / "photos", moved)
+    page = tmp_path / "page.html"
+    result = dmlkit("search", moved, tmp_path / "new", "-k", 99, "--run", place / "run", "--html", page)
+    assert result.code == 0, result.err
+    assert f"note: -k 99 is reduced to 12, the number of images in {moved}" in result.out
+    assert "1 image could not be read" in result.out and "bad<b>.jpg: cannot read this image" in result.out
+    assert result.out.count("rank") == 2 and "placeholder" not in result.out
+    assert page.read_text().count("<img") == 2 * 13
+    for name in "wxyz":
+        (tmp_path / "new" / f"{name}.jpg").write_bytes(b"none")
+    result = dmlkit("search", moved, tmp_path / "new", "-k", 1, "--run", place / "run")
+    assert "5 images could not be read:" in result.out and result.out.count("cannot read this image") == 1
+    assert "4 more of this kind: " in result.out
+    many = dmlkit("search", moved, moved, "-k", 1)
+    assert many.out.count("rank") == 10 and "and 2 more queries" in many.out
+
+
+class Tags(HTMLParser):
+    """The tags of a page, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+HOSTILE = '</title><script>alert(1)</script><img src=x onerror="alert(1)">\x1b\u202e'
+
+
+def test_a_page_shows_pictures_and_obeys_no_name(tmp_path: Path):
+    photo = trees.photo(tmp_path / "1.jpg", 1, (400, 300))
+    path = tmp_path / "page.html"
+    shelves = [Shelf(Picture(str(photo), ["asked"]), [Picture(HOSTILE, [HOSTILE]), Picture("gone", stored=b"jpeg")])]
+    assert write_page(path, HOSTILE, [HOSTILE], shelves) == 1  # the hostile name is no file
+    page = Tags()
+    page.feed(path.read_text(encoding="utf-8"))
+    kinds = [tag for tag, _ in page.tags]
+    assert "script" not in kinds and kinds.count("img") == 2 and "alert(1)" in page.text
+    assert not {"\x1b", "\u202e"} & set(path.read_text(encoding="utf-8"))
+    images = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert all(one["loading"] == "lazy" and (one["src"] or "").startswith("data:image/jpeg;base64,") for one in images)
+    (policy,) = (one["content"] or "" for tag, one in page.tags if one.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-") and "unsafe" not in policy
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in page.tags
+    assert not [one for _, one in page.tags if any(name.startswith("on") or name == "style" for name in one)]
+
+
+def test_the_style_is_the_one_that_the_policy_allows(tmp_path: Path):
+    import base64
+    import hashlib
+
+    write_page(tmp_path / "page.html", "page", [], [])
+    text = (tmp_path / "page.html").read_text()
+    style = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)[0]
+    assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in text
+
+
+def test_a_page_ends_after_some_queries_and_says_so(tmp_path: Path):
+    write_page(tmp_path / "page.html", "page", [], [Shelf(Picture("x"), [])] * (MOST + 1))
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("<section ") == MOST and f"after the first {MOST} queries" in text
+
+
+def refused(result: Result, told: str) -> None:
+    assert result.code == 2, result.out
+    (line,) = result.err.strip().splitlines()
+    assert line.startswith("error: ") and told in line, line
+
+
+OTHER = {**manifest()["model"], "fingerprint": "0" * 64}
+SMALLER = {**manifest()["preprocessing"], "size": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": OTHER}, "embeddings of another model (fingerprint 000000000000, "),
+        ({"manifold": EUCLIDEAN}, "embeddings of another model (manifold.name: was sphere, now euclidean"),
+        ({"manifold": POINCARE}, "embeddings of another model (manifold.name: was sphere, now poincare"),
+        ({"preprocessing": SMALLER}, "embeddings of another model (preprocessing.size: was 16, now 8)"),
+        ({"dim": 4, "features": 4, "points": POINTS[:, :4]}, "embeddings with 4 dimensions, but "),
+    ],
+)
+def test_embeddings_of_another_model_are_refused(changes: dict[str, Any], told: str, tmp_path: Path, dmlkit: Cli):
+    source = embeddings_at(tmp_path / "source")
+    other = embeddings_at(tmp_path / "other", **changes)
+    refused(dmlkit("search", source, other), told)
+
+
+def test_what_cannot_be_searched_is_refused(tmp_path: Path, dmlkit: Cli, place: Path):
+    source = embeddings_at(tmp_path / "source")
+    for k in (0, -3):
+        refused(dmlkit("search", source, source, "-k", k), f"-k {k}: expected at least 1 neighbor")
+    refused(dmlkit("search", source, tmp_path / "none"), "no such file or folder; expected an image")
+    refused(dmlkit("search", tmp_path / "none", source), "no such file or folder; expected a run")
+    refused(dmlkit("search", source, source, "--run", place / "run"), "applies to an image or a folder of images, but")
+    refused(dmlkit("search", source, place / "new"), "name the run with --run RUN")
+    refused(dmlkit("search", source, place / "new", "--run", tmp_path), "no run here")
+    refused(dmlkit("search", source, place / "new", "--run", place / "run"), "embeddings with 4 dimensions, but")
+    empty = embeddings_at(tmp_path / "empty", POINTS[:0])
+    refused(dmlkit("search", empty, source), "is empty")
+    broken = embeddings_at(tmp_path / "broken", np.full_like(POINTS, np.nan))
+    refused(dmlkit("search", broken, source), "its embedding has nan or inf")
+    refused(dmlkit("search", source, broken), "its embedding has nan or inf")
+    photos = place / "run" / "embeddings" / "photos"
+    (tmp_path / "bad.jpg").write_bytes(b"none")
+    refused(dmlkit("search", photos, tmp_path / "bad.jpg"), "bad.jpg: cannot read this image")
+    result = dmlkit("search", source, empty, "-k", 1)
+    assert result.code == 0 and "rank" not in result.out

@@ -1,0 +1,224 @@
+"""`dmlkit inspect`: the page holds what is there, says what is not, and obeys no name."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.look.inspection import findings
+from dmlkit.look.inspection import pictures as embedding_map
+from dmlkit.look.inspection.findings import inspect
+from dmlkit.look.inspection.page import write_inspection
+from tests.conftest import TINY_RECIPE, Result
+from tests.datasets import trees
+from tests.identify.test_duplicates import HURTS, labelled, turned
+from tests.vectors.stored import POINCARE, embeddings_at
+
+Cli = Callable[..., Result]
+
+
+class Anchors(HTMLParser):
+    """The sections of a page, its scripts, and handlers in attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+        self.scripts: list[dict[str, str | None]] = []
+        self.handlers: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag == "section" and found.get("class") == "part":
+            self.parts.append(str(found["id"]))
+        if tag == "script":
+            self.scripts.append(found)
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name == "style"]
+
+
+def read(path: Path) -> tuple[str, list[str], dict[str, Any]]:
+    """The page, its parts, and the data of its script."""
+    text = path.read_text(encoding="utf-8")
+    anchors = Anchors()
+    anchors.feed(text)
+    assert anchors.handlers == [] and [script.get("type") for script in anchors.scripts] == ["application/json", None]
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    return text, anchors.parts, json.loads(data)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from dmlkit.training.train import train
+
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "recipe.yaml").write_text(TINY_RECIPE.replace("epochs: 3", "epochs: 2, workers: 0"))
+    train(folder / "recipe.yaml", folder / "run", device="cpu")
+    return folder / "run"
+
+
+def test_a_run_has_every_part_and_the_figures_of_eval(run: Path, dmlkit: Cli, tmp_path: Path):
+    result = dmlkit("inspect", run, "-o", tmp_path / "x.html", "--device", "cpu")
+    assert result.code == 0, result.err
+    assert "missing" not in result.out
+    text, parts, data = read(tmp_path / "x.html")
+    assert f"<title>Inspection of {run}</title>" in text
+    assert parts == [
+        *("figures", "similarities", "worst", "confused", "classes", "suspects", "alike", "leaks", "map", "training"),
+        "recipe",
+    ]
+    report = json.loads(dmlkit("eval", run, "--json", "--device", "cpu").out)
+    for name, value in report["metrics"].items():
+        low, high = report["intervals"][name]
+        assert f"<td>{name}</td><td>{value:.4f}</td><td>{low:.4f} to {high:.4f}</td>" in text
+    assert len(data["classes"]["rows"]) == report["classes"] and data["classes"]["head"][0] == "class"
+    worst = report["worst_classes"][0]
+    assert data["classes"]["rows"][0][:2] == [worst["class"], worst["queries"]]
+    assert set(data["planes"]) == {"t-SNE", "PCA"} and len(data["pictures"]) == len(data["paths"])
+    again = dmlkit("inspect", run, "-o", tmp_path / "x.html", "--device", "cpu", "--split", "validation")
+    assert again.code == 0 and "validation split of" in (tmp_path / "x.html").read_text()
+
+
+def test_the_untouched_backbone_is_beside_where_it_is_known(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    summary = findings.Summary.read(run / "summary.json")
+    figures = {"validation": None, "test": {"map@r": 0.1234}, "difference": {}}
+    told = findings.Summary.model_validate({**summary.model_dump(), "untouched": figures})
+
+    def read_told(_: Path) -> findings.Summary:
+        return told
+
+    monkeypatch.setattr(findings.Summary, "read", read_told)
+    write_inspection(inspect(run, device="cpu"), tmp_path / "x.html", "x")
+    assert "<th>pretrained baseline</th>" in (tmp_path / "x.html").read_text()
+    assert "<td>0.1234</td>" in (tmp_path / "x.html").read_text()
+
+
+def test_names_that_hurt_are_drawn_safely_and_lost_images_counted(dmlkit: Cli, tmp_path: Path):
+    hostile = [
+        "</script><script>alert(1)</script>",
+        f"{HURTS}<img src=x onerror=alert(1)>",
+        "\U0001f426 \u05e9\u05dc\u05d5\u05dd",
+    ]
+    points = np.concatenate([turned(0, 1, 2, 3), turned(40, 41, 42, 4), turned(80, 81, 82, 83)])
+    source = labelled(embeddings_at(tmp_path / "e", points), [name for name in hostile for _ in range(4)])
+    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
+    assert result.code == 0, result.err
+    assert re.search(r"note: \d+ pictures are missing: image files were moved or deleted", result.out)
+    text, parts, data = read(tmp_path / "x.html")
+    assert "leaks" not in parts and "suspects" in parts
+    assert "<img src=x" not in text and "alert(1)</script><" not in text and "\u202e" not in text
+    assert hostile[0] in data["names"] and data["pictures"] == {}
+    script = re.findall("<script>(.*?)</script>", text, re.DOTALL)[-1]
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{allowed}'" in text and "default-src 'none'" in text
+
+
+def test_an_array_has_no_images_that_could_be_lost(dmlkit: Cli, tmp_path: Path):
+    np.save(tmp_path / "x.npy", turned(0, 1, 40, 41))
+    np.save(tmp_path / "y.npy", np.array([0, 0, 1, 1]))
+    result = dmlkit("inspect", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "-o", tmp_path / "x.html")
+    assert result.code == 0 and f"missing: the rows of {tmp_path / 'x.npy'} have none" in result.out, result
+
+
+def test_photos_are_in_the_page(dmlkit: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    source = embeddings_at(tmp_path / "e", turned(*range(0, 80, 10)))
+    paths = [str(tmp_path / "photos" / f"{row}.jpg") for row in range(8)]
+    for row, path in enumerate(paths[1:]):
+        trees.photo(Path(path), row)
+    table = {"id": list(range(8)), "path": paths, "label": ["a", "b"] * 4}
+    parquet.write_table(pa.table(table), source / "items.parquet")
+    monkeypatch.setattr(embedding_map, "MOST_PICTURES", 5)
+    monkeypatch.setattr(findings, "MOST_TSNE", 7)
+    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
+    assert result.code == 0, result.err
+    text, _, data = read(tmp_path / "x.html")
+    assert 4 <= len(data["pictures"]) <= 5 and list(data["planes"]) == ["PCA"]
+    assert data["paths"] == [f"{row}.jpg" for row in range(8)]
+    assert "✓ right" in text and "✗ wrong" in text and "no picture" in text
+
+
+@pytest.mark.parametrize(
+    ("labels", "told", "parts"),
+    [
+        ([None] * 4, "4 of 4 images have no label", ["figures", "map"]),
+        (["a"] * 4, "one class", ["figures", "map"]),
+        (["a", "b", "c", None], "1 of 4 images have no label", ["figures", "suspects", "alike", "map"]),
+        (["a", "b", "c", "d"], "no query has another item of its class", ["figures", "suspects", "alike", "map"]),
+        (["a"], "one class", ["figures", "map"]),
+    ],
+    ids=str,
+)
+def test_what_is_missing_is_told(dmlkit: Cli, tmp_path: Path, labels: list[str | None], told: str, parts: list[str]):
+    source = labelled(embeddings_at(tmp_path / "e", turned(*range(len(labels)))), labels)
+    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
+    assert result.code == 0, result.err
+    assert told in " ".join(result.out.split())
+    assert read(tmp_path / "x.html")[1] == parts
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["{e}", "-o", "{folder}"], "is a folder; expected the name of a file"),
+        (["{e}", "-o", "{new}", "--split", "test"], "applies to a run, but"),
+        (["{e}", "-o", "{new}", "--set", "dataset.root=x"], "applies to a run, but"),
+        (["{nan}", "-o", "{new}"], "its embedding has nan or inf"),
+        (["{folder}", "-o", "{new}"], "expected a run, a folder of embeddings"),
+    ],
+)
+def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[str], told: str):
+    places = {"{folder}": tmp_path, "{new}": tmp_path / "x.html"}
+    places["{e}"] = embeddings_at(tmp_path / "e", turned(0, 1))
+    places["{nan}"] = embeddings_at(tmp_path / "nan", turned(0, np.nan))
+    result = dmlkit("inspect", *(places.get(word, word) for word in words))
+    assert result.code == 2 and result.err.startswith("error: ") and told in result.err
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_map_of_60_000_images_stays_small(tmp_path: Path):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(12_000, (60_000,), generator=generator).tolist()
+    points = torch.nn.functional.normalize(torch.randn(60_000, 8, generator=generator), dim=1)
+    plane = embedding_map.on_grid(points[:, :2])
+    data = {"planes": {"PCA": plane}, "labels": labels, "paths": ["photos/some_product_name/0123456789.jpg"] * 60_000}
+    thumbnails = embedding_map.MOST_PICTURES * 4096  # of 64 pixels, as base64
+    assert len(json.dumps(data)) + thumbnails + 700 * 10_000 < 25e6
+
+
+def test_every_step_is_shown_to_its_end(run: Path, tmp_path: Path):
+    shown: dict[str, tuple[int, int]] = {}
+
+    @contextmanager
+    def bar(what: str, total: int) -> Generator[Callable[[int], None]]:
+        done: list[int] = []
+        yield done.append
+        shown[what] = (sum(done), total)
+
+    shutil.rmtree(run / "embeddings", ignore_errors=True)  # otherwise nothing is embedded
+    write_inspection(inspect(run, device="cpu", bar=bar), tmp_path / "x.html", "x", bar=bar)
+    assert list(shown) == ["embedding", "searching", "t-SNE", "ranking", "drawing"]
+    assert all(done == total > 0 for done, total in shown.values()), shown
+
+
+def test_two_hyperbolic_dimensions_are_shown_in_the_disk(tmp_path: Path, dmlkit: Cli):
+    points = np.array([[0.0, 0.0], [0.5, 0.0], [0.0, -0.9], [0.3, 0.3]], dtype=np.float32)
+    space = {**POINCARE, "curvature": -4.0}  # of radius 1/2
+    source = labelled(
+        embeddings_at(tmp_path / "e", points / 2, manifold=space, dim=2, features=2), ["a", "a", "b", "b"]
+    )
+    result = dmlkit("inspect", source, "-o", tmp_path / "x.html")
+    assert result.code == 0, result.err
+    planes = read(tmp_path / "x.html")[2]["planes"]
+    assert list(planes) == ["disk", "PCA"]
+    assert planes["disk"] == [[round((x + 1) / 2 * 4095) for x in row] for row in points.T.tolist()]

@@ -1,0 +1,117 @@
+"""The curvature advisor against a naive triple loop, trees, and the disk that its constant comes from."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from dmlkit.errors import UserError
+from dmlkit.look.curvature import Hyperbolicity, hyperbolicity, relative_delta
+from dmlkit.manifolds import Euclidean, Poincare
+from dmlkit.vectors.index_vectors import index_vectors
+from tests.conftest import TINY_RECIPE
+
+
+def test_delta_equals_the_triple_loop():
+    points = torch.randn(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    d = Euclidean(3).distance(points, points)
+    product = [[(d[i, 0] + d[j, 0] - d[i, j]).item() / 2 for j in range(12)] for i in range(12)]
+    delta = max(
+        min(product[i][k], product[k][j]) - product[i][j] for i in range(12) for j in range(12) for k in range(12)
+    )
+    assert relative_delta(d) == pytest.approx(2 * delta / d.max().item())
+
+
+def test_the_distances_of_a_tree_have_delta_zero():
+    depth = torch.arange(31).add(1).log2().floor()
+    ancestors = [{0}] + [set() for _ in range(30)]
+    for node in range(1, 31):
+        ancestors[node] = ancestors[(node - 1) // 2] | {node}
+    distances = torch.tensor(
+        [
+            [float(depth[a] + depth[b] - 2 * (len(ancestors[a] & ancestors[b]) - 1)) for b in range(31)]
+            for a in range(31)
+        ]
+    )
+    assert relative_delta(distances) == 0
+
+
+def test_points_of_the_hyperbolic_plane_are_more_tree_like_than_flat_ones():
+    directions = torch.nn.functional.normalize(torch.randn(400, 2, generator=torch.Generator().manual_seed(0)), dim=1)
+    lengths = torch.rand(400, 1, generator=torch.Generator().manual_seed(1)).sqrt()
+    ball, plane = Poincare(2, clip_distance=None), Euclidean(2)
+    flat = hyperbolicity(plane, directions * lengths, sample=200, draws=3)
+    bent = hyperbolicity(ball, ball.from_features(3 * directions * lengths), sample=200, draws=3)
+    assert bent.mean < 0.6 * flat.mean
+    assert flat.deviation > 0 and len(flat.deltas) == 3
+
+
+def test_the_suggested_curvature_is_the_published_formula():
+    assert Hyperbolicity([0.144]).curvature == pytest.approx(-1.0)
+    assert Hyperbolicity([0.2, 0.28]).curvature == pytest.approx(-((0.144 / 0.24) ** 2))
+
+
+def test_scale_does_not_matter():
+    points = torch.randn(60, 4, dtype=torch.float64)
+    first, second = (hyperbolicity(Euclidean(4), scale * points, sample=40, draws=2) for scale in (1, 100))
+    assert first.mean == pytest.approx(second.mean, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        (torch.zeros(3, 2), "at least 4 embeddings, got 3"),
+        (torch.ones(9, 2), "all embeddings are equal, or their distances are those of a tree"),
+    ],
+)
+def test_what_has_no_delta_is_refused(points: torch.Tensor, message: str):
+    with pytest.raises(UserError, match=message):
+        hyperbolicity(Euclidean(2), points, sample=10, draws=2)
+
+
+def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):
+    recipe, run = tmp_path / "disk.yaml", tmp_path / "run"
+    recipe.write_text(
+        TINY_RECIPE.replace("embedding_dim: 8", "embedding_dim: 2")
+        + "manifold: {name: poincare, curvature: -0.5, learnable_curvature: true}\nhead: {name: mobius_linear}\n"
+    )
+    assert dmlkit("train", recipe, "-o", run, "--device", "cpu").code == 0
+    result = dmlkit("curvature", run, "--sample", 12, "--draws", 3, "--device", "cpu")
+    assert result.code == 0
+    assert "relative delta-hyperbolicity 0." in result.out and "3 samples of 12" in result.out
+    assert "suggested curvature: -" in result.out
+
+    assert dmlkit("embed", run, "--split", "test", "--device", "cpu").code == 0
+    embeddings = run / "embeddings" / "test"
+    result = dmlkit("curvature", embeddings)
+    assert result.code == 0 and "36 embeddings" in result.out and "the distance of poincare" in result.out
+    check_manifest(embeddings, dmlkit)
+
+    for kind, name in (("disk", "a.png"), ("tsne", "b.svg"), ("pca", "c.png")):
+        result = dmlkit("plot", kind, run, "--classes", 4, "-o", tmp_path / name, "--device", "cpu")
+        assert result.code == 0 and "24 images of 4 classes" in result.out
+        start = b"\x89PNG" if name.endswith("png") else b"<?xml"
+        assert (tmp_path / name).read_bytes().startswith(start)
+    result = dmlkit("plot", "pca", run, "-o", tmp_path / "a.jpg", "--device", "cpu")
+    assert result.code == 2 and "expected a name that ends in .png, .svg or .pdf" in result.err
+
+
+def check_manifest(embeddings, dmlkit):
+    """The manifest alone is enough to search: its form over the arrays, with the learned curvature."""
+    manifest = json.loads((embeddings / "manifest.json").read_text())
+    assert manifest["manifold"]["curvature"] not in (-0.5, -1.0)  # learned
+    points = np.load(embeddings / "embeddings.npy").astype(np.float64)
+    query, gallery = (index_vectors(points, manifest["index"], side) for side in ("query", "gallery"))
+    ball = Poincare(2, curvature=manifest["manifold"]["curvature"]).double()
+    distance = ball.paired_distance(torch.from_numpy(points)[:, None], torch.from_numpy(points)).numpy()
+    np.testing.assert_allclose(
+        np.take_along_axis(distance, (query @ gallery.T).argsort(1)[:, ::-1], 1), np.sort(distance, 1), atol=1e-6
+    )
+    import faiss
+
+    assert dmlkit("export", embeddings, "--format", "faiss").code == 0
+    index = faiss.read_index(str(embeddings / "index.faiss"))
+    np.testing.assert_allclose(index.reconstruct_n(0, len(points)), gallery, rtol=1e-4, atol=1e-6)
+    beside = json.loads((embeddings / "index.faiss.json").read_text())
+    assert beside["index"]["form"] == manifest["index"]["form"] == "poincare_lift" and beside["index"]["dim"] == 3

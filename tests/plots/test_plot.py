@@ -1,0 +1,114 @@
+"""What the pictures show: geodesics, centroids and projections, against geoopt and closed forms."""
+
+from pathlib import Path
+
+import geoopt
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from dmlkit.errors import UserError
+from dmlkit.manifolds import Lorentz, Poincare, Sphere
+from dmlkit.plots.geometry import (
+    MapKind,
+    Mapped,
+    color,
+    draw_legend,
+    plot_embeddings,
+    with_room,
+)
+from dmlkit.plots.planes import centroid, geodesics, lies_in_disk, principal_plane, to_unit_disk
+
+
+def mapped(points: torch.Tensor) -> Mapped:
+    """Each point a class of its own."""
+    return Mapped(points, torch.arange(len(points)), ("a", "b", "c"))
+
+
+def test_geodesics_are_geoopts():
+    ball = geoopt.PoincareBall()
+    start, ends = torch.tensor([0.3, -0.5]), torch.tensor([[0.1, 0.8], [-0.6, 0.2]])
+    arcs = geodesics(start, ends)
+    for arc, end in zip(arcs, ends, strict=True):
+        whole = ball.dist(start, end)
+        through = ball.dist(start, arc.float()) + ball.dist(arc.float(), end)
+        assert torch.allclose(through, whole.expand_as(through), atol=1e-4)
+        assert torch.allclose(arc[-1].float(), end, atol=1e-6)
+
+
+def test_the_centroid_of_a_symmetric_set_is_its_center():
+    ball = geoopt.PoincareBall()
+    center = torch.tensor([0.4, 0.2])
+    around = ball.expmap(center.expand(4, 2), 0.1 * torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]]))
+    assert torch.allclose(centroid(around).float(), center, atol=1e-5)
+
+
+@pytest.mark.parametrize("curvature", [-0.1, -4.0])
+def test_both_models_land_in_the_same_disk(curvature: float):
+    features = torch.randn(10, 2)
+    ball, sheet = Poincare(2, curvature=curvature), Lorentz(2, curvature=curvature)
+    inside = to_unit_disk(ball, ball.from_features(features))
+    assert (inside.norm(dim=1) < 1).all()
+    other = to_unit_disk(sheet, sheet.from_features(features))
+    assert torch.allclose(inside, other, atol=1e-4)
+
+
+def test_the_principal_plane_keeps_the_distances_of_flat_data():
+    sphere = Sphere(5)
+    flat = torch.nn.functional.pad(sphere.from_features(torch.randn(20, 2)), (0, 3))
+    plane = principal_plane(sphere, flat)
+    assert torch.allclose(torch.cdist(plane, plane).float(), torch.cdist(flat, flat), atol=1e-3)
+
+
+def test_the_disk_shows_hyperbolic_planes_alone_and_classes_have_distinct_colors():
+    assert lies_in_disk(Poincare(2)) and lies_in_disk(Lorentz(2))
+    assert not lies_in_disk(Poincare(3)) and not lies_in_disk(Sphere(2))
+    assert len({color(position, 100) for position in range(100)}) == 100
+
+
+def test_a_disk_of_more_dimensions_is_refused(tmp_path):
+    with pytest.raises(UserError, match="the disk shows 2-d embeddings on poincare or lorentz, got 3-d on sphere"):
+        plot_embeddings(Sphere(3), mapped(torch.eye(3)), "disk", tmp_path / "a.png", "test split")
+    with pytest.raises(UserError, match="at least 3 embeddings, got 2"):
+        plot_embeddings(Sphere(3), mapped(torch.eye(3)[:2]), "pca", tmp_path / "a.png", "test split")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".SVG", ".pdf"])
+def test_a_legend_shows_names_as_they_are_w19_t10(tmp_path, suffix: str):
+    names = ("_x", "$\\frac$", "$x^", "a\x1b[31m", "b" * 500)
+    points = Sphere(4).from_features(torch.randn(10, 4))
+    path = tmp_path / f"plot{suffix}"
+    plot_embeddings(Sphere(4), Mapped(points, torch.arange(10) % 5, names), "pca", path, "test split")
+    assert path.stat().st_size > 1000
+
+
+def test_a_legend_leaves_no_class_out_w19():
+    figure = Figure()
+    axes = figure.subplots()
+    dots = [axes.scatter([0], [0]) for _ in range(3)]
+    draw_legend(figure, dots, ["_x", "$y$", "z\x07"])
+    texts = figure.legends[0].get_texts()
+    assert [text.get_text() for text in texts] == ["_x", "$y$", "z\\x07"]
+    assert not any(text.get_parse_math() for text in texts)
+
+
+def test_images_of_a_map_do_not_cover_each_other_and_dots_without_one_had_no_room():
+    place = torch.rand(300, 2, dtype=torch.float64)
+    room = 0.06
+    kept = with_room(place, room)
+    for index in range(300):
+        near = [other for other in kept if other < index and bool((place[other] - place[index]).abs().max() <= room)]
+        assert (index in kept) == (not near)
+
+
+@pytest.mark.parametrize("kind", ["pca", "tsne"])
+def test_a_map_of_images_with_proxies_is_written(tmp_path: Path, kind: MapKind):
+    sphere, labels = Sphere(4), torch.arange(12) % 3
+    image = np.zeros((8, 6, 3), dtype=np.uint8)
+    proxies = sphere.from_features(torch.randn(3, 4)), torch.arange(3)
+    shown = Mapped(sphere.from_features(torch.randn(12, 4)), labels, ("a", "b", "c"), proxies, lambda _: image)
+    plot_embeddings(sphere, shown, kind, tmp_path / "map.svg", "train split")
+    alone = shown._replace(proxies=None, image=lambda index: image if index else None)  # one cannot be read
+    plot_embeddings(sphere, alone, kind, tmp_path / "other.svg", "train split")
+    assert (tmp_path / "map.svg").stat().st_size > (tmp_path / "other.svg").stat().st_size > 5000

@@ -1,0 +1,135 @@
+"""A model trained on a review: its table, and its comparison with the gallery's model, against a count by hand."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dmlkit.datasets import TableConfig
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.errors import UserError
+from dmlkit.evaluation.image_gallery import ImageGallery
+from dmlkit.gallery.change import create_gallery
+from dmlkit.review.folder import ReviewFolder
+from dmlkit.review.retraining import compare_on_answers, write_training_table
+from dmlkit.review.table import review
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors.embedder import load
+from tests.datasets import trees
+from tests.gallery.conftest import BIRDS, place  # noqa: F401 - a fixture
+from tests.vectors.stored import ON_CPU
+
+
+@pytest.fixture
+def reviewed(place: Path, tmp_path: Path) -> Path:  # noqa: F811
+    """A gallery of a run, and a review of an inbox in which every image but the last three has an answer."""
+    create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
+    for index in range(30):
+        trees.photo(tmp_path / "inbox" / f"@{index}.jpg", 100 + index, (40, 30))
+    found, _ = review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", ask=30, model=ON_CPU)
+    rows = range(len(found.review.proposals) - 3)
+    found.reply({row: (*BIRDS, "@heron")[row % 5] for row in rows}, "ada")
+    return tmp_path
+
+
+def labels_of(table: Path, root: Path) -> dict[Path, str]:
+    with table.open(encoding="utf-8") as file:
+        return {(root / row["path"]).resolve(): row["label"] for row in csv.DictReader(file)}
+
+
+def accuracy(run: Path, known: dict[Path, str], asked: dict[Path, str]) -> float:
+    """Share of images whose nearest known one, by a full matrix of similarities, has their label."""
+    model, labels = load(run, device="cpu"), np.array([*known.values()])
+    nearest = model.similarity(model.embed([*asked]), model.embed([*known])).argmax(1)
+    return float((labels[nearest] == np.array([*asked.values()])).mean())
+
+
+def test_a_model_is_trained_on_a_review_and_compared_on_what_it_has_not_seen(dmlkit, reviewed: Path, place: Path):  # noqa: F811
+    words = ("train", place / "recipe.yaml", "--from-review", reviewed / "review", "-o", reviewed / "new")
+    settings = ("--set", "sampler={name: random, batch_size: 8}", "--device", "cpu")
+    result = dmlkit(*words, *settings)
+    assert result.code == 0, result.err
+    assert [line.split()[:4] for line in result.out.splitlines() if line.startswith("next: ")] == [
+        ["next:", "dmlkit", "gallery", "create"]
+    ]
+    dataset = RunFolder(reviewed / "new").recipe().dataset
+    known = labels_of(reviewed / "review" / "train_new.csv", Path(dataset.model_dump()["root"]))
+    found = ReviewFolder(reviewed / "review")
+    rows = {Path(one.path).resolve(): row for row, one in enumerate(found.review.proposals)}
+    asked = {path: str(found.label(row)) for path, row in rows.items() if path not in known and found.answers(row)}
+    for path in asked:  # of a group, all images are held out or none
+        group = (found.review.proposals[row].path for row in found.alike(rows[path]))
+        assert not {Path(one).resolve() for one in group} & {*known}
+    photos = {path for path in known if place in path.parents}
+    assert len(photos) == 12 and 3 <= len(asked) <= 12
+    assert all(known[path] == found.label(row) for path, row in rows.items() if path in known)
+    figures = json.loads((reviewed / "new" / "evaluations" / "review.json").read_text())
+    assert figures["answers"] == len(asked) and figures["labels"] == len({*asked.values()})
+    expected = [accuracy(run, known, asked) for run in (place / "run", reviewed / "new")]
+    assert figures["accuracy"] == pytest.approx(expected)
+    assert figures["difference"]["difference"] == pytest.approx(expected[1] - expected[0])
+    assert f"{len(asked)} answers" in result.out and "that it was not trained on" in " ".join(result.out.split())
+    again = dmlkit(*words, *settings, "--resume")
+    assert again.code == 0 and again.out.splitlines()[-1] == result.out.splitlines()[-1]
+
+
+def test_images_held_out_stay_so_and_those_of_a_gallery_that_changed_are_left_out(reviewed: Path, place: Path):  # noqa: F811
+    folder, photo = reviewed / "review", place / "photos" / "crow" / "0.jpg"
+    first = labels_of((table := write_training_table(folder, "a")).file, table.root)
+    assert (table.left_out, table.images) == (0, len(first))
+    ImageGallery(reviewed / "gallery", device="cpu").add(reviewed / "inbox", label="crow")
+    content = photo.read_bytes()
+    photo.write_bytes(content + b"another file")
+    try:
+        table = write_training_table(folder, "b")
+    finally:
+        photo.write_bytes(content)
+    second = labels_of(table.file, table.root)  # the labels of the review precede those of the gallery
+    assert table.left_out == 1 and second == {path: label for path, label in first.items() if path != photo.resolve()}
+
+
+def test_what_cannot_be_trained_on_or_compared_is_refused(dmlkit, reviewed: Path, place: Path):  # noqa: F811
+    train = ("train", place / "recipe.yaml", "-o", reviewed / "new", "--device", "cpu", "--from-review")
+    for words, message in (
+        ((reviewed / "inbox",), "no review here (review.json is missing)"),
+        ((reviewed / "review", "--dry-run"), "--dry-run: does not apply with --from-review"),
+    ):
+        result = dmlkit(*train, *words)
+        assert result.code == 2 and message in result.err and not (reviewed / "new").exists()
+    with pytest.raises(UserError, match="was not trained on a table"):
+        compare_on_answers(reviewed / "review", RunFolder(place / "run"), start_fabric("cpu"))
+
+
+def test_keys_of_the_recipe_that_hold_for_any_images_are_kept(dmlkit, place: Path, tmp_path: Path):  # noqa: F811
+    """Labels that are paths stay paths, also where the run resumes; an answer that is none is refused in one line."""
+    labels = Path(shutil.copytree(place / "photos", tmp_path / "photos")) / "labels.csv"
+    rows = [f"{name}/{index}.jpg,{name[0]}/{name}" for name in BIRDS for index in range(3)]
+    labels.write_text("\n".join(["path,label", *rows]))
+    create_gallery(place / "run", labels, tmp_path / "gallery", model=ON_CPU)
+    for index in range(8):
+        trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
+    found, _ = review(tmp_path / "gallery", tmp_path / "inbox", tmp_path / "review", ask=8, model=ON_CPU)
+    recipe = (
+        (place / "recipe.yaml")
+        .read_text()
+        .replace("{name: glyphs,", "{name: glyphs, levels: [initial, bird], on_bad_image: skip,")
+    )
+    (tmp_path / "levels.yaml").write_text(recipe)
+    words = ("train", tmp_path / "levels.yaml", "--set", "sampler={name: random, batch_size: 8}", "--device", "cpu")
+    words = (*words, "--from-review", tmp_path / "review", "-o")
+    for again in ((), ("--resume",)):  # nothing is answered, so none is held out
+        result = dmlkit(*words, tmp_path / "new", *again)
+        before, _, after = " ".join(result.out.split()).partition("epoch 1/")
+        assert result.code == 0 and ("is trained and not compared" in before or again), result.err
+        assert "it was not trained on:" not in after and "next: dmlkit gallery create" in after + before
+        dataset = RunFolder(tmp_path / "new").recipe().dataset
+        assert isinstance(dataset, TableConfig) and dataset.levels == ("initial", "bird"), result.err
+        assert dataset.on_bad_image == "skip"
+        assert dataset.build("all").levels["initial"].unique().tolist() == [0, 1, 2, 3]
+    found.reply(dict.fromkeys(range(8), "heron"), "ada")
+    refused = dmlkit(*words, tmp_path / "other")
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    assert "the class 'heron' has 1 level, expected 2: initial/bird, the dataset.levels of the recipe" in refused.err

@@ -1,0 +1,301 @@
+"""A review of labels: questions that a person answers in a table, the bound, and the table of labels."""
+
+import csv
+import errno
+from pathlib import Path
+
+import pytest
+
+from dmlkit.errors import UserError
+from dmlkit.evaluation.image_gallery import ImageGallery
+from dmlkit.gallery.change import create_gallery
+from dmlkit.metrics.audit import LabelAudit
+from dmlkit.review import journal as journal_file
+from dmlkit.review.folder import ReviewFolder
+from dmlkit.review.proposals import ProposedLabel, Review
+from tests.datasets import trees
+from tests.gallery.conftest import place  # noqa: F401 - a fixture
+from tests.vectors.stored import ON_CPU
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.open(encoding="utf-8")))
+
+
+def write_answers(path: Path, answers: list[str]) -> None:
+    rows = rows_of(path)
+    for row, answer in zip(rows, answers, strict=True):
+        row["answer"] = answer
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ["path", "label", "answer"])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@pytest.fixture
+def inbox(place: Path, tmp_path: Path) -> tuple[Path, Path]:  # noqa: F811
+    create_gallery(place / "run", place / "photos", tmp_path / "gallery", model=ON_CPU)
+    for index in range(6):
+        trees.photo(tmp_path / "inbox" / f"{index}.jpg", 100 + index, (40, 30))
+    return tmp_path / "gallery", tmp_path / "inbox"
+
+
+def test_help_names_the_gallery_and_the_inbox(dmlkit):
+    shown = dmlkit("review", "--help").out
+    assert "{GALLERY} {INBOX}" in shown and "SOURCE" not in shown and "QUERIES" not in shown
+
+
+def test_answers_are_read_up_to_the_first_empty_one(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+    gallery, images = inbox
+    words, folder = ("review", gallery, images, "-o", tmp_path / "review", "--device", "cpu"), tmp_path / "review"
+    result = dmlkit(*words, "--ask", "4")
+    assert result.code == 0, result.err
+    assert "of 6 labels at most 6 (100.0%) are wrong, with 95% confidence, whenever you stop" in result.out
+    asked = rows_of(folder / "questions.csv")
+    assert len(asked) == 4 and {row["answer"] for row in asked} == {""}
+    write_answers(folder / "questions.csv", ["same", "a new bird", "", "same"])
+    assert dmlkit(*words, "--ask", "4").code == 0
+    state = ReviewFolder(folder)
+    row_of = {one.path: row for row, one in enumerate(state.review.proposals)}
+    given = [list(state.answers(row_of[row["path"]]).values()) for row in asked]
+    assert given == [[asked[0]["label"]], ["a new bird"], [], [asked[3]["label"]]]
+    assert state.statement().checked == 2  # the last answer is kept, and counts after that before it
+    now = rows_of(folder / "questions.csv")
+    assert now[0]["path"] == asked[2]["path"] and len(now) == 3
+    write_answers(folder / "questions.csv", ["?", "same", "same"])
+    answered = (folder / "questions.csv").read_bytes()
+    result = dmlkit(*words)
+    (folder / "questions.csv").write_bytes(answered)  # as if the command had been killed before it wrote the table
+    assert dmlkit(*words).out == result.out
+    assert result.code == 0 and "of 6 labels at most 0 (0.0%) are wrong" in result.out
+    labels = {row["path"]: row["label"] for row in rows_of(folder / "labels.csv")}
+    assert labels[Path(asked[1]["path"]).name] == "a new bird" and Path(asked[2]["path"]).name not in labels
+    (tmp_path / "rows.npy").touch()
+    refused = dmlkit("review", gallery, tmp_path / "rows.npy", "-o", tmp_path / "other", "--add")
+    assert refused.code == 2 and "have no files to add; remove --add" in refused.err
+    added = dmlkit(*words, "--add")
+    assert added.code == 0 and "5 images added" in added.out
+    assert ImageGallery(gallery).labels()["a new bird"] == 1 and len(ImageGallery(gallery)) == 12 + 5
+
+
+def begin(folder: Path, proposals: list[ProposedLabel], **shares: float) -> ReviewFolder:
+    folder.mkdir()
+    shares = {"wrong": 0.05, "audit": 0.5, **shares}
+    names = tuple({one.label for one in proposals if one.label})
+    Review(gallery="g", images="i", names=names, proposals=tuple(proposals), **shares).write(folder / "review.json")
+    return ReviewFolder(folder)
+
+
+def test_the_bound_is_that_of_the_replies(tmp_path: Path):
+    proposals = [
+        ProposedLabel(path=f"{row}.jpg", label="a", probability=0.5 + row / 100, id=f"{row}") for row in range(40)
+    ]
+    state = begin(tmp_path / "review", proposals)
+    asked, left = state.ask(30), set(range(40))
+    for question in asked:  # one that is not drawn is the most doubtful one that is left
+        assert question.row in left and (question.is_draw or question.row == min(left))
+        left.remove(question.row)
+    assert {question.is_draw for question in asked} == {True, False}
+    rows = [question.row for question in asked]
+    answers = {row: "b" if row % 7 == 0 else None if row % 11 == 0 else "a" for row in rows}
+    expected, now = LabelAudit([proposal.probability for proposal in proposals]), state.statement()
+    for number, question in enumerate(asked):
+        assert state.reply({question.row: answers[question.row]}, "ada") == 1
+        expected.add(question.row, is_wrong=answers[question.row] != "a", is_draw=question.is_draw)
+        now = state.statement()
+        assert (now.most_wrong, now.checked) == (expected.most_wrong(), number + 1)
+    assert now.corrected == sum(answer != "a" for answer in answers.values())
+    assert state.waiting == []
+    assert ReviewFolder(tmp_path / "review").statement() == now  # as another process reads it
+
+
+def test_an_answer_holds_for_its_group_and_what_it_changes_counts_as_wrong(tmp_path: Path):
+    groups = [0, 0, 0, None, None, None, 1, 1, None]  # the last three are unknown
+    labels = ["a", "b", "a", "a", "b", "b", None, None, None]
+    proposals = [
+        ProposedLabel(path=f"{row}.jpg", label=label, probability=0.9 if label else 0.0, id=f"{row}", group=group)
+        for row, (label, group) in enumerate(zip(labels, groups, strict=True))
+    ]
+    state = begin(tmp_path / "review", proposals, audit=0.01)
+    assert state.ask_unknown() == [[6, 7], [8]]
+    before = state.statement()
+    assert (before.labels, before.most_wrong, before.unknown, before.spread) == (6, 6, 3, 0)
+    state.reply({0: "c"}, "ada")
+    assert [state.label(row) for row in range(9)] == ["c", "c", "c", "a", "b", "b", None, None, None]
+    assert state.statement().spread == 2
+    state.reply({1: "b"}, "ada")  # the group has two labels: it gives none to others
+    assert [state.label(row) for row in range(3)] == ["c", "b", "a"] and state.statement().spread == 0
+    state.reply({6: "new", 8: None}, "ada")
+    now = state.statement()
+    assert [state.label(row) for row in (6, 7, 8)] == ["new", "new", None] and state.ask_unknown() == [[7]]
+    assert (now.labels, now.spread, now.unknown) == (7, 1, 0)
+    while asked := state.ask(1):
+        row = asked[0].row
+        state.reply({row: "new" if row == 7 else labels[row]}, "ada")
+    done = state.statement()
+    assert (done.checked, done.most_wrong, done.corrected) == (7, 0, 1)
+    assert state.ask_unknown() == []
+
+
+def test_labels_that_unknown_images_have_from_answers_are_drawn_too(tmp_path: Path):
+    """Two hundred proposals that are right; 300 unknown images in 30 groups, of which 3 images are of another label."""
+    proposals = [ProposedLabel(path=f"{row}.jpg", label="a", probability=0.99, id=f"{row}") for row in range(200)]
+    proposals += [
+        ProposedLabel(path=f"{row}.jpg", label=None, probability=0.0, id=f"{row}", group=row // 10)
+        for row in range(200, 500)
+    ]
+    truth = {row: "a" if row < 200 else "odd" if row in (207, 333, 481) else f"new {row // 10}" for row in range(500)}
+    state = begin(tmp_path / "review", proposals)
+    for group in state.ask_unknown():
+        state.reply({group[0]: truth[group[0]]}, "ada")
+    at_first = state.statement()
+    assert (at_first.labels, at_first.spread, at_first.most_wrong) == (470, 270, 470)
+    asked = list[int]()
+    while (now := state.statement()).most_wrong > 0.05 * now.labels:
+        (question,) = state.ask(1)
+        asked.append(question.row)
+        state.reply({question.row: truth[question.row]}, "ada")
+        wrong = sum(state.label(row) not in (None, truth[row]) for row in range(500))
+        assert wrong <= state.statement().most_wrong
+    copied = [row for row in asked if row >= 200]
+    assert 0 < len(copied) < 135 and len(set(copied)) == len(copied) and len(asked) < at_first.more_draws * 1.5
+    assert ReviewFolder(tmp_path / "review").statement() == now
+    journal = (tmp_path / "review" / "answers.jsonl").read_text()
+    assert journal.count('"copied"') == 1
+
+
+def test_near_duplicates_are_asked_about_once_unless_they_are_drawn(tmp_path: Path):
+    proposals = [
+        ProposedLabel(path=f"{row}.jpg", label="a", probability=0.5, id=f"{row}", group=row // 10) for row in range(60)
+    ]
+    state = begin(tmp_path / "review", proposals, audit=0.01)
+    asked = [question for question in state.ask(20) if not question.is_draw]
+    assert len({question.row // 10 for question in asked}) == len(asked) == 6
+
+
+def test_a_disagreement_counts_as_wrong_until_it_ends(tmp_path: Path):
+    state = begin(tmp_path / "review", [ProposedLabel(path="0.jpg", label="a", probability=0.9, id="0")])
+    (question,) = state.ask(1)
+    state.reply({question.row: "a"}, "ada")
+    assert state.reply({question.row: "a"}, "ada") == 0  # sent twice, kept once
+    other = ReviewFolder(tmp_path / "review")
+    other.reply({question.row: "b"}, "bob")
+    state.refresh()
+    now = state.statement()
+    assert (now.disagreements, now.corrected, state.label(0)) == (1, 1, None)
+    assert state.answers(0) == {"ada": "a", "bob": "b"} and state.disagreements() == [0]
+    state.reply({question.row: "a"}, "bob")
+    now = state.statement()
+    assert (now.disagreements, now.corrected, now.most_wrong, state.label(0)) == (0, 0, 0, "a")
+
+
+def test_what_a_killed_process_began_to_write_is_no_answer(tmp_path: Path):
+    proposals = [ProposedLabel(path=f"{row}.jpg", label="a", probability=0.9, id=f"{row}") for row in range(4)]
+    state = begin(tmp_path / "review", proposals)
+    rows = [question.row for question in state.ask(3)]
+    state.reply({rows[0]: "a"}, "ada")
+    journal = tmp_path / "review" / "answers.jsonl"
+    with journal.open("ab") as file:
+        file.write(b'{"answer":{"row":1,"id":"1","lab')
+    state = ReviewFolder(tmp_path / "review")
+    assert state.statement().checked == 1
+    state.reply({rows[1]: "b"}, "ada")
+    assert ReviewFolder(tmp_path / "review").statement().checked == 2
+    assert journal.read_bytes().count(b"\n") == 5
+    for damage in (b"{}\n{\n", b'{"question":{"row":9,"is_draw":true}}\n'):
+        kept = journal.read_bytes()
+        journal.write_bytes(kept + damage)
+        with pytest.raises(UserError, match=r"answers\.jsonl"):
+            ReviewFolder(tmp_path / "review")
+        journal.write_bytes(kept)
+
+
+def test_an_answer_that_a_full_disk_refuses_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    proposals = [ProposedLabel(path=f"{row}.jpg", label="a", probability=0.9, id=f"{row}") for row in range(4)]
+    state = begin(tmp_path / "review", proposals)
+    rows = [question.row for question in state.ask(3)]
+    state.reply({rows[0]: "a"}, "ada")
+    before = (tmp_path / "review" / "answers.jsonl").read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_file.os, "fsync", full)
+        with pytest.raises(UserError, match="No space left on device; free some space and answer again"):
+            state.reply({rows[1]: "a"}, "ada")
+    assert (tmp_path / "review" / "answers.jsonl").read_bytes() == before
+    assert state.statement().checked == 1 and state.reply({rows[1]: "a"}, "ada") == 1
+    assert state.statement().checked == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "label"),
+    [("Same", "a"), ("SAME", "a"), ("same.", "a"), ("?", None), ("??", None), ("?.", None), ("Samen", "Samen")],
+)
+def test_answers_are_compared_after_case_and_a_final_dot(tmp_path: Path, said: str, label: str | None):
+    proposals = [ProposedLabel(path=f"{row}.jpg", label="a", probability=0.9, id=f"{row}") for row in range(9)]
+    state = begin(tmp_path / "review", proposals)
+    row = state.ask(1)[0].row
+    state.reply({row: said}, "ada")
+    assert state.answers(row) == {"ada": label}
+    assert state.new_labels() == ({} if label in ("a", None) else {label: 1})
+    assert state.statement().corrected == (label != "a")
+
+
+def test_new_labels_are_named_before_they_are_added(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+    gallery, images = inbox
+    words, table = ("review", gallery, images, "-o", tmp_path / "r", "--device", "cpu"), tmp_path / "r/questions.csv"
+    assert dmlkit(*words, "--ask", "3").code == 0
+    own = ImageGallery(gallery).labels()
+    spelled = str(next(iter(own))).upper()
+    write_answers(table, [spelled, "a new bird", "Same"])
+    noted = table.read_bytes().replace(b"path,label,answer", b"path,label,answer,notes")
+    table.write_bytes(noted)
+    stopped = dmlkit(*words, "--add")
+    assert stopped.code == 2 and "2 labels new in these answers, so nothing was added" in stopped.err
+    told = " ".join(stopped.out.split())
+    assert f"2 labels that {gallery} did not have: '{spelled}' (not '{spelled.lower()}'), 'a new bird'" in told
+    assert ImageGallery(gallery).labels() == own and (tmp_path / "r/questions.csv.old").read_bytes() == noted
+    corrected = (tmp_path / "r/labels.csv").read_bytes() + b"by hand\n"
+    (tmp_path / "r/labels.csv").write_bytes(corrected)
+    assert dmlkit(*words, "--add").code == 0
+    assert (tmp_path / "r/labels.csv.old").read_bytes() == corrected
+    assert {label: count for label, count in ImageGallery(gallery).labels().items() if label not in own} == {
+        spelled: 1,
+        "a new bird": 1,
+    }
+
+
+def test_an_image_with_two_answers_is_refused(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+    gallery, images = inbox
+    words, table = ("review", gallery, images, "-o", tmp_path / "r", "--device", "cpu"), tmp_path / "r/questions.csv"
+    assert dmlkit(*words).code == 0
+    path = rows_of(table)[0]["path"]
+    table.write_text(f"path,label,answer\n{path},x,one\n{path},x,two\n")
+    refused = dmlkit(*words)
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    assert f"questions.csv:3: {path} has the answers one and two; keep one of them" in refused.err
+
+
+def test_what_a_review_refuses(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
+    gallery, images = inbox
+    folder = tmp_path / "review"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    assert dmlkit("review", gallery, images, "-o", folder, "--device", "cpu").code == 0
+    before = (folder / "review.json").read_bytes(), (folder / "answers.jsonl").read_bytes()
+    rows = rows_of(folder / "questions.csv")
+    (folder / "questions.csv").write_text(f"path,label,answer\n{rows[0]['path']},{rows[0]['label']},unknown\n")
+    result = dmlkit("review", gallery, images, "-o", folder, "--device", "cpu")
+    assert result.code == 2 and "'unknown' is no label" in result.err
+    (folder / "questions.csv").write_text("path,label,answer\nother.jpg,a,same\n")
+    for words, message in (
+        ((gallery, images, "-o", folder), "questions.csv:2: expected the columns path, label, answer"),
+        ((gallery, images / "0.jpg", "-o", folder), "this is a review of"),
+        ((gallery, images, "-o", tmp_path / "full"), "has notes.txt but not a review"),
+        ((gallery, images, "-o", images / "review"), "where every file is read as data"),
+    ):
+        result = dmlkit("review", *words, "--device", "cpu")
+        assert result.code == 2 and message in result.err and result.err.count("\n") == 1, result.err
+    assert ((folder / "review.json").read_bytes(), (folder / "answers.jsonl").read_bytes()) == before

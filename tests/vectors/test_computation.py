@@ -1,0 +1,197 @@
+"""Engines of embeddings, against torch in float32, NumPy, and engines whose speed and agreement are made up."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import dmlkit as face
+from dmlkit.distributed.launch import start_ranks
+from dmlkit.errors import UserError
+from dmlkit.vectors import computation
+from dmlkit.vectors.embedder import Embedder
+from dmlkit.vectors.manifest import Computation
+from tests.conftest import TINY_RECIPE, Result
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run in ``run``, and 12 pictures in ``pictures``."""
+    folder = tmp_path_factory.mktemp("engines")
+    (folder / "tiny.yaml").write_text(TINY_RECIPE)
+    face.train(folder / "tiny.yaml", str(folder / "run"), overrides=["training.epochs=1"], device="cpu")
+    (folder / "pictures").mkdir()
+    for index in range(12):
+        pixels = np.random.default_rng(index).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "pictures" / f"{index:02}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def in_own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+def model_of(home: Path, engine: str) -> Embedder:
+    return face.load(str(home / "run"), device=f"cpu{engine}")
+
+
+def pictures(home: Path) -> list[Path]:
+    return sorted((home / "pictures").iterdir())
+
+
+def made_up(monkeypatch: pytest.MonkeyPatch, **of: tuple[float, int]) -> None:
+    """Let a comparison find the cosine and the number of same neighbors of an engine."""
+
+    def prepared(model: object, *given: object) -> object:
+        engine = str(given[1])
+        cosine, same = of[engine]
+        way = {"precision": "bf16", "engine": "torch"} if engine == "bf16" else {"precision": "fp32", "engine": engine}
+        return model, Computation(**way, images=64, cosine=cosine, same_nearest=same)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(computation, "_prepare", prepared)
+    monkeypatch.setattr(computation, "_computes_bf16", lambda _: "bf16" in of)
+
+
+def test_graphs_give_torch_s_embeddings_and_the_manifest_names_the_runtime(
+    home: Path, tmp_path: Path, dmlkit: Callable[..., Result]
+):
+    engine = "onnxruntime"
+    pytest.importorskip(engine, reason="it comes with an extra of dmlkit")
+    options = ("embed", home / "run", home / "pictures", "-o")
+    assert dmlkit(*options, tmp_path / "torch", "--device", "cpu").code == 0
+    result = dmlkit(*options, tmp_path / engine, "--device", f"cpu+{engine}")
+    assert result.code == 0, result.err
+    torch_s, theirs = (np.load(tmp_path / name / "embeddings.npy") for name in ("torch", engine))
+    np.testing.assert_allclose(theirs, torch_s, atol=1e-5)
+    manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("torch", engine)]
+    assert manifests[0]["computation"] is None
+    found = manifests[1]["computation"]
+    assert (found["engine"], found["precision"]) == (engine, "fp32") and found["cosine"] > 0.99999
+    assert manifests[0]["model"] == manifests[1]["model"]
+    # they agree, so that one searches in the other
+    assert dmlkit("search", tmp_path / engine, home / "pictures", "--device", "cpu").code == 0
+    assert dmlkit("search", tmp_path / "torch", home / "pictures", "--device", f"cpu+{engine}").code == 0
+
+
+def test_agreement_is_that_of_the_training_images(home: Path):
+    """Cosines and nearest images, computed by NumPy one image at a time from what the Python face returns."""
+    exact, near = model_of(home, ""), model_of(home, "+bf16")
+    found = near.trained.computation
+    assert found is not None and found.precision == "bf16"
+    images = exact.trained.recipe.dataset.build("train")
+    rows = sorted({round(row) for row in np.linspace(0, len(images) - 1, 64)})
+    arrays = [images.sample(row).permute(1, 2, 0).numpy() for row in rows]
+    points, theirs = (model.embed(arrays).astype(np.float64) for model in (exact, near))
+    cosines = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(points, theirs, strict=True)]
+    assert found.images == len(rows) and found.cosine == pytest.approx(min(cosines), abs=1e-5)
+    same = 0
+    for row in range(len(rows)):
+        nearest: list[set[int]] = []
+        for table in (points, theirs):
+            order = sorted(
+                (column for column in range(len(rows)) if column != row), key=lambda c: -table[row] @ table[c]
+            )
+            nearest.append(set(order[:10]))
+        same += nearest[0] == nearest[1]
+    assert abs(found.same_nearest - same) <= 2  # batches of other sizes round otherwise
+
+
+def test_embeddings_that_do_not_agree_are_those_of_another_model(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    dmlkit: Callable[..., Result],
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made_up(monkeypatch, bf16=(0.99, 64))
+    options = ("embed", home / "run", home / "pictures", "-o")
+    assert dmlkit(*options, tmp_path / "torch", "--device", "cpu").code == 0
+    assert dmlkit(*options, tmp_path / "bf16", "--device", "cpu+bf16").code == 0
+    assert "least cosine to torch 0.990000" in caplog.text
+    models = [json.loads((tmp_path / name / "manifest.json").read_text())["model"] for name in ("torch", "bf16")]
+    assert models[0]["fingerprint"] != models[1]["fingerprint"]
+    assert dmlkit("search", tmp_path / "bf16", home / "pictures", "--device", "cpu+bf16").code == 0
+    for folder, device, way in (("bf16", "cpu", "add +bf16"), ("torch", "cpu+bf16", "without a runtime")):
+        result = dmlkit("search", tmp_path / folder, home / "pictures", "--device", device)
+        assert result.code == 2 and "do not agree" in result.err and way in result.err
+
+
+@pytest.mark.parametrize(
+    ("onnxruntime", "bf16", "taken"),
+    [
+        ((1.0, 64), (1.0, 64), "+onnxruntime"),
+        ((0.9999, 64), None, "+onnxruntime"),
+        ((0.9998, 64), (0.9999, 64), "+bf16"),  # a cosine below the agreement
+        ((1.0, 63), (1.0, 64), "+bf16"),  # another nearest image
+        ((float("-1"), 0), (0.5, 64), ""),
+        ((0.5, 64), None, ""),  # a processor that emulates bfloat16
+    ],
+)
+def test_fastest_is_the_first_that_agrees(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    onnxruntime: tuple[float, int],
+    bf16: tuple[float, int] | None,
+    taken: str,
+):
+    made_up(monkeypatch, onnxruntime=onnxruntime, **({"bf16": bf16} if bf16 else {}))
+    found = model_of(home, "+fastest").trained.computation
+    assert (found.option if found else "") == taken
+    rejected = 0 if taken == "+onnxruntime" else 1 if taken or not bf16 else 2
+    assert caplog.text.count("is not used: least cosine to torch") == rejected
+
+
+def test_a_comparison_is_made_once_and_again_if_its_graph_is_damaged(
+    home: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+):
+    expected = model_of(home, "+onnxruntime").embed(pictures(home))
+    (graph,) = (cache / "dmlkit").glob("engine-*-onnxruntime.onnx")
+    with monkeypatch.context() as without:
+        without.setattr(computation, "compare", None)  # calling it would fail
+        assert np.array_equal(model_of(home, "+onnxruntime").embed(pictures(home)), expected)
+    graph.write_bytes(b"of another run")
+    assert np.array_equal(model_of(home, "+onnxruntime").embed(pictures(home)), expected)
+    assert graph.stat().st_size > 1000
+
+
+def test_what_a_run_keeps_is_torch_s(home: Path, dmlkit: Callable[..., Result]):
+    assert dmlkit("search", home / "run", home / "pictures", "--device", "cpu+bf16").code == 0
+    assert not (home / "run" / "embeddings").exists()
+    assert dmlkit("embed", home / "run", "--split", "test", "--device", "cpu+bf16").code == 0
+    record = home / "run" / "embeddings" / "test" / "manifest.json"
+    assert json.loads(record.read_text())["split"]["device"] == "cpu+bf16"
+    assert dmlkit("eval", home / "run", "--device", "cpu").code == 0
+    assert json.loads(record.read_text())["split"]["device"] == "cpu"
+
+
+def test_engines_that_cannot_be_used_say_why(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dmlkit: Callable[..., Result]
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    expected = r"expected cpu\+bf16, cpu\+onnxruntime, cpu\+fastest or cpu$"
+    for device in ("cpu+tensorrt", "cpu+bf16+bf16"):
+        with pytest.raises(UserError, match=expected):
+            start_ranks(device)
+    with pytest.raises(UserError, match=r"--device cpu\+: expected"):
+        start_ranks("cpu+")
+    result = dmlkit("eval", home / "run", "--device", "cpu+bf16")
+    assert result.code == 2 and "use --device cpu" in result.err
+
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "onnxscript", None)
+        with pytest.raises(UserError, match=r"\+onnxruntime needs onnxscript; .*dmlkit\[onnx\]"):
+            model_of(home, "+onnxruntime")
+        patch.setattr(computation, "_computes_bf16", lambda _: False)
+        assert model_of(home, "+fastest").trained.computation is None  # without the package torch computes

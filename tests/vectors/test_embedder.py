@@ -1,0 +1,173 @@
+"""The Python face, against the files that ``dmlkit embed`` writes and the manifold's own similarity."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import dmlkit as face
+from dmlkit.vectors.embedder import Embedder
+from tests.conftest import TINY_RECIPE, Result
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run in ``run``, and 130 pictures in ``pictures``: more than a batch."""
+    folder = tmp_path_factory.mktemp("face")
+    (folder / "tiny.yaml").write_text(TINY_RECIPE)
+    face.train(folder / "tiny.yaml", str(folder / "run"), overrides=["training.epochs=1"], device="cpu")
+    (folder / "pictures").mkdir()
+    numbers = np.random.default_rng(0)
+    for index in range(130):
+        pixels = numbers.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "pictures" / f"{index:03}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(home: Path) -> Embedder:
+    return face.load(str(home / "run"), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def paths(home: Path) -> list[Path]:
+    return sorted((home / "pictures").iterdir())
+
+
+def test_paths_pictures_and_arrays_give_what_the_command_writes(
+    home: Path, model: Embedder, paths: list[Path], dmlkit: Callable[..., Result]
+):
+    assert dmlkit("embed", home / "run", home / "pictures", "-o", home / "files", "--device", "cpu").code == 0
+    written = np.load(home / "files" / "embeddings.npy")
+    assert np.array_equal(model.embed(paths), written)
+    assert np.array_equal(model.embed([str(path) for path in paths]), written)
+    opened = [Image.open(path) for path in paths]
+    assert np.array_equal(model.embed(opened), written)
+    stacked = np.stack([np.asarray(image) for image in opened])
+    assert np.array_equal(model.embed(stacked), written)
+    mixed = model.embed([paths[0], opened[1], stacked[2]])
+    np.testing.assert_allclose(mixed, written[:3], atol=1e-6)
+    assert model.embed([]).shape == (0, written.shape[1])
+
+
+def test_the_mode_of_a_model_is_set_only_if_it_trains(home: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch):
+    network, modes = (embedder := face.load(str(home / "run"), device="cpu")).trained.model, list[bool]()
+    train = type(network).train
+    monkeypatch.setattr(type(network), "train", lambda self, mode=True: modes.append(mode) or train(self, mode))
+    points = embedder.embed(paths[:2])
+    assert modes == []
+    network.train()
+    assert np.array_equal(embedder.embed(paths[:2]), points) and modes == [True, False, True]
+
+
+def test_similarity_is_the_manifold_s(model: Embedder, paths: list[Path]):
+    points = model.embed(paths[:5])
+    found = model.similarity(points, points[:3])
+    tensors = torch.from_numpy(points)
+    with torch.no_grad():
+        assert np.array_equal(found, model.trained.model.manifold.similarity(tensors, tensors[:3]).numpy())
+
+
+def test_evaluation_is_the_command_s(home: Path, dmlkit: Callable[..., Result]):
+    import json
+
+    report = face.evaluate(str(home / "run"), metrics=["recall@1"], device="cpu").report
+    told = json.loads(dmlkit("eval", home / "run", "--metric", "recall@1", "--json", "--device", "cpu").out)
+    assert report.metrics == told["metrics"]
+
+
+ODD_VECTORS: list[tuple[Any, str]] = [
+    (np.full((2, 6), "x"), r"expected an array \(N, 6\), got an array \(2, 6\) of <U1"),
+    (np.zeros((2, 6), np.complex64), "of complex64"),
+    (np.array([[0.0] * 6, [0.0] * 5 + [np.nan]]), r"^vectors\[1\]: has nan or inf$"),
+]
+
+
+def test_a_run_over_vectors_embeds_arrays(tmp_path: Path):
+    numbers = np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", numbers.normal(size=(40, 6)).astype(np.float32))
+    np.save(tmp_path / "y.npy", np.arange(40) % 10)
+    (tmp_path / "r.yaml").write_text(
+        f"dataset: {{name: vectors, embeddings: {tmp_path}/x.npy, labels: {tmp_path}/y.npy}}\n"
+        "backbone: {name: identity}\nembedding_dim: 4\nloss: {name: triplet}\ntraining: {epochs: 1}\n"
+        "sampler: {name: random, batch_size: 8}\n"
+    )
+    face.train(tmp_path / "r.yaml", tmp_path / "run", device="cpu")
+    model = face.load(tmp_path / "run", device="cpu")
+    points = model.embed(np.load(tmp_path / "x.npy").astype(np.float64))
+    assert points.shape == (40, 4) and points.dtype == np.float32
+    bad: Any
+    for bad, told in (
+        (np.zeros((2, 5)), r"expected an array \(N, 6\), got an array \(2, 5\)"),
+        ([1.0], "got list"),
+        *ODD_VECTORS,
+    ):
+        with pytest.raises(face.UserError, match=told):
+            model.embed(bad)
+
+
+BAD: list[tuple[Any, str]] = [
+    ("one.png", r"^embed: got one str, expected a list of images: embed\(\[image\]\)$"),
+    (Image.new("RGB", (8, 8)), "^embed: got one Image"),
+    (["gone.png"], "^gone.png: no such image file$"),
+    ([3], r"^images\[0\]: expected a path, an image of Pillow's or an array, got int$"),
+    ([np.zeros((8, 8, 3))], r"^images\[0\]: expected \(H, W, 3\) uint8 RGB, got \(8, 8, 3\) float64$"),
+    (None, "^embed: got NoneType, expected a list of images or an array$"),
+    (np.zeros((), np.uint8), "^embed: got ndarray, expected a list of images or an array$"),
+    (["a" * 300], r"^a{200}\.\.\. \(300 characters\): no such image file$"),
+    ([Image.new("RGB", (0, 8))], r"^images\[0\]: is 0 x 8 pixels$"),
+    ([Image.new("La", (8, 8))], r"images\[0\]: cannot read this image"),
+    (np.zeros((8, 8, 3), np.uint8), r"^images\[0\]: expected \(H, W, 3\) uint8 RGB, got \(8, 3\) uint8"),
+]
+
+
+@pytest.mark.parametrize(("images", "told"), BAD, ids=range(len(BAD)))
+def test_what_is_no_image_is_told_in_one_line(images: Any, told: str, model: Embedder):
+    with pytest.raises(face.UserError, match=told):
+        model.embed(images)
+
+
+def test_one_missing_path_of_ten_thousand_is_told_before_any_image_is_read(model: Embedder, paths: list[Path]):
+    with pytest.raises(face.UserError) as refusal:
+        model.embed([paths[0]] * 9_999 + [Path("gone.png")])
+    assert str(refusal.value) == "gone.png: no such image file"
+
+
+def test_a_file_that_is_no_image_is_told(model: Embedder, paths: list[Path], tmp_path: Path):
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(face.UserError, match=r"text.png: cannot read this image: .*known image format"):
+        model.embed([*paths[:2], tmp_path / "text.png"])
+
+
+def test_points_of_another_width_are_told(model: Embedder):
+    with pytest.raises(
+        face.UserError, match=r"similarity: expected b of shape \(N, 8\) and floats, got an array \(2, 9\)"
+    ):
+        model.similarity(np.zeros((2, 8)), np.zeros((2, 9)))
+
+
+@pytest.mark.parametrize("points", [None, [[0.0] * 8], np.full((2, 8), "x"), np.zeros((2, 8), np.complex64)])
+def test_points_that_are_no_array_of_floats_are_told(points: Any, model: Embedder):
+    with pytest.raises(face.UserError, match=r"^similarity: expected b of shape \(N, 8\) and floats, got "):
+        model.similarity(np.zeros((2, 8)), points)
+
+
+def test_an_image_that_is_cut_off_or_closed_is_told(model: Embedder, paths: list[Path], tmp_path: Path):
+    data = paths[0].read_bytes()
+    (tmp_path / "cut.png").write_bytes(data[: len(data) // 2])
+    closed = Image.new("RGB", (8, 8))
+    closed.close()
+    for image in (Image.open(tmp_path / "cut.png"), closed):
+        with pytest.raises(face.UserError, match=r"images\[1\]: cannot read this image"):
+            model.embed([paths[0], image])
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_a_folder_that_is_no_run_is_told(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(face.UserError, match=rf"^{name}: "):
+        face.load(name, device="cpu")

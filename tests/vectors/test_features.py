@@ -1,0 +1,281 @@
+"""Features computed once: equal to those computed live, and never those of something else."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dmlkit.datasets.base import Split
+from dmlkit.datasets.folder import FolderConfig
+from dmlkit.datasets.glyphs import GlyphsConfig
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.loading.image_changes import are_same_files
+from dmlkit.loading.inputs import TransformedImages
+from dmlkit.model import EmbeddingModel
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.transforms.presets import ImageNetConfig
+from dmlkit.vectors import parts
+from dmlkit.vectors.features import AugmentedViews, Views
+from dmlkit.vectors.in_memory import embed_images
+from dmlkit.vectors.stored import split_embeddings
+from dmlkit.vectors.trained import load_model
+from tests.conftest import END, Result
+from tests.processes import Forked, command_line, wait_until
+
+RECIPE = """\
+seed: 3
+dataset: {name: folder, root: photos, validation_fraction: 0.34}
+transform: {name: plain, size: 16}
+backbone: {name: small_cnn, width: 4, tuning: {name: none}}
+embedding_dim: 8
+loss: {name: proxy_anchor}
+sampler: {name: random, batch_size: 8}
+training: {epochs: 3, workers: 0}
+metrics: [recall@1, map@r]
+"""
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Photos of 12 classes in the working folder, with a recipe."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    for label in range(12):
+        folder = tmp_path / "photos" / f"class{label:02}"
+        folder.mkdir(parents=True)
+        for number in range(5):
+            pixels = random.integers(0, 200, (20, 20, 3)) + 4 * label
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    return tmp_path / "photos"
+
+
+def weights_of(run: str) -> dict[str, torch.Tensor]:
+    state = torch.load(RunFolder(Path(run)).checkpoint_path("last"), weights_only=True)
+    return {**state["model"], **state["objective"]}
+
+
+def test_training_on_cached_features_equals_training_on_live_ones(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    """To the bit: plain does not augment, and all images are seen in batches of other sizes and neighbours."""
+    assert dmlkit("train", "r.yaml", "-o", "cached").code == 0
+    live = ("--set", "backbone.tuning.features=live")
+    assert dmlkit("train", "r.yaml", "-o", "live", *live).code == 0
+    cached, expected = weights_of("cached"), weights_of("live")
+    assert cached.keys() == expected.keys()
+    assert all(torch.equal(cached[name], expected[name]) for name in expected)
+    figures = [RunFolder(Path(run)).read_metrics()[-1].validation for run in ("cached", "live")]
+    assert figures[0] == pytest.approx(figures[1], abs=1e-6)
+
+
+def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    transform = ImageNetConfig(size=16, resize=18)
+    dataset = FolderConfig(root="photos", validation_fraction=0).build("train")
+    views = AugmentedViews(Views(dataset, 3), transform)
+    plain = TransformedImages(dataset, transform, training=True)
+    for index in (0, 7):
+        shown = [views[3 * index + view, 0] for view in range(3)]
+        seeds = [int(np.random.default_rng(3 * index + view).integers(2**62)) for view in range(3)]
+        for item, seed in zip(shown, seeds, strict=True):
+            assert torch.equal(item.input, plain[index, seed].input)  # pyright: ignore[reportArgumentType]
+            assert item.label == int(dataset.labels[index])
+        assert not torch.equal(shown[0].input, shown[1].input)  # pyright: ignore[reportArgumentType]
+    options = ("--set", "transform={name: imagenet, size: 16, resize: 18}", "--set", "backbone.tuning.feature_views=3")
+    assert dmlkit("train", "r.yaml", "-o", "views", *options).code == 0
+    features = np.load("views/features/train/embeddings.npy")
+    assert len(features) == 3 * 3 * 5  # 3 of the 6 training classes validate
+    assert not np.array_equal(features[0], features[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("seed=4", "(other weights of the backbone)"),
+        ("transform={name: plain, size: 16}", "transform.name: was imagenet, now plain"),
+        ("backbone.tuning.feature_views=2", "views: was 0, now 2"),
+        ("dataset.validation_fraction=0.5", "dataset.validation_fraction: was 0.34, now 0.5"),
+    ],
+)
+def test_features_of_something_else_are_refused(
+    photos: Path, dmlkit: Callable[..., Result], change: str, told: str
+) -> None:
+    augmented = "transform={name: imagenet, size: 16, resize: 16}"  # else there are no views
+    cache = ("--set", "backbone.tuning.cache=cache", "--set", augmented)
+    assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
+    before = {path: path.read_bytes() for path in Path("cache").rglob("*") if path.is_file()}
+    found = dmlkit("train", "r.yaml", "-o", "two", *cache, "--set", change)
+    assert (found.code, told in found.err) == (2, True), found.err
+    assert "cache/train: contains features with other settings" in found.err
+    assert before == {path: path.read_bytes() for path in Path("cache").rglob("*") if path.is_file()}
+
+
+def test_a_photo_that_has_changed_makes_features_stale(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    cache = ("--set", "backbone.tuning.cache=cache")
+    assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
+    assert dmlkit("train", "r.yaml", "-o", "two", *cache, "--set", "optimizer.lr=0.01").code == 0
+    shutil.copy(photos / "class00" / "1.png", photos / "class00" / "0.png")
+    found = dmlkit("train", "r.yaml", "-o", "three", *cache)
+    assert (found.code, "(1 image changed: photos/class00/0.png)" in found.err) == (2, True), found.err
+
+
+@pytest.mark.parametrize("way_on", ["removed", "repaired"])
+def test_a_photo_that_stops_the_features_is_removed_or_repaired(
+    photos: Path, dmlkit: Callable[..., Result], way_on: str
+) -> None:
+    bad = photos / "class02" / "0.png"
+    good = bad.read_bytes()
+    bad.write_text("not an image")
+    stopped = dmlkit("train", "r.yaml", "-o", "run")
+    assert (stopped.code, "0.png: cannot read this image" in stopped.err) == (2, True), stopped.err
+    bad.unlink() if way_on == "removed" else bad.write_bytes(good)
+    resumed = dmlkit("train", "r.yaml", "-o", "run", "--resume")
+    assert resumed.code == 0, resumed.err
+    assert dmlkit("train", "r.yaml", "-o", "whole").code == 0
+    trained, expected = weights_of("run"), weights_of("whole")
+    assert all(torch.equal(trained[name], expected[name]) for name in expected)
+
+
+def test_features_cut_in_half_are_told(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    cache = ("--set", "backbone.tuning.cache=cache")
+    assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
+    path = Path("cache/train/embeddings.npy")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    found = dmlkit("train", "r.yaml", "-o", "two", *cache)
+    assert (found.code, "cache/train/embeddings.npy" in found.err) == (2, True), found.err
+
+
+def test_a_folder_of_others_is_left_alone(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    (Path("mine") / "train").mkdir(parents=True)
+    (Path("mine") / "train" / "notes.txt").write_text("mine")
+    found = dmlkit("train", "r.yaml", "-o", "one", "--set", "backbone.tuning.cache=mine")
+    assert (found.code, "contains files other than features of dmlkit" in found.err) == (2, True), found.err
+    assert [path.name for path in (Path("mine") / "train").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["backbone.tuning={name: none, features: live, feature_views: 2}", "dataset.on_bad_image=skip"],
+)
+def test_what_cached_features_would_ignore_is_refused(photos: Path, dmlkit: Callable[..., Result], change: str) -> None:
+    found = dmlkit("train", "r.yaml", "-o", "one", "--set", change)
+    assert found.code == 2
+    assert not Path("one").exists()
+
+
+def test_a_photo_that_cannot_be_read_is_told_and_the_same_command_goes_on(
+    photos: Path, dmlkit: Callable[..., Result]
+) -> None:
+    path = photos / "class01" / "2.png"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:60])
+    found = dmlkit("train", "r.yaml", "-o", "one")
+    assert (found.code, "class01/2.png" in found.err, "--resume" in found.err) == (2, True, True), found.err
+
+
+def train_slowly(run: str) -> None:
+    """Train; each image is one part, and a while passes between parts."""
+    parts.BATCH_IMAGES = parts.PART_IMAGES = 1
+    write = parts.PartFolder.write
+
+    def slow(*arguments: Any) -> None:
+        write(*arguments)
+        time.sleep(0.05)
+
+    parts.PartFolder.write = slow
+    command_line("train", "r.yaml", "-o", run, "--resume")
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+def test_a_kill_while_features_are_computed_costs_no_part(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    """A kill falls between parts, and the same weights come out."""
+    process = Forked(train_slowly, "killed")
+    wait_until(lambda: len(list(Path("killed/features").glob("train/parts/part-*"))) >= 5, process)
+    process.kill()
+    process.communicate()
+    kept = list(Path("killed/features/train/parts").glob("part-*"))
+    assert kept
+    assert not Path("killed/features/train/manifest.json").exists()
+    again = Forked(train_slowly, "killed")
+    assert again.wait(END) == 0, again.communicate()[0]
+    assert dmlkit("train", "r.yaml", "-o", "whole").code == 0
+    killed, whole = weights_of("killed"), weights_of("whole")
+    assert all(torch.allclose(killed[name], whole[name], atol=1e-6) for name in whole)
+
+
+def test_stored_features_give_the_embeddings_of_their_images(
+    photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, with the head alone; not if a photo has changed, or if the software of the features is not known."""
+    assert dmlkit("train", "r.yaml", "-o", "run").code == 0
+    dimensions, forward = list[int](), EmbeddingModel.forward
+
+    def noted(self: EmbeddingModel, inputs: torch.Tensor) -> torch.Tensor:
+        dimensions.append(inputs.ndim)
+        return forward(self, inputs)
+
+    monkeypatch.setattr(EmbeddingModel, "forward", noted)
+    fabric, run = start_fabric("cpu"), RunFolder(Path("run"))
+    trained = load_model(run, fabric)
+
+    def computed(split: Split) -> set[int]:
+        """Numbers of dimensions of what the model was given: 4 for images, 2 for features."""
+        dataset = trained.recipe.dataset.build(split)
+        expected = embed_images(trained, fabric, dataset, "photos")
+        dimensions.clear()
+        found = split_embeddings(run, trained, fabric, dataset, split)
+        assert all(torch.equal(one, other) for one, other in zip(found[:3], expected[:3], strict=True))
+        return {*dimensions}
+
+    assert computed("test") == computed("validation") == computed("train") == {2}  # plain draws no views
+    dimensions.clear()
+    assert dmlkit("plot", "histogram", "run").code == 0 and {*dimensions} == {2}
+    description = Path("run/features/validation/features.json")
+    known = json.loads(description.read_text())
+    description.write_text(json.dumps({**known, "software": {**known["software"], "torch": "1.0"}}))
+    shutil.rmtree("run/embeddings")
+    assert computed("validation") == {4}
+    shutil.copy(photos / "class11" / "1.png", photos / "class11" / "0.png")
+    assert computed("test") == {4}
+
+
+@pytest.mark.parametrize(("engine", "tolerance"), [("onnxruntime", 1e-5), ("bf16", 0.05)])
+def test_an_engine_computes_the_features_of_training_images_alone(
+    engine: str, tolerance: float, photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(photos.parent / "cache"))
+    chosen = ("--device", "cpu", "--set", f"backbone.tuning.engine={engine}")
+    assert dmlkit("train", "r.yaml", "-o", "torch", "--device", "cpu").code == 0
+    result = dmlkit("train", "r.yaml", "-o", "fast", *chosen)
+    assert result.code == 0, result.err
+    ours, theirs = (
+        {split: np.load(f"{run}/features/{split}/embeddings.npy") for split in ("train", "validation", "test")}
+        for run in ("torch", "fast")
+    )
+    assert not np.array_equal(ours["train"], theirs["train"])
+    np.testing.assert_allclose(theirs["train"], ours["train"], rtol=tolerance, atol=tolerance)
+    for split in ("validation", "test"):  # so that figures are torch's
+        assert np.array_equal(ours[split], theirs[split])
+    assert json.loads(Path("fast/features/train/features.json").read_text())["engine"] == engine
+    mixed = dmlkit("train", "r.yaml", "-o", "mixed", *chosen, "--set", "backbone.tuning.cache=torch-features")
+    assert mixed.code == 0, mixed.err
+    again = dmlkit("train", "r.yaml", "-o", "other", "--device", "cpu", "--set", "backbone.tuning.cache=torch-features")
+    assert again.code == 2 and f"engine: was {engine}, now torch" in again.err and again.err.count("\n") == 1
+
+
+def test_live_features_take_no_engine(photos: Path, dmlkit: Callable[..., Result]) -> None:
+    live = ("--set", "backbone.tuning={name: none, features: live, engine: bf16}")
+    result = dmlkit("train", "r.yaml", "-o", "live", *live)
+    assert result.code == 2 and "engine need features: cached" in result.err
+
+
+def test_images_in_memory_have_no_files_that_could_have_changed():
+    """Before format 4 their names were hashed as if they were files."""
+    images = GlyphsConfig(classes=4, images_per_class=2).build("all")
+    assert are_same_files(images, "hash of an older version", None)

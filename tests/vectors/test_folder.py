@@ -1,0 +1,271 @@
+"""A folder of embeddings: what 0.1.0 wrote is read, and files that are damaged or do not belong together are told."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from pydantic import BaseModel
+
+from dmlkit.errors import UserError
+from dmlkit.export.formats.faiss import FaissIndex, FaissManifest
+from dmlkit.export.model import ModelManifest, Parity
+from dmlkit.recipe.reference import meanings_of
+from dmlkit.vectors import folder as folder_module
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.manifest import Manifest, ModelSource, Preprocessing, SearchIndex
+from dmlkit.vectors.points import all_points
+from tests.vectors.stored import INDEX, MANIFEST, POINCARE, POINTS, embeddings_at, items, manifest
+
+NOT_UTF8 = pa.array([b"ant\x80"] * 5).view(pa.string())
+
+
+def test_a_folder_made_by_hand_is_read(tmp_path: Path):
+    folder = EmbeddingFolder(embeddings_at(tmp_path / "photos"))
+    assert (folder.manifest.count, folder.manifest.dim, folder.manifest.features) == (5, 8, 8)
+    assert folder.manifest.model.checkpoint == "best" and folder.manifest.model.backbone["width"] == 4
+    assert folder.manifest.preprocessing.mean == (0.5, 0.5, 0.5) and folder.manifest.preprocessing.size == 16
+    assert folder.manifest.skipped == ("photos/broken.jpg: cannot read this image",)
+    assert torch.equal(torch.cat(list(folder.blocks())), torch.from_numpy(POINTS))
+    assert folder.items["path"].to_pylist() == items()["path"]
+    sphere = folder.manifold
+    assert sphere.similarity(*torch.from_numpy(POINTS[:2])[:, None]).tolist() == [[0.0]]
+    disk = EmbeddingFolder(embeddings_at(tmp_path / "disk", manifold=POINCARE)).manifold
+    assert disk.dim == 8 and disk.curvature.item() == pytest.approx(-0.49700847268104553)
+
+
+def test_what_is_written_is_that_and_a_format(tmp_path: Path):
+    (tmp_path / "old.json").write_text(MANIFEST)
+    Manifest.read(tmp_path / "old.json").write(tmp_path / "new.json")
+    text = (tmp_path / "new.json").read_text()
+    assert json.loads(text) == {
+        **json.loads(MANIFEST),
+        **{
+            "fusion": None,
+            "computation": None,
+            "aligned_to": None,
+            "threshold": None,
+            "run": None,
+            "checksums": None,
+            "split": None,
+        },
+    }
+    names = list(json.loads(MANIFEST))
+    after = names.index("preprocessing") + 1
+    names[after:after] = ["fusion", "computation", "aligned_to"]
+    assert list(json.loads(text)) == [*names, "threshold", "run", "checksums", "split"]
+    assert Manifest.read(tmp_path / "new.json") == Manifest.read(tmp_path / "old.json")
+
+
+def refused(path: Path) -> str:
+    """The line with which a folder is refused; it names the file."""
+    with pytest.raises(UserError) as error:
+        EmbeddingFolder(path)
+    line = str(error.value)
+    assert "\n" not in line and line.startswith(f"{path}/")
+    return line.removeprefix(f"{path}/")
+
+
+@pytest.mark.parametrize("part", ["", "index", "model", "manifold"])
+def test_an_unknown_key_is_told(part: str, tmp_path: Path):
+    embeddings_at(tmp_path / "out")
+    data = {**manifest(), "index": {**INDEX}}
+    (data[part] if part else data)["colour"] = "red"
+    (tmp_path / "out" / "manifest.json").write_text(json.dumps(data))
+    line = refused(tmp_path / "out")
+    assert (
+        line.startswith("manifest.json: a manifest of embeddings") and "colour: extra inputs" in line and part in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"format": 99}, "of format 99, written by dmlkit 0.1.0; this is"),
+        ({"format": "onnx"}, "of format onnx"),
+        ({"dim": "8"}, "dim: input should be a valid integer"),
+        ({"dtype": "float16"}, "dtype: input should be 'float32'"),
+        (
+            {"manifold": {"name": "torus"}},
+            "manifold.name: 'torus' is unknown; install the plug-in",
+        ),
+        ({"model": {**manifest()["model"], "checkpoint": "middle"}}, "model.checkpoint: input should be"),
+        ({"skipped": "no"}, "skipped: input should be a valid array"),
+    ],
+)
+def test_another_format_and_wrong_values_are_told(changes: dict[str, Any], told: str, tmp_path: Path):
+    line = refused(embeddings_at(tmp_path / "out", **changes))
+    assert line.startswith("manifest.json: ") and told in line
+
+
+def test_a_manifest_that_is_none_is_told(tmp_path: Path):
+    embeddings_at(tmp_path / "out")
+    for content, told in ((b"", "cannot read this manifest"), (b"\xff", "cannot read this"), (b"[]", "got list")):
+        (tmp_path / "out" / "manifest.json").write_bytes(content)
+        assert told in refused(tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    assert refused(tmp_path / "out").startswith("manifest.json: missing")
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: path.write_bytes(b""), "cannot read this NumPy array"),
+        (lambda path: path.write_bytes(b"\x93NUMPY"), "cannot read this NumPy array"),
+        (lambda path: path.write_text("1 2 3"), "cannot read this NumPy array"),
+        (cut_short, "cannot read this NumPy array"),
+        (lambda path: np.savez(path.open("wb"), POINTS), "cannot read this NumPy array"),
+        (lambda path: np.save(path, np.array([None] * 5), allow_pickle=True), "holds Python objects"),
+        (lambda path: np.save(path, POINTS.astype(np.float64)), "got float64 (5, 8), expected float32 (5, 8)"),
+        (lambda path: np.save(path, POINTS.astype(">f4")), "got >f4 (5, 8), expected float32 (5, 8)"),
+        (lambda path: np.save(path, POINTS[0]), "got float32 (8,), expected float32 (5, 8)"),
+        (lambda path: np.save(path, POINTS[None]), "got float32 (1, 5, 8), expected float32 (5, 8)"),
+        (lambda path: np.save(path, POINTS[:4]), "got float32 (4, 8), expected float32 (5, 8)"),
+        (lambda path: np.save(path, POINTS[:, :7]), "got float32 (5, 7), expected float32 (5, 8)"),
+        (lambda path: path.unlink(), "no such file"),
+        (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
+        *(
+            (lambda path, kind=kind: np.save(path, POINTS.astype(kind)), "expected float32 (5, 8)")
+            for kind in ("U8", "complex64", "bool", "int64", "float16", [("a", "f4")])
+        ),
+    ],
+)
+def test_points_that_are_none_are_told(damage: Callable[[Path], object], told: str, tmp_path: Path):
+    damage(embeddings_at(tmp_path / "out") / "embeddings.npy")
+    line = refused(tmp_path / "out")
+    assert line.startswith("embeddings.npy: ") and told in line
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: path.write_bytes(b""), "cannot read these items"),
+        (cut_short, "cannot read these items"),
+        (lambda path: parquet.write_table(pa.table(items(4)), path), "has 4 rows, expected 5"),
+        (lambda path: path.unlink(), "missing"),
+        *(
+            (
+                lambda path, name=name: parquet.write_table(pa.table(items()).drop_columns([name]), path),
+                "expected id, path, label",
+            )
+            for name in ("id", "path", "label")
+        ),
+        *(
+            (
+                lambda path, change=change: parquet.write_table(pa.table({**items(), **change}), path),
+                told,
+            )
+            for change, told in (
+                ({"label": [b"\xff"] * 5}, "cannot read these items: Invalid UTF8"),
+                *(({name: NOT_UTF8}, "Invalid UTF8 sequence") for name in ("path", "label")),
+                ({"label": [["a"]] * 5}, "cannot read these items: "),
+                ({"id": ["one"] * 5}, "cannot read these items: Failed to parse string"),
+                ({"path": [None] * 5}, "an item has no id or no path"),
+            )
+        ),
+        (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
+    ],
+)
+def test_items_that_are_none_are_told(damage: Callable[[Path], object], told: str, tmp_path: Path):
+    damage(embeddings_at(tmp_path / "out") / "items.parquet")
+    line = refused(tmp_path / "out")
+    assert line.startswith("items.parquet: ") and told in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"manifold": POINCARE, "similarity": "cosine"},
+            "expected (8, 'negative_distance') for manifold poincare and 8 features",
+        ),
+        (
+            {"manifold": {"name": "lorentz"}, "similarity": "negative_distance"},
+            "expected (9, 'negative_distance')",
+        ),
+        ({"features": 99}, "expected (99, 'cosine') for manifold sphere and 99 features"),
+    ],
+)
+def test_a_manifest_of_another_geometry_is_told_t7(changes: dict[str, Any], told: str, tmp_path: Path):
+    line = refused(embeddings_at(tmp_path / "out", **changes))
+    assert line.startswith("manifest.json: got dim and similarity (8, ") and told in line
+
+
+@pytest.mark.parametrize("command", ["eval", "curvature", "npz", "faiss", "parquet", "tensorboard"])
+@pytest.mark.parametrize("name", ["manifest.json", "embeddings.npy", "items.parquet"])
+def test_every_command_tells_a_damaged_folder_in_one_line_t7_u5(dmlkit, tmp_path: Path, command: str, name: str):
+    folder = embeddings_at(tmp_path / "out")
+    words = [command, folder] if command in ("eval", "curvature") else ["export", folder, "--format", command]
+    for content in (b"{}", b"", None):
+        (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+        result = dmlkit(*words)
+        assert result.code == 2 and result.err.startswith(f"error: {folder / name}: "), result.err
+        assert result.err.count("\n") == 1
+
+
+def test_a_folder_without_rows_is_read(tmp_path: Path):
+    folder = EmbeddingFolder(embeddings_at(tmp_path / "out", POINTS[:0]))
+    assert folder.points.shape == (0, 8) and list(folder.blocks()) == []
+    folder.check_points()
+    assert all_points(folder).shape == (0, 8)
+
+
+DOCUMENTS = [Manifest, FaissManifest, ModelManifest]
+PARTS = [SearchIndex, FaissIndex, ModelSource, Preprocessing, Parity]
+
+
+@pytest.mark.parametrize("kind", [*DOCUMENTS, *PARTS], ids=lambda kind: kind.__name__)
+def test_every_key_says_what_it_is(kind: type[BaseModel]):
+    assert meanings_of(kind).keys() == kind.model_fields.keys()
+
+
+def test_rows_are_checked_once_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    looked: list[int] = []
+    real = folder_module.find_invalid_point
+    monkeypatch.setattr(
+        folder_module, "find_invalid_point", lambda space, block: looked.append(len(block)) or real(space, block)
+    )
+    folder = EmbeddingFolder(embeddings_at(tmp_path / "out"))
+    assert looked == [] and len(next(folder.blocks(2))) == 2 and looked == [2]
+    assert [len(block) for block in folder.blocks(3)] == [3, 2] and looked == [2, 3, 2]
+    folder.check_points()
+    assert np.array_equal(all_points(folder).numpy(), folder.points) and looked == [2, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "space", "told"),
+    [
+        (np.nan, None, "its embedding has nan or inf"),
+        (1e30, None, "its length is 1e+30, where points of the sphere have length 1"),
+        (1e4, POINCARE, "its length is 10000, where points of the ball are shorter than its radius of 1.4184633"),
+    ],
+    ids=["nan", "long", "outside of the ball"],
+)
+def test_every_command_refuses_what_is_no_point(dmlkit, tmp_path: Path, value: float, space: Any, told: str):
+    points = 0.5 * POINTS if space else POINTS.copy()
+    whole = embeddings_at(tmp_path / "whole", points, **({"manifold": space} if space else {}))
+    points[3, 3] = value
+    faulty = embeddings_at(tmp_path / "faulty", points, **({"manifold": space} if space else {}))
+    for words in (
+        ["curvature", faulty],
+        ["search", faulty, whole],
+        ["search", whole, faulty],
+        ["eval", faulty],
+        ["cluster", faulty, "--clusters", "2"],
+        ["duplicates", whole, faulty, "--threshold", "-1"],
+        ["inspect", faulty, "-o", tmp_path / "inspection"],
+        *(["export", faulty, "--format", kind, "-o", tmp_path / kind] for kind in ("npz", "faiss", "lancedb")),
+    ):
+        result = dmlkit(*words)
+        assert result.code == 2 and f"{faulty}: row 3 (photos/3.jpg): {told}; restore emb" in result.err, result.err
+        assert result.err.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} <= {"whole", "faulty", "lancedb"}

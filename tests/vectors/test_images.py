@@ -1,0 +1,59 @@
+"""What is embedded of a folder: everything in it."""
+
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dmlkit.errors import UserError
+from dmlkit.files.image_file import image_files
+from dmlkit.recipe.file import parse_recipe
+from dmlkit.vectors.images import dataset_of
+from tests.conftest import TINY_RECIPE
+
+
+def embedded(folder: Path) -> list[str]:
+    dataset = dataset_of(folder, "test", parse_recipe(TINY_RECIPE, "tiny.yaml"))
+    return [os.path.relpath(path, folder) for path in dataset.paths]
+
+
+def photo(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8)).save(path)
+
+
+def test_links_to_folders_are_followed_w6(tmp_path: Path):
+    photo(tmp_path / "photos" / "a" / "1.png")
+    photo(tmp_path / "elsewhere" / "deep" / "2.png")
+    (tmp_path / "photos" / "zz").symlink_to(tmp_path / "elsewhere")
+    assert embedded(tmp_path / "photos") == ["a/1.png", "zz/deep/2.png"]
+    (tmp_path / "link").symlink_to("photos")
+    assert embedded(tmp_path / "link") == ["a/1.png", "zz/deep/2.png"]
+
+
+def test_links_in_a_circle_end_and_no_image_is_listed_twice(tmp_path: Path):
+    photo(tmp_path / "a" / "1.png")
+    photo(tmp_path / "b" / "2.png")
+    (tmp_path / "a" / "up").symlink_to("..")
+    (tmp_path / "a" / "beside").symlink_to("../b")
+    (tmp_path / "b" / "beside").symlink_to("../a")
+    assert embedded(tmp_path) == ["a/1.png", "a/beside/2.png"]
+
+
+@pytest.mark.parametrize("read", [embedded, image_files])
+def test_a_folder_that_cannot_be_read_is_told_w6(read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    photo(tmp_path / "a" / "1.png")
+    photo(tmp_path / "b" / "2.png")
+    scandir = os.scandir
+
+    def guarded(path: str):  # root reads everything, whatever its permissions
+        if str(path).endswith("/b"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(
+        UserError, match=f"^{tmp_path}/b: cannot read this folder: Permission denied; change its permissions"
+    ):
+        read(tmp_path)

@@ -1,0 +1,639 @@
+"""The images of a run's split are embedded once: what one command has computed the others read, equal to the bit."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from errno import ENOSPC, EROFS
+from pathlib import Path
+from threading import Barrier, Lock, Thread
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from dmlkit.datasets.files.boxes import boxes_of
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.errors import UserError
+from dmlkit.model import EmbeddingModel
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors import stored as stored_module
+from dmlkit.vectors.folder import EmbeddingFolder
+from dmlkit.vectors.in_memory import Embeddings, embed_images
+from dmlkit.vectors.run import EmbedOptions, embed
+from dmlkit.vectors.stored import hash_images, split_embeddings
+from dmlkit.vectors.trained import load_model
+from tests.conftest import TINY_RECIPE, Result
+from tests.datasets import trees
+from tests.processes import command_line, start_ranks
+
+Cli = Callable[..., Result]
+CLASSES, PER_CLASS = 12, 5
+TEST = CLASSES // 2 * PER_CLASS  # images of the test split
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``run``, trained on the JPEGs in ``photos``; paths are relative to their folder."""
+    from dmlkit.recipe.file import parse_recipe
+    from dmlkit.training.train import train
+
+    home = tmp_path_factory.mktemp("trained")
+    for label in range(CLASSES):
+        for index in range(PER_CLASS):
+            trees.photo(home / "photos" / f"{label:02}" / f"{index}.jpg", 100 * label + index)
+    head, _, tail = TINY_RECIPE.partition("dataset:")
+    recipe = head + "dataset: {name: folder, root: photos, validation_fraction: 0.34}" + tail[tail.index("\n") :]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        train(parse_recipe(recipe.replace("epochs: 3", "epochs: 1, workers: 0"), "r.yaml"), Path("run"), device="cpu")
+    return home
+
+
+@pytest.fixture
+def home(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of ``trained``, of the same files by their times, as the working directory."""
+    shutil.copytree(trained, tmp_path / "home")
+    monkeypatch.chdir(tmp_path / "home")
+    return tmp_path / "home"
+
+
+class Count:
+    """Number of images that models have embedded since the last call."""
+
+    def __init__(self) -> None:
+        self.images, self.lock = 0, Lock()
+
+    def __call__(self) -> int:
+        images, self.images = self.images, 0
+        return images
+
+
+@pytest.fixture
+def embedded(monkeypatch: pytest.MonkeyPatch) -> Count:
+    count, forward = Count(), EmbeddingModel.forward
+
+    def counted(self: EmbeddingModel, inputs: Tensor) -> Tensor:
+        with count.lock:
+            count.images += len(inputs)
+        return forward(self, inputs)
+
+    monkeypatch.setattr(EmbeddingModel, "forward", counted)
+    return count
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The warnings so far."""
+    texts: list[str] = []
+    monkeypatch.setattr(stored_module, "warn", texts.append)
+    return texts
+
+
+def ask(split: Any = "test", run: str = "run", overrides: list[str] | None = None) -> Embeddings:
+    fabric = start_fabric("cpu")
+    model = load_model(RunFolder(Path(run)), fabric, overrides=overrides or [])
+    return split_embeddings(RunFolder(Path(run)), model, fabric, model.recipe.dataset.build(split), split)
+
+
+def anew(split: Any = "test") -> Embeddings:
+    """Without the run's folder."""
+    fabric = start_fabric("cpu")
+    model = load_model(RunFolder(Path("run")), fabric)
+    return embed_images(model, fabric, model.recipe.dataset.build(split), "photos")
+
+
+def same(one: Embeddings, other: Embeddings) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one[:3], other[:3], strict=True)) and one.faults == other.faults
+
+
+QUERY = ("photos/00/0.jpg",)
+COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
+    "eval": (("eval", "run", "--json"), 0),
+    "eval of another split": (("eval", "run", "--split", "train", "--json"), 0),
+    "calibrate": (("calibrate", "run", "--far", "0.3"), 0),
+    "inspect": (("inspect", "run", "-o", "x.html"), 0),
+    "pca": (("plot", "pca", "run"), 0),
+    "retrieval": (("plot", "retrieval", "run"), 0),
+    "heatmap": (("plot", "heatmap", "run"), 0),
+    "histogram": (("plot", "histogram", "run"), 0),
+    "cluster": (("cluster", "run", "--clusters", "3"), 0),
+    "duplicates": (("duplicates", "run", "--threshold", "0.9"), 0),
+    "curvature": (("curvature", "run", "--sample", "8"), 0),
+    "search": (("search", "run", *QUERY, "--json"), 1),
+    "search with a run": (("search", "run", "run", "--json"), 0),
+    "identify": (("identify", "run", *QUERY, "-o", "x.csv"), 1),
+    "embed": (("embed", "run", "--split", "test"), 0),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_second_call_embeds_no_image_of_the_split(
+    name: str, home: Path, dmlkit: Cli, embedded: Count, warned: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    save = Figure.savefig  # of an empty picture: to draw the others takes half of the time
+    monkeypatch.setattr(Figure, "savefig", lambda self, *place, **options: save(Figure((1, 1)), *place, **options))
+    words, queries = COMMANDS[name]
+    device = () if name == "calibrate" else ("--device", "cpu")
+    first = dmlkit(*words, *device)
+    assert first.code == 0, first.err
+    assert embedded() >= queries + PER_CLASS
+    second = dmlkit(*words, *device)
+    assert second.code == 0 and not warned and embedded() == queries
+    kept = [line for line in second.out.splitlines() if line != "these images are embedded already"]
+    progress = re.compile(r"embedding |.* left$")  # on a busy machine a step of a second or more shows one too
+    assert kept == [line for line in first.out.splitlines() if not progress.match(line)]
+
+
+def test_every_command_reads_what_one_has_written(home: Path, dmlkit: Cli, embedded: Count):
+    for number, words in enumerate(("embed run --split test", "eval run", "cluster run --clusters 2", "plot pca run")):
+        assert dmlkit(*words.split(), "--device", "cpu").code == 0
+        assert embedded() == (0 if number else TEST)
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test", "all"])
+def test_what_is_read_is_equal_to_the_bit(split: Any, home: Path, warned: list[str]):
+    expected = anew(split)
+    assert same(ask(split), expected) and same(ask(split), expected) and not warned
+    folder = EmbeddingFolder(home / "run" / "embeddings" / split)
+    np.testing.assert_array_equal(folder.points, expected.points.numpy())
+    images = RunFolder(home / "run").recipe().dataset.build(split)
+    assert folder.paths == list(images.paths)
+    assert folder.labels == [images.class_names[label] for label in images.labels.tolist()]
+
+
+def test_what_a_command_stores_are_the_files_of_embed(home: Path):
+    ask()
+    files = {path.name: path.read_bytes() for path in (home / "run/embeddings/test").iterdir()}
+    shutil.rmtree(home / "run" / "embeddings")
+    embed(Path("run"), split="test", device="cpu")
+    assert files == {path.name: path.read_bytes() for path in (home / "run/embeddings/test").iterdir()}
+
+
+def change_photo(home: Path) -> None:
+    trees.photo(home / "photos" / "11" / "0.jpg", 999)
+
+
+def touch_photo(home: Path) -> None:
+    """A photo may be another of the same size; its time tells."""
+    os.utime(home / "photos" / "11" / "0.jpg", (1, 1))
+
+
+def relabel_photo(home: Path) -> None:
+    (home / "photos" / "11" / "0.jpg").rename(home / "photos" / "10" / "9.jpg")
+
+
+def train_further(home: Path, checkpoints: tuple[str, ...] = ("best", "last")) -> None:
+    for name in checkpoints:
+        path = home / "run" / "checkpoints" / f"{name}.pt"
+        state = torch.load(path, weights_only=True)
+        for tensor in state["model"].values():
+            if tensor.is_floating_point():
+                tensor += 0.01
+        torch.save(state, path)
+
+
+def resize(home: Path) -> None:
+    path = home / "run" / "recipe.yaml"
+    path.write_text(path.read_text().replace("  size: 16", "  size: 18"))
+
+
+def edit_manifest(home: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = home / "run" / "embeddings" / "test" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a photo": (change_photo, "(1 image changed: photos/11/0.jpg)"),
+    "the time of a photo": (touch_photo, "(1 image changed: photos/11/0.jpg)"),
+    "a label": (relabel_photo, "(1 image added: photos/10/9.jpg; 1 image removed: photos/11/0.jpg)"),
+    "weights": (train_further, "(other weights)"),
+    "preprocessing": (resize, "preprocessing.size: was 16, now 18"),
+    "a device": (
+        lambda home: edit_manifest(home, lambda one: one["split"].update(device="cuda")),
+        "device: was cuda, now cpu",
+    ),
+    "software": (
+        lambda home: edit_manifest(home, lambda one: one["split"]["software"].update(torch="1.0")),
+        "software.torch: was 1.0, now ",
+    ),
+    "a list of omissions": (
+        lambda home: edit_manifest(home, lambda one: (one["split"].update(omitted=[99]), one.update(count=TEST - 1))),
+        "expected float32 (29, 8)",
+    ),
+    "a list of omissions that is too long": (
+        lambda home: edit_manifest(home, lambda one: one["split"].update(omitted=[99])),
+        "has 30 embeddings and lists 1 omissions of 30 images",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_has_changed_is_embedded_again_with_the_reason(name: str, home: Path, embedded: Count, warned: list[str]):
+    change, reason = CHANGES[name]
+    ask()
+    embedded()
+    change(home)
+    found = ask()
+    assert embedded() == len(found.points)
+    (line,) = warned
+    assert line.startswith("run/embeddings/test") and reason in line
+    assert line.endswith("; the images are embedded again") and "\n" not in line
+    assert same(found, anew())
+    embedded()
+    assert same(ask(), found) and embedded() == 0 and len(warned) == 1
+
+
+@pytest.mark.parametrize("name", ["photo", "weights"])
+def test_embed_too_embeds_again_what_has_changed(name: str, home: Path, embedded: Count, warned: list[str]):
+    embed(Path("run"), split="test", device="cpu")
+    {"photo": change_photo, "weights": train_further}[name](home)
+    embedded()
+    embed(Path("run"), split="test", device="cpu")
+    assert embedded() == TEST and len(warned) == 1 and "; the images are embedded again" in warned[0]
+    np.testing.assert_array_equal(np.load("run/embeddings/test/embeddings.npy"), anew().points.numpy())
+
+
+def test_embed_resumes_after_an_answer_and_after_a_change(home: Path, embedded: Count, warned: list[str]):
+    """Parts of an interrupted ``embed`` are of no use once all is stored, and do not stop the next one."""
+    from dmlkit.vectors.parts import PartFolder
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("dmlkit.vectors.job.write_embeddings", stop)
+            embed(Path("run"), split="test", device="cpu")
+        assert len(list(Path("run/embeddings/test/parts").glob("*.safetensors"))) == len(PartFolder(home, TEST))
+
+    interrupted()
+    Path("run/embeddings/test/embeddings.npy").write_bytes(b"as by a kill while it was replaced")
+    expected = ask()
+    assert same(expected, anew()) and not Path("run/embeddings/test/parts").exists()
+    shutil.rmtree("run/embeddings")
+    interrupted()
+    embedded()
+    embed(Path("run"), split="test", device="cpu")
+    assert same(ask(), expected) and embedded() == 0 and not warned
+
+
+def points_by_path(folder: Path) -> dict[str, np.ndarray]:
+    found = EmbeddingFolder(folder)
+    return {os.path.realpath(path): point for path, point in zip(found.paths, np.array(found.points), strict=True)}
+
+
+def links(home: Path, name: str, classes: range) -> Path:
+    """A folder of links to class folders: the same files under other names."""
+    (home / name).mkdir()
+    for label in classes:
+        (home / name / f"{label:02}").symlink_to(home / "photos" / f"{label:02}")
+    return Path(name)
+
+
+def test_embed_reads_the_points_of_images_that_the_run_has(home: Path, embedded: Count, warned: list[str]):
+    """All test images, in the batches of the split: equal to the bit to those computed without the run's folder."""
+    folder = links(home, "again", range(CLASSES // 2, CLASSES))
+    embed(Path("run"), folder, output=Path("fresh"), device="cpu")
+    ask()
+    embedded()
+    embed(Path("run"), folder, output=Path("read"), device="cpu")
+    assert embedded() == 0 and not warned
+    for name in ("embeddings.npy", "items.parquet"):
+        assert Path("read", name).read_bytes() == Path("fresh", name).read_bytes()
+
+
+def test_only_what_the_run_lacks_is_embedded(home: Path, embedded: Count, warned: list[str]):
+    """In other batches float32 sums are rounded otherwise: a few times 6e-8, relative to unit vectors."""
+    embed(Path("run"), Path("photos"), output=Path("fresh"), device="cpu")
+    ask("test")
+    embedded()
+    embed(Path("run"), Path("photos"), output=Path("read"), device="cpu")
+    assert embedded() == CLASSES * PER_CLASS - TEST and not warned
+    fresh, read = points_by_path(Path("fresh")), points_by_path(Path("read"))
+    assert list(fresh) == list(read) and len(read) == CLASSES * PER_CLASS
+    np.testing.assert_allclose(np.stack([*read.values()]), np.stack([*fresh.values()]), atol=1e-6)
+    stored = points_by_path(Path("run/embeddings/test"))
+    assert all(np.array_equal(read[path], point) for path, point in stored.items())
+
+
+def test_a_gallery_and_queries_read_the_points_too(home: Path, dmlkit: Cli, embedded: Count):
+    from dmlkit.gallery.folder import GalleryFolder
+
+    ask("test")
+    embedded()
+    assert dmlkit("gallery", "create", "run", "photos", "-o", "g", "--device", "cpu").code == 0
+    assert embedded() == CLASSES * PER_CLASS - TEST
+    gallery, stored = GalleryFolder(Path("g")), points_by_path(Path("run/embeddings/test"))
+    found = dict(zip(gallery.paths, torch.cat([*gallery.blocks(1000)]).numpy(), strict=True))
+    assert all(np.array_equal(found[path], point) for path, point in stored.items())
+    for words in (("search", "g", "photos/11/0.jpg"), ("identify", "g", "photos/10")):
+        assert dmlkit(*words, "--device", "cpu").code == 0 and embedded() == 0
+
+
+def test_select_and_search_read_the_images_that_embed_has_stored_in_the_run(
+    home: Path, dmlkit: Cli, embedded: Count, warned: list[str]
+):
+    new = [trees.photo(home / "new" / f"{index}.jpg", 900 + index) for index in range(3)]
+    commands = [text.split() for text in ("select run new --split test -n 2 --json", "search run new --json")]
+    fresh = [dmlkit(*words, "--device", "cpu").out for words in commands]
+    assert dmlkit("embed", "run", "new", "--device", "cpu").code == 0
+    embedded()
+    assert [dmlkit(*words, "--device", "cpu").out for words in commands] == fresh and embedded() == 0
+    trees.photo(new[0], 999)
+    assert dmlkit(*commands[0], "--device", "cpu").code == 0 and embedded() == 1
+    (line,) = warned
+    assert line.startswith("run/embeddings/new: 1 of these images changed after they were embedded")
+
+
+STALE: dict[str, tuple[Callable[[Path], None], int, str]] = {
+    "a photo": (change_photo, 1, "1 of these images changed after they were embedded, and are embedded again"),
+    "the time of a photo": (touch_photo, 1, "1 of these images changed after they were embedded"),
+    "preprocessing": (resize, PER_CLASS, "holds other embeddings (preprocessing.size: was 16, now 18)"),
+    "software": (CHANGES["software"][0], PER_CLASS, "holds other embeddings (software.torch: was 1.0, now "),
+    "a device": (CHANGES["a device"][0], PER_CLASS, "holds other embeddings (device: was cuda, now cpu)"),
+    "points": (
+        lambda home: flip(home / "run/embeddings/test/embeddings.npy"),
+        PER_CLASS,
+        "where points of the sphere have length 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_stale_points_are_computed_again_and_that_is_said(name: str, home: Path, embedded: Count, warned: list[str]):
+    ask()
+    change, count, warning = STALE[name]
+    change(home)
+    embedded()
+    embed(Path("run"), Path("photos/11"), output=Path("read"), device="cpu")
+    assert embedded() == count
+    assert [warning in line for line in warned] == ([True] if warning else [])
+    shutil.rmtree("run/embeddings")
+    embed(Path("run"), Path("photos/11"), output=Path("fresh"), device="cpu")
+    np.testing.assert_allclose(np.load("read/embeddings.npy"), np.load("fresh/embeddings.npy"), atol=1e-6)
+
+
+def test_a_box_of_an_image_is_no_file(home: Path):
+    from dmlkit.vectors.images import images_at
+
+    Path("boxes.csv").write_text("path,x1,y1,x2,y2\nphotos/11/0.jpg,,,,\nphotos/11/1.jpg,0,0,9,9\n")
+    boxes = images_at(Path("boxes.csv"), "none")
+    assert [boxes.file(index) is None for index in range(2)] == [False, True]
+
+
+def test_boxes_of_a_folder_are_not_taken_for_whole_images(home: Path):
+    images, boxes = Path("photos/11"), boxes_of(Path("labels"), None, None)
+    Path("labels").mkdir()
+    for path in images.iterdir():
+        Path("labels", f"{path.stem}.txt").write_text("0 0.3 0.3 0.5 0.5\n")
+    for name, chosen in (("box", boxes), ("whole", None)):  # with nothing stored
+        embed(Path("run"), images, output=Path(name), device="cpu", options=EmbedOptions(boxes=chosen))
+    ask()
+    embed(Path("run"), images, output=Path("read"), device="cpu", options=EmbedOptions(boxes=boxes))
+    box, whole = np.load("box/embeddings.npy"), np.load("whole/embeddings.npy")
+    np.testing.assert_allclose(np.load("read/embeddings.npy"), box, atol=1e-6)
+    assert np.abs(box - whole).max() > 1e-3
+
+
+UNWANTED = ("torchvision", "timm", "lightning_fabric", "torch._dynamo")
+SESSION = """
+import sys
+from dmlkit.cli.app import main
+
+for words in sys.argv[1].split(";"):
+    sys.argv = ["dmlkit", *words.split(), "--device", "cpu"]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, words
+print([name for name in UNWANTED if name in sys.modules])
+"""
+
+
+def test_commands_that_read_stored_embeddings_import_no_network(home: Path):
+    ask("train"), ask()
+    commands = "eval run;inspect run -o x.html;cluster run --clusters 3;duplicates run --threshold 0.9"
+    commands += ";search run photos/11/0.jpg"
+    words = [sys.executable, "-c", f"UNWANTED = {UNWANTED}\n{SESSION}", commands]
+    result = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 2
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-8]),
+    "changed": flip,
+    "empty": lambda path: path.write_bytes(b""),
+    "missing": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["embeddings.npy", "items.parquet", "manifest.json"])
+def test_a_damaged_file_is_made_again(name: str, damage: str, home: Path, embedded: Count, warned: list[str]):
+    expected = ask()
+    path = home / "run" / "embeddings" / "test" / name
+    whole = path.read_bytes()
+    DAMAGES[damage](path)
+    embedded()
+    assert same(ask(), expected)
+    assert embedded() == TEST and path.read_bytes() == whole
+    unnoticed = (name, damage) == ("manifest.json", "missing")  # as before the first command, or after a kill
+    assert len(warned) == (not unnoticed)
+
+
+@pytest.mark.parametrize(("errno", "place"), [(ENOSPC, "write"), (EROFS, "mkdir")])
+def test_where_nothing_can_be_written_the_answer_is_the_same(
+    errno: int, place: str, home: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str], embedded: Count
+):
+    expected = anew()
+    embedded()
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno, os.strerror(errno))
+
+    with monkeypatch.context() as patch:
+        target = (stored_module, "write_embeddings") if place == "write" else (Path, "mkdir")
+        patch.setattr(*target, fail)
+        for number in (1, 2):
+            assert same(ask(), expected) and embedded() == TEST
+            assert len(warned) == number and os.strerror(errno) in warned[-1]
+            assert warned[-1].endswith("; the embeddings are not stored, and the next command embeds the images again")
+    assert not list((home / "run").glob("embeddings/test/*"))
+    assert same(ask(), expected) and embedded() == TEST
+    assert same(ask(), expected) and embedded() == 0
+
+
+@pytest.mark.parametrize("file", ["embeddings.npy", "items.parquet", "manifest.json"])
+def test_a_disk_that_fills_up_leaves_nothing_that_would_be_read(
+    file: str, home: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
+):
+    replace = Path.replace
+
+    def full(self: Path, target: Path) -> Path:
+        if Path(target).name == file:
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
+        return replace(self, target)
+
+    expected = anew()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        assert same(ask(), expected)
+    assert len(warned) == 1 and "No space left on device" in warned[0]
+    assert not list((home / "run").glob("embeddings/test/*"))
+
+
+def test_two_commands_at_once_embed_once(home: Path, embedded: Count):
+    barrier, found = Barrier(2), list[Embeddings]()
+
+    def command() -> None:
+        barrier.wait()
+        found.append(ask())
+
+    threads = [Thread(target=command) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert embedded() == TEST and same(*found) and same(found[0], anew())
+    assert sorted(path.name for path in (home / "run/embeddings/test").iterdir()) == [
+        *("embeddings.npy", "items.parquet", "manifest.json"),
+    ]
+
+
+def test_images_that_cannot_be_read_are_left_out_until_they_can(home: Path, embedded: Count, warned: list[str]):
+    broken = home / "photos" / "09" / "2.jpg"
+    whole = broken.read_bytes()
+    broken.write_bytes(b"no image")
+    first = ask()
+    assert embedded() == TEST - 1 and len(first.faults) == 1 and same(first, anew())
+    embedded()
+    assert same(ask(), first) and embedded() == 0 and not warned
+    status = broken.stat()
+    broken.write_bytes(whole)
+    ask()
+    assert "(1 image added: photos/09/2.jpg)" in warned[0] and embedded() == TEST
+    broken.write_bytes(b"no image")
+    os.utime(broken, ns=(status.st_atime_ns, status.st_mtime_ns))
+    ask()
+    embedded()
+    assert embedded() == 0
+
+
+def test_a_disk_that_failed_for_a_moment_is_asked_again(
+    home: Path, embedded: Count, warned: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The file has the same size and time."""
+    from dmlkit.datasets.files.listing import ListedImages
+    from dmlkit.files.image_file import BadImageError
+
+    sample = ListedImages.sample
+
+    def failing(self: Any, index: int) -> Tensor:
+        if index == 3:
+            raise BadImageError(f"{self.paths[index]}: Input/output error")
+        return sample(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ListedImages, "sample", failing)
+        assert len(ask().points) == TEST - 1
+    embedded()
+    assert len(ask().points) == TEST and embedded() == TEST
+    assert "lacks an image that can be read now" in warned[0]
+
+
+def test_embed_asks_for_skip_bad_images_still(home: Path, dmlkit: Cli):
+    (home / "photos" / "09" / "2.jpg").write_bytes(b"no image")
+    words = ("embed", "run", "--split", "test", "--device", "cpu")
+    ask()
+    result = dmlkit(*words)
+    assert result.code == 2 and "2.jpg" in result.err and "--skip-bad-images" in result.err
+    result = dmlkit(*words, "--skip-bad-images")
+    assert result.code == 0 and "1 image could not be read" in result.out
+
+
+def test_embed_adds_the_threshold_of_a_calibration_since(home: Path, embedded: Count):
+    from dmlkit.evaluation.calibration import calibrate_run
+
+    ask()
+    assert EmbeddingFolder(Path("run/embeddings/test")).manifest.threshold is None
+    calibrate_run(Path("run"), far=0.3, fabric=start_fabric("cpu"))
+    embedded()
+    manifest = embed(Path("run"), split="test", device="cpu")
+    assert manifest is not None and manifest.threshold is not None and embedded() == 0
+    assert manifest.threshold.threshold == json.loads(Path("run/threshold.json").read_text())["threshold"]
+    assert EmbeddingFolder(Path("run/embeddings/test")).manifest == manifest
+
+
+def test_embeddings_of_other_images_are_kept(home: Path, embedded: Count, warned: list[str]):
+    shutil.copytree(home / "photos" / "00", home / "test")
+    embed(Path("run"), Path("test"), device="cpu")
+    assert [path.name for path in Path("run/embeddings").iterdir()] == ["test-images"]
+    Path("run/embeddings/test-images").rename("run/embeddings/test")
+    before = Path("run/embeddings/test/manifest.json").read_bytes()
+    embedded()
+    assert len(ask().points) == TEST == embedded()
+    assert warned == ["run/embeddings/test: holds embeddings of test, which are kept; the images are embedded again"]
+    assert Path("run/embeddings/test/manifest.json").read_bytes() == before
+    with pytest.raises(UserError, match="npy already; choose another"):
+        embed(Path("run"), split="test", device="cpu")
+
+
+def test_the_last_checkpoint_and_other_transforms_do_not_replace_the_runs_own(
+    home: Path, dmlkit: Cli, embedded: Count, warned: list[str]
+):
+    train_further(home, ("last",))
+    own: tuple[list[str], ...] = ([], ["--checkpoint", "last"])
+    for words in (*own, ["--set", "transform.size=18"], ["--dataset-root", "photos"]):
+        assert dmlkit("eval", "run", *words).code == 0 and embedded() >= TEST
+    for words in own:
+        assert dmlkit("eval", "run", *words).code == 0 and embedded() == 0
+    assert not warned
+    assert sorted(path.name for path in Path("run/embeddings").iterdir()) == ["test", "test-last"]
+
+
+def test_samples_in_memory_count_by_their_content(tmp_path: Path):
+    from dmlkit.datasets import GlyphsConfig, VectorsConfig
+
+    glyphs = [GlyphsConfig(classes=8, images_per_class=3, size=16, seed=seed) for seed in (0, 0, 1)]
+    one, again, other = (hash_images(config.build("test"), config) for config in glyphs)
+    assert one == again != other
+    values = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    np.save(tmp_path / "y.npy", np.arange(12) // 3)
+    config = VectorsConfig(embeddings=str(tmp_path / "x.npy"), labels=str(tmp_path / "y.npy"))
+    hashes = list[str]()
+    for change in (0, 0, 1):
+        values[10, 2] += change
+        np.save(tmp_path / "x.npy", values)
+        os.utime(tmp_path / "x.npy", (1, 1))
+        hashes.append(hash_images(config.build("test"), config))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+@pytest.mark.slow
+def test_two_ranks_store_what_one_process_does(home: Path, embedded: Count):
+    """300 images, so that each has a whole batch and one has a part of one."""
+    for index in range(PER_CLASS, 50):
+        for label in range(CLASSES // 2, CLASSES):
+            trees.photo(home / "photos" / f"{label:02}" / f"{index}.jpg", 100 * label + index)
+    words = ("eval", str(home / "run"), "--device", "cpu", "--set", f"dataset.root={home / 'photos'}")
+    first, second = start_ranks(2, command_line, *words)
+    assert "300 queries" in first and not second
+    points = np.load("run/embeddings/test/embeddings.npy")
+    np.testing.assert_array_equal(points, anew().points.numpy())
+    embedded()
+    assert same(ask(overrides=[f"dataset.root={home / 'photos'}"]), anew()) and embedded() == 300
