@@ -1,1 +1,1 @@
-"""Galleries: folders of labeled embeddings that grow, shrink and keep their versions, stored by LanceDB."""
+"""Galleries: folders of labeled points that grow, shrink and keep their versions; and the one door to points."""

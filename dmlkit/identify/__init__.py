@@ -1,1 +1,1 @@
-"""Questions to embeddings: which images are similar, and which label an image has."""
+"""Which images are similar, which label an image has and how sure that is, duplicates and clusters."""

@@ -1,4 +1,4 @@
-"""The geometry of embeddings: the curvature that suits them, and maps of them."""
+"""What a model sees: inspection, curvature, alignment of two models, and evidence of what answers rest on."""
 
 from dmlkit.look.curvature import measure_curvature
 from dmlkit.plots.geometry import plot_map

@@ -1,1 +1,1 @@
-"""Pictures of similarities, of retrieval, and of why two images are similar."""
+"""Pictures of similarities, of retrieval, of maps of points, and of why two images are similar."""

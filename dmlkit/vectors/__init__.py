@@ -1,4 +1,4 @@
-"""From a run's model and images to points, in memory or in a folder, and the search in them.
+"""From images to points, once: models, their computation, and the folders that hold what was embedded.
 
 Importing this package imports nothing heavy, so that programs without torch get at `index_vectors`.
 """
