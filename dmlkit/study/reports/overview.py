@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dmlkit.errors import UserError, counted
 from dmlkit.files.atomic import atomic_write
-from dmlkit.files.escape import as_markdown, markdown, printable
+from dmlkit.files.escape import markdown, printable
 from dmlkit.files.outputs import writing
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.record import StudyRecord
@@ -22,7 +22,7 @@ from dmlkit.study.reports.report import (
     plot_study,
     study_section,
 )
-from dmlkit.study.reports.tables import shared_rows, write_tables
+from dmlkit.study.reports.tables import write_tables
 from dmlkit.study.status import format_duration
 
 
@@ -73,19 +73,18 @@ def _write_page(studies: Mapping[str, StudyResults], page: "ReportPage", words: 
 
 
 def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, str]) -> list[str]:
-    """Return the paragraphs of a report: the statements that studies share, then each study.
+    """Return the paragraphs of a report: what holds in all, then each study.
 
     Args:
         plots: path of each picture, relative to the document.
     """
-    shared, claims = shared_rows(studies), Counter(results.claim for results in studies.values())
-    tables = [as_markdown(shared)] if shared else []
+    claims = Counter(results.claim for results in studies.values())
     sections: list[str] = []
     for name, results in studies.items():
         if claims[results.claim] > 1:  # the same study of other data
             results = results.model_copy(update={"claim": f"{results.claim} ({name})"})
-        sections.append(study_section(results, plots[name], heading="##"))
-    return [*disagreement_paragraphs(studies), _counts(list(studies.values())), *tables, EXPLANATION, *sections]
+        sections.append(study_section(results, plots[name]))
+    return [*disagreement_paragraphs(studies), _counts(list(studies.values())), EXPLANATION, *sections]
 
 
 def read_results(folder: Path) -> StudyResults:

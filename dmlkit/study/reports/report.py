@@ -21,10 +21,11 @@ from dmlkit.study.findings.results import StudyResults, VariantResults
 from dmlkit.study.findings.verdicts import JudgedStatement
 from dmlkit.study.record import StudyFailures
 from dmlkit.study.reports.tables import (
-    disagreement_rows,
+    disagreements,
     statement_rows,
     trained_rows,
     tuning_rows,
+    untrained_text,
     variant_rows,
     verdict_rows,
 )
@@ -42,38 +43,41 @@ COUNTED = {
 }
 ALWAYS_COUNTED = {"holds", "does not hold", "not separable at this size"}
 EXPLANATION = """\
-All results are measured on classes that were not used in training, with the checkpoint that was best on validation
-classes; "last" is the checkpoint after the last epoch. ± and intervals are 95 % by Student's t over seeds. Differences
-are paired over the seeds that both variants have, so they may differ from the difference of the two means. p is the
-p-value of the paired t-test; the value in parentheses is corrected by Holm's method for all statements and metrics of
-the study. If a study says that its intervals of differences are over seeds and test classes, they and the p-values
-cover the variation of both; all other intervals are over training seeds with one set of test classes, and do not cover
-the variation between classes. A statement about recall@1 or map@r is judged by both. If seeds were added, they were
-added until the statement was decided by the metric that the study's file names; the measured difference is then on
-average larger than the true one. "Better than" holds if the interval of the difference is above 0, and does not hold if
-it is below 0. If the interval contains 0, the verdict is "makes no difference" if the whole interval is negligible (see
-below the tables of the study), and "not separable at this size" otherwise; the table then estimates how many seeds
-would decide it if mean and spread stayed the same. The table also marks verdicts that the correction changes, and
-variants whose tuned value is the lowest or highest that was tried, or that score below their own network before
-training. A variant that does so by every metric by which a statement is judged is "not trained", and two variants with
-the same results with every seed are "equal by construction": such a difference says nothing about the claim."""
+Results are those of classes that were not used in training, with the checkpoint that was best on validation classes. ±
+and intervals are 95 % (Student's t). Differences are paired over seeds; their intervals cover the variation of test
+classes only where a study says so. A statement holds if the interval of its difference is above 0, and does not hold if
+it is below 0. Otherwise it "makes no difference" if the whole interval is negligible, and is "not separable at this
+size" if not. Verdicts are corrected by Holm's method over all statements and metrics of the study. "Not trained": a
+variant scores below its own network before training by every metric. "Equal by construction": both variants have the
+same results with every seed. Neither says anything about the claim. If seeds were added until a statement was decided,
+its measured difference is on average larger than the true one."""
 
 
-def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
-    """Return one study as Markdown: claim, verdicts, results, cost and command.
+def study_section(results: StudyResults, plot: str) -> str:
+    """Return one study of a document as Markdown: claim, verdicts, results, cost and command.
 
     Args:
         plot: path of the picture, relative to the document.
-        heading: ``#`` for a page of its own, which starts with the statements on which the metrics disagree, or ``##``.
     """
-    claim, source = markdown(results.claim), markdown(", ".join(filter(None, (results.paper, results.table))))
-    paragraphs = [f"{heading} {claim}", *([f"From: {source}."] if source else [])]
-    paragraphs += [markdown(line) for line in missing_lines(results)]
-    if heading == "#":
-        paragraphs += disagreement_paragraphs({"": results})
+    claim, one = markdown(results.claim), {"": results}
+    tables = [as_markdown(rows) for rows in (statement_rows(one), trained_rows(one)) if len(rows) > 1]
+    source = _source_paragraph(results)
+    return "\n\n".join([f"## {claim}", *source, *tables, f"![{claim}]({quote(plot)})", *repeat_paragraphs(results)])
+
+
+def _source_paragraph(results: StudyResults) -> list[str]:
+    source = markdown(", ".join(filter(None, (results.paper, results.table))))
+    return [f"From: {source}."] if source else []
+
+
+def study_page(results: StudyResults) -> str:
+    """Return one study as a page of its own, which has every value that was tried, and may lack runs."""
+    claim = markdown(results.claim)
+    paragraphs = [f"# {claim}", *_source_paragraph(results), *map(markdown, missing_lines(results))]
+    paragraphs += disagreement_paragraphs({"": results})
     if results.verdicts:
         paragraphs.append(as_markdown(verdict_rows(results)))
-    paragraphs += [as_markdown(variant_rows(results)), f"![{claim}]({quote(plot)})"]
+    paragraphs += [as_markdown(variant_rows(results)), f"![{claim}]({PLOT})"]
     if any(variant.tuned for variant in results.variants.values()):
         seeds = f"seeds {', '.join(map(str, results.tune_seeds))}" if results.tune_seeds else "the first seed"
         trials = {len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned}
@@ -82,7 +86,7 @@ def study_section(results: StudyResults, plot: str, *, heading: str) -> str:
             budget = f"with {min(trials)} to {max(trials)} trials per variant, not the same number"
         text = f"Tuned with {seeds} on validation classes, {budget}:"
         paragraphs += [text, as_markdown(tuning_rows(results))]
-    return "\n\n".join([*paragraphs, *repeat_paragraphs(results)])
+    return "\n\n".join([*paragraphs, *repeat_paragraphs(results), EXPLANATION])
 
 
 def repeat_paragraphs(results: StudyResults) -> list[str]:
@@ -96,7 +100,7 @@ def write_section(results: StudyResults, folder: Path) -> Path:
         plot_study(results, partial)
     document = folder / "results.md"
     with writing(document):
-        write_text(document, f"{study_section(results, PLOT, heading='#')}\n\n{EXPLANATION}\n")
+        write_text(document, f"{study_page(results)}\n")
     return document
 
 
@@ -128,17 +132,16 @@ def _counted(judged: Sequence[JudgedStatement], of: str = "Of") -> str:
 
 
 def disagreement_paragraphs(studies: Mapping[str, StudyResults]) -> list[str]:
-    """Return a sentence and a table of the statements on which metrics disagree; empty if none is judged by several."""
+    """Return a sentence with the statements on which metrics disagree; empty if none is judged by several."""
     pairs = Counter((name, one.better, one.than) for name, results in studies.items() for one in results.verdicts)
     several = sum(count > 1 for count in pairs.values())
     if not several:
         return []
-    rows = disagreement_rows(studies)
-    if not rows:
+    names = disagreements(studies)
+    if not names:
         return [f"**The metrics agree** on {several} statements: after the correction both lead to the same decision."]
-    count = f"{len(rows) - 1} of {several} statements"
-    text = f"**The metrics disagree on {count}**: after the correction they lead to different decisions."
-    return [text, as_markdown(rows)]
+    count = f"**The metrics disagree on {len(names)} of {several} statements** after the correction"
+    return [f"{count}: {markdown('; '.join(names))}."]
 
 
 def missing_lines(results: StudyResults) -> list[str]:
@@ -153,23 +156,35 @@ def missing_lines(results: StudyResults) -> list[str]:
 
 
 def _setting(results: StudyResults) -> str:
-    cost, seeds = results.cost, ", ".join(map(str, results.seeds))
+    cost, seeds = results.cost, _ranges(results.seeds)
     if results.more_seeds:
-        seeds += (
-            f", up to {results.more_seeds} more while a statement was not separable (intervals are corrected for it)"
-        )
+        seeds += f", up to {results.more_seeds} more while a statement was not separable (intervals corrected)"
     if results.rotate_folds:
-        seeds += ", each validated on a different fold of the training classes"
+        seeds += ", validated on rotating folds"
+    trials = {len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned}
+    if trials:
+        seeds += f"; {' to '.join(map(str, sorted({min(trials), max(trials)})))} trials per variant"
     if results.negligible:
         seeds += f"; differences up to {results.negligible:g} are negligible"
     classes = sorted({judged.classes or 0 for judged in results.verdicts})
     over = " and ".join(f"seeds and {count} test classes" if count else "seeds alone" for count in classes)
-    seeds += f"; intervals of differences are over {over}" if classes else ""
+    seeds += f"; intervals over {over}" if classes else ""
     protocol = "Reality Check protocol, 4 models per run" if results.protocol == "reality_check" else "Official split"
-    return (
-        f"{protocol}; seeds {seeds}; {cost.models} models, {format_duration(cost.seconds)} of training and "
-        f"validation on {markdown('; '.join(cost.on))}. To repeat it:"
-    )
+    before = {*map(untrained_text, results.variants.values())}
+    seeds += f"; before training {before.pop()}" if len(before) == 1 and before != {""} else ""
+    time = f"{cost.models} models, {format_duration(cost.seconds)} on {markdown('; '.join(cost.on))}"
+    return f"{protocol}; seeds {seeds}; {time}. To repeat it:"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Join numbers; three or more consecutive ones become a range."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, StudyResults]:
@@ -209,9 +224,9 @@ def paper_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, st
     tables = [as_markdown(rows) for rows in (statement_rows(studies), trained_rows(studies))]
     paragraphs = [*disagreement_paragraphs(studies), *tables, EXPLANATION]
     for name, results in studies.items():
-        claim = markdown(results.claim)
         setting, command = repeat_paragraphs(results)
-        paragraphs += [f"**{markdown(name)}**: {claim}.", f"![{claim}]({quote(plots[name])})", setting, command]
+        picture = f"[picture]({quote(plots[name])})"
+        paragraphs += [f"**{markdown(name)}** ({picture}): {markdown(results.claim)}. {setting}", command]
     return paragraphs
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import compress
 from pathlib import Path
 
 from dmlkit.evaluation.compare import p_text
@@ -32,73 +33,62 @@ def verdict_rows(results: StudyResults) -> Rows:
 
 
 def statement_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """Return one row per statement, study and metric; the rows of a statement are adjacent, the first names it."""
-    found: dict[Pair, Rows] = {}
-    head: list[str] = []
-    for name, results in studies.items():
-        first, *rows = verdict_rows(results)
-        head = [first[0], "study", *first[1:]]
-        for judged, (_, *row) in zip(results.verdicts, rows, strict=True):
-            group = found.setdefault(_pair(judged), [])
-            group.append(["" if group else _phrase(judged), name, *row])
-    return [head, *(row for rows in found.values() for row in rows)]
+    """Return one row per statement and study, with one column per metric; the rows of a statement are adjacent.
 
-
-def disagreement_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """Return one row per statement and study for which the metrics lead to different decisions after the correction.
-
-    The decisions are "holds", "does not hold" and none; a statement with one metric has no row. A single
-    study is not named.
+    A single study is not named.
     """
-    found: list[list[JudgedStatement]] = []
-    rows: Rows = []
-    for name, results in studies.items():
-        by_pair: dict[Pair, list[JudgedStatement]] = {}
-        for judged in results.verdicts:
-            by_pair.setdefault(_pair(judged), []).append(judged)
-        for group in by_pair.values():
-            decisions = {one.corrected_verdict if _is_decided(one) else None for one in group}
-            if len(decisions) > 1:
-                found.append(group)
-                rows.append([_phrase(group[0]), *([name] if len(studies) > 1 else [])])
-    figures = list(dict.fromkeys(one.metric for group in found for one in group))
-    for row, group in zip(rows, found, strict=True):
-        cells = {one.metric: f"{one.difference:+.4f}, {_word(one)}" for one in group}
-        row += [cells.get(figure, "") for figure in figures]
-    return [["statement", *(["study"] if len(studies) > 1 else []), *figures], *rows] if rows else []
-
-
-def shared_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """Return one row per statement and metric that several studies judge, with one column per study."""
-    found: dict[tuple[str, str, str], dict[str, JudgedStatement]] = {}
+    found: dict[Pair, dict[str, dict[str, str]]] = {}
     for name, results in studies.items():
         for judged in results.verdicts:
-            found.setdefault((*_pair(judged), judged.metric), {})[name] = judged
-    shared = [judged for judged in found.values() if len(judged) > 1]
-    if not shared:
-        return []
-    names = [name for name in studies if any(name in judged for judged in shared)]
-    rows = [["statement", "metric", *names]]
-    for judged in shared:
-        cells = [f"{judged[name].difference:+.4f}, {_word(judged[name])}" if name in judged else "" for name in names]
-        first = next(iter(judged.values()))
-        rows.append([_phrase(first), first.metric, *cells])
-    return rows
+            cell = f"{judged.difference:+.4f} ({_interval(judged)}), {_word(judged)}"
+            found.setdefault(_pair(judged), {}).setdefault(name, {})[judged.metric] = cell
+    metrics = dict.fromkeys(metric for rows in found.values() for cells in rows.values() for metric in cells)
+    rows = [["statement", "study", *metrics]]
+    for (better, than), group in found.items():
+        for name, cells in group.items():
+            rows.append([f"{better} better than {than}", name, *(cells.get(metric, "") for metric in metrics)])
+    return _without_single_study(rows, studies)
+
+
+def disagreements(studies: Mapping[str, StudyResults]) -> list[str]:
+    """Return the statements for which the metrics lead to different decisions after the correction.
+
+    The decisions are "holds", "does not hold" and none. A single study is not named.
+    """
+    found: dict[tuple[str, Pair], set[str | None]] = {}
+    for name, results in studies.items():
+        for judged in results.verdicts:
+            decision = judged.corrected_verdict if _is_decided(judged) else None
+            found.setdefault((name, _pair(judged)), set()).add(decision)
+    return [
+        f"{better} better than {than}" + (f" ({name})" if len(studies) > 1 else "")
+        for (name, (better, than)), decisions in found.items()
+        if len(decisions) > 1
+    ]
 
 
 def trained_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """Return one row per variant, study and metric of the statements, with additional results and tuned values."""
-    rows = [["variant", "study", "metric", "best", "last", "untrained", "chosen"]]
+    """Return one row per variant and study: mean of every metric, results before training and tuned values.
+
+    A single study is not named. Results before training have no column if they are the same for all variants of each
+    study, and tuned values none if there are none.
+    """
+    metrics = dict.fromkeys(metric for results in studies.values() for metric in results.metrics)
+    rows = [["variant", "study", *metrics, "before training", "chosen"]]
     for variant in dict.fromkeys(name for results in studies.values() for name in results.variants):
         for study, results in studies.items():
-            if variant not in results.variants:
-                continue
-            stated = [judged.metric for judged in results.verdicts if variant in (judged.better, judged.than)]
-            for metric in dict.fromkeys(stated or (judged.metric for judged in results.verdicts)):
-                one = results.variants[variant]
-                figures = (_mean(one.summary[metric]), _last(one, metric), _untrained(one, metric))
-                rows.append([variant, study, metric, *figures, _chosen(one)])
-    return rows
+            one = results.variants.get(variant)
+            if one is not None:
+                means = (_mean(one.summary[metric]) if metric in one.summary else "" for metric in metrics)
+                rows.append([variant, study, *means, untrained_text(one), _chosen(one)])
+    differs = any(len({*map(untrained_text, results.variants.values())}) > 1 for results in studies.values())
+    known = [differs, any(row[-1] for row in rows[1:])]
+    rows = [[*row[:-2], *compress(row[-2:], known)] for row in rows]
+    return _without_single_study(rows, studies)
+
+
+def _without_single_study(rows: Rows, studies: Mapping[str, StudyResults]) -> Rows:
+    return rows if len(studies) > 1 else [[first, *rest] for first, _, *rest in rows]
 
 
 def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]) -> str:
@@ -212,6 +202,11 @@ def _mean(summary: MeanInterval) -> str:
 def _last(variant: VariantResults, metric: str) -> str:
     values = [figures[metric] for figures in variant.last.values() if metric in figures]
     return _mean(MeanInterval.of(values)) if values else ""
+
+
+def untrained_text(variant: VariantResults) -> str:
+    """Return all results of a variant's network before training; empty if it was not measured."""
+    return ", ".join(f"{metric} {value:.4f}" for metric, value in (variant.untrained or {}).items())
 
 
 def _untrained(variant: VariantResults, metric: str) -> str:
