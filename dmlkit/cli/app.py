@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from io import TextIOWrapper
@@ -84,20 +84,24 @@ for kind in (TyperArgument, TyperOption):
     setattr(kind, "display_type_rich", value_name)  # noqa: B010 (of Typer 0.24 and later)
 
 
+def is_path(word: str) -> bool:
+    """Return whether a word names a file or folder; a word may be too long for one."""
+    return os.path.exists(word)  # noqa: PTH110 (Path.exists fails at a long name)
+
+
 def refuse_extra_words(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """Return ``TyperCommand.parse_args`` with errors for an option that is given twice, and for values too many.
 
-    Typer keeps the last value without a message, and calls the second file of ``*.jpg``, or the second value of
-    ``--dims 512 128``, an unexpected argument.
+    Typer keeps the last value without a message, and calls the second file of ``*.jpg`` an unexpected argument.
     """
 
     @wraps(parse)
     def parse_args(command: Any, ctx: Any, args: list[str]) -> list[str]:
         _, extra, given = command.make_parser(ctx).parse_args(list(args))  # parameters in the order of the words
-        for one in given if extra else ():
-            if isinstance(one, TyperOption):
-                refuse_second_value(one, args, extra)
-        if extra and all(os.path.exists(word) for word in extra):  # noqa: PTH110 (Path.exists fails at a long name)
+        for one in given:
+            if isinstance(one, TyperOption) and one.multiple:
+                refuse_second_value(command, one, args, are_too_many=bool(extra))
+        if extra and all(map(is_path, extra)):
             takes_images = any(isinstance(one, TyperArgument) and "mage" in (one.help or "") for one in command.params)
             advice = "for several images, give their folder or a table of their paths"
             raise UserError(
@@ -113,26 +117,27 @@ def refuse_extra_words(parse: Callable[..., list[str]]) -> Callable[..., list[st
     return parse_args
 
 
-def refuse_second_value(option: TyperOption, args: list[str], extra: list[str]) -> None:
-    """Raise an error if a word too many follows a value of an option that takes several values.
+def refuse_second_value(command: Any, option: TyperOption, args: Sequence[str], *, are_too_many: bool) -> None:
+    """Raise an error if a second value follows a value of an option that may be repeated, or a comma.
 
-    In ``--dims 512 128 RUN`` the word too many is RUN, because 128 is read as the path.
+    A number is a value also in place of a path, such as 128 in ``--dims 512 128``; any other word only if there are too
+    many of them.
 
     Raises:
-        UserError: it does; the message says how to write them.
+        UserError: it does; the message shows how to write them.
     """
+    are_numbers = "list[int]" in str(command.callback.__annotations__[option.name])
     words = [part for word in args for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    for name, value, word in zip(words, words[1:], words[2:], strict=False):
-        is_path = os.path.exists(extra[0]) and not os.path.exists(word)  # noqa: PTH110 (Path.exists fails at a long name)
-        took_its_place = is_path and not word.startswith("-") and ("=" in value) == ("=" in word)
-        if name in option.opts and (word == extra[0] or took_its_place):
-            given = shlex.join([name, value, word])
-            if option.multiple:
-                raise UserError(
-                    f"{given}: {name} takes one value at a time; use {shlex.join([name, value, name, word])}"
-                )
-            if "," in (option.metavar or ""):
-                raise UserError(f"{given}: expected commas between values; use {shlex.join([name, f'{value},{word}'])}")
+    for name, value, word in zip(words, words[1:], [*words[2:], "-"], strict=False):
+        if name not in option.opts:
+            continue
+        values, given = value.split(",") if are_numbers else [value], [name, value]
+        is_value = word.isdecimal() if are_numbers else are_too_many
+        if is_value and not word.startswith("-") and ("=" in value) == ("=" in word) and not is_path(word):
+            values, given = [*values, word], [*given, word]
+        if len(values) > 1:
+            right = [part for one in values for part in (name, one)]
+            raise UserError(f"{shlex.join(given)}: {name} takes one value at a time; use {shlex.join(right)}")
 
 
 TyperCommand.parse_args = refuse_extra_words(TyperCommand.parse_args)

@@ -1,10 +1,10 @@
 """``dmlkit eval``: evaluate a run, an embeddings folder, or arrays."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -42,9 +42,6 @@ from dmlkit.files.source import (
     require_second_run,
     require_source,
 )
-
-if TYPE_CHECKING:
-    from dmlkit.metrics.ranking.codec import Stored
 
 app = typer.Typer()
 
@@ -215,13 +212,15 @@ class ChangeOptions:
             "boxes (path, x1, y1, x2, y2) or masks (path, mask); center: the object is a central square.",
         ),
     ] = None
-    dims: Annotated[str | None, option("N,N", "Compare with the first coordinates alone, e.g. 512,128,32.")] = None
+    dims: Annotated[list[int] | None, option("N", "Compare with the first N coordinates alone. Repeatable.", min=1)] = (
+        None
+    )
     precision: Annotated[
-        str | None,
+        list[str] | None,
         option(
-            "NAME,NAME",
+            "NAME",
             "Compare with stored forms: fp32, fp16, int8, binary (signs) or rescored (signs choose 100, and the "
-            "full vectors order them). Default: fp32, with --dims.",
+            "full vectors order them). Repeatable. Default: fp32, with --dims.",
         ),
     ] = None
 
@@ -251,21 +250,6 @@ class ChangeOptions:
             refuse("--with", {"--tta": self.tta, "--set": run.overrides})
         if self.second in PARTNERS:
             refuse(f"--with {self.second}", {"--rerank": self.rerank})
-
-    def forms(self) -> "Sequence[Stored]":
-        """Read ``--dims`` and ``--precision``.
-
-        Raises:
-            UserError: they cannot be read.
-        """
-        if self.dims is None and self.precision is None:
-            return []
-        from dmlkit.metrics.ranking.codec import parse_stored
-
-        try:
-            return parse_stored(self.dims, self.precision)
-        except ValueError as error:
-            raise UserError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -337,9 +321,14 @@ def evaluate(
     changes.check(kind, run)
 
     from dmlkit.evaluation.arrays import evaluate_arrays, evaluate_points
+    from dmlkit.metrics.ranking.codec import stored_forms
 
+    try:
+        forms = stored_forms(changes.dims or (), changes.precision or ())
+    except ValueError as error:
+        raise UserError(str(error)) from None
     method, source = rerank_of(changes.rerank), evaluated.source
-    shown = Shown(Console(stderr=json), json, per_class, asked, method, changes.tta, forms=changes.forms())
+    shown = Shown(Console(stderr=json), json, per_class, asked, method, changes.tta, forms=forms)
     options: Any = {"metrics": wanted.metric or [], "ties": wanted.ties, "rerank": method, "bar": bars(shown.console)}
     if evaluated.embeddings and evaluated.labels:
         pair = (evaluated.gallery, evaluated.gallery_labels)

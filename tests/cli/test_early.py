@@ -184,6 +184,7 @@ READ = [  # what is missing inside a path that a command reads
     ("cluster x.npy --labels no.npy", "no.npy: no such file or folder; expected a NumPy array (.npy)"),
     ("verify run --pairs kept.csv --root no", "no: no such file or folder; expected the folder of the images"),
 ]
+DIMS = "--dims 512 128: --dims takes one value at a time; use --dims 512 --dims 128"
 REPEATED = [
     ("eval run --with run --with run", "--with: given 2 times, but takes one value; give it once"),
     (
@@ -191,8 +192,9 @@ REPEATED = [
         "kept.csv: dmlkit search takes no more paths than those before it; for several images, give their folder or "
         "a table of their paths",
     ),
-    ("eval run --dims 512 128", "--dims 512 128: expected commas between values; use --dims 512,128"),
-    ("eval --dims 512 128 run", "--dims 512 128: expected commas between values; use --dims 512,128"),
+    *((f"eval {words}", DIMS) for words in ("run --dims 512 128", "--dims 512 128 run", "--dims 512 128 none")),
+    ("eval --dims 512 128", DIMS),
+    ("eval run --dims 512,128", DIMS.replace("512 128:", "512,128:")),
     (
         "eval --metric map@r recall@1 run",
         "--metric map@r recall@1: --metric takes one value at a time; use --metric map@r --metric recall@1",
@@ -203,7 +205,7 @@ REPEATED = [
     ),
     (
         "eval run --precision=int8 binary",
-        "--precision int8 binary: expected commas between values; use --precision int8,binary",
+        "--precision int8 binary: --precision takes one value at a time; use --precision int8 --precision binary",
     ),
     (
         "eval run --set dataset.root=a seed=1 --json",

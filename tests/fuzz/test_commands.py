@@ -159,7 +159,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "eval": (
         ("run", "split checkpoint device metric ties per_class json rerank=k_reciprocal,expansion tta=flip,scales"),
         ("run --metric map@r", "evidence=center split json"),
-        ("run --dims 8,4", "metric=recall@1,map@r precision=fp16,int8,binary json"),
+        ("run --dims 8 --dims 4", "metric=recall@1,map@r precision=fp16,int8,binary json"),
         ("run", "split checkpoint metric overrides=transform.size=20"),
         ("run --dataset-root photos", "checkpoint metric ties json"),
         ("run/embeddings/test", "metric ties per_class dims=4 precision=int8,rescored json"),

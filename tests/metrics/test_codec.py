@@ -10,7 +10,7 @@ import torch
 
 from dmlkit.manifolds import Euclidean, Lorentz, Manifold, Sphere
 from dmlkit.metrics import Labeled, retrieval_metrics
-from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Rescore, Stored, parse_stored
+from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Rescore, Stored
 from dmlkit.metrics.scoring import score_retrieval
 from tests.conftest import Result
 
@@ -81,12 +81,15 @@ def test_rescoring_all_candidates_equals_the_full_search():
     assert found.values == pytest.approx(retrieval_metrics(whole, LABELS, metrics=metrics))
 
 
+FORMS = ("--precision", "fp32", "--precision", "int8", "--precision", "rescored")
+
+
 def test_eval_compares_stored_forms(tmp_path: Path, dmlkit: Callable[..., Result]):
     whole = points()
     np.save(tmp_path / "x.npy", whole.numpy())
     np.save(tmp_path / "y.npy", LABELS.numpy())
     words = ("eval", tmp_path / "x.npy", "--labels", tmp_path / "y.npy", "--metric", "map@r", "--metric", "nmi")
-    report = json.loads(dmlkit(*words, "--dims", "16,4", "--precision", "fp32,int8,rescored", "--json").out)
+    report = json.loads(dmlkit(*words, *("--dims", "4", "--dims", "16"), *FORMS, "--json").out)
     forms = {(form["dims"], form["precision"]): form for form in report["forms"]}
     assert [form["bytes"] for form in report["forms"]] == [64, 16, 2, 16, 4, 1]
     assert forms[16, "fp32"]["differences"]["map@r"]["difference"] == 0
@@ -101,9 +104,11 @@ def test_eval_compares_stored_forms(tmp_path: Path, dmlkit: Callable[..., Result
     assert "map@r of stored forms" in shown and "fp16" in shown
     for more, message in (
         (("--dims", "32"), "--dims 32: the embeddings have 16 coordinates; give at most 16"),
-        (("--dims", "4,8"), "expected numbers that fall"),
-        (("--dims", "4,x"), "expected whole numbers"),
-        (("--precision", "int4"), "unknown precision 'int4'; expected fp32, fp16, int8"),
+        (("--dims", "4,8"), "--dims 4,8: --dims takes one value at a time; use --dims 4 --dims 8"),
+        (
+            ("--precision", "int4"),
+            "--precision int4: expected fp32, fp16, int8, binary, rescored; give the",
+        ),
         (("--precision", "binary", "--manifold", "euclidean"), "signs keep directions alone"),
     ):
         wrong = dmlkit(*words, *more)
@@ -112,4 +117,4 @@ def test_eval_compares_stored_forms(tmp_path: Path, dmlkit: Callable[..., Result
 
 def test_hyperbolic_points_are_refused():
     with pytest.raises(ValueError, match="points of lorentz leave the space"):
-        Codec(Lorentz(4), parse_stored(None, "int8")[0], torch.zeros(1, 5))
+        Codec(Lorentz(4), Stored(None, "int8"), torch.zeros(1, 5))

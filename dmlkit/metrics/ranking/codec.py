@@ -1,8 +1,8 @@
 """Vectors of fewer coordinates or bits: what an index keeps of embeddings, and what a search then finds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,28 +26,22 @@ class Stored(NamedTuple):
     precision: Precision
 
 
-def parse_stored(dims: str | None, precision: str | None) -> list[Stored]:
-    """Read the options ``--dims`` and ``--precision``, each a list with commas.
+def stored_forms(dims: Sequence[int], precisions: Sequence[str]) -> list[Stored]:
+    """Return every pair of a number of coordinates, the largest first, and a precision: of all, or ``fp32``, if empty.
 
     Raises:
-        ValueError: the numbers do not fall, or a precision is unknown.
+        ValueError: a precision is unknown.
 
     Example:
-        >>> parse_stored("64,32", "fp32,int8")[1:3]
+        >>> stored_forms([32, 64], ["fp32", "int8"])[1:3]
         [Stored(dims=64, precision='int8'), Stored(dims=32, precision='fp32')]
     """
-    words = dims.split(",") if dims else []
-    if not all(word.strip().isdecimal() and int(word) for word in words):
-        raise ValueError(f"--dims {dims}: expected whole numbers of at least 1 with commas, e.g. 512,128,32")
-    widths = [int(word) for word in words]
-    if any(after >= before for before, after in pairwise(widths)):
-        raise ValueError(f"--dims {dims}: expected numbers that fall, each smaller than the one before")
-    names = [word.strip() for word in precision.split(",")] if precision else ["fp32"]
-    known: dict[str, Precision] = {name: name for name in get_args(Precision)}
-    for name in names:
-        if name not in known:
-            raise ValueError(f"--precision: unknown precision {name!r}; expected {', '.join(known)}")
-    return [Stored(width, known[name]) for width in widths or [None] for name in dict.fromkeys(names)]
+    widths = sorted(set(dims), reverse=True) or [None]
+    known: dict[str, Precision] = {name: name for name in BITS}
+    if unknown := [name for name in precisions if name not in known]:
+        raise ValueError(f"--precision {unknown[0]}: expected {', '.join(known)}; give the option once per precision")
+    names: list[Precision] = [known[name] for name in dict.fromkeys(precisions)] or ["fp32"]
+    return [Stored(width, name) for width in widths for name in names] if dims or precisions else []
 
 
 @dataclass(frozen=True)
