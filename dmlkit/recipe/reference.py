@@ -8,7 +8,8 @@ seconds of importing torch.
 import ast
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -58,32 +59,54 @@ class Reference(NamedTuple):
 
 
 def as_markdown(reference: Reference) -> str:
-    """Return the page docs/recipe_keys.md: a section for the recipe, its training, and each member of each family."""
+    """Return the page docs/recipe_keys.md: the keys of a recipe, of its training, and of each member of each family.
+
+    Keys that several members of a family have are explained once, below the family.
+    """
     lines = [
         "# The keys of a recipe",
         "",
-        "Generated from the configuration classes by `dmlkit list --markdown > docs/recipe_keys.md`; a test checks it.",
+        "Written by `dmlkit list --markdown > docs/recipe_keys.md`. Parentheses contain the default. Keys that several "
+        "members of a family have are explained once, below the heading of the family.",
         "",
         "## recipe",
         "",
-        *_table(reference.recipe, default=False),
+        *_lines(key._replace(default="") for key in reference.recipe),
         "## training",
         "",
-        *_table(reference.training),
+        *_lines(reference.training),
     ]
     for family, members in reference.families.items():
-        lines += [f"## {family}", ""]
+        shared = _shared_keys(members)
+        lines += [f"## {family}", "", *_lines(shared.values())]
         for member in members:
-            lines += [f"### {member.name}", "", _escaped(member.meaning), "", *_table(member.keys)]
+            lines += [f"### {member.name}", "", _escaped(member.meaning), ""]
+            inherited = [key for key in member.keys if key.meaning == getattr(shared.get(key.key), "meaning", None)]
+            lines += _lines(key for key in member.keys if key not in inherited)
+            also = ", ".join(_name(key, is_short=bool(shared[key.key].default)) for key in inherited)
+            lines += [f"Also {also}.", ""] if also else []
     return "\n".join(lines)
 
 
-def _table(keys: Iterable[KeyReference], *, default: bool = True) -> list[str]:
-    rows = [[f"`{key.key}`", *([f"`{key.default}`"] if default else []), _escaped(key.meaning)] for key in keys]
-    if not rows:
-        return []
-    head = ["| key | default | meaning |", "|---|---|---|"] if default else ["| key | meaning |", "|---|---|"]
-    return [*head, *(f"| {' | '.join(row)} |" for row in rows), ""]
+def _shared_keys(members: Sequence[MemberReference]) -> dict[str, KeyReference]:
+    """Return the keys that all or three members have with one meaning; without a default if they differ in it."""
+    uses = Counter((key.key, key.meaning) for member in members for key in member.keys)
+    shared: dict[str, KeyReference] = {}
+    for (name, meaning), count in uses.most_common():
+        if (count > 2 or count == len(members) > 1) and name not in shared:
+            keys = [key for member in members for key in member.keys if (key.key, key.meaning) == (name, meaning)]
+            default = keys[0].default if len({key.default for key in keys}) == 1 else ""
+            shared[name] = KeyReference(name, default, meaning)
+    return shared
+
+
+def _lines(keys: Iterable[KeyReference]) -> list[str]:
+    lines = [f"- {_name(key)}: {_escaped(key.meaning)}" for key in keys]
+    return [*lines, ""] if lines else []
+
+
+def _name(key: KeyReference, *, is_short: bool = False) -> str:
+    return f"`{key.key}`" if is_short or not key.default else f"`{key.key}` (`{key.default}`)"
 
 
 def _escaped(text: str) -> str:
@@ -128,9 +151,14 @@ def keys_of(config: type[BaseModel]) -> Iterator[KeyReference]:
 
 
 def _plain(default: Any) -> str:
-    if isinstance(default, tuple):
-        return json.dumps([item.model_dump(mode="json") if isinstance(item, BaseModel) else item for item in default])
-    return json.dumps(default.model_dump(mode="json") if isinstance(default, BaseModel) else default)
+    return json.dumps([*map(_values, default)] if isinstance(default, tuple) else _values(default))
+
+
+def _values(default: Any) -> Any:
+    """Return a default as plain data; a component has only its name and what differs from its own defaults."""
+    if isinstance(default, ComponentConfig):
+        return {"name": default.name, **default.model_dump(mode="json", exclude_defaults=True)}
+    return default.model_dump(mode="json") if isinstance(default, BaseModel) else default
 
 
 def as_text(docstring: str) -> str:

@@ -19,6 +19,7 @@ from dmlkit.files import document, yaml_tree
 from dmlkit.files.image_file import FORMATS, MAX_PIXELS, MAX_SIDE
 from dmlkit.losses.base import LossConfig
 from dmlkit.recipe.file import parse_recipe
+from dmlkit.recipe.schema import FAMILIES
 from dmlkit.study.definition.file import MAX_RECIPES
 from tests.conftest import ROOT, TINY_RECIPE
 from tests.datasets import trees
@@ -157,6 +158,21 @@ def test_the_losses_that_scale_names_share_proxies_out_and_sample(loss: str):
 
 def test_the_page_of_keys_is_what_the_classes_say(dmlkit):
     assert page("recipe_keys") == dmlkit("list", "--markdown").out
+
+
+def test_every_key_of_every_member_is_on_the_page_of_keys():
+    for family, config in FAMILIES.items():
+        _, _, part = page("recipe_keys").partition(f"\n## {family}\n")
+        shared, *members = part.partition("\n## ")[0].split("\n### ")
+        keys = {member.partition("\n")[0]: re.findall(r"`(\w+)`(?=[,.: ])", member) for member in members}
+        own = {name: one for name, one in config.variants.items() if one.__module__.startswith("dmlkit.")}
+        assert {name: sorted(found) for name, found in keys.items()} == {
+            name: sorted({*one.model_fields} - {"name"}) for name, one in own.items()
+        }
+        explained = dict(re.findall(r"^- `(\w+)`(?: \(`.*`\))?: (.+)$", shared, re.MULTILINE))
+        for member in members:
+            here = {*re.findall(r"^- `(\w+)`", member, re.MULTILINE)}
+            assert {*keys[member.partition("\n")[0]]} <= here | {*explained}
 
 
 def test_the_schema_explains_every_key(dmlkit):
