@@ -1,13 +1,15 @@
 """Interface of the transforms: uint8 images of any size to uint8 images of one size, and their normalization."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from dmlkit.component import ComponentConfig, one_of
 from dmlkit.transforms.augmentations import AugmentationConfig, GaussianBlurConfig, ImageTransform
-from dmlkit.transforms.cropping import Interpolation
+from dmlkit.transforms.cropping import Interpolation, resize
 
 Channels = tuple[float, float, float]
 PositiveChannels = tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]]
@@ -50,12 +52,9 @@ class Resizing(NamedTuple):
         shorter = min(height, width)
         return self.side * height // shorter, self.side * width // shorter
 
-    def transform(self) -> ImageTransform:
-        """Return a function (3, H, W) uint8 -> (3, H', W') uint8; it returns an image of the right size unchanged."""
-        from torchvision.transforms import v2
-
-        size = (self.side, self.side) if self.square else self.side
-        return v2.Resize(size, v2.InterpolationMode(self.interpolation), antialias=True)
+    def __call__(self, image: Tensor) -> Tensor:
+        """Resize an image: (3, H, W) uint8 -> (3, H', W') uint8; one of the right size is returned unchanged."""
+        return resize(image, *self.size_of(*image.shape[-2:]), self.interpolation)
 
 
 class TransformConfig(ComponentConfig, ABC, frozen=True):
@@ -106,11 +105,20 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
 
     def evaluation(self) -> ImageTransform:
         """Return a function (3, H, W) uint8 -> (3, size, size) uint8 that resizes and takes the center crop."""
-        from torchvision.transforms import v2
-
-        return v2.Compose([self.resizing.transform(), v2.CenterCrop(self.size)])
+        return _Evaluation(self.resizing, self.size)
 
     @property
     def augments(self) -> bool:
         """Whether `training` or ``augment`` draws random numbers."""
         return True
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    resizing: Resizing
+    size: int
+
+    def __call__(self, image: Tensor) -> Tensor:
+        resized = self.resizing(image)
+        top, left = (round((length - self.size) / 2) for length in resized.shape[-2:])
+        return resized[:, top : top + self.size, left : left + self.size]

@@ -1,10 +1,8 @@
 """Transforms of papers and of pretrained networks."""
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from dmlkit.component import from_weights
 from dmlkit.transforms.augmentations import ImageTransform
@@ -28,22 +26,11 @@ class PlainConfig(TransformConfig, frozen=True):
         return self.evaluation()
 
     def evaluation(self) -> ImageTransform:
-        return _ToSquare(self.size, self.resizing.transform())
+        return self.resizing
 
     @property
     def augments(self) -> bool:
         return bool(self.augment)
-
-
-@dataclass(frozen=True)
-class _ToSquare:
-    """Resizing that skips images of the right size, such as glyphs, where the check is 20 times faster."""
-
-    size: int
-    resize: ImageTransform
-
-    def __call__(self, image: Tensor) -> Tensor:
-        return image if image.shape[-2:] == (self.size, self.size) else self.resize(image)
 
 
 class RandomCropConfig(TransformConfig, frozen=True, abstract=True):

@@ -1,5 +1,7 @@
 """Random crops and torchvision's, with the same random numbers."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -7,16 +9,18 @@ import torch
 from torchvision.transforms import v2
 
 from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.transforms.base import TransformConfig
 from dmlkit.transforms.cropping import RandomResizedCrop, SquareCrop
+from dmlkit.transforms.presets import HypViTConfig, ImageNetConfig, PlainConfig, PretrainedConfig
 
 
 class Pictures(Dataset):
     """Noise of several shapes."""
 
-    shapes = ((120, 90), (300, 340), (256, 384), (600, 1500))
+    shapes = ((120, 90), (300, 340), (256, 384), (600, 1500), (20, 900), (900, 20))  # no crop fits into the last two
 
     def __init__(self) -> None:
-        super().__init__(torch.tensor([0, 1, 0, 1]), ["one", "two"], [f"{number}.png" for number in range(4)])
+        super().__init__(torch.tensor([0, 1] * 3), ["one", "two"], [f"{number}.png" for number in range(6)])
 
     def sample(self, index: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(index)
@@ -39,7 +43,7 @@ def test_crops_are_torchvisions(name: str):
     ours, theirs = CROPS[name]
     images, expected = Pictures(), v2.Compose([*theirs, v2.RandomHorizontalFlip()])
     mirrored = 0
-    for index in range(4):
+    for index in range(6):
         for seed in range(4):
             torch.manual_seed(seed)
             found = ours(images.sample(index))
@@ -47,4 +51,38 @@ def test_crops_are_torchvisions(name: str):
             assert torch.equal(found, expected(images.sample(index)))
             torch.manual_seed(seed)
             mirrored += not torch.equal(found, v2.Compose(theirs)(images.sample(index)))
-    assert 0 < mirrored < 16
+    assert 0 < mirrored < 24
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("transform", "theirs"),
+    [
+        (PlainConfig(size=32), [v2.Resize((32, 32))]),
+        (ImageNetConfig(size=23, resize=32), [v2.Resize(32), v2.CenterCrop(23)]),
+        (
+            PretrainedConfig(size=32, resize=37, square=True),
+            [v2.Resize((37, 37), interpolation=BICUBIC), v2.CenterCrop(32)],
+        ),
+        (HypViTConfig(size=24, resize=33), [v2.Resize(33, interpolation=BICUBIC), v2.CenterCrop(24)]),
+    ],
+)
+def test_evaluation_is_torchvisions(transform: TransformConfig, theirs: list[v2.Transform], is_interleaved: bool):
+    expected = v2.Compose(theirs)
+    for index in range(6):
+        image = Pictures().sample(index)
+        if is_interleaved:
+            image = image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        assert torch.equal(transform.evaluation()(image), expected(image))
+
+
+def test_a_model_reads_images_without_torchvision():
+    """Importing torchvision's transforms takes 2 s, of an answer to one photo."""
+    code = """
+import sys, torch
+from dmlkit.transforms.presets import ImageNetConfig
+for transform in (ImageNetConfig(size=8, resize=9).evaluation(), ImageNetConfig(size=8).training()):
+    transform(torch.ones(3, 12, 12, dtype=torch.uint8))
+print("torchvision" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
