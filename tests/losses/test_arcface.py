@@ -5,7 +5,7 @@ import torch
 from pytorch_metric_learning.losses import ArcFaceLoss, SubCenterArcFaceLoss
 from torch import Tensor
 
-from dmlkit.losses import ArcFace, CosFace
+from dmlkit.losses import ArcFace
 from dmlkit.manifolds import Sphere
 
 
@@ -59,15 +59,6 @@ def test_equal_centers_are_one_center(batch):
     torch.testing.assert_close(of_three.sum(1), of_one, rtol=1e-9, atol=1e-12)
 
 
-def test_without_margin_it_is_cosface_without_margin(batch):
-    features, labels = batch
-    sphere = Sphere(5)
-    arc, cos = ArcFace(sphere, 6, margin=0.0).double(), CosFace(sphere, 6, margin=0.0).double()
-    cos.load_state_dict(arc.state_dict())
-    points = sphere.from_features(features)
-    torch.testing.assert_close(arc(points, labels), cos(points, labels), rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize("cosine", [1.0, -1.0])
 def test_gradient_is_finite_on_the_proxy_and_opposite_to_it(cosine: float):
     loss = ArcFace(Sphere(2), 2)
@@ -75,10 +66,3 @@ def test_gradient_is_finite_on_the_proxy_and_opposite_to_it(cosine: float):
     points = torch.tensor([[cosine, 0.0]], requires_grad=True)
     loss(points, torch.tensor([0])).backward()
     assert points.grad is not None and points.grad.isfinite().all()
-
-
-def test_distances_are_refused():
-    with pytest.raises(
-        ValueError, match="similarity 'cosine' or 'origin_cosine', because its margin is an angle; got 'negative"
-    ):
-        ArcFace(Sphere(2, similarity="negative_distance"), 2)

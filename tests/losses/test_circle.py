@@ -2,7 +2,7 @@ import pytest
 from pytorch_metric_learning.losses import CircleLoss
 
 from dmlkit.losses import Circle
-from dmlkit.manifolds import Euclidean, Sphere
+from dmlkit.manifolds import Sphere
 
 
 def naive(x, labels, m, gamma):
@@ -30,8 +30,3 @@ def test_equals_pytorch_metric_learning(pair_batch, assert_equals):
     x, labels = pair_batch
     loss, peer = Circle(Sphere(4)), CircleLoss(m=0.4, gamma=80)
     assert_equals(lambda x: loss(x, labels), lambda x: peer(x, labels), x, finite_differences=False, rtol=1e-6)
-
-
-def test_needs_the_cosine():
-    with pytest.raises(ValueError, match="Circle: expected a manifold with similarity 'cosine', because its optima"):
-        Circle(Euclidean(4))

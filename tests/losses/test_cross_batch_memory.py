@@ -1,5 +1,3 @@
-import io
-
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -96,57 +94,11 @@ def test_a_memory_follows_a_learned_curvature(config, curvature):
     assert all(tensor.isfinite().all() for tensor in found)
 
 
-def test_contrastive_equals_the_double_loop_of_the_paper():
-    """Algorithm 1 of the paper: rows of the batch, columns of the batch and of everything remembered."""
-    loss = CrossBatchMemory(SPHERE, loss=Contrastive(SPHERE, negative_margin=1.2), size=32).double()
-    (past, past_labels), (x, labels) = batches(2)
-    loss(past, past_labels)
-    pull, push = [], []
-    for i in range(len(x)):
-        for j, (y, label) in enumerate([*zip(x, labels, strict=True), *zip(past, past_labels, strict=True)]):
-            distance = (x[i] - y).norm()
-            if label == labels[i] and i != j:
-                pull.append(distance**2)
-            elif label != labels[i] and distance < 1.2:
-                push.append((1.2 - distance) ** 2)
-    torch.testing.assert_close(loss(x, labels), sum(pull) / len(pull) + sum(push) / len(push))
-
-
 def test_value_equals_pytorch_metric_learning():
     ours = CrossBatchMemory(SPHERE, loss=Contrastive(SPHERE, negative_margin=1.1, squared=False), size=64).double()
     peer = PeerMemory(ContrastiveLoss(neg_margin=1.1), 4, memory_size=64)
     for x, labels in batches(4):
         torch.testing.assert_close(ours(x, labels), peer(x, labels), rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", OVER_PAIRS)
-def test_empty_memory_gives_the_bare_loss(name):
-    inner = LossConfig.variants[name]().build(SPHERE, 3).double()
-    loss = CrossBatchMemory(SPHERE, loss=inner, size=16).double()
-    ((x, labels),) = batches(1)
-    if name == "margin":
-        pytest.skip("draws its negatives, from more columns")
-    torch.testing.assert_close(
-        value_and_gradient(lambda x: loss(x, labels), x), value_and_gradient(lambda x: inner(x, labels), x)
-    )
-
-
-def test_state_survives_a_checkpoint():
-    def new():
-        return CrossBatchMemory(SPHERE, loss=Triplet(SPHERE), size=10).double()
-
-    straight, before, after = new(), new(), new()
-    data = batches(6)
-    for x, labels in data[:3]:
-        straight(x, labels), before(x, labels)
-    file = io.BytesIO()
-    torch.save(before.state_dict(), file)
-    file.seek(0)
-    after.load_state_dict(torch.load(file, weights_only=True))
-    for x, labels in data[3:]:
-        assert torch.equal(straight(x, labels), after(x, labels))
-    for name, buffer in straight.state_dict().items():
-        assert torch.equal(buffer, after.state_dict()[name]), name
 
 
 def test_rests_before_its_epoch_and_in_evaluation():

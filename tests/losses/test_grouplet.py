@@ -106,24 +106,6 @@ def test_gradient_flows_through_the_plan(scope: str, solver: Quadratic | Sinkhor
     )
 
 
-@pytest.mark.parametrize("chunk_size", [1, 3, CLASSES])
-def test_chunks_change_nothing(chunk_size: int):
-    features, labels = draw(10)
-    for scope in ("grouplet", "batch"):
-        dense, chunked = grouplet(scope=scope), grouplet(scope=scope, chunk_size=chunk_size)
-        points = dense.manifold.from_features(features)
-        torch.testing.assert_close(chunked(points, labels), dense(points, labels))
-
-
-def test_one_proxy_mpa_with_transport_is_grouplet_over_the_batch():
-    features, labels = draw(9)
-    mpa = MPA(Sphere(DIM), CLASSES, proxies_per_class=1, transport=TransportWeights()).double()
-    anchor = Grouplet(Sphere(DIM), CLASSES, scope="batch").double()
-    anchor.load_state_dict({**mpa.state_dict(), "proxies": mpa.proxies.detach()[:, 0]})
-    points = mpa.manifold.from_features(features)
-    torch.testing.assert_close(mpa(points, labels), anchor(points, labels))
-
-
 def test_mpa_with_transport_equals_the_paper():
     features, labels = draw(8)
     torch.manual_seed(1)
@@ -212,13 +194,6 @@ def test_without_transport_the_groups_stay(scope: str):
     similarity = points @ loss.manifold.proxy_points(loss.proxies).T
     expected = torch.stack([naive_loss(similarity, labels, group, {}, 3.0, 0.1) for group in groups]).mean()
     torch.testing.assert_close(loss(points, labels), expected, rtol=1e-9, atol=0)
-
-
-def test_bad_options_are_refused():
-    with pytest.raises(ValueError, match="group_size: got 0, expected greater than 0"):
-        grouplet(group_size=0)
-    with pytest.raises(ValueError, match="seed: got -1, expected greater than or equal to 0"):
-        grouplet(seed=-1)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

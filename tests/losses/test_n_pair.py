@@ -27,17 +27,6 @@ def test_equals_the_triple_loop(pair_batch, assert_equals, manifold, length, sca
     assert_equals(lambda x: loss(length * x, labels), lambda x: naive(length * x, labels, scale), x, rtol=1e-7)
 
 
-def test_two_images_a_class_give_equation_6_of_cgml():
-    x = torch.randn(6, 3, dtype=torch.float64)
-    labels = torch.tensor([0, 1, 2, 0, 1, 2])
-    expected = 0
-    for i in range(6):
-        own = x[i] @ x[(i + 3) % 6]
-        expected += (1 + sum((x[i] @ x[j] - own).exp() for j in range(6) if j % 3 != i % 3)).log()
-    value = NPair(Euclidean(3, similarity="dot"))(x, labels)
-    torch.testing.assert_close(6 * value, expected)
-
-
 def test_anchors_against_positives_equal_pytorch_metric_learning(assert_equals):
     """Sohn's form has one positive a class as columns; that is another set of pairs, not another loss."""
     x = torch.randn(8, 3, dtype=torch.float64)

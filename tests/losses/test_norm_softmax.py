@@ -3,7 +3,7 @@ import torch
 from pytorch_metric_learning.losses import NormalizedSoftmaxLoss
 from torch import Tensor
 
-from dmlkit.losses import NormSoftmax, ProxyNCA
+from dmlkit.losses import NormSoftmax
 from dmlkit.manifolds import Sphere
 
 
@@ -26,12 +26,3 @@ def test_equation(agree, temperature: float, chunk_size: int | None):
 def test_peer(agree_with_peer):
     loss, peer = NormSoftmax(Sphere(5), 6).double(), NormalizedSoftmaxLoss(6, 5).double()
     agree_with_peer(loss, peer, peer.W, lambda proxies: proxies.T)
-
-
-def test_is_proxy_nca_with_the_positive_in_the_denominator(batch):
-    features, labels = batch
-    sphere = Sphere(5)
-    softmax, nca = NormSoftmax(sphere, 6, temperature=0.25).double(), ProxyNCA(sphere, 6, scale=4.0).double()
-    nca.load_state_dict(softmax.state_dict())
-    points = sphere.from_features(features)
-    torch.testing.assert_close(softmax(points, labels), nca(points, labels), rtol=1e-12, atol=0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dmlkit.losses import NPair, PairwiseCrossEntropy
+from dmlkit.losses import PairwiseCrossEntropy
 from dmlkit.manifolds import Euclidean, Poincare, Sphere
 from dmlkit.manifolds.base import Manifold
 
@@ -69,10 +69,3 @@ def test_two_images_a_class_give_half_the_authors_sum_of_both_directions():
     one_way = partial(authors_code, similarity=ball.similarity, tau=0.2)
     value = PairwiseCrossEntropy(ball)(torch.cat([first, second]), torch.arange(7).repeat(2))
     torch.testing.assert_close(2 * value, one_way(first, second) + one_way(second, first), rtol=1e-9, atol=0)
-
-
-def test_it_is_n_pair_on_another_scale():
-    plane = Euclidean(4).double()
-    x, labels = torch.randn(8, 4, dtype=torch.float64), torch.arange(8) // 3
-    n_pair = NPair(plane, scale=float(plane.unrelated_distance()) / 0.2)
-    torch.testing.assert_close(PairwiseCrossEntropy(plane)(x, labels), n_pair(x, labels), rtol=1e-9, atol=0)

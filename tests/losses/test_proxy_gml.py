@@ -89,10 +89,3 @@ def test_nan_is_not_taken_for_a_class_without_links():
     loss = ProxyGML(Sphere(2), 2, proxies_per_class=1, ratio=1.0, regularizer_weight=0)
     loss.proxies.data[0] = torch.nan
     assert loss(torch.eye(2), torch.tensor([0, 1])).isnan()
-
-
-def test_distances_are_refused():
-    with pytest.raises(
-        ValueError, match=r"'cosine' or 'origin_cosine' or 'dot', because it adds .*; got 'negative_distance'"
-    ):
-        ProxyGML(Euclidean(2), 100)

@@ -211,24 +211,6 @@ def test_the_memory_may_grow_with_the_classes():
     assert [len(loss.informative.memory.labels) for loss in sizes] == [10, 15, 152]
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 2, 5])
-def test_without_penalties_it_is_proxy_anchor(batch, epoch: int):
-    features, labels = batch
-    sphere = Sphere(5)
-    isa = ProxyISA(sphere, 6, positive_penalty="none", negative_penalty="none").double()
-    anchor = ProxyAnchor(sphere, 6).double()
-    anchor.proxies.data.copy_(isa.proxies)
-    isa.set_epoch(epoch)
-    isa(sphere.from_features(features), labels)  # fills the memory
-    results = []
-    for loss in (isa, anchor):
-        points = sphere.from_features(features).requires_grad_()
-        value = loss(points, labels)
-        value.backward()
-        results.append((value.detach(), points.grad, loss.proxies.grad))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-14)
-
-
 def test_evaluation_leaves_the_memory_alone():
     loss = ProxyISA(Sphere(3), 2)
     loss.set_epoch(2)

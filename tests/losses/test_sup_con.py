@@ -1,8 +1,7 @@
 import pytest
-import torch
 from pytorch_metric_learning.losses import SupConLoss
 
-from dmlkit.losses import NPair, SupCon
+from dmlkit.losses import SupCon
 from dmlkit.manifolds import Sphere
 
 
@@ -27,9 +26,3 @@ def test_equals_pytorch_metric_learning(pair_batch, assert_equals):
     x, labels = pair_batch
     loss, peer = SupCon(Sphere(4), temperature=0.1), SupConLoss(0.1)
     assert_equals(lambda x: loss(x, labels), lambda x: peer(x, labels), x, rtol=1e-6)
-
-
-def test_equals_n_pair_for_two_images_of_a_class(pair_batch):
-    x, _ = pair_batch
-    labels = torch.arange(12) // 2
-    torch.testing.assert_close(SupCon(Sphere(4), temperature=0.5)(x, labels), NPair(Sphere(4), scale=2.0)(x, labels))

@@ -73,13 +73,6 @@ def test_the_boundary_of_the_ball_is_outside(dtype: torch.dtype):
     assert find_invalid_point(ball, torch.tensor([[0, 1 - 2 * step, 0]], dtype=dtype)) is None
 
 
-@pytest.mark.parametrize(("curvature", "radius"), [(-4.0, "0.5"), (-0.25, "2")])
-def test_the_radius_of_the_ball_is_named(curvature: float, radius: str):
-    outside = torch.tensor([[0.0, 3.0]])
-    _, what = find_invalid_point(Poincare(2, curvature=curvature), outside) or (-1, "")
-    assert what == f"its length is 3, where points of the ball are shorter than its radius of {radius}"
-
-
 @pytest.mark.parametrize(
     ("manifold", "value"),
     [

@@ -72,20 +72,3 @@ def test_proxies_are_clipped_like_features():
     proxies = plane.new_proxies(50)
     assert proxies.norm(dim=1).max() > 0.5
     assert plane.proxy_points(proxies).norm(dim=1).max() <= 0.5 + 1e-6
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_becomes_float32(dtype: torch.dtype):
-    x = features(6).to(dtype)
-    points = Euclidean(5, clip_distance=RADIUS).from_features(x)
-    assert points.dtype == torch.float32 and points.norm(dim=1).max().item() == pytest.approx(RADIUS, rel=1e-6)
-
-
-def test_the_option_has_the_meaning_and_the_range_of_hyperbolic_space():
-    fields = [config.model_fields["clip_distance"] for config in (Euclidean.Config, Poincare.Config, Lorentz.Config)]
-    assert len({str(one.annotation) for one in fields}) == 1
-    assert [one.default for one in fields] == [None, RADIUS, RADIUS]
-    with pytest.raises(ValueError, match=r"Euclidean: clip_distance: got 0.0, expected greater than 0"):
-        Euclidean(5, clip_distance=0.0)
-    with pytest.raises(ValueError, match="clip_distance"):
-        Euclidean.Config(clip_distance=-1.0)

@@ -5,7 +5,6 @@ from torch.nn.functional import normalize
 
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.regularizers import GraphConsistency
-from dmlkit.regularizers.graph_consistency import aligned_draws
 
 LABELS = torch.tensor([5, 5, 0, 0, 2, 2] * 2)  # two draws, class-aligned
 
@@ -85,13 +84,6 @@ def test_degenerate_batches_have_finite_gradients_in_every_form(form, x):
     assert value.isfinite() and x.grad.isfinite().all()
 
 
-def test_is_the_norm_and_not_its_square():
-    x = torch.randn(4, 3, dtype=torch.float64) * 100  # so far apart that S is the identity
-    labels = torch.tensor([0, 1, 0, 1])
-    value = GraphConsistency(Euclidean(3))(x, labels)
-    torch.testing.assert_close(value, torch.linalg.matrix_norm(x[:2] - x[2:]))
-
-
 def test_equal_draws_give_zero_with_a_zero_gradient():
     for x in (torch.zeros(12, 4), torch.ones(12, 4), torch.randn(6, 4).repeat(2, 1)):
         x.requires_grad_()
@@ -129,16 +121,3 @@ def test_images_without_a_counterpart_are_left_out():
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(torch.autograd.grad(value, x), torch.autograd.grad(expected, x))
     assert term(x[:1], labels[:1]) == 0
-
-
-def test_draws_are_class_aligned():
-    labels = torch.tensor([5, 1, 5, 5, 1, 8, 5, 1, 1])
-    first, second, is_used = aligned_draws(labels)
-    assert torch.equal(labels[first[is_used]], labels[second[is_used]])
-    assert sorted([*first[is_used].tolist(), *second[is_used].tolist()]) == [0, 1, 2, 3, 4, 6, 7, 8]
-
-
-def test_says_that_it_needs_the_paired_sampler():
-    (requirement,) = GraphConsistency.Config().requirements()
-    assert requirement.key == "sampler.name"
-    assert requirement.allowed == ("paired",)

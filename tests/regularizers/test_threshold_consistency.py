@@ -53,12 +53,6 @@ def test_a_distance_is_counted_in_units_of_a_cosine(features):
     assert_same(found, expected, features)
 
 
-def test_the_order_of_the_batch_does_not_matter(features):
-    term, order = ThresholdConsistency(Sphere(3)), torch.randperm(8, generator=torch.Generator().manual_seed(0))
-    x = normalize(features, dim=1)
-    assert_same(term(x[order], LABELS[order]), term(x, LABELS), features)
-
-
 @pytest.mark.parametrize(
     ("x", "labels"),
     [

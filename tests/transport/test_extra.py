@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from dmlkit.transport import base
-from dmlkit.transport.base import TransportConfig
 from tests.conftest import TINY_RECIPE, Result
 
 
@@ -29,8 +28,3 @@ def test_a_solver_names_the_extra_before_training(
     assert told.code == 2 and not (tmp_path / "run").exists()
     line = f"loss: {solver} needs {package}, which is not installed; install it with: pip install 'dmlkit[transport]'\n"
     assert told.err.endswith(line) and told.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("solver", ["exact", "quadratic"])
-def test_the_others_need_none(solver: str):
-    TransportConfig.variants[solver]().build()
