@@ -37,13 +37,9 @@ def evaluate_points(
     """Score points that have a label on their own manifold; each is searched among all others of them.
 
     Args:
-        points: see `dmlkit.gallery.sources.open_points`.
         metrics: configs or names; `DEFAULT_METRICS` if there are none.
         ties: how items with the same score are counted.
         rerank: method by which the queries are ranked once more.
-
-    Raises:
-        UserError: no item has a label, or there is nothing to retrieve.
     """
     dataset = None if points.run is None else RunFolder(points.run).recipe().dataset
     if dataset is not None:
@@ -79,9 +75,6 @@ def evaluate_arrays(
         metrics: configs or names; `DEFAULT_METRICS` if there are none.
         ties: how items with the same score are counted.
         rerank: method by which the queries are ranked once more.
-
-    Raises:
-        UserError: a file cannot be read, gallery and queries are equal, or the arrays cannot be scored.
     """
     configs = _configs(metrics)
     features = read_features(embeddings)

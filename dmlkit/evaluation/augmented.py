@@ -35,11 +35,7 @@ class MirroredImages(PickedSamples):
 
 
 def check_copies(dataset: Dataset, recipe: Recipe, copies: Copies | None) -> None:
-    """Check that copies of the images of a dataset can be embedded, if any are wanted.
-
-    Raises:
-        UserError: the samples are no images, or the network does not allow other sizes.
-    """
+    """Check that copies of the images of a dataset can be embedded, if any are wanted."""
     if copies is not None and not dataset.kind.has_pixels:
         raise UserError(
             f"--tta {copies}: applies to images, but the samples of this run have no pixels; remove this option"
@@ -61,10 +57,6 @@ def embed_with_copies(
     Args:
         trained: the model, with the recipe of the evaluation.
         own: embeddings of those that could be read.
-        copies: which ones.
-
-    Raises:
-        UserError: an image can no longer be read.
     """
     model, recipe = trained.model, trained.recipe
     manifold, device, transform = model.manifold, fabric.device, recipe.transform
@@ -85,9 +77,6 @@ def embed_with_copies(
 
 def scaled_transform(recipe: Recipe, scale: float) -> TransformConfig | None:
     """Return the transform of a recipe whose images have other sides, with the same part of each image.
-
-    Raises:
-        UserError: the network takes only images of one size, or the sides are too short.
 
     Example:
         >>> recipe = parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet}", "recipe.yaml")

@@ -59,16 +59,12 @@ def compare_runs(
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         overrides: ``key=value`` each, for all runs; see `Scope`.
         by: the units that intervals and p-values draw; ``queries`` assumes that queries of a class are independent.
-        device: the device, see `start_ranks`.
         fabric: a device and ranks that are already launched.
 
     Returns:
         results: one per run.
         differences: one per run after the first, by metric. A metric that only one of the runs has is left out; there
             are no differences between runs that were tested on different images.
-
-    Raises:
-        UserError: there are fewer than two runs, one is given twice, or one cannot be evaluated.
     """
     require_runs(paths)
     fabric = fabric or start_ranks(device)
@@ -142,7 +138,6 @@ def lines_of(
     """List the runs, followed by their pretrained baselines; a baseline that several runs share is listed once.
 
     Args:
-        results, differences: the result of `compare_runs`.
         width: maximum length of a run's name, if names can be cut to that.
     """
     names = short_names([result.name for result in results], width)

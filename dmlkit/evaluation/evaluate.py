@@ -57,7 +57,6 @@ def class_figures(per_query: Mapping[str, Tensor], labels: Tensor, names: Sequen
     Args:
         per_query: (Q,) values by name.
         labels: (Q,) int64, labels of the queries, indices of ``names``.
-        names: names of the classes.
 
     Example:
         >>> values = {"recall@1": torch.tensor([1.0, 0.0, 1.0])}
@@ -83,7 +82,6 @@ def confusions(labels: Tensor, nearest_labels: Tensor, names: Sequence[str]) -> 
     Args:
         labels: (Q,) int64, labels of the queries, indices of ``names``.
         nearest_labels: (Q,) int64, labels of their nearest neighbors.
-        names: names of the classes.
 
     Example:
         >>> confusions(torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1]), ["auk", "coot"])
@@ -102,11 +100,7 @@ def confusions(labels: Tensor, nearest_labels: Tensor, names: Sequence[str]) -> 
 
 
 def searching(metrics: Sequence[MetricConfig | str]) -> list[MetricConfig]:
-    """Return the metrics that rank a gallery.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the metrics that rank a gallery."""
     found = [config for config in metric_configs(metrics) if config.searches]
     if not found:
         raise ValueError("none of the metrics ranks a gallery; add one with --metric, e.g. map@r")
@@ -121,7 +115,6 @@ class Rescoring:
         points: (N, D) embeddings of queries and gallery.
         score: scores decoded points in the place of ``points``.
         ranges: returns the points that give the ranges of int8.
-        ranges_of: these points, in words.
     """
 
     points: Tensor
@@ -172,11 +165,7 @@ class Evaluation:
             np.savez_compressed(file, **arrays)
 
     def save_classes(self, path: Path) -> None:
-        """Write a CSV table of every class, worst first.
-
-        Raises:
-            UserError: no metric has a value per query, or the table cannot be written.
-        """
+        """Write a CSV table of every class, worst first."""
         if not self.scores.per_query:
             raise UserError(
                 "--per-class: none of the metrics has a value per query; add one with --metric, e.g. recall@1"
@@ -243,11 +232,7 @@ def score_split(
     ties: Ties = "expected",
     second: SecondScoring = PLAIN,
 ) -> Evaluation:
-    """Score the embeddings of a split by a model with the metrics of its recipe, see `evaluate` and `score_dataset`.
-
-    Raises:
-        UserError: see `evaluate`.
-    """
+    """Score the embeddings of a split by a model with the metrics of its recipe, see `evaluate` and `score_dataset`."""
     recipe = trained.recipe
     refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
     refuse_nothing_read(len(embeddings.labels), embeddings.faults, f"the {split} split")
@@ -284,16 +269,10 @@ def score_dataset(
 
     Args:
         embeddings: embeddings of the images of the dataset that could be read.
-        dataset: the images, with their labels.
-        manifold: geometry of the embeddings.
-        metrics: metrics to compute.
         fabric: the device, and the ranks, which share the queries. Default: one process on the CPU.
         ties: how items with the same score are counted.
         advance: receives how many more queries are ranked.
         second: another way to score the queries as well. Default: none.
-
-    Raises:
-        ValueError: see `dmlkit.metrics.retrieval_metrics`.
     """
     device = fabric.device if fabric else None
     group = torch.distributed.group.WORLD if fabric and fabric.world_size > 1 else None
@@ -353,11 +332,7 @@ def at_levels(dataset: Dataset, labels: Tensor) -> Labels:
 
 
 def check_levels(metrics: Sequence[MetricConfig], dataset: Dataset) -> None:
-    """Check that a dataset has the levels that metrics need.
-
-    Raises:
-        ValueError: it has not.
-    """
+    """Check that a dataset has the levels that metrics need."""
     for metric in metrics:
         if metric.uses_levels and not dataset.levels:
             raise ValueError(

@@ -28,7 +28,6 @@ def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int)
     Args:
         labels: (N,) int64.
         neighbors: (N, k), neighbors of each image.
-        most: maximum number of pairs.
 
     Example:
         >>> near = Neighbors(torch.tensor([[0.9], [0.9], [0.5]]), torch.tensor([[1], [0], [1]]))
@@ -60,7 +59,6 @@ def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: i
         values: (Q,) values of a metric.
         labels: (Q,) int64.
         nearest_wrong: (Q,) similarity of the nearest image of another label.
-        most: maximum number of queries.
 
     Example:
         >>> values, labels = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 1])
@@ -97,11 +95,7 @@ class ScoreHistograms(NamedTuple):
 
 @torch.no_grad()
 def score_histograms(points: Points) -> ScoreHistograms:
-    """Count all pairs of the same class, and pairs of different classes of at most `MOST_IMAGES` images, in equal bins.
-
-    Raises:
-        ValueError: there is no pair of the same class, or none of different classes.
-    """
+    """Count all pairs of one class, and pairs of different classes of at most `MOST_IMAGES` images, in equal bins."""
     whole = Pairing.of(points)
     if whole.same == 0 or whole.different == 0:
         raise ValueError(
@@ -191,7 +185,6 @@ def planted_precision(labels: Tensor, neighbors: Tensor) -> float:
 
     Args:
         labels: (N,) int64 in 0..C-1, C at least 2.
-        neighbors: see `suspects`.
     """
     changed = wrong_labels(labels, max(PLANTED, 1 / len(labels)), seed=0)
     is_changed = changed != labels

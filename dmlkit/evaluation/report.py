@@ -226,12 +226,8 @@ class Report(Document, frozen=True):
         """Return the report with the metrics per value of a column.
 
         Args:
-            evaluation: the evaluation that is reported.
             table: table that has it. Default: that of the evaluated dataset.
             run: run of evaluated embeddings, whose dataset it is.
-
-        Raises:
-            UserError: see `column_table`, `read_column` and `figures_by_value`.
         """
         asked = self.question
         file, root = column_table(column, table, asked.dataset) if asked else run_table(column, table, run)
@@ -274,11 +270,7 @@ class Figures(NamedTuple):
 
 
 def stored_answer(path: Path, question: Question) -> Figures | None:
-    """Read the stored report and values that answer a question; return None if there are none.
-
-    Raises:
-        UserError: a file is damaged, or of another format version.
-    """
+    """Read the stored report and values that answer a question; return None if there are none."""
     if not path.exists():
         return None
     report, values = Report.read(path), path.with_suffix(".npz")
@@ -302,11 +294,7 @@ def store(report: Report, evaluation: Evaluation, path: Path) -> None:
 
 
 def with_stored_forms(report: Report, evaluation: Evaluation, wanted: Sequence[Stored]) -> Report:
-    """Return a report with the metrics of each stored form, and their paired differences from the full embeddings.
-
-    Raises:
-        UserError: a form does not apply to the embeddings, or no metric ranks a gallery.
-    """
+    """Return a report with the metrics of each stored form, and their paired differences from the full embeddings."""
     rescoring = evaluation.rescoring
     if not wanted or rescoring is None:
         return report

@@ -139,13 +139,9 @@ def evaluate_scope(
     results with different settings are never mixed up.
 
     Args:
-        scope: the images and the metrics.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         keep: read the report that is stored, if there is one with the same settings.
         scored_again: other ways to score the images.
-
-    Raises:
-        UserError: there is no such run, an override is not read by evaluation, or there is nothing to retrieve.
     """
     run = RunFolder(path)
     recipe, split = _recipe_of(run, scope), scope.evaluated_split
@@ -221,9 +217,6 @@ def choose_second(
     Args:
         other: a second run, or one of `PARTNERS`.
         checkpoint: checkpoint of the run. Default: best, otherwise last.
-
-    Raises:
-        UserError: see `choose_fusion`, `choose_local` and `choose_place`.
     """
     if other == Path(PLACE):
         return choose_place(run, checkpoint=checkpoint, fabric=fabric, bar=bar)
@@ -241,11 +234,7 @@ def _with_fusion(
     found: Embeddings,
     bar: Bar,
 ) -> dict[str, Any]:
-    """Embed with two models, or prepare local scores, or place and time, of the images found.
-
-    Raises:
-        UserError: one of the images can no longer be read.
-    """
+    """Embed with two models, or prepare local scores, or place and time, of the images found."""
     if isinstance(fusion, PlaceFusion):
         return {"local": place_scores(fusion, trained, dataset, found)}
     if fusion.run in (LOCAL, SIFT):
@@ -258,11 +247,7 @@ def _with_fusion(
 
 
 def check_scope(path: Path, scope: Scope) -> None:
-    """Check that a run has what is to be evaluated, before anything is embedded.
-
-    Raises:
-        UserError: see `evaluate_scope`.
-    """
+    """Check that a run has what is to be evaluated, before anything is embedded."""
     _recipe_of(RunFolder(path), scope)
 
 
@@ -284,10 +269,6 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
     Args:
         recipe: the recipe, to which the overrides have already been applied.
         scope: a folder of images replaces the dataset, and metrics replace those of the recipe, if they are given.
-
-    Raises:
-        UserError: a metric is unknown, the run takes no images, an override is of the dataset, or a table lacks a
-            column.
     """
     for override in scope.overrides if scope.dataset_root is not None else ():
         if parse_override(override).key.partition(".")[0] == "dataset":

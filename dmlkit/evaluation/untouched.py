@@ -50,14 +50,10 @@ def evaluate_untouched(
     """Score the features of a model's backbone. The caller's random number generator is not changed.
 
     Args:
-        fabric, dataset, bar: see `evaluate`.
         model: the model, whose backbone is moved to the fabric's device.
         recipe: the recipe, whose transform and metrics are used.
         question: the result of `untouched_question` for the split of the dataset.
         source: the name of the evaluated run, for the report.
-
-    Raises:
-        UserError: see `evaluate`.
     """
     features, split, ties = untouched_model(model).to(fabric.device), question.split, question.ties
     with torch.random.fork_rng(devices=[]):  # a loader draws one random number whenever it starts
@@ -80,7 +76,6 @@ def gain_message(
 
     Args:
         metric: a metric whose larger values are better.
-        tuned, untouched: its values on the split.
         interval: 95 % interval of their difference on the same queries; None if there are too few classes for one.
         units: what the interval is over, e.g. "30 classes".
         epoch, epochs: epoch of the checkpoint, and number of epochs of the run.

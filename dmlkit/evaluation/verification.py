@@ -55,9 +55,6 @@ def read_pairs(path: Path, root: Path | None = None) -> list[ImagePair]:
             ``.txt`` file like that of LFW: ``NAME 1 2`` is a pair of one person, ``NAME 1 OTHER 3`` of two, and image 1
             is ``NAME/NAME_0001.jpg``.
         root: the folder that names in the file are relative to; by default the file's own folder.
-
-    Raises:
-        UserError: the file is missing, of another type, empty, or has a line that is not a pair.
     """
     if path.suffix.lower() not in (".csv", ".txt"):
         raise UserError(f"--pairs {path}: expected a .csv or .txt file")
@@ -171,11 +168,7 @@ class Verification(Document, frozen=True):
     """One message per image that could not be read."""
 
     def save(self, path: Path) -> None:
-        """Write a CSV table of all pairs.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Write a CSV table of all pairs."""
         rows: list[tuple[object, ...]] = []
         for pair in self.pairs:
             known = "" if pair.known is None else answer(pair.known)
@@ -205,15 +198,11 @@ def verify(
     Pairs with an image that cannot be read have no verdict; this does not affect the other pairs.
 
     Args:
-        path: folder of a calibrated run.
         prior: share of the pairs that are of the same class, for which the probabilities hold; verdicts do not depend
             on it.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         second: a second run, ``local`` or ``sift``, whose similarity is added. The threshold is then chosen again on
             the validation classes, for the false accept rate with which the run was calibrated.
-
-    Raises:
-        UserError: the run has no threshold for these weights, or no pair has two images that can be read.
     """
     check_prior(prior)
     run, fabric = RunFolder(path), fabric or start_ranks("auto")

@@ -1,34 +1,181 @@
-"""Export of embeddings as a table of LanceDB, a table of PostgreSQL with pgvector, or a collection of Qdrant."""
+"""Export of embeddings to databases: a table of LanceDB, a table of PostgreSQL with pgvector, a collection of Qdrant.
 
-import json
+Each writer sends the rows of the Parquet table of items, with the vectors that the database compares.
+"""
+
 import os
 import shutil
-import struct
 import warnings
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import PositiveInt
 
 from dmlkit.errors import UserError, first_line
-from dmlkit.export.store import (
-    Destination,
-    StoreIndex,
-    StoreManifest,
-    StoreRows,
-    is_address,
-    rows_of,
-    store_manifest,
-    without_password,
-)
 from dmlkit.files.outputs import check_folder
 from dmlkit.vectors.folder import EmbeddingFolder
-from dmlkit.vectors.progress_bar import Bar
+from dmlkit.vectors.index_vectors import Vectors, index_vectors
+from dmlkit.vectors.manifest import Manifest, SearchIndex
+from dmlkit.vectors.progress_bar import Bar, no_bar
 
-SCHEMA_KEY = b"dmlkit"  # of the manifest in the metadata of a table's schema
+ROWS = 4096  # rows per block: 8 MB at 512 dimensions
+MANIFEST = "dmlkit"  # key of the manifest in the metadata of a table or collection
+StoreDistance = Literal["cosine", "l2", "dot"]
+
+
+class StoreIndex(SearchIndex, frozen=True, extra="forbid", strict=True):
+    """Vectors in a store, and the distance function that gives them the order of the similarity."""
+
+    order: str = "the vectors that are nearest to that of a query, by the distance function, are the most similar"
+    """How the store orders vectors."""
+    distance: StoreDistance
+    """The store's distance function; with ``dot`` the largest products are the nearest."""
+    dim: PositiveInt
+    """Dimension of a vector; on some manifolds not that of an embedding."""
+
+    def suits_graph(self) -> bool:
+        """Return whether a graph index such as HNSW finds the nearest vectors.
+
+        Such an index walks between near vectors of the gallery, but lifted gallery vectors have the right order only
+        for a lifted query: HNSW found 6 % of the 5 nearest of 5 000 points in a ball.
+        """
+        return self.form in ("as_is", "unit", "unit_space")
+
+
+class StoreManifest(Manifest, frozen=True, strict=True):
+    """Manifest of a table in a store: the manifest of its embeddings, and how they are searched there."""
+
+    kind: ClassVar[str] = "manifest of a table of embeddings"
+
+    index: StoreIndex  # pyright: ignore[reportGeneralTypeIssues] - unlike its parent's it has no default
+    """How the table is searched."""
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Destination of a table."""
+
+    target: str  # a folder or an address
+    table: str
+    overwrite: bool = False  # replace a table of this name if dmlkit wrote it
+    bar: Bar = no_bar  # shows the rows that are written
+
+    def __str__(self) -> str:
+        shown = without_password(self.target) if is_address(self.target) else self.target
+        return f"{shown}: table {self.table!r}"
+
+    def check_replaceable(self, manifest: str | None) -> None:
+        """Raise unless ``overwrite`` is set and the text of an existing table's manifest shows that dmlkit wrote it."""
+        if not self.overwrite:
+            raise UserError(f"{self} already exists; replace it with --overwrite, or choose another --table")
+        try:
+            StoreManifest.from_json(manifest or "", str(self))
+        except UserError:
+            raise UserError(
+                f"{self} already exists and was not written by dmlkit export; remove it, or choose another --table"
+            ) from None
+
+    @contextmanager
+    def writing(self, *errors: type[Exception]) -> Generator[None]:
+        """Convert the errors of a store into a `UserError`."""
+        try:
+            yield
+        except errors as error:
+            raise UserError(f"{self} cannot be written: {first_line(error)}") from error
+
+
+def store_manifest(folder: EmbeddingFolder) -> StoreManifest:
+    """Return the manifest of a table of embeddings."""
+    manifest = folder.manifest
+    if not len(folder):
+        raise UserError(f"{folder.path}: there are no embeddings to export")
+    distance, form = _distance_and_form(manifest)
+    search: dict[str, Any] = {"form": form, "curvature": manifest.index.curvature}
+    dim = _vectors(folder, torch.from_numpy(np.array(folder.points[:1])), search).shape[1]
+    index = StoreIndex(**search, distance=distance, dim=dim)
+    # checksums of the embeddings are of other files
+    fields: dict[str, Any] = {**dict(manifest), "index": index, "checksums": None, "split": None}
+    return StoreManifest(**fields)
+
+
+def rows_of(folder: EmbeddingFolder, index: StoreIndex, bar: Bar = no_bar) -> Iterator[tuple[Any, NDArray[np.float32]]]:
+    """Yield blocks of rows: an Arrow table with the columns id, path and label, and vectors (n, D') float32."""
+    start, items = 0, folder.items.select(["id", "path", "label"])
+    with bar("exporting", len(folder)) as advance:
+        for block in folder.blocks(ROWS):
+            vectors = _vectors(folder, block, index.model_dump()).astype(np.float32)
+            for fault, is_faulty in (
+                ("its vector would have nan or inf", ~np.isfinite(vectors).all(1)),
+                ("its vector is zero, which has no cosine", (index.distance == "cosine") & ~vectors.any(1)),
+            ):
+                if is_faulty.any():
+                    folder.refuse_row(start + int(is_faulty.argmax()), fault)
+            yield items.slice(start, len(block)), vectors
+            start += len(block)
+            advance(len(block))
+
+
+def _vectors(folder: EmbeddingFolder, points: torch.Tensor, search: dict[str, Any]) -> Vectors:
+    if search["form"] == "own":
+        return folder.manifold.index_vectors(points.double(), "gallery").detach().numpy()
+    return index_vectors(points.numpy(), search, "gallery")
+
+
+def _distance_and_form(manifest: Manifest) -> tuple[StoreDistance, str]:
+    """Return the distance and form of vectors; a distance other than cosine, dot and L2 needs a lift."""
+    form = manifest.index.form
+    match form:
+        case "as_is":  # unit vectors, or a dot product
+            straight: dict[str, StoreDistance] = {"dot": "dot", "cosine": "cosine"}
+            return straight.get(manifest.similarity, "l2"), "as_is"
+        case "unit":
+            return "cosine", "as_is"
+        case "unit_space":
+            return "cosine", form
+        case "euclidean_lift":
+            return "l2", "as_is"
+        case _:
+            return "dot", form
+
+
+def is_address(target: str) -> bool:
+    """Return whether a text is an address and not a path.
+
+    Example:
+        >>> is_address("postgresql://db/birds"), is_address("exports/birds")
+        (True, False)
+    """
+    return "://" in target
+
+
+def without_password(address: str) -> str:
+    """Return an address without its password and without its options, which may contain one.
+
+    Example:
+        >>> without_password("postgresql://me:secret@db:5433/birds?sslmode=require")
+        'postgresql://me@db:5433/birds'
+    """
+    try:
+        parts = urlsplit(address)
+        port = "" if parts.port is None else f":{parts.port}"  # not a number: it may be the start of a password
+        if parts.netloc.count("@") > 1 or any("@" in part for part in (parts.path, parts.query, parts.fragment)):
+            raise ValueError
+    except ValueError:
+        scheme = address.partition("://")[0]
+        raise UserError(
+            f"--output {scheme}://...: cannot read this address; expected {scheme}://USER:PASSWORD@HOST:PORT/NAME, "
+            "where a password has %40 for @, %3A for :, %2F for /, %3F for ? and %23 for #"
+        ) from None
+    user = f"{parts.username}@" if parts.username else ""
+    return f"{parts.scheme}://{user}{parts.hostname or ''}{port}{parts.path}"
 
 
 def write_lancedb(folder: EmbeddingFolder, to: Destination) -> list[str]:
@@ -36,24 +183,26 @@ def write_lancedb(folder: EmbeddingFolder, to: Destination) -> list[str]:
 
     Args:
         to: a folder for the database, or an address that LanceDB supports, such as ``s3://``.
-
-    Raises:
-        UserError: the folder has other files, or the table already exists or cannot be written.
     """
     import pyarrow as pa
 
+    os.environ.setdefault("LANCEDB_LOG", "error")  # it warns of its own defaults
+    # loader processes are forked after it is imported; they decode images and never call it
+    warnings.filterwarnings("ignore", message="lancedb fork support")
+    try:
+        import lancedb
+    except ModuleNotFoundError:
+        raise UserError("--format lancedb needs LanceDB; install it with: pip install 'dmlkit[lancedb]'") from None
     if not is_address(to.target):
         check_folder(Path(to.target), "a LanceDB database", "*.lance")
-    manifest, database = store_manifest(folder), _lancedb()
-    schema = pa.schema(
-        [
-            pa.field("id", pa.int64(), nullable=False),
-            pa.field("path", pa.string(), nullable=False),
-            pa.field("label", pa.string()),
-            pa.field("vector", pa.list_(pa.float32(), manifest.index.dim), nullable=False),
-        ],
-        {SCHEMA_KEY: manifest.text()},
-    )
+    manifest = store_manifest(folder)
+    fields = [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("label", pa.string()),
+        pa.field("vector", pa.list_(pa.float32(), manifest.index.dim), nullable=False),
+    ]
+    schema = pa.schema(fields, {MANIFEST.encode(): manifest.text()})
 
     def batches() -> Iterator[Any]:
         for items, vectors in rows_of(folder, manifest.index, to.bar):
@@ -64,31 +213,23 @@ def write_lancedb(folder: EmbeddingFolder, to: Destination) -> list[str]:
     for _ in rows_of(folder, manifest.index):
         pass  # reports an invalid row here; LanceDB would raise an error of its own
     with to.writing(ValueError, RuntimeError, OSError):
-        connection = database.connect(to.target)
-        found = _manifest_in(connection, to.table)
-        if found is not None:
-            to.check_replaceable(found)
-        mode = "create" if found is None else "overwrite"
+        connection: Any = lancedb.connect(to.target)
+        mode = "create"
+        try:
+            found = connection.open_table(to.table).schema.metadata or {}
+        except ValueError as error:  # raised also for a table whose creation was killed
+            if "was not found" not in str(error):
+                raise
+        else:
+            mode = "overwrite"
+            to.check_replaceable(found.get(MANIFEST.encode(), b"").decode())
         connection.create_table(to.table, pa.RecordBatchReader.from_batches(schema, batches()), mode=mode)
     return []
 
 
-def _manifest_in(connection: Any, table: str) -> str | None:
-    """Return the manifest of a table; empty if dmlkit did not write the table, None if there is no such table."""
-    try:
-        metadata = connection.open_table(table).schema.metadata or {}
-    except ValueError as error:  # raised also for a table whose creation was killed
-        if "was not found" in str(error):
-            return None
-        raise
-    return metadata.get(SCHEMA_KEY, b"").decode()
-
-
-SCHEMES = ("postgresql://", "postgres://")
 LONGEST_NAME = 63  # bytes; PostgreSQL would truncate a longer name without an error
 MOST_INDEXED = 2000  # largest dimension of a pgvector index in float32
 MOST_HALVED = 4000  # the same in float16
-TIMEOUT = 10  # seconds to connect, unless PGCONNECT_TIMEOUT or the address sets another time
 
 
 def write_pgvector(folder: EmbeddingFolder, to: Destination) -> list[str]:
@@ -97,11 +238,8 @@ def write_pgvector(folder: EmbeddingFolder, to: Destination) -> list[str]:
     Args:
         to: a ``postgresql://`` address. Parts that it omits, including the password, are read by libpq from the PG*
             environment variables and from ~/.pgpass.
-
-    Raises:
-        UserError: the server does not answer, has no pgvector, or the table already exists.
     """
-    if not to.target.startswith(SCHEMES):
+    if not to.target.startswith(("postgresql://", "postgres://")):
         raise UserError("--format pgvector: expected --output postgresql://USER@HOST/DATABASE")
     without_password(to.target)  # rejects an address whose password cannot be removed, before any message shows it
     if not 0 < len(to.table.encode()) <= LONGEST_NAME or "\0" in to.table:
@@ -111,107 +249,48 @@ def write_pgvector(folder: EmbeddingFolder, to: Destination) -> list[str]:
         from psycopg import sql
     except ImportError:
         raise UserError("--format pgvector needs psycopg; install it with: pip install 'dmlkit[pgvector]'") from None
-    manifest = store_manifest(folder)
-    with to.writing(psycopg.Error), _connect(to.target) as connection, connection.cursor() as cursor:
-        _need_pgvector(cursor, to)
-        _make_room(cursor, to)
-        _create(cursor, to.table, manifest.index.dim)
-        copy = sql.SQL("COPY {} (id, path, label, vector) FROM STDIN (FORMAT BINARY)")
-        with cursor.copy(copy.format(sql.Identifier(to.table))) as stream:
-            # bytes are sent unchanged, and the server reads them as a vector
-            stream.set_types(["int8", "text", "text", "bytea"])
-            for rows in rows_of(folder, manifest.index, to.bar):
-                for row in _encoded(rows):
-                    stream.write_row(row)
-        comment = sql.SQL("COMMENT ON TABLE {} IS {}")
-        cursor.execute(comment.format(sql.Identifier(to.table), sql.Literal(manifest.text())))
-        return _index(cursor, to.table, manifest.index)
+    manifest, name = store_manifest(folder), sql.Identifier(to.table)
+    os.environ.setdefault("PGCONNECT_TIMEOUT", "10")  # seconds, unless the address sets another time
+    with to.writing(psycopg.Error), psycopg.connect(to.target) as connection, connection.cursor() as opened:
+        cursor: Any = opened
+        cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        quoted = name.as_string(cursor)
+        exists, comment = cursor.execute(
+            "SELECT to_regclass(%s) IS NOT NULL, obj_description(to_regclass(%s), 'pg_class')", [quoted, quoted]
+        ).fetchone()
+        if exists:
+            to.check_replaceable(comment)
+            cursor.execute(sql.SQL("DROP TABLE {}").format(name))  # others see it until the transaction ends
+        create = "CREATE TABLE {} (id bigint PRIMARY KEY, path text NOT NULL, label text, vector vector({}) NOT NULL)"
+        cursor.execute(sql.SQL(create).format(name, sql.Literal(manifest.index.dim)))
+        with cursor.copy(sql.SQL("COPY {} (id, path, label, vector) FROM STDIN").format(name)) as stream:
+            for items, vectors in rows_of(folder, manifest.index, to.bar):
+                for row, vector in zip(items.to_pylist(), vectors.tolist(), strict=True):
+                    stream.write_row((*row.values(), str(vector)))
+        cursor.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(name, sql.Literal(manifest.text())))
+        return _create_index(cursor, name, manifest.index)
 
 
-def _connect(address: str) -> Any:
-    """Return a connection whose transaction is committed at the end of its block, and rolled back after an error."""
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict
-
-    timeout: Any = os.environ.get("PGCONNECT_TIMEOUT", TIMEOUT)
-    return psycopg.connect(address, connect_timeout=conninfo_to_dict(address).get("connect_timeout", timeout))
-
-
-def _need_pgvector(cursor: Any, to: Destination) -> None:
-    import psycopg
-
-    if cursor.execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone():
-        return
-    try:
-        cursor.execute("CREATE EXTENSION vector")
-    except psycopg.Error as error:
-        raise UserError(
-            f"{without_password(to.target)}: this database has no pgvector ({first_line(error)}); install it on the "
-            "server, and let its administrator run CREATE EXTENSION vector"
-        ) from error
-
-
-def _make_room(cursor: Any, to: Destination) -> None:
-    """Drop the table to replace; other sessions see it until the transaction ends.
-
-    Raises:
-        UserError: the table may not be replaced.
-    """
-    from psycopg import sql
-
-    name = sql.Identifier(to.table)
-    quoted = name.as_string(cursor)
-    (oid,) = cursor.execute("SELECT to_regclass(%s)::oid", [quoted]).fetchone()
-    if oid is None:
-        return
-    (comment,) = cursor.execute("SELECT obj_description(%s, 'pg_class')", [oid]).fetchone()
-    to.check_replaceable(comment)
-    cursor.execute(sql.SQL("DROP TABLE {}").format(name))
-
-
-def _create(cursor: Any, table: str, dim: int) -> None:
-    from psycopg import sql
-
-    statement = sql.SQL(
-        "CREATE TABLE {} (id bigint PRIMARY KEY, path text NOT NULL, label text, vector vector({}) NOT NULL)"
-    )
-    cursor.execute(statement.format(sql.Identifier(table), sql.Literal(dim)))
-
-
-def _encoded(rows: StoreRows) -> Iterator[tuple[int, str, str | None, bytes]]:
-    """Yield rows for binary COPY: a vector is its length, two reserved bytes, and big-endian floats."""
-    ids, paths, labels = (rows.items[name].to_pylist() for name in ("id", "path", "label"))
-    header = struct.pack(">hh", rows.vectors.shape[1], 0)
-    vectors = (header + vector.tobytes() for vector in rows.vectors.astype(np.dtype(">f4")))
-    return zip(ids, paths, labels, vectors, strict=True)
-
-
-def _index(cursor: Any, table: str, index: StoreIndex) -> list[str]:
+def _create_index(cursor: Any, table: Any, index: StoreIndex) -> list[str]:
     """Create an HNSW index with the operator class of the distance, for wide vectors over their float16 values."""
     from psycopg import sql
 
     full_scan = "every search reads the full table"
     if not index.suits_graph():
         return [f"no index: HNSW would miss neighbors of hyperbolic vectors; {full_scan}, which is exact"]
-    has_halves = cursor.execute("SELECT to_regtype('halfvec')").fetchone()[0] is not None
+    if index.dim > MOST_HALVED:
+        limit = f"these vectors have {index.dim} dimensions, pgvector indexes at most {MOST_HALVED}"
+        return [f"no index: {limit}; {full_scan}"]
+    is_wide = index.dim > MOST_INDEXED
+    column = sql.SQL("(vector::halfvec({}))").format(sql.Literal(index.dim)) if is_wide else sql.SQL("vector")
     operators = {"cosine": "cosine_ops", "l2": "l2_ops", "dot": "ip_ops"}[index.distance]
-    if index.dim <= MOST_INDEXED:
-        column, kind = sql.SQL("vector"), "vector"
-    elif index.dim <= MOST_HALVED and has_halves:
-        column, kind = sql.SQL("(vector::halfvec({}))").format(sql.Literal(index.dim)), "halfvec"
-    else:
-        limit = MOST_HALVED if has_halves else MOST_INDEXED
-        return [f"no index: these vectors have {index.dim} dimensions, pgvector indexes at most {limit}; {full_scan}"]
-    statement = sql.SQL("CREATE INDEX ON {} USING hnsw ({} {})")
-    cursor.execute(statement.format(sql.Identifier(table), column, sql.Identifier(f"{kind}_{operators}")))
-    note = f"HNSW index: {kind}_{operators}"
-    return [note if kind == "vector" else f"{note} over float16; order by vector::halfvec({index.dim}) to use it"]
+    operators = f"{'halfvec' if is_wide else 'vector'}_{operators}"
+    cursor.execute(sql.SQL("CREATE INDEX ON {} USING hnsw ({} {})").format(table, column, sql.Identifier(operators)))
+    way = f" over float16; order by vector::halfvec({index.dim}) to use it" if is_wide else ""
+    return [f"HNSW index: {operators}{way}"]
 
 
-COLLECTION_KEY = "dmlkit"  # of the manifest in a collection's metadata
 SENT = 256  # points per request: 3 MB of JSON at 512 dimensions; a server accepts 32 MB
-KEY = "QDRANT_API_KEY"
-FILES = {".lock", "meta.json", "collection"}  # files of the local mode
 
 
 def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
@@ -222,128 +301,65 @@ def write_qdrant(folder: EmbeddingFolder, to: Destination) -> list[str]:
 
     Args:
         to: a folder for Qdrant's local mode, or the URL of a server, whose key is read from QDRANT_API_KEY.
-
-    Raises:
-        UserError: the server does not answer, or the collection already exists.
     """
     try:
-        from qdrant_client import models
+        from qdrant_client import QdrantClient
         from qdrant_client.common.client_exceptions import QdrantException
         from qdrant_client.http.exceptions import ApiException
     except ImportError:
         raise UserError("--format qdrant needs qdrant-client; install it with: pip install 'dmlkit[qdrant]'") from None
     manifest = store_manifest(folder)
-    with to.writing(ApiException, QdrantException, ValueError, RuntimeError, OSError), _whole_folder(to):
-        client = _client(to)
+    local = None if is_address(to.target) else Path(to.target)
+    if local:
+        check_folder(local, "a collection of Qdrant", "meta.json")
+    place: dict[str, Any] = {"path": to.target}
+    if local is None:
+        place = {"url": to.target, "api_key": os.environ.get("QDRANT_API_KEY"), "check_compatibility": False}
+    is_new = local is not None and not local.exists()
+    with to.writing(ApiException, QdrantException, ValueError, KeyError, RuntimeError, OSError):
         try:
-            before, abandoned = _collections_of(client, to)
-            name = f"{to.table}-{uuid4().hex[:12]}"
-            try:
-                _fill(client, name, folder, manifest, to.bar)
-                alias = models.CreateAlias(collection_name=name, alias_name=to.table)
-                changes: list[Any] = [models.CreateAliasOperation(create_alias=alias)]
-                if before is not None:
-                    gone = models.DeleteAlias(alias_name=to.table)
-                    changes.insert(0, models.DeleteAliasOperation(delete_alias=gone))
-                client.update_collection_aliases(changes)
-            except BaseException:
-                client.delete_collection(name)
-                raise
-            for old in (before, *abandoned):
-                if old is not None:
-                    client.delete_collection(old)
-        finally:
-            client.close()
+            with closing(QdrantClient(**place)) as client:
+                name = _replace_collection(client, folder, manifest, to)
+        except BaseException:
+            if local and is_new:  # on a full disk Qdrant leaves a folder that it cannot read
+                shutil.rmtree(local, ignore_errors=True)
+            raise
     return [f"{to.table} is an alias of the collection {name}"]
 
 
-@contextmanager
-def _whole_folder(to: Destination) -> Generator[None]:
-    """Remove a new folder when the export fails: on a full disk Qdrant leaves a folder that it cannot read."""
-    folder = Path(to.target)
-    is_new = not is_address(to.target) and not folder.exists()
-    try:
-        yield
-    except BaseException:
-        if is_new:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _client(to: Destination) -> Any:
-    from qdrant_client import QdrantClient
-
-    if is_address(to.target):
-        return QdrantClient(url=to.target, api_key=os.environ.get(KEY), check_compatibility=False)
-    folder = Path(to.target)
-    if folder.exists() and not (folder.is_dir() and _is_qdrants(folder)):
-        raise UserError(f"--output {folder}: already exists and is not a folder of Qdrant; choose another --output")
-    return QdrantClient(path=to.target)
-
-
-def _is_qdrants(folder: Path) -> bool:
-    """Return whether Qdrant may write into a folder: it is empty, or Qdrant wrote its files."""
-    names = {entry.name for entry in folder.iterdir()}
-    if not names <= FILES:
-        return False
-    if "meta.json" not in names:
-        return True
-    try:
-        return "collections" in json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except ValueError:
-        return False
-
-
-def _collections_of(client: Any, to: Destination) -> tuple[str | None, list[str]]:
-    """Return the collection behind the alias, and the collections that killed exports left.
-
-    Raises:
-        UserError: the collection may not be replaced.
-    """
-    names = [found.name for found in client.get_collections().collections]
-    if to.table in names:
-        to.check_replaceable(None)
-    targets = {found.alias_name: found.collection_name for found in client.get_aliases().aliases}
-    before = targets.get(to.table)
-    if before is not None:
-        to.check_replaceable(_manifest_of(client, before))
-    ours = [name for name in names if name.startswith(f"{to.table}-") and _manifest_of(client, name)]
-    return before, [name for name in ours if name not in targets.values()]
-
-
-def _manifest_of(client: Any, collection: str) -> str:
-    return (client.get_collection(collection).config.metadata or {}).get(COLLECTION_KEY, "")
-
-
-def _fill(client: Any, name: str, folder: EmbeddingFolder, manifest: StoreManifest, bar: Bar) -> None:
+def _replace_collection(client: Any, folder: EmbeddingFolder, manifest: StoreManifest, to: Destination) -> str:
+    """Write a collection, let the alias of the table name it, and return its name; remove the collections before it."""
     from qdrant_client import models
 
+    def manifest_of(collection: str) -> str:
+        return (client.get_collection(collection).config.metadata or {}).get(MANIFEST, "")
+
+    names = [one.name for one in client.get_collections().collections]
+    targets = {one.alias_name: one.collection_name for one in client.get_aliases().aliases}
+    before = targets.get(to.table, to.table)  # a collection of this name has no manifest, and is not replaced
+    if before in names:
+        to.check_replaceable(manifest_of(before))
+    left = [one for one in names if one.startswith(f"{to.table}-") and one not in targets.values() and manifest_of(one)]
+    index, name = manifest.index, f"{to.table}-{uuid4().hex[:12]}"
     distances = {"cosine": models.Distance.COSINE, "l2": models.Distance.EUCLID, "dot": models.Distance.DOT}
-    described = models.VectorParams(
-        size=manifest.index.dim,
-        distance=distances[manifest.index.distance],
-        hnsw_config=None if manifest.index.suits_graph() else models.HnswConfigDiff(m=0),  # 0: no graph
-    )
-    client.create_collection(name, vectors_config=described, metadata={COLLECTION_KEY: manifest.text()})
-    for items, vectors in rows_of(folder, manifest.index, bar):
-        ids, payloads = items["id"].to_pylist(), items.select(["path", "label"]).to_pylist()
-        for start in range(0, len(ids), SENT):
-            sent = slice(start, start + SENT)
-            batch = models.Batch(ids=ids[sent], vectors=vectors[sent].tolist(), payloads=payloads[sent])
-            client.upsert(name, points=batch, wait=True)
-
-
-def _lancedb() -> Any:
-    """Return the package ``lancedb``.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    os.environ.setdefault("LANCEDB_LOG", "error")  # it warns of its own defaults
-    # loader processes are forked after it is imported; they decode images and never call it
-    warnings.filterwarnings("ignore", message="lancedb fork support")
+    graph = None if index.suits_graph() else models.HnswConfigDiff(m=0)  # 0: no graph
+    vectors_config = models.VectorParams(size=index.dim, distance=distances[index.distance], hnsw_config=graph)
     try:
-        import lancedb
-    except ModuleNotFoundError:
-        raise UserError("this needs LanceDB; install it with: pip install 'dmlkit[lancedb]'") from None
-    return lancedb
+        client.create_collection(name, vectors_config=vectors_config, metadata={MANIFEST: manifest.text()})
+        for items, vectors in rows_of(folder, index, to.bar):
+            ids, payloads = items["id"].to_pylist(), items.select(["path", "label"]).to_pylist()
+            for start in range(0, len(ids), SENT):
+                sent = slice(start, start + SENT)
+                batch = models.Batch(ids=ids[sent], vectors=vectors[sent].tolist(), payloads=payloads[sent])
+                client.upsert(name, points=batch, wait=True)
+        alias = models.CreateAlias(collection_name=name, alias_name=to.table)
+        changes: list[Any] = [models.CreateAliasOperation(create_alias=alias)]
+        if before in names:
+            changes.insert(0, models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=to.table)))
+        client.update_collection_aliases(changes)
+    except BaseException:
+        client.delete_collection(name)
+        raise
+    for old in (*([before] if before in names else []), *left):
+        client.delete_collection(old)
+    return name

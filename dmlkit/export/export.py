@@ -9,14 +9,13 @@ from typing import cast
 from dmlkit.backbones.tuning import LoRAConfig
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
-from dmlkit.export.databases import write_lancedb, write_pgvector, write_qdrant
+from dmlkit.export.databases import Destination, is_address, write_lancedb, write_pgvector, write_qdrant
 from dmlkit.export.formats import FORMATS, export_embeddings
 from dmlkit.export.formats.faiss import cost_of
 from dmlkit.export.hub import export_hub
 from dmlkit.export.model import FILE_NAMES as MODEL_FILES
 from dmlkit.export.model import Parity, export_model, manifest_path
 from dmlkit.export.precision import lower
-from dmlkit.export.store import Destination, is_address
 from dmlkit.export.wanted import (
     AS_TRAINED,
     MODEL_FORMATS,
@@ -65,10 +64,6 @@ def export_to_store(
         target: a folder, or the address of a server. Default: a folder named after the format in the source.
         table: name of the table. Default: `TABLE`.
         overwrite: replace the table if dmlkit wrote it.
-
-    Raises:
-        UserError: an embedding is not a point of its manifold, the table already exists, or the store cannot be
-            written.
     """
     folder.check_points()  # nothing is written if a point is invalid
     write = {"lancedb": write_lancedb, "qdrant": write_qdrant, "pgvector": write_pgvector}
@@ -108,10 +103,6 @@ def export(
         overwrite: replace the table of a store.
         model: which model of a run, and in what form.
         bar: shows the rows that are written to a store.
-
-    Raises:
-        UserError: the format does not fit the source, or ``output`` may not be written; see also `export_model`,
-            `export_embeddings` and `export_to_store`.
     """
     is_store = format in STORES
     check_export(source, format, {"--table": table, "--overwrite": overwrite, **model.options()})
@@ -198,9 +189,6 @@ def check_export(source: Path, export_format: str, options: Mapping[str, object]
 
     Args:
         options: value by option; an empty value is not checked.
-
-    Raises:
-        UserError: an option does not apply to the format or to the source, or the source has another format.
     """
     given = {name: value for name, value in options.items() if value}
     for name in given:

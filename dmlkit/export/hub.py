@@ -50,7 +50,6 @@ class CardFigures(BaseModel, frozen=True, extra="ignore"):
     """Metrics of test classes, as `dmlkit eval` or training has written them into the run.
 
     Args:
-        metrics: value by name.
         intervals: 95 % interval over classes by name; None for too few classes.
         queries, classes: numbers of queries and of their classes, where known.
     """
@@ -74,7 +73,6 @@ def export_hub(
     The recipe in it has no absolute path of this machine, no pretrained weights to load, and no regularizers.
 
     Args:
-        run: the run.
         trained: its model on the CPU, with low-rank updates added to the weights.
         output: the folder. An earlier export there is replaced in one step.
         license_name: identifier of the license, for the card. Default: unknown.
@@ -83,9 +81,6 @@ def export_hub(
     Returns:
         Difference between the embeddings of the folder, read again, and those of the run; and why there is no adapter
         for low-rank updates.
-
-    Raises:
-        UserError: the license is not an identifier, the folder has other files, or embeddings differ.
     """
     check_license(license_name)
     check_hub_output(output)
@@ -122,21 +117,13 @@ def adapter_section(name: str, config: BackboneConfig) -> str:
 
 
 def check_license(name: str | None) -> None:
-    """Check that a license is an identifier as the Hub's, such as ``apache-2.0``.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that a license is an identifier as the Hub's, such as ``apache-2.0``."""
     if name is not None and not LICENSE.fullmatch(name):
         raise UserError(f"--license {name}: expected an identifier of the Hub in lower case, e.g. mit or apache-2.0")
 
 
 def check_hub_output(output: Path) -> None:
-    """Check that a folder is new, empty, or an earlier export without other files.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Check that a folder is new, empty, or an earlier export without other files."""
     if not output.exists():
         return
     entries = [entry.name for entry in output.iterdir()] if output.is_dir() else [output.name]
@@ -166,11 +153,7 @@ def public_recipe(recipe: Recipe) -> Recipe:
 
 @torch.inference_mode()
 def _compare(folder: Path, trained: TrainedModel) -> Parity:
-    """Compare the model of a folder with that of the run on a few images.
-
-    Raises:
-        UserError: embeddings differ.
-    """
+    """Compare the model of a folder with that of the run on a few images."""
     inputs = torch.stack(parity_samples(trained)[1])
     loaded = load_hub(folder, start_ranks("cpu"))
     difference = (loaded.model(inputs) - trained.model(inputs)).abs().max().item()
@@ -292,7 +275,6 @@ def write_adapter(config: BackboneConfig, backbone: Backbone, folder: Path) -> s
     Args:
         config: the backbone of the run, whose tuning is `LoRAConfig`.
         backbone: the network with its updates, not merged.
-        folder: the folder.
 
     Returns:
         The reason why there is no adapter; empty if it is written.

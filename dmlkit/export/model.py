@@ -82,7 +82,6 @@ def export_model(
     Args:
         trained: the model on the CPU, not merged: the merged export is compared with the model as it was trained.
         format: ``safetensors`` (weights only), ``onnx``, or ``torch-export`` (a .pt2 program).
-        threshold: calibrated threshold of the model.
         takes: whether a model of images contains their resizing and crop.
         labels: names of the training classes, for the metadata of an ONNX file.
         lowered: the model in a lower precision, which is written to an ONNX file instead.
@@ -90,9 +89,6 @@ def export_model(
     Returns:
         The manifest; its ``parity`` is the largest difference from the run's embeddings of real images, or from those
         of the model in a lower precision, whose agreement with the run is in ``computation``.
-
-    Raises:
-        UserError: a package for the format is missing, or the exported model differs from the run's model.
     """
     exported = lowered.trained if lowered else trained
     model = exported.model
@@ -156,11 +152,7 @@ def input_text(inputs: Tensor, samples: Samples, takes: ModelInput = "squares") 
 
 
 def parity_samples(trained: TrainedModel) -> tuple[list[Tensor], list[Tensor]]:
-    """Return a few samples of the test split, or of all images if there is none, evenly spaced; and as model inputs.
-
-    Raises:
-        UserError: none of them can be read.
-    """
+    """Return a few samples of the test split, or of all images if there is none, evenly spaced; and as model inputs."""
     dataset = trained.recipe.dataset.build(trained.recipe.dataset.default_split)
     trained.model.check_takes(dataset)
     count, found, faults = min(PARITY_IMAGES, len(dataset)), list[Tensor](), list[str]()
@@ -182,11 +174,8 @@ class Written:
     """What a format writes: the model, its input, and what belongs to its metadata.
 
     Args:
-        trained: the model.
         inputs: samples (B, ...) as inputs of the model.
         takes: whether the exported model contains resizing and crop.
-        threshold: calibrated threshold of the model.
-        labels: names of the training classes.
         lowered: the model in a lower precision, if that is written.
     """
 
@@ -199,11 +188,7 @@ class Written:
 
 
 def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
-    """Write an ONNX graph with a dynamic batch size; its input is named ``images`` or ``vectors``.
-
-    Raises:
-        UserError: onnxruntime or onnxscript is not installed, or ONNX cannot express an operator.
-    """
+    """Write an ONNX graph with a dynamic batch size; its input is named ``images`` or ``vectors``."""
     onnxruntime = import_runtime("--format onnx")
     import onnxscript
 
@@ -233,11 +218,7 @@ def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
 
 
 def write_program(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
-    """Write a program for ``torch.export.load`` with a dynamic batch size.
-
-    Raises:
-        UserError: PyTorch cannot trace the model.
-    """
+    """Write a program for ``torch.export.load`` with a dynamic batch size."""
     model, transform = written.trained.model, written.trained.recipe.transform
     try:
         if written.takes == "images" and transform:

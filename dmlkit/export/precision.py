@@ -76,14 +76,8 @@ def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, fabr
     """Return the model of a run in a lower precision, compared with torch in float32 on its training images.
 
     Args:
-        run: the run.
         trained: its model on the CPU, with low-rank updates added to the weights.
         precision: ``fp16`` or ``int8``.
-        fabric: the CPU.
-
-    Raises:
-        UserError: a package is missing, ONNX or the quantizer cannot express the backbone, there are too few training
-            images, or the embeddings are not points of the manifold.
     """
     option, name = f"--precision {precision}", f"{trained.samples.name}s"
     onnxruntime = import_runtime(option)
@@ -117,11 +111,7 @@ def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, fabr
 def _validation_scores(
     run: RunFolder, trained: TrainedModel, lowered: TrainedModel, fabric: Ranks
 ) -> ValidationScores | None:
-    """Return the metric of both models on validation images; None if there are none.
-
-    Raises:
-        UserError: a point is not on the manifold, or no image can be read.
-    """
+    """Return the metric of both models on validation images; None if there are none."""
     try:
         images = trained.recipe.dataset.build("validation")
     except UserError:
@@ -145,12 +135,8 @@ def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:
 
     Args:
         graph: the ONNX model in float32.
-        name: name of its input.
         inputs: samples (B, ...) as inputs.
         options: further arguments of onnxruntime's ``quantize_static``, or other values of those given here.
-
-    Raises:
-        UserError: no layer was quantized.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -197,11 +183,7 @@ def small_layers(graph: Any) -> list[str]:
 
 
 def to_fp16(graph: Any) -> Any:
-    """Return a graph whose nodes up to the last weighted layer compute in float16.
-
-    Raises:
-        UserError: there is no such layer.
-    """
+    """Return a graph whose nodes up to the last weighted layer compute in float16."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     last = max((row for row, node in enumerate(graph.graph.node) if node.op_type in WEIGHTED), default=-1)

@@ -55,18 +55,12 @@ def align(
     other. Its embeddings are compared with the older ones; see `check_same_description`.
 
     Args:
-        older: embeddings folder or gallery.
-        run: the newer run.
         images: images, a folder or a table, see `images_at`; those that ``older`` has are used, see `shared_images`.
         output: folder of the run to write. Default: that of ``run`` with ``-aligned`` at its end.
         checkpoint: checkpoint of the run. Default: best, otherwise last.
-        device: device, see `start_ranks`.
 
     Returns:
         What was found, and the folder.
-
-    Raises:
-        UserError: a space is curved, the head is not linear, there are too few shared images, or the output exists.
     """
     kind = require_source(older)
     if kind not in ("embeddings", "gallery"):
@@ -112,11 +106,7 @@ def align(
 
 
 def check_enough(count: int, trained: TrainedModel, found: str) -> None:
-    """Raise an error unless there are twice as many images as dimensions, of which half fit the map.
-
-    Raises:
-        UserError: there are fewer; the message starts with what was found.
-    """
+    """Raise an error unless there are twice as many images as dimensions, of which half fit the map."""
     least = 2 * trained.manifold.dim
     if count < least:
         raise UserError(
@@ -126,16 +116,7 @@ def check_enough(count: int, trained: TrainedModel, found: str) -> None:
 
 
 def check_can_be_mapped(trained: TrainedModel, run: Path, older: Description, where: Path) -> None:
-    """Raise an error unless a linear map can be put into the head of a model and lead into the older space.
-
-    Args:
-        trained: the newer model.
-        older: description of the older embeddings.
-        where: their path.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Raise an error unless a linear map can be put into the head of a model and lead into the older space."""
     recipe, spaces = trained.recipe, (trained.recipe.manifold.name, older.manifold.name)
     if describe(trained).space == older.space:
         raise UserError(f"{run}: its embeddings can be compared with {where} already; use them as they are")
@@ -194,11 +175,7 @@ def write_aligned(
     alignment: Alignment,
     output: Path,
 ) -> None:
-    """Write a copy of a run whose head contains a map, completely or not at all.
-
-    Raises:
-        UserError: the recipe does not allow the older width, or the folder cannot be written.
-    """
+    """Write a copy of a run whose head contains a map, completely or not at all."""
     recipe = _mapped_recipe(run, trained, older)
     state = run.load_checkpoint(trained.checkpoint)
     weights = {

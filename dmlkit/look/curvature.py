@@ -63,9 +63,6 @@ def hyperbolicity(manifold: Manifold, points: Tensor, *, sample: int, draws: int
     Args:
         points: (N, D).
         sample: points per sample; delta grows with it, so compare only values of one sample size.
-
-    Raises:
-        UserError: there are fewer than 4 points, or all are equal.
     """
     if len(points) < 4:
         raise UserError(f"curvature: delta-hyperbolicity needs at least 4 embeddings, got {len(points)}")
@@ -130,14 +127,10 @@ def measure_curvature(
     """Measure how tree-like embeddings, or the features of a run's images, are; see `hyperbolicity`.
 
     Args:
-        source: see `open_points`.
         split: for a run, the split whose images are used; by default train.
         device: for a run, the device; see `start_ranks`.
         overrides: for a run, ``key=value`` each, of its dataset, which may have moved.
         manifold: geometry of an array, see `open_points`.
-
-    Raises:
-        UserError: an option does not apply to the source, or there are too few points.
     """
     space, points, what = _points_of(source, split, device, overrides, manifold)
     return Measured(hyperbolicity(space, points, sample=sample, draws=draws, seed=seed), len(points), what)
@@ -161,11 +154,7 @@ def _points_of(
 
 
 def _backbone_features(run: RunFolder, trained: TrainedModel, fabric: Ranks, split: Split) -> Tensor:
-    """Return the features (N, F) of the images of a split before the head, see `split_embeddings`.
-
-    Raises:
-        UserError: no image can be read, or see `embed_dataset`.
-    """
+    """Return the features (N, F) of the images of a split before the head, see `split_embeddings`."""
     features = backbone_alone(trained.model, Euclidean.Config().build(trained.model.backbone.num_features))
     recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
     before = TrainedModel.of(recipe, features, trained.checkpoint, trained.epoch)

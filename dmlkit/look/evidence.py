@@ -42,10 +42,6 @@ def run_evidence(path: Path, run: EvaluatedRun, regions: str, *, fabric: Ranks, 
 
     Args:
         run: its evaluation, on its own dataset and transform.
-        regions: see `evidence_of`.
-
-    Raises:
-        UserError: no metric has a value per query, there are several processes, or see `evidence_of`.
     """
     if fabric.world_size > 1:
         raise UserError(f"--evidence {regions}: runs in one process, got {fabric.world_size}; start it without ranks")
@@ -76,16 +72,11 @@ def evidence_of(
     reason, the share is 1/2 too.
 
     Args:
-        trained: a model of images.
         found: its points of the whole images.
         metric: name of a metric with a value per query.
         regions: ``center``, or the path of a table with the columns ``path`` and ``x1 y1 x2 y2``, ``x y width height``
             (several rows of an image are united) or ``mask``, an image whose pixels that are not black are the inside.
             Paths are relative to the table.
-
-    Raises:
-        UserError: the model takes no images, an image has no region, its mask has another size, or images are cropped
-            to boxes already.
     """
     if not trained.samples.has_pixels:
         raise UserError(f"--evidence {regions}: looks at regions of images, got {trained.samples.name}s; leave it out")
@@ -184,14 +175,10 @@ def read_regions(table: Path, dataset: Dataset, rows: Tensor) -> Callable[[int, 
     """Read the boxes or masks of images.
 
     Args:
-        table: the table, see `evidence_of`.
         rows: (n,) int64, the images.
 
     Returns:
         Function of the position of an image in ``rows`` and of its height and width: its mask (H, W) bool.
-
-    Raises:
-        UserError: see `evidence_of`.
     """
     option = f"--evidence {table}"
     if any(dataset.box(int(row)) is not None for row in rows[:1]):

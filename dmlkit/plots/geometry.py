@@ -55,9 +55,6 @@ def plot_embeddings(
             two principal directions; in a curved space those of the tangent vectors at the origin) or ``tsne`` (t-SNE
             of the manifold's distances).
         title: names the images that are shown.
-
-    Raises:
-        UserError: the kind is ``disk`` and the embeddings do not lie in it, or there are fewer than 3 points.
     """
     points, labels = shown.points, shown.labels
     if len(points) < 3:
@@ -109,7 +106,6 @@ def with_room(place: Tensor, room: float) -> list[int]:
 
     Args:
         place: (N, 2), coordinates of all points.
-        room: the side of an image.
 
     Example:
         >>> with_room(torch.tensor([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]]), 0.1)
@@ -152,11 +148,7 @@ def color(position: int, count: int) -> tuple[float, float, float]:
 
 
 def check_map(run: Path, kind: MapKind) -> None:
-    """Check, before anything is embedded, that a map can be drawn of a run.
-
-    Raises:
-        UserError: the kind is ``disk``, and the run's embeddings do not lie in it; or there is no run.
-    """
+    """Check, before anything is embedded, that a map can be drawn of a run."""
     recipe = RunFolder(run).recipe()
     if kind == "disk":
         require_disk(recipe.manifold.build(recipe.embedding_dim))
@@ -186,9 +178,6 @@ def plot_map(
         kind: ``disk``, ``pca`` or ``tsne``.
         classes: number of classes to show, evenly spread.
         images: whether to draw the images themselves.
-
-    Raises:
-        UserError: the kind does not suit the manifold, or the images are requested and the samples are vectors.
     """
     output = output or embedded.run.plots / f"{embedded.split}-{kind}.png"
     if images:

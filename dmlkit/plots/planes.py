@@ -30,11 +30,7 @@ def require_disk(manifold: Manifold) -> None:
 
 
 def to_unit_disk(manifold: Manifold, points: Tensor) -> Tensor:
-    """Map points to the unit disk, (N, 2), by an isometry up to the scale of the curvature.
-
-    Raises:
-        UserError: see `require_disk`.
-    """
+    """Map points to the unit disk, (N, 2), by an isometry up to the scale of the curvature."""
     require_disk(manifold)
     assert isinstance(manifold, (Poincare, Lorentz))
     root = (-manifold.curvature.detach()).sqrt()

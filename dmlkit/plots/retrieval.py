@@ -46,10 +46,6 @@ def plot_retrieval(
     Args:
         embedded: the embeddings of a split; if it has queries and a gallery, the queries search the gallery.
         output: the file; by default one in the run.
-        neighbors: number of images per query.
-
-    Raises:
-        UserError: the samples are vectors, or there is nothing to retrieve.
     """
     embedded.require_images("plot retrieval")
     output = output or embedded.run.plots / f"{embedded.split}-retrieval.png"

@@ -133,9 +133,6 @@ def plot_histogram(
 
     Returns:
         The file, and the counts before and after training.
-
-    Raises:
-        UserError: there are no pairs of both kinds, or the initial weights of the training are missing.
     """
     output = output or embedded.run.plots / f"{embedded.split}-histogram.png"
     after = counted(Points(embedded.points, embedded.labels, embedded.manifold), embedded.split)
@@ -165,11 +162,7 @@ def untouched_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
 
 
 def counted(points: Points, split: str) -> ScoreHistograms:
-    """Count the pairs of a split by their similarity.
-
-    Raises:
-        UserError: there are no pairs of the same class, or none of different classes.
-    """
+    """Count the pairs of a split by their similarity."""
     try:
         return score_histograms(points)
     except ValueError as error:

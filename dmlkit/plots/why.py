@@ -16,16 +16,12 @@ def plot_explanation(found: Explanation, images: Tensor, output: Path, *, lines:
     """Draw two images with a heat map of how much each patch is needed, and lines between the strongest pairs.
 
     Args:
-        found: the explanation.
         images: (2, 3, S, S) uint8, as the model sees them.
         output: the file; one that dmlkit drew is replaced.
         lines: number of pairs that are joined by lines.
 
     Returns:
         The file.
-
-    Raises:
-        UserError: the file cannot be written, or another program wrote it.
     """
     from matplotlib.patches import ConnectionPatch
 

@@ -71,11 +71,7 @@ class ReviewFolder:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what other processes have written.
-
-        Raises:
-            UserError: the review was removed or replaced by another, or a file is damaged.
-        """
+        """Read what other processes have written."""
         path = self.folder / REVIEW_MARK
         status = path.stat() if path.exists() else None
         stamp = status and (status.st_ino, status.st_mtime_ns)
@@ -100,10 +96,6 @@ class ReviewFolder:
 
         Returns:
             Number of new answers.
-
-        Raises:
-            UserError: there is no such proposal, a label or the name is not valid, or the disk is full; then none is
-                kept.
         """
         if not reviewer.strip() or len(reviewer) > MOST_REVIEWER or not reviewer.isprintable():
             raise UserError(f"reviewer: expected a name of 1 to {MOST_REVIEWER} printable characters")
@@ -141,11 +133,7 @@ class ReviewFolder:
         return {label: counts[label] for label in sorted(counts.keys() - {*self.review.names})}
 
     def ask(self, count: int) -> list[LabelQuestion]:
-        """Return the first questions without an answer; new ones are chosen, and kept, until there are as many.
-
-        Raises:
-            UserError: the folder cannot be written.
-        """
+        """Return the first questions without an answer; new ones are chosen, and kept, until there are as many."""
         self.refresh()
         if len(waiting := self.waiting) >= count:
             return waiting[:count]

@@ -88,11 +88,7 @@ class Journal:
         return is_other, found
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Add entries, and return when the disk has them. The caller is the only writer, and has called `new`.
-
-        Raises:
-            UserError: the disk is full or read-only; then none is added.
-        """
+        """Add entries, and return when the disk has them. The caller is the only writer, and has called `new`."""
         content = b"".join(entry.model_dump_json(exclude_defaults=True).encode() + b"\n" for entry in entries)
         try:
             with self.path.open("r+b" if self._file is not None else "xb", buffering=0) as file:

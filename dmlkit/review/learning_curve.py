@@ -66,11 +66,6 @@ def measure(
 
     Args:
         points: the images; those without a label are left out.
-        count: number of images per round.
-        rule, threshold: see `dmlkit.review.select.select`.
-
-    Raises:
-        UserError: there are fewer than two labels, an image has several, or there are too few images for two rounds.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean

@@ -87,13 +87,6 @@ def propose(
     Two images with a label, or two with the same contents, are in one group of complete linkage if they are more alike
     than any two images of the gallery with different labels. Two unknown images are in one group if they are as alike
     as one in a thousand of such pairs.
-
-    Args:
-        gallery, images, model, bar: see `identify`.
-        wrong, audit: see `Review`.
-
-    Raises:
-        UserError: no image gets a label with a probability, or the images are boxes.
     """
     searched = open_searched(gallery, model, bar)
     asked = open_queries(images, searched, model=model, bar=bar)

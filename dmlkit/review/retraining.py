@@ -57,7 +57,6 @@ def override_of(file: Path, root: Path, kept: Mapping[str, object] | None = None
     """Return the override of a recipe that trains on a table.
 
     Args:
-        file: the table.
         root: folder that its paths are relative to.
         kept: values of other keys of the dataset; empty ones are left out.
 
@@ -119,12 +118,8 @@ def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (),
     the contents of its images: the same ones are held out if the table is written again with more answers.
 
     Args:
-        folder: folder of the review.
         name: end of the name of the table.
         levels: names of the levels of the recipe's labels, coarsest first; none for labels that are no paths.
-
-    Raises:
-        UserError: there is no review, its gallery cannot be read, or a label has other levels.
     """
     review = ReviewFolder(folder)
     proposals = review.review.proposals
@@ -172,9 +167,6 @@ def compare_on_answers(folder: Path, run: RunFolder, fabric: Ranks, *, bar: Bar 
 
     Args:
         folder: folder of a review, also of another than that of the table.
-
-    Raises:
-        UserError: the run was trained on no table, there is no such answer, or a model cannot be read.
     """
     review, trained = ReviewFolder(folder), load_model(run, fabric)
     dataset = trained.recipe.dataset

@@ -41,7 +41,6 @@ class ChosenImages:
     """Images to label next, the most informative first.
 
     Args:
-        images: all unlabeled images.
         rows: (n,) int64, the chosen ones.
         guesses: label of the nearest labeled image of each chosen one; None if there are no labels.
         similarities: (n,) similarity to that image.
@@ -64,9 +63,6 @@ class ChosenImages:
         """Write a CSV table with the columns ``path`` and an empty ``label``, as `dmlkit train` reads it, and more.
 
         The last columns are the boxes of the images, if some have one. An earlier table is kept, see `write_table`.
-
-        Raises:
-            UserError: the table cannot be written.
         """
         chosen = list(self.chosen())
         rows = (
@@ -133,10 +129,6 @@ def select(
         rule: ``coverage`` or ``k_center``.
         threshold: least similarity of near-duplicates, see `dmlkit duplicates`. Default: that of equal images; other
             near-duplicates have small scores.
-
-    Raises:
-        UserError: there is nothing to choose from, no image of ``source`` has a label although ``images`` are given, or
-            the models differ.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean

@@ -41,17 +41,11 @@ def review(
     Args:
         gallery: calibrated gallery, or other labeled points, see `identify`.
         images: image, folder or table of images.
-        folder: folder of the review.
-        ask: number of questions.
         wrong: share of wrong labels to reach.
         audit: share of the questions that are drawn uniformly from all labels that were not checked.
-        model, bar: see `identify`.
 
     Returns:
         The review, and its `new_labels` that come from answers in ``questions.csv`` that were read now.
-
-    Raises:
-        UserError: no image gets a label with a probability, an answer cannot be read, or the folder is another review.
     """
     check_folder(folder, "a review", REVIEW_MARK, sources=[images])
     with sole_writer(folder, what="a review"):

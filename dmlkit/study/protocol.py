@@ -60,11 +60,6 @@ def run_once(
     Args:
         recipe: recipe to train; the Reality Check sets its split, dimension and metrics.
         folder: folder of the run, or of ``fold-F/`` of each model.
-        fabric: device, precision and ranks, launched.
-
-    Raises:
-        UserError: the folder has other contents or runs of another recipe, or a run fails.
-        TrainingStoppedError: Ctrl-C or SIGTERM stopped a run after a checkpoint.
     """
     if name == "official":
         return {"test": _test_metrics(_trained(recipe, folder, fabric, progress))}

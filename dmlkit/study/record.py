@@ -186,9 +186,6 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", comman
     """Start or continue a study in a folder, and lock the folder during the block.
 
     A study that is continued may have more seeds, more values to tune and another wording of its claim.
-
-    Raises:
-        UserError: the folder has other contents or a study with other runs, or another process works on it.
     """
     path = folder / STUDY_MARK
     started = StudyRecord.model_validate({**record, "command": command})

@@ -63,11 +63,7 @@ class StudyStatus(BaseModel, frozen=True, extra="forbid"):
 
 
 def status_of(folder: Path) -> StudyStatus:
-    """Return the status of the study in a folder, without changing it.
-
-    Raises:
-        UserError: the folder is not a study, or a document in it is damaged.
-    """
+    """Return the status of the study in a folder, without changing it."""
     record = StudyRecord.of(folder)
     failures = folder / FAILURES
     reader = _Reader(folder, record, StudyFailures.read(failures).failed if failures.exists() else {})
@@ -204,9 +200,6 @@ def format_duration(seconds: float) -> str:
 
 def parse_duration(text: str, option: str) -> int:
     """Parse a duration in hours, minutes and seconds and return it in seconds.
-
-    Raises:
-        UserError: the text is not a duration above 0.
 
     Example:
         >>> parse_duration("1h30m", "--budget"), parse_duration("90m", "--budget"), parse_duration("45s", "--budget")

@@ -20,7 +20,6 @@ def hold(promises: Sequence[Promise], subject: str, *arguments: Any) -> None:
 
     Args:
         promises: each is called with the arguments.
-        subject: names the component in messages.
         arguments: the configuration of the component and other arguments of the promises.
 
     Raises:

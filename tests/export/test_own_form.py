@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dmlkit import testing
+from dmlkit.export.databases import rows_of, store_manifest
 from dmlkit.export.formats import export_embeddings
-from dmlkit.export.store import rows_of, store_manifest
 from dmlkit.manifolds import ManifoldConfig
 from dmlkit.nearest.search import Gallery
 from dmlkit.vectors.folder import EmbeddingFolder
@@ -89,7 +89,7 @@ def test_a_manifold_without_a_form_in_numpy_is_searched_and_exported(plugin: Cal
 
     index = store_manifest(folder).index
     assert (index.form, index.distance, index.dim, index.suits_graph()) == ("own", "dot", 6, False)
-    stored = np.concatenate([rows.vectors for rows in rows_of(folder, index)])
+    stored = np.concatenate([vectors for _, vectors in rows_of(folder, index)])
     assert (-vectors @ stored.T).argsort(1)[:, :4].tolist() == expected
 
     with pytest.raises(ValueError, match=r"unknown form 'own'; only its manifold .* use Manifold\.index_vectors"):

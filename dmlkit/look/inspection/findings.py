@@ -37,10 +37,8 @@ class RunHistory:
     """Findings that only a run has.
 
     Args:
-        recipe: the recipe as YAML.
         rows: rows of ``metrics.jsonl``.
         untouched: metrics of the backbone before training on the same split, where they are known.
-        training: the training images.
         nearest: the most similar training image of each image, (N, 1).
     """
 
@@ -56,17 +54,13 @@ class ModelInspection:
     """Findings about a collection of images.
 
     Args:
-        collection: the images.
-        names: C class names.
         labels: (N,) int64 indices into ``names``, -1 for an image without a label.
         neighbors: the nearest neighbors of each image; None for a single image.
         planes: (N, 2) coordinates of the maps, by name.
         evaluation: the evaluation, if the labels are of at least two classes.
-        report: the report of the evaluation.
         rows: (Q,) int64, the image of each query of the evaluation.
         histograms: similarities of pairs, if there are pairs of both kinds.
         history: findings that only a run has.
-        notes: reasons why something is missing.
     """
 
     collection: PointsInMemory
@@ -95,15 +89,9 @@ def inspect(
     """Inspect points with labels: a split of a run, embeddings, a gallery or an array.
 
     Args:
-        source: see `open_points`.
         split: the split of a run. Default: test.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
         device: the device for a run, see `start_ranks`.
-        labels, manifold: of an array, see `open_points`.
-        bar: shows each step.
-
-    Raises:
-        UserError: the source is neither or is empty, or an option applies only to runs.
     """
     if kind_of(source) == "run":
         check_options(source, "run", {"--labels": labels, "--manifold": manifold})

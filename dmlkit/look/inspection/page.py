@@ -18,9 +18,6 @@ def write_inspection(found: ModelInspection, path: Path, title: str, *, bar: Bar
 
     Returns:
         The number of pictures that are placeholders, or missing in the map, because their images are missing.
-
-    Raises:
-        UserError: the file cannot be written.
     """
     data, missing = page_data(found, bar=bar)
     scored, history = found.evaluation is not None, found.history

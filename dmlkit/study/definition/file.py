@@ -33,9 +33,6 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     Args:
         path: a YAML file, see `StudyConfig`; its ``extends`` may name another study to build on.
         overrides: changes of every recipe after the study's own, each ``key.subkey=value``.
-
-    Raises:
-        UserError: the file cannot be read, or the study or a recipe is invalid; one line per problem.
     """
     changes = [parse_override(override) for override in overrides]
     require_study_file(path)

@@ -167,11 +167,7 @@ def next_value(grid: Sequence[float], value: float) -> float | None:
 
 
 def with_values(candidate: Candidate, values: Mapping[str, Any], source: str) -> Candidate:
-    """Return a candidate with other values of the tuned keys; ``source`` names them in errors.
-
-    Raises:
-        UserError: the recipe does not accept the values.
-    """
+    """Return a candidate with other values of the tuned keys; ``source`` names them in errors."""
     settings = [Override(key, Tree(source, value)) for key, value in values.items()]
     recipe = parse_recipe(dump_recipe(candidate.recipe), source, settings)
     return Candidate(label(settings), recipe, values)

@@ -329,7 +329,6 @@ def compare_at_looks(
     corrected p-value is the share of simulations whose smallest p-value is at most the observed one.
 
     Args:
-        base: one figure per run.
         method: one figure per run, with the same seeds in the same order.
         by_class: differences of the same pairs on each class, for an interval over seeds and classes. Classes are the
             same at all looks, which makes the correction for looks larger than necessary.

@@ -39,10 +39,6 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
 
     Returns:
         The folders that are not in the report because they have no statement of the paper.
-
-    Raises:
-        UserError: a folder is not a finished study, two folders have the same name, no statement is of the paper, or
-            the output cannot be written.
     """
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
@@ -88,11 +84,7 @@ def overview_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str,
 
 
 def read_results(folder: Path) -> StudyResults:
-    """Read the results of a finished study.
-
-    Raises:
-        UserError: the folder is not a study, or runs are missing.
-    """
+    """Read the results of a finished study."""
     stored, path = StudyRecord.of(folder), folder / "results.json"
     results = StudyResults.read(path) if path.exists() else None
     if results is None or results.missing or results.seeds != stored.seeds:
@@ -132,11 +124,7 @@ class ReportPage:
 
     @classmethod
     def at(cls, path: Path) -> "ReportPage":
-        """Read a page, which need not exist.
-
-        Raises:
-            UserError: the file does not have exactly one block.
-        """
+        """Read a page, which need not exist."""
         if not path.exists():
             return cls(path)
         try:

@@ -194,9 +194,6 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
 
     Args:
         paper: name of the paper in the studies' files under ``expect``.
-
-    Raises:
-        UserError: no study has a statement of the paper.
     """
     found: dict[str, StudyResults] = {}
     for name, results in studies.items():
@@ -263,11 +260,7 @@ def plot_study(
 
 
 def requested_metrics(results: StudyResults, metric: str | None) -> tuple[str, ...]:
-    """Return the requested metric of a study, or all metrics.
-
-    Raises:
-        UserError: the study does not have the metric.
-    """
+    """Return the requested metric of a study, or all metrics."""
     if metric is None:
         return results.metrics
     if metric not in results.metrics:
@@ -276,11 +269,7 @@ def requested_metrics(results: StudyResults, metric: str | None) -> tuple[str, .
 
 
 def epoch_groups(folder: Path, results: StudyResults) -> dict[str, list[Path]]:
-    """Return the runs that a study reports, by variant; all folds of a Reality Check.
-
-    Raises:
-        UserError: runs are missing.
-    """
+    """Return the runs that a study reports, by variant; all folds of a Reality Check."""
     groups: dict[str, list[Path]] = {}
     for name, variant in results.variants.items():
         chosen = folder / "runs" / name / (variant.tuned.chosen if variant.tuned else "")

@@ -199,9 +199,6 @@ def check_components(study: Study, folder: Path) -> dict[str, int]:
     """Build the components of every variant without a run, to report errors before anything trains.
 
     The result is the number of validation classes by variant.
-
-    Raises:
-        UserError: the components of a variant do not fit together; the message names the variant.
     """
     classes: dict[str, int] = {}
     for variant in study.variants:
@@ -216,9 +213,5 @@ def check_components(study: Study, folder: Path) -> dict[str, int]:
 
 
 def check_recipe(protocol: ProtocolName, recipe: Recipe) -> Experiment:
-    """Build the components of a recipe, or those of the first model for the Reality Check.
-
-    Raises:
-        UserError: they do not fit together, or the data is missing.
-    """
+    """Build the components of a recipe, or those of the first model for the Reality Check."""
     return assemble(fold_recipe(recipe, 0) if protocol == "reality_check" else recipe)

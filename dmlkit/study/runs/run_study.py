@@ -84,15 +84,9 @@ def run_study(
 
     Args:
         folder: output folder for ``study.json``, ``runs/``, ``failures.json`` and ``results.json``.
-        fabric: device, precision and ranks, launched.
         command: command that repeats the study, for reports.
         jobs: number of concurrent runs on this machine, see `train_at_once`.
         budget: seconds after which every run stops after a checkpoint, and no other run starts.
-
-    Raises:
-        UserError: the folder has another study, every run failed, or so did the first ones, all for the same reason.
-        BudgetUsedError: the time budget is used up; it has the results of complete runs.
-        TrainingStoppedError: Ctrl-C or SIGTERM stopped the study after a checkpoint or between two runs.
     """
     deadline = monotonic() + budget
     recipes = [candidate.recipe for variant in study.variants for candidate in variant.candidates]
@@ -258,11 +252,7 @@ def flat_figures(figures: Figures) -> Metrics:
 
 
 def validation_score(folder: Path) -> float:
-    """Return the score that selected a run's checkpoint, or the mean of the 4 models for a Reality Check.
-
-    Raises:
-        UserError: a summary has no best checkpoint.
-    """
+    """Return the score that selected a run's checkpoint, or the mean of the 4 models for a Reality Check."""
     scores: list[float] = []
     for path in summaries(folder):
         score = Summary.read(path).best_score
@@ -307,9 +297,6 @@ def untrained_figures(recipe: Recipe, folder: Path, fabric: Fabric) -> Metrics:
     """Return the figures of a recipe's backbone before training, without its head, on test classes.
 
     They are scored once for all recipes with the same initial network, test images and metrics.
-
-    Raises:
-        UserError: the images are not available, or the recipe is not usable.
     """
     dataset = recipe.dataset.build("test")
     model = untrained_model(recipe, dataset)

@@ -97,10 +97,6 @@ def train_at_once(
         fabric: fabric of this process, which determines the kind of device.
         stop_requested: checked regularly; if it returns True every run stops after a checkpoint.
         notify: called with the events of runs, and with ``finish`` or ``fail`` after each run.
-
-    Raises:
-        UserError: a process died.
-        TrainingStoppedError: a stop was requested; all runs have checkpoints.
     """
     context = get_context("spawn")  # a forked process cannot use CUDA
     events, devices = context.SimpleQueue(), context.SimpleQueue()
