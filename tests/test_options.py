@@ -3,7 +3,7 @@
 import inspect
 import pickle
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 import torch
@@ -14,13 +14,12 @@ from dmlkit.backbones.base import BackboneConfig
 from dmlkit.component import Component, ComponentConfig, MemberError, OptionsConfig, Requirement, one_of, option
 from dmlkit.losses import MPA, Contrastive, CrossBatchMemory, Loss, Margin, MultiSimilarity, ProxyAnchor, Triplet
 from dmlkit.losses.base import LossConfig
-from dmlkit.losses.pair_loss import PairLoss, Pairs
+from dmlkit.losses.pair_loss import PairLoss
 from dmlkit.losses.proxies.transport_weights import TransportWeights
 from dmlkit.manifolds import Euclidean, Poincare, Sphere
-from dmlkit.manifolds.base import Manifold
 from dmlkit.miners import All, Hard
 from dmlkit.recipe.schema import FAMILIES
-from dmlkit.regularizers import GraphConsistency, Regularizer, RegularizerConfig
+from dmlkit.regularizers import GraphConsistency
 
 DERIVED = [
     variant
@@ -161,84 +160,10 @@ def test_an_attribute_without_a_value_is_refused_at_its_definition():
             margin: float
 
 
-def test_a_loss_in_the_form_of_dmlkit_0_1_0_works():
-    """The docstring of docs/plugins.md of that version: two classes, one with build and one with __init__."""
-
-    class OldConfig(PairLoss.Config, frozen=True):
-        name: Literal["old_hinge"] = "old_hinge"
-        margin: NonNegativeFloat = 0.5
-
-        def build(self, manifold: Manifold, num_classes: int) -> "Old":
-            return Old(manifold, margin=self.margin)
-
-    class Old(PairLoss):
-        seen: Tensor
-
-        def __init__(self, manifold: Manifold, *, margin: float = 0.5) -> None:
-            super().__init__(manifold)
-            self.margin = margin
-            self.register_buffer("seen", torch.zeros(()))
-
-        def compute_pairs(self, pairs: Pairs) -> Tensor:
-            return (self.manifold.distance(pairs.rows, pairs.columns) * pairs.positive).sum() + self.margin
-
-    try:
-        config = TypeAdapter(Annotated[LossConfig, one_of]).validate_python({"name": "old_hinge", "margin": 2.0})
-        assert [one.key for one in config.requirements()] == ["sampler.pairs"]
-        loss = config.build(Euclidean(1), 3)
-        assert loss(torch.tensor([[0.0], [3.0]]), torch.tensor([0, 0])).item() == 3 + 3 + 2
-    finally:
-        del LossConfig.variants["old_hinge"]
-
-
-def test_a_regularizer_in_the_form_of_dmlkit_0_1_0_works():
-    class OldConfig(RegularizerConfig, frozen=True):
-        name: Literal["old_length"] = "old_length"
-        weight: NonNegativeFloat = 0.25
-        power: NonNegativeFloat = 1.0
-        takes_several_labels: ClassVar[bool] = True
-
-        def build(self, manifold: Manifold) -> "Old":
-            return Old(manifold, **self.options("weight"))
-
-        def requirements(self) -> Iterable[Requirement]:
-            return (Requirement("manifold.name", ("euclidean",), "it measures lengths"),)
-
-        def source_run(self) -> str:
-            return "an older run"
-
-    class Old(Regularizer):
-        seen: Tensor
-        proxies_per_step = 7
-
-        def __init__(self, manifold: Manifold, *, power: float = 1.0) -> None:
-            super().__init__(manifold)
-            self.power = power
-            self.register_buffer("seen", torch.zeros(()))
-
-        def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-            return embeddings.norm(dim=1).pow(self.power).sum()
-
-    try:
-        config = TypeAdapter(Annotated[RegularizerConfig, one_of]).validate_python({"name": "old_length", "power": 2.0})
-        assert (config.weight, config.source_run(), config.takes_several_labels) == (0.25, "an older run", True)
-        assert [one.allowed for one in config.requirements()] == [("euclidean",)]
-        term = config.build(Euclidean(1))
-        assert term.proxies_per_step == 7 and dict(term.named_buffers()).keys() == {"seen"}
-        assert term(torch.tensor([[3.0], [4.0]]), torch.tensor([0, 1])).item() == 9 + 16
-    finally:
-        del RegularizerConfig.variants["old_length"]
-
-
-def test_the_names_of_configurations_in_dmlkit_0_1_0_can_be_imported():
+def test_the_configuration_of_a_class_can_be_imported_by_its_name():
     import dmlkit.losses
 
     assert vars(Triplet)["Config"] is dmlkit.losses.TripletConfig  # pyright: ignore[reportAttributeAccessIssue]
-    from dmlkit.regularizers import HierarchyConfig  # pyright: ignore[reportAttributeAccessIssue]
-
-    assert HierarchyConfig().name == "hierarchy"
-    with pytest.raises(AttributeError, match="did you mean 'Triplet'"):
-        dmlkit.losses.TripleConfig  # pyright: ignore[reportAttributeAccessIssue]  # noqa: B018
 
 
 def test_a_key_of_recipes_is_no_parameter_of_the_constructor():

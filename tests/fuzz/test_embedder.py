@@ -17,22 +17,7 @@ from tests.fuzz.conftest import Workplace, examples, hashes
 from tests.fuzz.test_documents import Damage, damages
 
 MODES = (
-    "1",
-    "L",
-    "P",
-    "RGB",
-    "RGBA",
-    "CMYK",
-    "YCbCr",
-    "LAB",
-    "HSV",
-    "I",
-    "F",
-    "LA",
-    "PA",
-    "RGBX",
-    "RGBa",
-    "La",
+    *("1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "LA", "PA", "RGBX", "RGBa", "La"),
     "I;16",
 )
 DTYPES = ("uint8", "int8", "uint16", "int64", "float16", "float32", "float64", "bool", "complex64", "U3", "O", "M8[s]")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from dmlkit.errors import UserError
@@ -22,20 +21,11 @@ from dmlkit.training.train import train
 from dmlkit.vectors.parts import PartFolder
 from tests.conftest import TINY_RECIPE
 from tests.processes import Forked
+from tests.training.test_train import assert_same_weights
 
 NONE = "backbone.tuning={name: none}"
 AUGMENTED = "transform={name: imagenet, size: 16, resize: 16}"
 MANY = "dataset.images_per_class=50"  # 150 to train: two parts
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    state = RunFolder(run).load_checkpoint("last")
-    return {**state["model"], **{f"objective.{name}": tensor for name, tensor in state["objective"].items()}}
-
-
-def assert_same_weights(first: Path, second: Path):
-    one, other = weights(first), weights(second)
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def run_of(recipe: Path, run: Path, *overrides: str, **options: Any) -> Path:

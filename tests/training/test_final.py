@@ -15,6 +15,7 @@ from dmlkit.run_folder.folder import RunFolder, aligned_place, final_place
 from dmlkit.training.summary import final_recipe
 from tests.conftest import END
 from tests.processes import Forked, held_command_line, start, wait_until
+from tests.training.test_train import assert_same_weights
 
 pytestmark = pytest.mark.slow
 CLASSES = 12  # of the tiny recipe, half of them for the test
@@ -34,14 +35,6 @@ def run(dmlkit: Callable[..., Any], tiny_recipe: Path, tmp_path: Path) -> Path:
 
 def checkpoint(run: Path) -> dict[str, Any]:
     return RunFolder(run).load_checkpoint("last")
-
-
-def assert_same_weights(first: Path, second: Path) -> None:
-    for part in ("model", "objective"):
-        ours, theirs = checkpoint(first)[part], checkpoint(second)[part]
-        assert ours.keys() == theirs.keys()
-        for name, tensor in ours.items():
-            assert torch.equal(tensor, theirs[name]), name
 
 
 def test_it_trains_on_every_class_for_the_epochs_that_validation_chose(dmlkit, run, tmp_path):

@@ -173,19 +173,10 @@ def test_batches_that_cannot_be_read_are_left_out_of_the_mean(tmp_path: Path):
         torch.testing.assert_close(found[name], tensor, msg=name, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [
-        ("0", "got 0, expected greater than 0"),
-        ("two", "got 'two', expected a valid integer"),
-        ("1.5", "got 1.5"),
-        ("6", "got 6, expected at most 5, the number of batches per epoch"),
-    ],
-)
-def test_a_wrong_number_of_batches_is_one_line(dmlkit, tmp_path: Path, value: str, told: str):
+def test_more_batches_than_an_epoch_has_are_one_line(dmlkit, tmp_path: Path):
     recipe = tmp_path / "more.yaml"
     recipe.write_text(MORE)
-    result = dmlkit("train", recipe, "-o", tmp_path / "run", "--set", f"training.accumulate={value}")
-    assert result.code == 2 and result.err.count("\n") == 1
-    assert result.err.startswith(f"error: --set training.accumulate={value}: training.accumulate: {told}")
-    assert not (tmp_path / "run").exists()
+    result = dmlkit("train", recipe, "-o", tmp_path / "run", "--set", "training.accumulate=6")
+    told = "training.accumulate: got 6, expected at most 5, the number of batches per epoch"
+    assert result.code == 2 and result.err.startswith(f"error: --set training.accumulate=6: {told}")
+    assert result.err.count("\n") == 1 and not (tmp_path / "run").exists()

@@ -66,9 +66,3 @@ def test_a_backbone_without_blocks_is_one_line(monkeypatch: pytest.MonkeyPatch):
 def test_a_backbone_that_does_not_train_is_one_line():
     with pytest.raises(UserError, match=r"^r.yaml:8: optimizer.layer_decay: the backbone has no trainable weights"):
         assemble(parse_recipe(DECAYED, "r.yaml", ["backbone.tuning.name=none"]))
-
-
-@pytest.mark.parametrize("value", ["0", "1.5"])
-def test_a_share_out_of_range_is_one_line(dmlkit, tiny_recipe, value: str):
-    result = dmlkit("check", tiny_recipe, "--set", f"optimizer.layer_decay={value}")
-    assert result.code == 2 and "optimizer.layer_decay" in result.err and result.err.count("\n") == 1

@@ -8,6 +8,7 @@ import pytest
 
 from dmlkit.run_folder.documents import Summary
 from dmlkit.run_folder.folder import RunFolder
+from tests.training.test_train import assert_equal_weights, weights
 
 Train = Callable[..., Any]
 COSINE = "schedule={name: cosine, warmup_epochs: 0.5}"
@@ -41,9 +42,7 @@ def test_more_epochs_give_the_weights_of_as_many_from_the_start(
     assert longer.code == whole.code == 0, longer.err
     runs = [RunFolder(tmp_path / name) for name in ("run", "whole")]
     for name in ("last", "best"):
-        ours, theirs = (run.load_checkpoint(name) for run in runs)
-        for part in ("model", "objective"):
-            assert all(weight.equal(theirs[part][key]) for key, weight in ours[part].items()), (name, part)
+        assert_equal_weights(*(weights(run.path, name) for run in runs))
     one, two = (Summary.read(run.summary_path) for run in runs)
     assert (one.last, one.best) == (two.last, two.best)
     assert [row.validation for row in runs[0].read_metrics()] == [row.validation for row in runs[1].read_metrics()]

@@ -30,6 +30,10 @@ def assert_equal_weights(first: dict[str, torch.Tensor], second: dict[str, torch
         assert torch.equal(first[name], second[name]), name
 
 
+def assert_same_weights(first: Path, second: Path):
+    assert_equal_weights(weights(first), weights(second))
+
+
 def plain_loop(text: str) -> dict[str, torch.Tensor]:
     """What train must do, written out with nothing but torch and the parts."""
     from dmlkit.losses import ProxyAnchor
@@ -171,16 +175,6 @@ def test_dry_run_writes_nothing(dmlkit, tiny_recipe, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_gradients_are_clipped_and_bf16_trains(dmlkit, tiny_recipe, tmp_path):
-    overrides = ["training.precision=bf16", "training.clip_grad_norm=1.0", "schedule={name: step, every: 1}"]
-    options = [option for override in overrides for option in ("--set", override)]
-    assert dmlkit("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cpu", *options).code == 0
-    rows = RunFolder(tmp_path / "run").read_metrics()
-    assert [row.lr for row in rows] == pytest.approx([0.003, 0.0015, 0.00075])
-    assert rows[-1].loss < rows[0].loss
-    assert all(tensor.dtype == torch.float32 for name, tensor in weights(tmp_path / "run").items() if "weight" in name)
-
-
 @pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
@@ -241,16 +235,6 @@ def test_overwriting_removes_what_was_made_with_the_old_weights_and_nothing_else
     assert {str(path) for path in after} == fresh
 
 
-def test_a_run_whose_last_checkpoint_is_gone_is_not_trained_from_nothing(dmlkit, tiny_recipe: Path, tmp_path: Path):
-    run = tmp_path / "run"
-    assert dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu").code == 0
-    (run / "checkpoints" / "last.pt").unlink()
-    best, rows = (run / "checkpoints" / "best.pt").read_bytes(), (run / "metrics.jsonl").read_text()
-    result = dmlkit("train", tiny_recipe, "-o", run, "--device", "cpu", "--resume")
-    assert result.code == 2 and "last.pt: missing, though" in result.err
-    assert (run / "checkpoints" / "best.pt").read_bytes() == best and (run / "metrics.jsonl").read_text() == rows
-
-
 def test_a_folder_with_a_recipe_alone_is_no_run(dmlkit, tiny_recipe: Path, tmp_path: Path):
     home = tmp_path / "home"
     (home / "checkpoints").mkdir(parents=True)
@@ -286,10 +270,11 @@ def test_files_that_have_the_names_of_a_runs_make_no_run_r2(
     assert {path: path.read_bytes() for path in (tmp_path / "work").rglob("*") if path.is_file()} == before
 
 
-def test_a_finished_run_of_one_epoch_without_its_last_checkpoint_is_refused_r1(
-    dmlkit, tiny_recipe: Path, tmp_path: Path
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_finished_run_without_its_last_checkpoint_is_refused_r1(
+    epochs: int, dmlkit, tiny_recipe: Path, tmp_path: Path
 ):
-    words = ("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cpu", "--set", "training.epochs=1")
+    words = ("train", tiny_recipe, "-o", tmp_path / "run", "--device", "cpu", "--set", f"training.epochs={epochs}")
     assert dmlkit(*words).code == 0
     (tmp_path / "run" / "checkpoints" / "last.pt").unlink()
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
@@ -339,7 +324,6 @@ def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recip
         (["embedding_dim=10000000000"], "embedding_dim: needs more memory than this machine has"),
         (["backbone.width=1000000"], "backbone: needs more memory than this machine has"),
         (["loss={name: cross_batch_memory, size: 100000000000}"], "loss: needs more memory than this machine has"),
-        (["transform.size=100000"], "transform.size: got 100000, expected less than or equal to 16384"),
         (["backbone={name: bn_inception}", "transform.size=16"], "transform.size: bn_inception: the feature map"),
         (["backbone={name: bn_inception}", "transform.size=40"], "transform.size: bn_inception: the feature map"),
         (["backbone={name: googlenet}", "transform.size=8"], "transform.size: "),
@@ -348,9 +332,6 @@ def test_what_a_part_objects_to_is_one_line_with_file_and_key(dmlkit, tiny_recip
             ["backbone={name: resnet18}", "sampler.batch_size=1"],
             "sampler: a batch of 1 image per rank is too small for",
         ),
-        (["dataset.seed=-1"], "dataset.seed: got -1, expected greater than or equal to 0"),
-        (["seed=18446744073709551616"], "18446744073709551616 does not fit into 64 bits"),
-        (["metrics=[{name: recall, k: [99999999999999999999]}]"], "99999999999999999999 does not fit into 64 bits"),
     ],
 )
 def test_what_cannot_train_is_one_line_before_anything_is_written_t2_t3(dmlkit, tiny_recipe, tmp_path, changes, told):
