@@ -40,11 +40,7 @@ class BackboneConfig(ComponentConfig, frozen=True):
         return [*super().lacks(), *(["create"] if (cls.create, cls.build) == (root.create, root.build) else [])]
 
     def build(self, num_features: int | None = None) -> "Backbone":
-        """Return the backbone with the recipe's weights loaded and its tuning and freezing applied.
-
-        Args:
-            num_features: number of coordinates of the dataset's vectors; None for a dataset of images.
-        """
+        """Return the backbone with the recipe's weights loaded and its tuning and freezing applied."""
         backbone = self.create().tune(self.tuning)
         backbone.freeze(
             batchnorm_statistics=self.freeze_batchnorm_statistics,

@@ -21,7 +21,6 @@ class InceptionBlock(NamedTuple):
     """Channels of an inception block; a block without ``one`` halves the sides of the map.
 
     Args:
-        name: name of the block in the published weights.
         one: channels of the 1x1 branch; 0 for no such branch.
         three: channels of the 3x3 branch before and after its 3x3 convolution.
         double: channels of the branch with two 3x3 convolutions before and after them.

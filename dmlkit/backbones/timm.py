@@ -172,11 +172,7 @@ class Timm(Backbone, name="timm"):
 
 
 def timm_input(model: str, settings: Any, image_size: int | None) -> PublishedInput:
-    """Return the preprocessing that timm's settings of a model's weights describe.
-
-    Raises:
-        UserError: dmlkit has no such preprocessing.
-    """
+    """Return the preprocessing that timm's settings of a model's weights describe."""
     channels, height, width = settings.input_size
     if channels != 3 or height != width:
         raise OptionError(

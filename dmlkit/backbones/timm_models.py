@@ -34,9 +34,6 @@ FORBIDDEN = ("checkpoint_path", "cache_dir", "features_only")  # arguments of ti
 def check_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of an architecture if all are plain values and none of them opens a file.
 
-    Raises:
-        ValueError: an argument is not allowed or has no plain value.
-
     Example:
         >>> check_arguments({"reg_tokens": 4, "global_pool": "token"})
         {'reg_tokens': 4, 'global_pool': 'token'}
@@ -74,7 +71,6 @@ class ModelFolder(BaseModel, frozen=True):
     """Contents of a model's config.json.
 
     Args:
-        architecture: name in timm.
         arguments: arguments of the architecture, without the image size.
         image_size: side of the images that the network was built for, in pixels; None if it is not given.
         settings: preprocessing of images.
@@ -87,11 +83,7 @@ class ModelFolder(BaseModel, frozen=True):
 
 
 def read_model(model: str) -> ModelFolder:
-    """Read the config.json of a model whose name begins with one of `SOURCES`.
-
-    Raises:
-        UserError: the file is missing, cannot be downloaded, or does not describe a timm model.
-    """
+    """Read the config.json of a model whose name begins with one of `SOURCES`."""
     path = find(model, CONFIG)
     try:
         content = read_start(path, MAX_BYTES + 1)
@@ -128,11 +120,7 @@ def _parse(data: Any) -> ModelFolder:
 
 
 def find(model: str, *names: str) -> Path:
-    """Return the first of the named files that a model has; files of the Hub are downloaded and cached.
-
-    Raises:
-        UserError: the model has none of the files, or there is no network.
-    """
+    """Return the first of the named files that a model has; files of the Hub are downloaded and cached."""
     if model.startswith(FOLDER):
         folder = Path(model.removeprefix(FOLDER))
         for name in names:
@@ -235,12 +223,7 @@ def check_registered(model: str) -> None:
 
 
 def create(model: str, *, pretrained: bool, **options: Any) -> Any:
-    """Build a timm model without its classifier; ``options`` are arguments of the architecture.
-
-    Raises:
-        UserError: timm is missing or has no such model, or the weights cannot be downloaded.
-        ValueError: the architecture does not accept these options.
-    """
+    """Build a timm model without its classifier; ``options`` are arguments of the architecture."""
     check_registered(model)
     import timm
 
@@ -266,12 +249,9 @@ class Pretrained(NamedTuple):
     """Pretrained backbone to start from.
 
     Args:
-        title: name to display.
-        model: name in timm.
         weights: the recipe's ``backbone.weights``.
         image_size: side of the images in pixels, if it differs from the published one.
         pooling: the recipe's ``backbone.pooling``, if the authors' pooling differs from timm's.
-        megabytes: download size.
     """
 
     title: str
@@ -334,11 +314,7 @@ LITE_SEPARABLE = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": 
 
 
 def imagenet_file() -> Path:
-    """Return the path of the package's ImageNet weights; none of the package's code is run.
-
-    Raises:
-        UserError: the package is not installed.
-    """
+    """Return the path of the package's ImageNet weights; none of the package's code is run."""
     try:
         (found,) = (file for file in files(LITE_PACKAGE) or () if file.suffix == ".pth")
     except (PackageNotFoundError, ValueError):
@@ -352,10 +328,6 @@ def imagenet_file() -> Path:
 
 def timm_names(tensors: Mapping[str, Tensor], expected: Iterable[str]) -> dict[str, Tensor]:
     """Rename tensors from the names of ``efficientnet_lite_pytorch``, such as ``_blocks.3._bn1.bias``, to timm's.
-
-    Args:
-        tensors: tensors of a file; other names are kept.
-        expected: timm's names, which show how many blocks each stage has.
 
     Example:
         >>> import torch

@@ -17,11 +17,7 @@ from dmlkit.pooling import Avg, Cls, Pooling
 
 
 class Torchvision(Backbone):
-    """Base of torchvision's networks.
-
-    Raises:
-        UserError: the weights are unknown or cannot be downloaded or read.
-    """
+    """Base of torchvision's networks."""
 
     weights: str | None = None
     """``imagenet``, a name of torchvision weights, or the path of a file; null trains from scratch."""
@@ -47,11 +43,7 @@ class Torchvision(Backbone):
         self.published_weights()
 
     def published_weights(self) -> Any:
-        """Return torchvision's weights that the recipe names; None if it names none or a file.
-
-        Raises:
-            UserError: the name is unknown.
-        """
+        """Return torchvision's weights that the recipe names; None if it names none or a file."""
         from torchvision.models import get_model_weights
 
         if self.weights is None or is_file(self.weights):
@@ -84,10 +76,6 @@ class Torchvision(Backbone):
 
         Args:
             head: name of the linear classifier, which the identity replaces.
-            options: further arguments of torchvision's model.
-
-        Raises:
-            UserError: see the class.
         """
         from torchvision import models
 

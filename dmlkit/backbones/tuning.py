@@ -32,18 +32,10 @@ class TuningConfig(ComponentConfig, frozen=True):
 
     @abstractmethod
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
-        """Return the modules that train, with their submodules; the rest of the backbone is frozen.
-
-        Raises:
-            UserError: the backbone does not support this tuning.
-        """
+        """Return the modules that train, with their submodules; the rest of the backbone is frozen."""
 
     def adapt(self, backbone: nn.Module) -> None:
-        """Add trainable parameters to the frozen modules; the default adds none.
-
-        Raises:
-            UserError: the backbone has no module to add them to.
-        """
+        """Add trainable parameters to the frozen modules; the default adds none."""
 
 
 def poolings(backbone: nn.Module) -> list[nn.Module]:

@@ -47,9 +47,6 @@ def load_weights(
     SwAV write it: tensors may be in a dictionary under one of `WRAPPINGS` and share a prefix such as ``module.`` or
     ``backbone.network.``; ``adapt`` converts other names and shapes to the model's. Missing ``num_batches_tracked`` and
     batch norms of shape (1, C) are accepted.
-
-    Raises:
-        UserError: the file is missing, damaged, unsafe to load, or does not fit the model.
     """
     expected: dict[str, Tensor] = dict(model.state_dict())
     found = without_prefix(read_tensors(path), expected)

@@ -30,12 +30,7 @@ def option(*, default: Any = REQUIRED, alias: str | None = None, kw_only: bool =
 
 
 def recipe_key(*, default: Any = REQUIRED, init: Literal[False] = False) -> Any:
-    """Describe a key that only recipes have: its user reads it from the configuration, not from the component.
-
-    Args:
-        default: value if it is not given; without one it is required.
-        init: says to type checkers that the constructor does not take it.
-    """
+    """Describe a key that only recipes have: its user reads it from the configuration, not from the component."""
     return Option("", "", None, default, in_constructor=init, in_recipe=True)
 
 
@@ -163,11 +158,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def _checked(cls: type[Component], one: Option, value: Any) -> Any:
-    """Return the value of an option after a check of its type and range.
-
-    Raises:
-        ValueError: the value is wrong; the message says what was expected.
-    """
+    """Return the value of an option after a check of its type and range."""
     parts = _parts_in(one.annotation)
     if parts:
         fits = any(isinstance(value, (part, getattr(part, "Config", part))) for part in parts)

@@ -11,9 +11,6 @@ DEVICE = re.compile(r"(auto|cpu|mps|cuda)(?::(\d+))?")
 def parse_device(device: str) -> tuple[str, int | None]:
     """Return the kind of a device, and its number if one is requested.
 
-    Raises:
-        UserError: it is not the name of a device.
-
     Example:
         >>> parse_device("auto"), parse_device("cuda:1")
         (('auto', None), ('cuda', 1))

@@ -37,8 +37,6 @@ def gather_rows(fabric: Ranks, rows: Tensor, counts: list[int] | None = None) ->
     """Gather the rows of all ranks with gradient; with one rank, return the rows.
 
     Args:
-        fabric: fabric that connects the ranks.
-        rows: (B, ...) rows of this rank.
         counts: B of each rank; None if B is equal on all ranks.
     """
     apply: Any = GatherRows.apply  # untyped in torch
@@ -120,11 +118,7 @@ class ClassShard(NamedTuple):
         return torch.cat(of_ranks) if of_ranks else rows.new_empty(0)
 
     def own_rows(self, whole: Tensor) -> Tensor:
-        """Return a copy of this rank's rows of (C, ...); a view would keep all rows in memory.
-
-        Raises:
-            ValueError: there are fewer classes than ranks.
-        """
+        """Return a copy of this rank's rows of (C, ...); a view would keep all rows in memory."""
         if self.num_classes < self.ranks:
             raise ValueError(
                 f"got {self.num_classes} classes for {self.ranks} ranks, expected at least one class per rank"

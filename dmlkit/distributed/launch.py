@@ -81,9 +81,6 @@ def start_ranks(device: str = "auto") -> Ranks:
     Args:
         device: see `start_fabric`; a single process may add ``+bf16``, ``+onnxruntime`` or ``+fastest``, which choose
             what computes embeddings, see `dmlkit.vectors.computation`. Default: torch in float32.
-
-    Raises:
-        UserError: see `start_fabric`.
     """
     given, (device, *engine) = device, device.split("+")
     if len(engine) > 1 or not {*engine} <= {*ENGINES}:
@@ -106,9 +103,6 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> "Fabric":
     Args:
         device: ``auto`` (CUDA, else Apple's GPU, else CPU), ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         precision: ``fp32``, ``bf16`` or ``fp16``.
-
-    Raises:
-        UserError: the device does not exist, or other ranks do not join.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
@@ -158,11 +152,7 @@ def leave() -> None:
 
 
 def meet(ranks: int) -> object:
-    """Wait until all ranks have joined, and return their store. Fabric would wait for half an hour.
-
-    Raises:
-        UserError: a rank has not joined within `PATIENCE` seconds.
-    """
+    """Wait until all ranks have joined, and return their store. Fabric would wait for half an hour."""
     from torch.distributed.rendezvous import rendezvous
 
     variables = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -187,11 +177,7 @@ def meet(ranks: int) -> object:
 
 
 def count_ranks() -> tuple[int, int]:
-    """Return how many ranks torchrun has started, in total and on this machine; 1 and 1 without torchrun.
-
-    Raises:
-        UserError: torchrun's variables are incomplete or invalid.
-    """
+    """Return how many ranks torchrun has started, in total and on this machine; 1 and 1 without torchrun."""
     ranks, local_ranks = _number("WORLD_SIZE", 1), _number("LOCAL_WORLD_SIZE", 1)
     if ranks > 1:
         missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
@@ -234,11 +220,7 @@ def lost_ranks(error: Exception) -> bool:
 
 
 def resolve_device(device: str) -> tuple[str, int | None]:
-    """Return the kind of a device, and its number if one is requested.
-
-    Raises:
-        UserError: there is no such device.
-    """
+    """Return the kind of a device, and its number if one is requested."""
     kind, index = parse_device(device)
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

@@ -27,10 +27,7 @@ class TrainingBatches:
     """Iterable of the draws of one rank, batch by batch. Set ``epoch`` and ``start`` before each pass.
 
     Args:
-        sampler: sampler of the global batches.
-        seed: seed of the augmentation.
         rank: position of this rank's share among ``ranks`` equal contiguous shares of every batch.
-        ranks: number of processes.
     """
 
     def __init__(self, sampler: Sampler, seed: int, *, rank: int = 0, ranks: int = 1) -> None:
@@ -98,8 +95,6 @@ def make_loader(
     """Return a loader of `Batch` over batches of draws.
 
     Args:
-        inputs: samples to load.
-        batches: batches of draws, iterated again in every pass.
         workers: number of processes that read images, at most one per batch; None is `default_workers`, and 0 for
             images in memory.
         pin_memory: whether to use pinned memory, from which copies to a GPU are asynchronous.

@@ -42,15 +42,9 @@ class Survey:
     """Summary of a dataset.
 
     Args:
-        images: number of images per split.
-        classes: number of classes per split.
         per_class: number of images in the smallest, the median and the largest training class.
         sides: smallest, median and largest shorter side of the measured images, in pixels.
-        measured: number of measured images, at most `SAMPLE`.
-        unreadable: paths of those that could not be opened.
-        trained: number of images of the classes that are not held out for validation.
         held_out: names of the validation and test classes, on which nothing is trained.
-        dataset: the dataset, with the split that it allows.
         notes: remarks on its classes.
     """
 
@@ -80,11 +74,7 @@ def _no_bar(_what: str, _total: int) -> AbstractContextManager[Callable[[int], N
 
 
 def survey(config: DatasetConfig, bar: Bar = _no_bar) -> Survey:
-    """Count the images of a dataset, and measure a sample of them.
-
-    Raises:
-        UserError: the dataset has no files, has problems, too few classes, or no readable image.
-    """
+    """Count the images of a dataset, and measure a sample of them."""
     listing = config.listed()
     if listing is None:
         raise UserError(f"dataset {config.name}: the images are rendered; expected a dataset of image files")
@@ -166,11 +156,7 @@ def _side(path: str, box: Box | None) -> int:
 
 
 def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str] = ()) -> DatasetConfig:
-    """Return the dataset of a recipe, or that of a folder or table, without holding out validation classes.
-
-    Raises:
-        UserError: there is no such folder, or the path is a file of another kind.
-    """
+    """Return the dataset of a recipe, or that of a folder or table, without holding out validation classes."""
     if is_recipe(target):
         if dataset is not None:
             raise UserError("--dataset applies only to folders; remove it, since a recipe names its dataset")
@@ -222,11 +208,7 @@ class Findings:
 
 
 def check_files(config: DatasetConfig) -> tuple[Listing, Findings]:
-    """Check archives, lists, splits and counts, without opening an image.
-
-    Raises:
-        UserError: the root is missing, the table is unreadable, or the images are rendered.
-    """
+    """Check archives, lists, splits and counts, without opening an image."""
     findings = Findings(rows=list(archive_rows(config)))
     try:
         listing = config.listed()
@@ -353,7 +335,6 @@ def check_images(
     Args:
         config: dataset; duplicates of a published benchmark are not errors.
         listing, findings: what `check_files` returns.
-        advance: called with the number of images done.
     """
     images = listing.everything()
     images.limit(config.max_pixels)

@@ -67,10 +67,6 @@ def _content(path: str) -> object:
 def describe_changes(before: Mapping[str, object], after: Mapping[str, object]) -> str:
     """Return how many images were added, removed and changed, and the first of each.
 
-    Args:
-        before: what was known of each image, by its path.
-        after: what is known of it now.
-
     Example:
         >>> describe_changes({"a.jpg": 1, "b.jpg": 2}, {"a.jpg": 3, "c.jpg": 4, "d.jpg": 5})
         '2 images added, e.g. c.jpg; 1 image removed: b.jpg; 1 image changed: a.jpg'
@@ -93,7 +89,6 @@ def changes_since(items: Path, dataset: Dataset) -> str:
 
     Args:
         items: ``items.parquet`` of the embeddings; it may be missing or damaged.
-        dataset: the images of now.
     """
     import pyarrow as pa
     from pyarrow import parquet

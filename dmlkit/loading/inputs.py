@@ -53,8 +53,6 @@ class TransformedImages(Inputs):
     Augmentation is seeded per draw, so that pixels depend neither on the number of workers nor on interruptions.
 
     Args:
-        dataset: dataset of images.
-        transform: transform of each image.
         training: whether to use the transform for training instead of the one for evaluation.
     """
 
@@ -147,11 +145,7 @@ def refuse_faults(faults: Sequence[str], on_bad_image: str) -> None:
 
 
 def refuse_missing(dataset: Dataset, on_bad_image: str, source: str) -> None:
-    """Raise an error for images whose files are gone, before hours of training, without opening any.
-
-    Raises:
-        UserError: a file is missing and ``on_bad_image`` is "error", or all of them are.
-    """
+    """Raise an error for images whose files are gone, before hours of training, without opening any."""
     has_files = dataset.kind.has_pixels and len(dataset) and (dataset.file(0) or dataset.box(0)) is not None
     files = list(dataset.paths) if has_files else []
     gone = [path for path in files if not os.path.exists(path)]  # noqa: PTH110 - in a fifth of the time

@@ -29,7 +29,7 @@ class ArcFace(SoftmaxLoss, name="arcface"):
     .. math:: \cos\theta_{ic} = \max_{k = 1..K} \langle x_i, w_{ck} \rangle
 
     Raises:
-        ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
+        ValueError: the manifold's similarity is not a cosine.
 
     Example:
         >>> from dmlkit.manifolds import Sphere

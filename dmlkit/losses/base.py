@@ -80,9 +80,6 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
     def use_members(self, members: Tensor | None) -> None:
         """Take which labels each class has, (C, L) bool; images that share a label are then positives.
 
-        Args:
-            members: the matrix; None if each image has one label.
-
         Raises:
             ValueError: images have several labels, but the loss needs one per image.
         """
@@ -103,9 +100,6 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
 
 def check_batch(name: str, embeddings: Tensor, labels: Tensor, point_dim: int, num_classes: int | None) -> None:
     """Reject a batch that would give a wrong result or an obscure error.
-
-    Raises:
-        ValueError: the batch is invalid; the message says what was expected and what was found.
 
     Example:
         >>> check_batch("Triplet", torch.zeros(4, 8), torch.zeros(3, dtype=torch.long), 8, None)

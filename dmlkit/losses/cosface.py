@@ -18,7 +18,7 @@ class CosFace(SoftmaxLoss, name="cosface"):
         \frac{e^{s (\cos\theta_{y_i} - m)}}{e^{s (\cos\theta_{y_i} - m)} + \sum_{c \ne y_i} e^{s \cos\theta_c}}
 
     Raises:
-        ValueError: the manifold's similarity is not a cosine; see also `Loss.forward`.
+        ValueError: the manifold's similarity is not a cosine.
 
     Example:
         >>> import torch

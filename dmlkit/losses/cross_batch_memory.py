@@ -13,11 +13,7 @@ from dmlkit.losses.pair_loss import PairLoss
 
 
 def compares_pairs(loss: LossConfig) -> LossConfig:
-    """Return the configuration of a pair loss.
-
-    Raises:
-        ValueError: the configuration belongs to a loss that cannot use a memory of embeddings.
-    """
+    """Return the configuration of a pair loss."""
     able = sorted(name for name, one in LossConfig.variants.items() if issubclass(one.component or object, PairLoss))
     if loss.name not in able:
         raise ValueError(

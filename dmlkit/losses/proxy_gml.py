@@ -40,7 +40,7 @@ class ProxyGML(ProxyLoss, name="proxy_gml"):
     mean of a masked softmax.
 
     Raises:
-        ValueError: the manifold has another similarity, or r C N < 1; see also `Loss.forward`.
+        ValueError: the manifold has another similarity, or r C N < 1.
 
     Example:
         >>> from dmlkit.manifolds import Sphere

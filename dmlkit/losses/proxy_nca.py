@@ -30,7 +30,7 @@ class ProxyNCA(SoftmaxLoss, name="proxy_nca"):
     The paper gives no details.
 
     Raises:
-        ValueError: there is a single class and positive_in_denominator is False; see also `Loss.forward`.
+        ValueError: there is a single class and positive_in_denominator is False.
 
     Example:
         >>> import torch

@@ -46,11 +46,7 @@ class LossOfSpaces(Loss):
 
 
 def fall(dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Return numbers of coordinates that fall.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Return numbers of coordinates that fall."""
     if any(after >= before for before, after in pairwise(dims)):
         raise ValueError(f"expected numbers that fall, each smaller than the one before; got {list(dims)}")
     return dims

@@ -240,7 +240,6 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
         """Return vectors whose inner product <query, gallery> orders a gallery as the similarity does.
 
         Args:
-            points: (N, D).
             side: ``"query"`` or ``"gallery"``; the two may be lifted in different ways.
 
         Returns:
@@ -324,13 +323,8 @@ def check_points(manifold: Manifold, points: Tensor, name: Callable[[int], str],
     """Check that numbers (N, D) are points of a manifold.
 
     Args:
-        manifold: the geometry.
-        points: rows of any floating dtype.
         name: returns the name of a row for the error: its file and its image.
         advice: what the user can do about a row that is not a point.
-
-    Raises:
-        UserError: a row is not finite, or not on the manifold.
     """
     error = find_invalid_point(manifold, points)
     if error is not None:
@@ -344,10 +338,6 @@ def frechet_mean(manifold: Manifold, points: Tensor) -> Tensor:
 
     If the similarity is an inner product or a cosine, not a distance, compute the point with the maximum sum of
     similarities, a mean direction.
-
-    Args:
-        manifold: the geometry.
-        points: (N, D), at least one.
 
     Returns:
         (D,) float64.

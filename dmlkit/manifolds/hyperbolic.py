@@ -63,10 +63,6 @@ def right_angle_distance(curvature: Tensor, radius: float) -> Tensor:
 
     The second form does not cancel for K near 0, where u becomes sqrt(2) r.
 
-    Args:
-        curvature: K < 0, a scalar.
-        radius: r > 0.
-
     Example:
         >>> [round(right_angle_distance(torch.tensor(k), 1.0).item(), 4) for k in (-1e-6, -1.0, -100.0)]
         [1.4142, 1.5134, 1.9307]

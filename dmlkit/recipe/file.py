@@ -59,11 +59,7 @@ def _resolve(tree: Tree, overrides: Sequence[str | Override], is_trained: bool =
 
 
 def validate(tree: Tree, is_trained: bool = False) -> Recipe:
-    """Convert a tree to a recipe.
-
-    Raises:
-        UserError: the recipe has errors; the message has a line with file, line and key for each.
-    """
+    """Convert a tree to a recipe."""
     try:
         # strict in JSON mode: lists become tuples, and nothing else is coerced
         recipe = Recipe.model_validate_json(json.dumps(tree.data), context={"is_trained": is_trained})
@@ -101,11 +97,7 @@ KEYS = {key for key, info in PretrainedConfig.model_fields.items() if from_weigh
 
 
 def write_out(tree: Tree) -> None:
-    """Add the keys that a backbone's weights determine and the tree does not have.
-
-    Raises:
-        UserError: the values cannot be determined; the message has file and line.
-    """
+    """Add the keys that a backbone's weights determine and the tree does not have."""
     data: Any = tree.data
     if not isinstance(data, dict):
         return

@@ -21,11 +21,7 @@ EXTENDS = "extends"
 
 
 def read_tree(path: Path) -> Tree:
-    """Read a recipe, given its path or its name; see `read_extended`.
-
-    Raises:
-        UserError: there is no such recipe, or it cannot be read.
-    """
+    """Read a recipe, given its path or its name; see `read_extended`."""
     return read_extended(find_recipe(path), "recipe")
 
 
@@ -36,12 +32,7 @@ def read_extended(path: Path, kind: str) -> Tree:
     files can extend only files of the same collection.
 
     Args:
-        path: the file.
         kind: ``recipe`` or ``study``, for messages.
-
-    Raises:
-        UserError: a file cannot be read or is not YAML, or the extended file is missing, outside the collection, or
-            extends another file itself.
     """
     tree = read_yaml(path, kind, f"{path}: no such file; expected a {kind}")
     if not isinstance(tree.data, dict) or EXTENDS not in tree.data:
@@ -101,10 +92,6 @@ def path_in_collection(where: str, name: Any, path: Path) -> Path:
 
     Args:
         name: path relative to the folder of ``path``.
-
-    Raises:
-        UserError: the name is not a relative path, or leads out of the parent of the file's folder, also by a symbolic
-            link.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise UserError(f"{where}: got {quoted(name)}, expected the path of a file, e.g. _base.yaml")
@@ -134,11 +121,7 @@ class Override:
 
 
 def apply_overrides(tree: Tree, overrides: Sequence[str | Override]) -> None:
-    """Replace values of a recipe's tree, in order; a tree that is not a mapping stays, and is reported later.
-
-    Raises:
-        UserError: an override cannot be parsed or applied, or the tree extends another.
-    """
+    """Replace values of a recipe's tree, in order; a tree that is not a mapping stays, and is reported later."""
     if not isinstance(tree.data, dict):
         return
     for override in overrides:
@@ -148,11 +131,7 @@ def apply_overrides(tree: Tree, overrides: Sequence[str | Override]) -> None:
 
 
 def parse_override(text: str) -> Override:
-    """Parse a value of ``--set``, ``key.subkey=value``.
-
-    Raises:
-        UserError: there is no ``=``, or the value is not valid YAML.
-    """
+    """Parse a value of ``--set``, ``key.subkey=value``."""
     source = f"{OPTION}{printable(excerpt(text))}"
     key, equals, value = text.partition("=")
     if not equals:
@@ -227,11 +206,7 @@ def is_recipe(path: Path) -> bool:
 
 
 def find_recipe(path: Path) -> Path:
-    """Return the file of a recipe, given its path or its name.
-
-    Raises:
-        UserError: there is neither such a file nor such a recipe.
-    """
+    """Return the file of a recipe, given its path or its name."""
     if path.exists():
         return path
     name, names = path.as_posix(), names_of_recipes()
@@ -245,11 +220,7 @@ def find_recipe(path: Path) -> Path:
 
 
 def copy_recipe(name: str, target: Path) -> list[Path]:
-    """Copy a recipe to a new file, and the file that it extends next to it, under a unique name; return the files.
-
-    Raises:
-        UserError: there is no such recipe, or a file to write already exists with other content.
-    """
+    """Copy a recipe to a new file, and the file that it extends next to it, under a unique name; return the files."""
     names = names_of_recipes()
     if name not in names:
         near = get_close_matches(name, names, n=1)
@@ -287,11 +258,7 @@ class RecipeHeader:
 
 
 def find_recipes(root: Path) -> dict[Path, list[RecipeHeader]]:
-    """Return the headers of all recipes below a folder, by subfolder; files that begin with ``_`` are only extended.
-
-    Raises:
-        UserError: there is no such folder, or it has no recipe.
-    """
+    """Return the headers of all recipes below a folder, by subfolder; files that begin with ``_`` are only extended."""
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; expected a folder of recipes")
     found: dict[Path, list[RecipeHeader]] = {}

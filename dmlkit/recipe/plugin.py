@@ -83,11 +83,7 @@ def plugin_files() -> tuple[Path, ...]:
 
 
 def refuse_plugin_files() -> None:
-    """Check that other machines can load all plug-ins.
-
-    Raises:
-        UserError: a plug-in is a file, which only this process has loaded.
-    """
+    """Check that other machines can load all plug-ins."""
     for path in plugin_files():
         raise UserError(
             f"--plugin {path}: Ray workers load only installed plug-ins; make it a package, see docs/plugins.md"
@@ -112,11 +108,7 @@ def load_installed() -> None:
 
 
 def load_file(path: Path) -> Plugin:
-    """Load a Python file, which need not be in a package; a file that is already loaded is not loaded again.
-
-    Raises:
-        UserError: the file cannot be read or imported, defines a name that is taken, or defines no member.
-    """
+    """Load a Python file, which need not be in a package; a file that is already loaded is not loaded again."""
     try:
         check_regular(path)
         source = path.read_bytes()
@@ -277,11 +269,7 @@ def plugins_of(recipe: BaseModel) -> tuple[PluginRecord, ...]:
 
 
 def open_plugins(records: Sequence[PluginRecord], source: str) -> None:
-    """Check that the plug-ins of a run are loaded, and warn about those that have changed.
-
-    Raises:
-        UserError: a plug-in is not loaded.
-    """
+    """Check that the plug-ins of a run are loaded, and warn about those that have changed."""
     names = {(plugin.name, plugin.version is None) for plugin in loaded_plugins()}
     missing = [record for record in records if (record.name, record.version is None) not in names]
     if missing:

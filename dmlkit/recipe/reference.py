@@ -280,11 +280,7 @@ def new_reference() -> Reference:
 
 
 def catalogue_file() -> Path:
-    """Return the file of this installation in ``$XDG_CACHE_HOME/dmlkit``, or ``~/.cache/dmlkit``.
-
-    Raises:
-        RuntimeError: the user has no home folder.
-    """
+    """Return the file of this installation in ``$XDG_CACHE_HOME/dmlkit``, or ``~/.cache/dmlkit``."""
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(folder, "dmlkit", f"catalogue-{sha256(os.fsencode(PACKAGE)).hexdigest()[:16]}.json")
 

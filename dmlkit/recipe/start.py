@@ -63,10 +63,6 @@ def validation_fraction(classes: int) -> float:
 def plan_steps(images: int, trained: int) -> tuple[int, int, int]:
     """Return the size of a batch, the number of steps per epoch, and the number of epochs.
 
-    Args:
-        images: number of images in the training split.
-        trained: number of those that are not held out.
-
     Example:
         >>> plan_steps(720, 540), plan_steps(6, 6), plan_steps(100_000, 90_000)
         ((120, 4, 200), (6, 1, 200), (120, 750, 20))

@@ -79,16 +79,11 @@ class Regularizer(Component, nn.Module, ABC, family=RegularizerConfig):
         Args:
             points: (N, D') embeddings of all training images by the run of `RegularizerConfig.source_run`; a row of
                 zeros for an image that cannot be read.
-            labels: (N,) int64, labels of the images.
         """
 
 
 def stack_levels(name: str, levels: Mapping[str, Tensor]) -> Tensor:
-    """Return the levels of the classes as a matrix (C, L), coarsest first.
-
-    Raises:
-        OptionError: there are none.
-    """
+    """Return the levels of the classes as a matrix (C, L), coarsest first."""
     if not levels:
         raise OptionError("regularizers", f"{name}.levels needs a dataset with levels; set dataset.levels")
     return torch.stack(list(levels.values()), 1)

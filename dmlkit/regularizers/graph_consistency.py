@@ -99,9 +99,6 @@ def median_apart(squared: list[Tensor], both: Tensor) -> Tensor:
 def aligned_draws(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Split a batch into two draws with the same labels in the same order.
 
-    Args:
-        labels: (B,) int64.
-
     Returns:
         The indices (H,) of each draw, H = B // 2, and whether each of the H positions is used (H,): of a class with
         an odd number of images the last one is not used. The shapes depend only on B, so nothing waits for a GPU.

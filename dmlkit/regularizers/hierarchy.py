@@ -130,7 +130,6 @@ def triplet_values(distance: Tensor, triplets: DrawnTriplets, margin: float, tem
 
     Args:
         distance: (N, P), from each of N points to each of P proxies.
-        triplets: triplets of the N points.
         margin: delta, in units of the distance.
         temperature: tau, in units of the distance.
     """

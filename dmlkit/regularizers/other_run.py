@@ -24,11 +24,7 @@ ANGLE_WEIGHT = 2.0
 
 
 def check_source_run(path: str, info: ValidationInfo) -> str:
-    """Check that a key of a recipe names a run; one that has been trained with it does not need it any more.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that a key of a recipe names a run; one that has been trained with it does not need it any more."""
     if not (info.context or {}).get("is_trained", False):
         try:
             space_of_run(path)
@@ -38,11 +34,7 @@ def check_source_run(path: str, info: ValidationInfo) -> str:
 
 
 def space_of_run(path: str) -> tuple[int, str]:
-    """Return the width and the manifold of a run's embeddings, as its recipe has them.
-
-    Raises:
-        UserError: the path is not a run, or its recipe cannot be read.
-    """
+    """Return the width and the manifold of a run's embeddings, as its recipe has them."""
     require_run(Path(path))
     file = Path(path) / "recipe.yaml"
     match read_yaml(file, "recipe", f"{file}: no such file; expected the recipe of a run").data:
@@ -114,11 +106,7 @@ class Compatible(Regularizer, name="compatible"):
 
 
 def check_teacher(teacher: str, info: ValidationInfo) -> str:
-    """Check that a key of a recipe names a run with flat embeddings; see `check_source_run`.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that a key of a recipe names a run with flat embeddings; see `check_source_run`."""
     check_source_run(teacher, info)
     if not (info.context or {}).get("is_trained", False) and (space := space_of_run(teacher)[1]) not in FLAT:
         raise ValueError(
@@ -128,11 +116,7 @@ def check_teacher(teacher: str, info: ValidationInfo) -> str:
 
 
 def check_angle_weight(weight: float | None, info: ValidationInfo) -> float | None:
-    """Check in a recipe that the weight is not ignored.
-
-    Raises:
-        ValueError: it would be.
-    """
+    """Check in a recipe that the weight is not ignored."""
     if weight is not None and (info.data or {}).get("kind") == "similarity":
         raise ValueError("angle_weight applies to kind relational; remove it")
     return weight

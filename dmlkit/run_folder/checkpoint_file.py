@@ -24,11 +24,7 @@ CHECKPOINTS: dict[Literal["best", "last"], Keys] = {"best": WEIGHTS, "last": {**
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint atomically.
-
-    Raises:
-        UserError: the disk is full, or the folder cannot be written.
-    """
+    """Write a checkpoint atomically."""
     try:
         with atomic_write(path) as partial:
             torch.save({"format": FORMAT, "dmlkit": __version__, **state}, partial)
@@ -37,12 +33,7 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path, keys: Keys) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU.
-
-    Raises:
-        UserError: the file is missing, damaged, of another format, or lacks keys.
-        OSError: the file cannot be read, e.g. for lack of permission.
-    """
+    """Read a checkpoint onto the CPU."""
     try:
         _check_sums(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -74,11 +65,7 @@ def read_checkpoint(path: Path, keys: Keys) -> dict[str, Any]:
 
 
 def load_weights(module: nn.Module, weights: dict[str, Any], path: Path) -> None:
-    """Load the weights of a checkpoint into a module.
-
-    Raises:
-        UserError: the weights do not fit the module, because they are of another recipe.
-    """
+    """Load the weights of a checkpoint into a module."""
     try:
         module.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:

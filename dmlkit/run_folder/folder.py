@@ -40,8 +40,7 @@ class RunFolder:
         alignment.json        threshold-{local,sift}.json
         evaluations/ embeddings/ exports/ plots/    outputs of other commands that use the weights
 
-    Args:
-        path: the folder; it may not exist yet.
+    It may not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,11 +99,7 @@ class RunFolder:
 
     @contextmanager
     def lock_for_training(self) -> Generator[None]:
-        """Lock the folder for a training, after finishing a replacement that a killed training left incomplete.
-
-        Raises:
-            UserError: another training is running in this folder, or the folder is not a run.
-        """
+        """Lock the folder for a training, after finishing a replacement that a killed training left incomplete."""
         self._check_ours()
         with sole_writer(self.path, what="a training"):
             take_over(self.path)
@@ -115,12 +110,7 @@ class RunFolder:
                 discard_new(self.path)
 
     def check_startable(self, *, resume: bool, overwrite: bool) -> None:
-        """Check that a training may start or continue in the folder, as far as that is known without the recipe.
-
-        Raises:
-            UserError: the folder is not a run, has a run that is neither continued nor replaced, or is inside another
-                run or a gallery.
-        """
+        """Check that a training may start or continue in the folder, as far as that is known without the recipe."""
         check_place(self.path, [], is_run=True)
         self._check_ours()
         if not (resume or overwrite):
@@ -146,9 +136,6 @@ class RunFolder:
 
         Args:
             basis: the reference run of a model that is trained on every class.
-
-        Raises:
-            UserError: the folder has a run and ``overwrite`` is off.
         """
         if not overwrite:
             self.check_free()
@@ -162,11 +149,7 @@ class RunFolder:
         self.write_recipe(recipe)
 
     def check_free(self) -> None:
-        """Check that a new run may start in the folder.
-
-        Raises:
-            UserError: it has a run.
-        """
+        """Check that a new run may start in the folder."""
         if self.holds_run():
             is_aligned = self.alignment_path.exists()
             kind = " that dmlkit align wrote, which cannot be trained further" if is_aligned else ""
@@ -197,10 +180,6 @@ class RunFolder:
 
         Args:
             overrides: changes, each ``key=value``, e.g. of the place of the images.
-
-        Raises:
-            UserError: the folder has no run, its plug-ins are missing, its recipe has keys that are unknown here, or
-                the list of its classes is lost.
         """
         from dmlkit.recipe.file import read_recipe
 
@@ -210,11 +189,7 @@ class RunFolder:
         return recipe.model_copy(update={"dataset": recipe.dataset.of_run(self.classes())})
 
     def classes(self) -> "SplitClasses | None":
-        """Read the classes of each split; None for a run that was killed before it wrote them.
-
-        Raises:
-            UserError: the file is damaged, or missing although the run has a checkpoint.
-        """
+        """Read the classes of each split; None for a run that was killed before it wrote them."""
         from dmlkit.datasets.files.class_names import SplitClasses
 
         if not self.classes_path.exists() and not any(self.checkpoints.glob("*.pt")):
@@ -237,10 +212,6 @@ class RunFolder:
 
         It may have more epochs if the weights are then those of a run that had as many from the start: the schedule of
         the learning rate does not depend on their number, or only ``training.stop_after`` ended it earlier.
-
-        Raises:
-            UserError: the recipe or a plug-in differs; the message lists every key that differs. Or ``dmlkit align``
-                wrote the run.
         """
         from dmlkit.recipe.file import plain
 
@@ -270,9 +241,6 @@ class RunFolder:
         """Check that a run is continued with its own classes, of those that its data have now.
 
         Another number of images is reported.
-
-        Raises:
-            UserError: a training or validation class is gone.
         """
         started = RunClasses.read(self.classes_path)
         for kind in ("training_classes", "validation_classes"):
@@ -298,11 +266,7 @@ class RunFolder:
             self._set_paths(self.path)
 
     def load_checkpoint(self, name: CheckpointName) -> dict[str, Any]:
-        """Read a checkpoint onto the CPU.
-
-        Raises:
-            UserError: the file is missing, damaged, of another format, or of another run.
-        """
+        """Read a checkpoint onto the CPU."""
         from dmlkit.recipe.file import parse_recipe, plain
         from dmlkit.run_folder.checkpoint_file import CHECKPOINTS, read_checkpoint
 
@@ -324,11 +288,7 @@ class RunFolder:
         return state
 
     def read_metrics(self) -> list[EpochRow]:
-        """Read the rows of metrics.jsonl, one per finished epoch; a last line cut off by a crash is left out.
-
-        Raises:
-            UserError: a line before the last is damaged, or of another format version.
-        """
+        """Read the rows of metrics.jsonl, one per finished epoch; a last line cut off by a crash is left out."""
         if not self.metrics_path.exists():
             return []
         lines = self.metrics_path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -382,11 +342,7 @@ def _without_free_keys(recipe: dict[str, Any], free: Sequence[str]) -> dict[str,
 
 
 def aligned_place(path: Path, output: Path | None) -> Path:
-    """Return the folder of an aligned copy of a run: by default its own with ``-aligned`` at the end.
-
-    Raises:
-        UserError: it exists already.
-    """
+    """Return the folder of an aligned copy of a run: by default its own with ``-aligned`` at the end."""
     place = output or _next_to(path, "aligned")
     if place.exists():
         raise UserError(f"{place}: exists already; choose another --output")
@@ -395,9 +351,6 @@ def aligned_place(path: Path, output: Path | None) -> Path:
 
 def final_place(path: Path, output: Path | None) -> Path:
     """Return the folder of the final run of a run: by default its own with ``-final`` at the end.
-
-    Raises:
-        UserError: it is the folder of the run itself.
 
     Example:
         >>> final_place(Path("runs/mine"), None).as_posix()

@@ -63,11 +63,7 @@ class Threshold(Document, frozen=True):
 
 
 def threshold_of(run: RunFolder, weights: str) -> Threshold | None:
-    """Return the threshold of a run for weights; None if there is none, or if it is for other weights.
-
-    Raises:
-        UserError: ``threshold.json`` is damaged.
-    """
+    """Return the threshold of a run for weights; None if there is none, or if it is for other weights."""
     if not run.threshold_path.exists():
         return None
     found = Threshold.read(run.threshold_path)

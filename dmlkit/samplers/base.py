@@ -85,7 +85,6 @@ class Sampler(Component, ABC, family=SamplerConfig):
         """Prepare for an epoch, counted from 0; called before each epoch, also before one that is resumed.
 
         Args:
-            epoch: the epoch.
             manifold: geometry of the embeddings that `learn_from` received.
         """
 
@@ -94,8 +93,6 @@ class Sampler(Component, ABC, family=SamplerConfig):
 
         Args:
             embeddings: (B, D) points of a batch of all ranks, without gradient.
-            labels: (B,) int64.
-            manifold: geometry of the embeddings.
         """
 
     def state(self) -> dict[str, Tensor]:

@@ -118,8 +118,6 @@ def nearest_classes(means: Tensor, seen: Tensor, count: int, manifold: Manifold)
     Args:
         means: (C, d) features.
         seen: (C,) bool, the classes that have a mean.
-        count: number of neighbors.
-        manifold: the geometry.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean

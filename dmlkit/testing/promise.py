@@ -20,10 +20,6 @@ def hold(promises: Sequence[Promise], subject: str, *arguments: Any) -> None:
 
     Args:
         promises: each is called with the arguments.
-        arguments: the configuration of the component and other arguments of the promises.
-
-    Raises:
-        AssertionError: a promise is broken; the message names the component, the promise, and the reason.
 
     Example:
         >>> def is_small(number):
@@ -74,11 +70,7 @@ def a_line_of_help_says_what_it_is(config: ComponentConfig, *_: object) -> None:
 
 
 def changed(config: Any, **options: Any) -> Any:
-    """Return the configuration with changed options, validated.
-
-    Raises:
-        ValueError: an option is out of range.
-    """
+    """Return the configuration with changed options, validated."""
     return type(config)(**{**dict(config), **options})
 
 
@@ -102,11 +94,7 @@ def fits(component: ComponentConfig, manifold: ManifoldConfig) -> bool:
 
 
 def fitting_manifolds(component: ComponentConfig) -> list[ManifoldConfig]:
-    """Return the manifolds that a component supports, the sphere first.
-
-    Raises:
-        AssertionError: there is none.
-    """
+    """Return the manifolds that a component supports, the sphere first."""
     found = sorted((one for one in all_manifolds() if fits(component, one)), key=lambda one: one.name != "sphere")
     expect(bool(found), f"{component.name}: its requirements allow none of the known manifolds")
     return found

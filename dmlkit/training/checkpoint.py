@@ -28,7 +28,6 @@ class CheckpointWriter:
     on a large GPU.
 
     Args:
-        run: the run folder.
         in_background: copy the state to main memory and write it while training continues; otherwise block.
     """
 
@@ -51,11 +50,7 @@ class CheckpointWriter:
         """Write a checkpoint atomically.
 
         Args:
-            name: name of the checkpoint.
             state: tensors and plain values. The caller may change them after this call.
-
-        Raises:
-            UserError: the disk is full, or the folder cannot be written.
         """
         if self._thread and not self.run.is_being_replaced():  # that first checkpoint moves the run's files
             self._writes.append(self._thread.submit(self.run.save_checkpoint, name, copy_to_cpu(state)))
@@ -63,11 +58,7 @@ class CheckpointWriter:
             self.run.save_checkpoint(name, state)
 
     def wait(self) -> None:
-        """Wait until all checkpoints are on the disk.
-
-        Raises:
-            UserError: the disk is full, or the folder cannot be written.
-        """
+        """Wait until all checkpoints are on the disk."""
         while self._writes:
             self._writes.popleft().result()
 
@@ -146,11 +137,7 @@ def save(experiment: Experiment, writer: CheckpointWriter, fabric: Fabric, state
 
 
 def restore(experiment: Experiment, run: RunFolder, fabric: Fabric) -> State:
-    """Load the last checkpoint into the experiment. A run that has no checkpoint yet starts from the beginning.
-
-    Raises:
-        UserError: the checkpoint is missing although epochs are finished, cannot be read, or does not fit the run.
-    """
+    """Load the last checkpoint into the experiment. A run that has no checkpoint yet starts from the beginning."""
     path, rows = run.checkpoint_path("last"), run.read_metrics()
     if not path.exists():
         # A kill in the first epoch may come after best.pt and after its row but before last.pt: neither proves a loss.

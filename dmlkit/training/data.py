@@ -51,11 +51,7 @@ class TrainingData(NamedTuple):
 
 
 def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progress: Progress) -> TrainingData:
-    """Return the inputs of a training. Features of a frozen backbone are computed first, unless they are cached.
-
-    Raises:
-        UserError: see `cached_features`.
-    """
+    """Return the inputs of a training. Features of a frozen backbone are computed first, unless they are cached."""
     recipe, model = experiment.recipe, experiment.model
     tuning = recipe.backbone.tuning
     if not isinstance(tuning, NoTuningConfig) or tuning.features == "live":
@@ -86,9 +82,6 @@ def teach(experiment: Experiment, fabric: Fabric, progress: Progress) -> None:
     """Let the runs that regularizers name embed the training images, without augmentation.
 
     The splits that such a run has stored already are read, see `known_points`.
-
-    Raises:
-        UserError: a run takes other samples than the recipe's, has no readable checkpoint, or does not fit.
     """
     images = experiment.train
     for number, config in enumerate(experiment.recipe.regularizers):
@@ -113,11 +106,7 @@ def teach(experiment: Experiment, fabric: Fabric, progress: Progress) -> None:
 
 
 def check_same_space(older: ManifoldConfig, experiment: Experiment, path: str) -> None:
-    """Check that the older points of a run are, and stay, points of the new model's space.
-
-    Raises:
-        UserError: training changes the space, or it is another one.
-    """
+    """Check that the older points of a run are, and stay, points of the new model's space."""
     if experiment.model.manifold.learns:
         raise UserError(f"{path}: its embeddings cannot follow a space that training changes; learn no curvature")
     spaces = (space.model_dump(mode="json") for space in (older, experiment.recipe.manifold))
@@ -126,11 +115,7 @@ def check_same_space(older: ManifoldConfig, experiment: Experiment, path: str) -
 
 
 def check_places(recipe: Recipe, run: Path) -> None:
-    """Check that neither the run nor its cache of features would lie inside the dataset or inside another run.
-
-    Raises:
-        UserError: one of them would.
-    """
+    """Check that neither the run nor its cache of features would lie inside the dataset or inside another run."""
     data, tuning = [recipe.dataset.data_root], recipe.backbone.tuning
     check_place(run, data, is_run=True)
     if isinstance(tuning, NoTuningConfig) and tuning.cache is not None:

@@ -49,11 +49,7 @@ class EpochCurve:
 
 
 def runs_by_recipe(paths: Sequence[Path]) -> dict[str, list[Path]]:
-    """Group the runs whose recipes differ only in the seed, by the name of the first run of each group.
-
-    Raises:
-        UserError: a path is not a run, or is given twice.
-    """
+    """Group the runs whose recipes differ only in the seed, by the name of the first run of each group."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError("plot: a run is given twice; give each run once")
     groups: dict[str, list[int]] = {}
@@ -70,9 +66,6 @@ def epoch_curves(groups: Mapping[str, Sequence[Path]], metric: str | None = None
     Args:
         groups: runs by the name of their curve.
         metric: metric on validation classes. Default: the one that selected the first run's checkpoint.
-
-    Raises:
-        UserError: a run has no finished epoch, or does not have this metric.
     """
     first = next(iter(groups.values()))[0]
     metric = metric or RunFolder(first).recipe().training.select_by

@@ -39,12 +39,7 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
     Nothing is downloaded.
 
     Args:
-        recipe: the recipe.
-        device: see `start_fabric`.
         at_hand: whether the pretrained weights are on this machine; if not, the weights are random here.
-
-    Raises:
-        UserError: the model cannot be built, e.g. without timm, or none of the images can be read.
     """
     fabric = start_fabric(device, recipe.training.precision)
     train = recipe.dataset.build("train")

@@ -36,7 +36,6 @@ class WeightAverage:
     """Exponential moving average of a model's weights (``training.ema``), without running statistics of batch norms.
 
     Args:
-        model: the model; its frozen weights have no average.
         decay: share of the average that each step keeps, in (0, 1).
 
     Example:
@@ -174,12 +173,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     """Build every component of a recipe. Seeds torch's global generator, so equal recipes give equal weights.
 
     Args:
-        recipe: the recipe.
         rank: this rank, which keeps only its share of the proxies if the recipe shards them.
-        ranks: number of ranks.
-
-    Raises:
-        UserError: the data is missing, or does not fit the recipe.
     """
     with recipe.errors_at("training", "loggers"):
         check_loggers(recipe.training.loggers)
@@ -236,11 +230,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
 
 
 def _check_images(recipe: Recipe, split: Split, dataset: Dataset, *, is_first: bool) -> None:
-    """Check the images of a split as far as that is possible before they are read.
-
-    Raises:
-        UserError: files are missing, a vector has no cosine, or no query has an image to find.
-    """
+    """Check the images of a split as far as that is possible before they are read."""
     refuse_missing(dataset, recipe.dataset.on_bad_image, f"the {split} split")
     if not dataset.kind.has_angle and isinstance(recipe.manifold, Sphere.Config):
         refuse_zero_vectors(dataset)
@@ -252,22 +242,14 @@ def _check_images(recipe: Recipe, split: Split, dataset: Dataset, *, is_first: b
 
 
 def sampler_of(recipe: Recipe, dataset: Dataset) -> Sampler:
-    """Return the sampler of a recipe for its training images.
-
-    Raises:
-        OptionError: the sampler does not fit them.
-    """
+    """Return the sampler of a recipe for its training images."""
     several = {} if dataset.members is None else {"members": dataset.members}  # plug-ins may not take it
     super_classes = super_classes_of(recipe, dataset)
     return recipe.sampler.build(dataset.labels, recipe.seed, super_classes, dataset.groups, **several)
 
 
 def super_classes_of(recipe: Recipe, dataset: Dataset) -> Tensor | None:
-    """Return the super-classes that the sampler draws from, (C,) int64: those of its level, or the nearest level.
-
-    Raises:
-        OptionError: the dataset does not have the level, or it is that of the classes.
-    """
+    """Return the super-classes that the sampler draws from, (C,) int64: those of its level, or the nearest level."""
     options: Any = recipe.sampler
     level: str | None = options.level if isinstance(options, Hierarchical.Config) else None
     if level is None:
@@ -313,11 +295,7 @@ def _backbone_parameters(recipe: Recipe, model: EmbeddingModel) -> dict[str, lis
 
 
 def refuse_zero_vectors(dataset: Dataset) -> None:
-    """Check that no vector is zero, since a zero vector has no cosine.
-
-    Raises:
-        UserError: a vector is zero.
-    """
+    """Check that no vector is zero, since a zero vector has no cosine."""
     zero = [index for index in range(len(dataset)) if not dataset.sample(index).any()]  # 0.5 s for 100 000 x 512
     if zero:
         raise OptionError(
@@ -333,9 +311,6 @@ def try_model(recipe: Recipe, model: EmbeddingModel, dataset: Dataset) -> Tensor
 
     Returns:
         The input: one sample of zeros, such as a black image (1, 3, S, S) uint8.
-
-    Raises:
-        UserError: the model cannot process the input.
     """
     was_training = model.training
     with recipe.errors_at(*(("transform", "size") if recipe.transform else ("backbone",))):
@@ -354,13 +329,8 @@ def try_single_image(model: EmbeddingModel, blank: Tensor, what: str, advice: st
     """Run a copy of the model in training mode on one image: batch norms of a 1 x 1 map then have no variance.
 
     Args:
-        model: the model.
-        blank: one sample.
         what: name of such a batch, for the error.
         advice: what to do instead, for the error.
-
-    Raises:
-        ValueError: a batch norm has no variance.
     """
     with torch.random.fork_rng(devices=[]):
         try:

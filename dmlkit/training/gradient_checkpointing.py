@@ -18,9 +18,6 @@ def recompute_blocks(backbone: Backbone) -> None:
 
     Gradients and buffers, such as the statistics of batch norms, stay bit-identical; the state dict does not change.
 
-    Raises:
-        ValueError: the backbone has no blocks that are modules.
-
     Example:
         >>> from dmlkit.backbones import ResNet18
         >>> backbone = ResNet18()

@@ -52,11 +52,7 @@ class Silent(Progress):
 
 
 def check_loggers(names: Sequence[LoggerName]) -> None:
-    """Check that loggers are installed.
-
-    Raises:
-        ValueError: a logger is not installed.
-    """
+    """Check that loggers are installed."""
     for name in names:
         if find_spec(name) is None:
             raise ValueError(f"{name} is not installed; install it with: pip install 'dmlkit[{name}]'")

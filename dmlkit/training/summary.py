@@ -181,11 +181,7 @@ def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Bas
     epoch has the learning rate that it had there. An epoch passes over more images, thus has more steps.
 
     Args:
-        path: folder of the run.
         overrides: changes of the run's dataset, which may have moved, each ``key=value``.
-
-    Raises:
-        UserError: there is no such run, it is not finished, it was aligned, or it was trained on every class itself.
     """
     run = RunFolder(path)
     recipe = recipe_of(run, overrides)

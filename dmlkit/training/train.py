@@ -149,12 +149,7 @@ def _what_ended(error: Exception, fabric: Fabric) -> str:
 def fit(
     experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Fabric, progress: Progress, resume: bool
 ) -> State:
-    """Run the training loop. On return the last checkpoint has the final weights.
-
-    Raises:
-        TrainingStoppedError: a signal stopped training after a checkpoint.
-        UserError: training diverged, or an image or the checkpoint cannot be read.
-    """
+    """Run the training loop. On return the last checkpoint has the final weights."""
     recipe, settings = experiment.recipe, experiment.recipe.training
     _move_model(experiment, fabric)
     objective = experiment.objective.to(fabric.device)
@@ -350,11 +345,7 @@ def clip_gradients(fabric: Fabric, experiment: Experiment, optimizer: torch.opti
 
 
 def compute_loss(experiment: Experiment, batch: tuple[Tensor, Tensor, Tensor], state: State, run: RunFolder) -> Tensor:
-    """Compute the loss of a batch: its embeddings (B, D), labels (B,), and rows (B,) in the training split.
-
-    Raises:
-        UserError: the loss rejects the batch, or the embeddings are not finite.
-    """
+    """Compute the loss of a batch: its embeddings (B, D), labels (B,), and rows (B,) in the training split."""
     try:
         return experiment.objective(*batch)
     except ValueError as error:
@@ -364,11 +355,7 @@ def compute_loss(experiment: Experiment, batch: tuple[Tensor, Tensor, Tensor], s
 
 
 def check_losses(pending: list[Tensor], state: State, run: RunFolder) -> float:
-    """Add the pending losses to the state, clear them, and return the last one.
-
-    Raises:
-        UserError: a loss is not finite.
-    """
+    """Add the pending losses to the state, clear them, and return the last one."""
     losses = torch.stack(pending).tolist() if pending else []
     for offset, loss in enumerate(losses):
         if loss != loss or abs(loss) == float("inf"):
@@ -379,11 +366,7 @@ def check_losses(pending: list[Tensor], state: State, run: RunFolder) -> float:
 
 
 def check_weights(experiment: Experiment, state: State, run: RunFolder) -> None:
-    """Check that all weights are finite, before they overwrite a good checkpoint.
-
-    Raises:
-        UserError: a weight is not finite.
-    """
+    """Check that all weights are finite, before they overwrite a good checkpoint."""
     parameters = [*experiment.model.parameters(), *experiment.objective.parameters()]
     if not torch.stack([parameter.detach().isfinite().all() for parameter in parameters]).all():
         raise diverged(state.step, "weights", state, run)

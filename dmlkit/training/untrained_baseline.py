@@ -39,9 +39,6 @@ def score_untouched(
 
     The figures are stored in the run folder and scored only once; a run that asks the same of the same images as an
     earlier run of this process copies its answer. The result is empty if the backbone is not pretrained.
-
-    Raises:
-        UserError: an image cannot be read, or there is nothing to retrieve.
     """
     recipe, model = experiment.recipe, experiment.model
     found: dict[Split, Figures] = {}
@@ -142,13 +139,7 @@ def evaluate_untrained(
     With ``backbone.weights: null`` the backbone is the random network from which training would start.
 
     Args:
-        path: the recipe, or a run.
-        fabric: the device and the ranks.
         scope: the images and the metrics; its overrides may be of any key of the recipe.
-        bar: shows each step.
-
-    Raises:
-        UserError: the recipe or the data is not usable, or the weights are not available.
     """
     recipe = RunFolder(path).recipe(scope.overrides) if path.is_dir() else read_recipe(path, scope.overrides)
     recipe, split = with_scope(recipe, scope), scope.evaluated_split
@@ -164,11 +155,7 @@ def evaluate_untrained(
 
 
 def untrained_model(recipe: Recipe, dataset: Dataset) -> EmbeddingModel:
-    """Build the model from which a training of the recipe starts, and check it on a blank input.
-
-    Raises:
-        UserError: the recipe is not usable, or the weights are not available.
-    """
+    """Build the model from which a training of the recipe starts, and check it on a blank input."""
     torch.manual_seed(recipe.seed)
     model = build_model(recipe, dataset.num_features)
     try_model(recipe, model, dataset)

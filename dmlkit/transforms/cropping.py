@@ -34,7 +34,6 @@ class RandomResizedCrop:
     """Crop of at least ``min_scale`` of the area, 3:4 to 4:3, resized to a square and mirrored with probability 1/2.
 
     Args:
-        size: side of the square, in pixels.
         min_scale: smallest share of the area, in 0..1.
         flip: whether half of the crops are mirrored.
         interpolation: interpolation between pixels.

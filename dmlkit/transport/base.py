@@ -23,11 +23,7 @@ class TransportConfig(ComponentConfig, frozen=True):
 
 
 def check_installed(module: str, package: str, solver: str) -> None:
-    """Check before training that the package of a solver is installed: POT and cvxpylayers take 425 MB.
-
-    Raises:
-        ValueError: the package is missing; the message names the extra to install.
-    """
+    """Check before training that the package of a solver is installed: POT and cvxpylayers take 425 MB."""
     if find_spec(module) is None:
         raise ValueError(
             f"{solver} needs {package}, which is not installed; install it with: pip install 'dmlkit[transport]'"

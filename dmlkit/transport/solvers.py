@@ -192,7 +192,6 @@ def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tupl
     one n x n Schur complement per problem. `_polish` then solves the equations of the support exactly.
 
     Args:
-        cost: (G, n, m).
         rows, cols: (G, n) and (G, m) >= 0 with equal totals; the plan is 0 where they are 0.
         eps: weight of |x|^2, > 0.
 

@@ -23,7 +23,6 @@ def pool_centers(kind: CenterPooling, gamma: float) -> Pool:
     gradient is split equally between ties; or ``mean``.
 
     Args:
-        kind: one of these.
         gamma: temperature (> 0) of ``softmax``, in similarity units.
 
     Example:
@@ -52,8 +51,6 @@ def center_regularizer(manifold: Manifold, block: Block, weight: float) -> Tenso
     On the sphere d is sqrt(2 - 2 <w, w'>), whose gradient is infinite at w = w'; `Manifold.distance` returns 0 there.
 
     Args:
-        manifold: the geometry.
-        block: the block, with proxies (w, K, d).
         weight: tau, >= 0.
 
     Returns:

@@ -81,11 +81,7 @@ class GradientSums:
 
 
 def refuse_gradient_of_gradient() -> None:
-    """Reject ``create_graph=True`` in a closed-form backward pass, whose result would silently count as a constant.
-
-    Raises:
-        RuntimeError: ``create_graph=True`` was used.
-    """
+    """Reject ``create_graph=True`` in a closed-form backward pass, whose result would silently count as a constant."""
     if torch.is_grad_enabled():
         raise RuntimeError("proxy losses do not support second derivatives; use create_graph=False")
 

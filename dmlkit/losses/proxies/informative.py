@@ -212,10 +212,7 @@ class InformativeWeights(InformativeOptions, nn.Module):
         """Store the clean embeddings of a step and update the thresholds of its classes; call after the step.
 
         Args:
-            embeddings: (B, D).
-            labels: (B,) among all classes.
             clean: (B,) bool, see `SampleWeights.clean`.
-            manifold: the geometry of both.
             proxies: (n, d), the proxies of this rank's classes.
             shard: the classes of this rank.
         """

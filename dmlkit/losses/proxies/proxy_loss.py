@@ -52,11 +52,7 @@ class ProxyLoss(Loss):
         return self.over(self.classes(embeddings, labels))
 
     def classes(self, embeddings: Tensor, labels: Tensor) -> Classes:
-        """Return the classes of this step: all of this rank's, or a sample.
-
-        Raises:
-            ValueError: embeddings and proxies have different dtypes.
-        """
+        """Return the classes of this step: all of this rank's, or a sample."""
         chosen, total = select(self.shard, labels, self.negative_fraction if self.training else 1)
         proxies = self.proxies if chosen is None else self.proxies.index_select(0, chosen)
         first = self.shard.classes.start
@@ -134,11 +130,7 @@ def positions_among(chosen: Tensor, shard: ClassShard, labels: Tensor) -> Tensor
 
 
 def require_all(classes: Classes, reason: str) -> None:
-    """Reject a step that samples the classes or splits them over ranks.
-
-    Raises:
-        ValueError: the step does so; the message has the reason.
-    """
+    """Reject a step that samples the classes or splits them over ranks."""
     if classes.shard.ranks > 1 or classes.chosen is not None:
         raise ValueError(f"the classes can neither be sampled nor split over ranks, because {reason}")
 

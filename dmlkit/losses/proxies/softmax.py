@@ -63,7 +63,6 @@ def mean_softmax_loss(classes: Classes, row_loss: RowLoss, logits: Logits, scale
     """Compute the mean of a loss of the rows, which depends on the classes only by the two numbers of a softmax.
 
     Args:
-        classes: the classes of the step.
         row_loss: a function of the logits z times the scale a.
         logits: z of a block; may not depend on other blocks.
         scale: a > 0; saves two passes over a block compared with scaling inside ``logits``.
