@@ -204,13 +204,7 @@ class Backbone(Component, nn.Module, ABC, family=BackboneConfig):
 
 
 def blocks_in(network: nn.Module, *containers: str) -> list[nn.Module]:
-    """Return the blocks inside a network's containers; the last block includes the children that follow.
-
-    Example:
-        >>> network = nn.ModuleDict({"stem": nn.Linear(2, 2), "layer1": nn.Sequential(nn.Tanh(), nn.Tanh())})
-        >>> [len(list(block.modules())) for block in blocks_in(network, "layer1")]
-        [1, 2]
-    """
+    """Return the blocks inside a network's containers; the last block includes the children that follow."""
     children = list(network.named_children())
     blocks = [block for name, child in children if name in containers for block in child.children()]
     end = 1 + max(index for index, (name, _) in enumerate(children) if name in containers)

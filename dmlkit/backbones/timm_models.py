@@ -278,10 +278,6 @@ def choose(*, gpu: bool) -> tuple[Pretrained, bool]:
     """Return the backbone to start from, and whether its weights are on this machine.
 
     With a GPU it is the first of `CHOICES` whose weights are here; otherwise, or if there is none, the smallest.
-
-    Example:
-        >>> choose(gpu=False)[0].model
-        'tf_efficientnet_lite0'
     """
     found = next((choice for choice in CHOICES if is_at_hand(choice)), LITE0) if gpu else LITE0
     return found, is_at_hand(found)
@@ -327,14 +323,7 @@ def imagenet_file() -> Path:
 
 
 def timm_names(tensors: Mapping[str, Tensor], expected: Iterable[str]) -> dict[str, Tensor]:
-    """Rename tensors from the names of ``efficientnet_lite_pytorch``, such as ``_blocks.3._bn1.bias``, to timm's.
-
-    Example:
-        >>> import torch
-        >>> expected = ["blocks.0.0.conv_dw.weight", "blocks.1.0.conv_pwl.weight", "blocks.1.1.conv_pwl.weight"]
-        >>> list(timm_names({"_blocks.2._project_conv.weight": torch.zeros(1)}, expected))
-        ['blocks.1.1.conv_pwl.weight']
-    """
+    """Rename tensors from the names of ``efficientnet_lite_pytorch``, such as ``_blocks.3._bn1.bias``, to timm's."""
     found = (re.match(r"blocks\.\d+\.\d+", name) for name in expected)
     blocks = list(dict.fromkeys(match[0] for match in found if match))
     return {_timm_name(name, blocks): tensor for name, tensor in tensors.items()}

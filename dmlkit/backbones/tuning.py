@@ -186,12 +186,7 @@ class LowRankUpdate(nn.Module):
 
 
 def is_smaller(rank: int, weight: Tensor) -> bool:
-    """Return whether an update of this rank has fewer numbers than the weight.
-
-    Example:
-        >>> [is_smaller(8, torch.empty(*shape)) for shape in ((384, 384), (16, 16), (64, 3, 7, 7))]
-        [True, False, True]
-    """
+    """Return whether an update of this rank has fewer numbers than the weight."""
     rows, columns = weight.flatten(1).shape
     return rank * (rows + columns) < rows * columns
 

@@ -20,12 +20,7 @@ CAFFE = {"mean": (104.0, 117.0, 128.0), "std": (1.0, 1.0, 1.0), "channels": "bgr
 
 
 def is_file(weights: str) -> bool:
-    """Return whether ``weights`` is the path of a file and not a name.
-
-    Example:
-        >>> [is_file(name) for name in ("imagenet", "IMAGENET1K_V2", "weights/swav.pth.tar", "model.safetensors")]
-        [False, False, True, True]
-    """
+    """Return whether ``weights`` is the path of a file and not a name."""
     return "/" in weights or weights.endswith(SUFFIXES)
 
 
@@ -109,13 +104,7 @@ def _read(path: Path) -> Any:
 
 
 def without_prefix(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors without their common prefix: the one under which most expected names are found.
-
-    Example:
-        >>> tensors = {"module.conv.weight": torch.zeros(1), "module.head.weight": torch.zeros(1)}
-        >>> list(without_prefix(tensors, {"conv.weight": torch.zeros(1)}))
-        ['conv.weight', 'head.weight']
-    """
+    """Return the tensors without their common prefix: the one under which most expected names are found."""
     matches: dict[str, int] = {}
     for key in tensors:
         words = key.split(".")
@@ -131,12 +120,8 @@ class PublishedInput(NamedTuple):
     """Evaluation preprocessing of published weights.
 
     Args:
-        size: side of the network's square input, in pixels.
         crop: side of the input divided by the side of the resized image that it is cropped from.
         square: whether the image is squeezed to a square before the crop; otherwise its aspect ratio is kept.
-        interpolation: interpolation between pixels.
-        mean: mean of red, green and blue in 0..1.
-        std: standard deviation of red, green and blue in 0..1.
     """
 
     size: int
@@ -147,13 +132,7 @@ class PublishedInput(NamedTuple):
     std: tuple[float, float, float]
 
     def keys(self, size: int | None = None) -> dict[str, Any]:
-        """Return the keys of a transform; another ``size`` than the published one keeps the crop's proportion.
-
-        Example:
-            >>> published = PublishedInput(224, 0.875, False, "bicubic", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-            >>> published.keys()["resize"], published.keys(112)["resize"]
-            (256, 128)
-        """
+        """Return the keys of a transform; another ``size`` than the published one keeps the crop's proportion."""
         side = size or self.size
         resize = floor(side / self.crop + 1e-6)  # 235 / 0.94 is 249.99999999999997
         shape = {"size": side, "resize": resize, "square": self.square, "interpolation": self.interpolation}

@@ -113,13 +113,7 @@ def _builder(cls: Any, base: Any) -> Any:
 
 
 def as_key(annotation: Any) -> Any:
-    """Return the type of a recipe key for an option: components become the configurations of their family.
-
-    Example:
-        >>> from dmlkit.miners import Miner
-        >>> as_key(Miner | None) == Annotated[Miner.Config, one_of] | None
-        True
-    """
+    """Return the type of a recipe key for an option: components become the configurations of their family."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
         return reduce(lambda whole, one: Annotated[whole, one], metadata, as_key(inner))

@@ -9,12 +9,7 @@ DEVICE = re.compile(r"(auto|cpu|mps|cuda)(?::(\d+))?")
 
 
 def parse_device(device: str) -> tuple[str, int | None]:
-    """Return the kind of a device, and its number if one is requested.
-
-    Example:
-        >>> parse_device("auto"), parse_device("cuda:1")
-        (('auto', None), ('cuda', 1))
-    """
+    """Return the kind of a device, and its number if one is requested."""
     match = DEVICE.fullmatch(device)
     if match is None or (match[2] and match[1] != "cuda"):
         raise UserError(f"--device {device}: expected auto, cpu, cuda, cuda:N or mps")
@@ -22,12 +17,7 @@ def parse_device(device: str) -> tuple[str, int | None]:
 
 
 def count_cores() -> int:
-    """Return how many CPU cores this process may use: Slurm, ``taskset`` and containers may allow fewer than there are.
-
-    Example:
-        >>> 1 <= count_cores() <= os.cpu_count()
-        True
-    """
+    """Return how many CPU cores this process may use, which Slurm, ``taskset`` and containers may limit."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

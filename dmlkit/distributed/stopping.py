@@ -18,11 +18,7 @@ class TrainingStoppedError(Exception):
 
 
 class StopRequest:
-    """Signal handler that records the first signal; the second one interrupts immediately.
-
-    Args:
-        deadline: time of the clock `time.monotonic` after which stopping is requested without a signal.
-    """
+    """Signal handler that records the first signal, or `time.monotonic` past a deadline; a second one interrupts."""
 
     def __init__(self, deadline: float = inf) -> None:
         self.came, self.deadline = False, deadline
@@ -47,9 +43,6 @@ def stop_signals(deadline: float = inf) -> Generator[Callable[[Fabric], bool]]:
     """Turn Ctrl-C and SIGTERM into a request that the loop checks between steps; a second signal interrupts at once.
 
     Nested blocks share one request, so that a signal that stops a run also stops its study.
-
-    Args:
-        deadline: time of the clock `time.monotonic` at which stopping is requested, too.
     """
     outer = signal.getsignal(signal.SIGTERM)
     if isinstance(outer, StopRequest):

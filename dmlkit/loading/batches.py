@@ -78,14 +78,7 @@ def limit_workers(cores: int) -> None:
 
 
 def default_workers() -> int:
-    """Return the number of processes that read images unless a user says otherwise: one per core, see `limit_workers`.
-
-    Example:
-        >>> limit_workers(1)
-        >>> default_workers()
-        1
-        >>> limit_workers(8)
-    """
+    """Return the number of processes that read images by default: one per core, see `limit_workers`."""
     return min(_most_workers[0], count_cores())
 
 

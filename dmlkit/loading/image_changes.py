@@ -49,9 +49,7 @@ def are_same_files(dataset: Dataset, files: str | None, contents: str | None) ->
     """Return whether images have the recorded sizes and times, or else the recorded contents, which takes longer.
 
     Args:
-        dataset: the images; those in memory are always the same.
         files: recorded hash of the sizes and times; None, as of an older version, counts as the same.
-        contents: recorded hash of the contents, if there is one.
     """
     if files is None or hash_files(dataset) in (None, files):
         return True
@@ -85,11 +83,7 @@ def describe_changes(before: Mapping[str, object], after: Mapping[str, object]) 
 
 
 def changes_since(items: Path, dataset: Dataset) -> str:
-    """Return how a dataset differs from the images of stored embeddings, as far as their file names them.
-
-    Args:
-        items: ``items.parquet`` of the embeddings; it may be missing or damaged.
-    """
+    """Return how a dataset differs from the images of stored embeddings, as far as their file names them."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -51,9 +51,6 @@ class TransformedImages(Inputs):
     """Transformed images of a dataset.
 
     Augmentation is seeded per draw, so that pixels depend neither on the number of workers nor on interruptions.
-
-    Args:
-        training: whether to use the transform for training instead of the one for evaluation.
     """
 
     def __init__(

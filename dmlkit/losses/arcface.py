@@ -66,10 +66,6 @@ def turn(cosine: Tensor, margin: float) -> tuple[Tensor, Tensor]:
     """Return cos(theta + margin) given cos(theta), decreasing over [0, pi], and its derivative by cos(theta).
 
     The derivative is finite: the derivative of the sine counts as 0 at theta = 0 and pi.
-
-    Example:
-        >>> [[round(number, 4) for number in tensor.tolist()] for tensor in turn(torch.tensor([1.0, 0.0, -1.0]), 0.5)]
-        [[0.8776, -0.4794, -1.2397], [0.8776, 0.8776, 1.0]]
     """
     sine = (1 - cosine.square()).clamp_(min=0).sqrt_()
     slope = (cosine / sine).nan_to_num_(posinf=0, neginf=0).mul_(sin(margin)).add_(cos(margin))

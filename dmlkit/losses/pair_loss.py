@@ -41,12 +41,6 @@ def make_pairs(
         columns: (M, D), M >= B.
         column_labels: (M,); a column with -1 belongs to no pair.
         members: (C, L) bool, which of several labels each class has; None if each class is a label of its own.
-
-    Example:
-        >>> labels = torch.tensor([0, 0, 1])
-        >>> pairs = make_pairs(torch.eye(3), labels, torch.eye(3), labels)
-        >>> pairs.positive.nonzero().tolist()
-        [[0, 1], [1, 0]]
     """
     if members is None:
         same = labels[:, None] == column_labels  # (B, M)
@@ -96,20 +90,10 @@ class PairLoss(Loss):
 
 
 def masked_mean(x: Tensor, where: Tensor) -> Tensor:
-    """Return the mean of the entries kept by ``where``; 0 if none is kept.
-
-    Example:
-        >>> masked_mean(torch.tensor([1.0, 5.0, torch.inf]), torch.tensor([True, True, False])).item()
-        3.0
-    """
+    """Return the mean of the entries kept by ``where``; 0 if none is kept."""
     return torch.where(where, x, 0.0).sum() / where.count_nonzero().clamp(min=1)
 
 
 def masked_logsumexp(x: Tensor, where: Tensor) -> Tensor:
-    """Compute log sum_j exp(x_ij) over the columns kept by ``where``: (B, M) -> (B,); -inf if none is kept.
-
-    Example:
-        >>> masked_logsumexp(torch.tensor([[1.0, 2.0]]), torch.tensor([[False, True]])).item()
-        2.0
-    """
+    """Compute log sum_j exp(x_ij) over the columns kept by ``where``: (B, M) -> (B,); -inf if none is kept."""
     return torch.where(where, x, -torch.inf).logsumexp(1)

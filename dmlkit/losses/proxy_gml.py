@@ -170,12 +170,7 @@ def _linked_proxies(num_classes: int, per_class: int, ratio: float, positive_mas
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """Return the ``count`` largest numbers of each row (B, m), in any order, or all if there are fewer.
-
-    Example:
-        >>> largest(torch.tensor([[3.0, 1.0, 2.0]]), 2).sort().values
-        tensor([[2., 3.]])
-    """
+    """Return the ``count`` largest numbers of each row (B, m), in any order, or all if there are fewer."""
     rest = values.shape[1] - count
     if rest <= 0:
         return values

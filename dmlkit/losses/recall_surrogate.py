@@ -68,13 +68,6 @@ def mix_similarities(similarity: Tensor, positive: Tensor, negative: Tensor) -> 
 
     Returns:
         The three matrices (B + V, M + V). The virtual images are the last V rows and columns.
-
-    Example:
-        >>> similarity = torch.tensor([[1.0, 0.0, 0.4], [0.0, 1.0, 0.8], [0.4, 0.8, 1.0]])
-        >>> same = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
-        >>> mixed, positive, negative = mix_similarities(similarity, same, ~(same | torch.eye(3).bool()))
-        >>> bool(0.4 <= mixed[3, 2] <= 0.8), positive[3].tolist(), negative[3].tolist()
-        (True, [True, True, False, False], [False, False, True, False])
     """
     rows = len(similarity)
     x, z = positive[:, :rows].triu(1).nonzero(as_tuple=True)  # (V,) each

@@ -67,12 +67,7 @@ class Sheet(GeooptLorentz):
 
 
 def minkowski(u: Tensor, v: Tensor) -> Tensor:
-    """Compute <u, v>_L = -u_0 v_0 + u.v of vectors (..., d + 1): (..., 1).
-
-    Example:
-        >>> minkowski(torch.tensor([2.0, 1.0]), torch.tensor([2.0, 1.0]))
-        tensor([-3.])
-    """
+    """Compute <u, v>_L = -u_0 v_0 + u.v of vectors (..., d + 1): (..., 1)."""
     return (u[..., 1:] * v[..., 1:]).sum(-1, keepdim=True) - u[..., :1] * v[..., :1]
 
 

@@ -96,13 +96,7 @@ class Manifold(Component, nn.Module, ABC, family=ManifoldConfig):
         return shorter
 
     def prefix(self, points: Tensor, shorter: "Manifold") -> Tensor:
-        """Return the points (..., D') of the first features of points (..., D), in the space that `with_dim` returned.
-
-        Example:
-            >>> from dmlkit.manifolds import Sphere
-            >>> Sphere(3).prefix(torch.tensor([[0.0, 0.6, 0.8]]), Sphere(2)).tolist()
-            [[0.0, 1.0]]
-        """
+        """Return the points (..., D') of the first features of points (..., D), in the space of `with_dim`."""
         if shorter.dim == self.dim:
             return points
         return shorter.from_features(self.to_features(points)[..., : shorter.dim])

@@ -46,12 +46,7 @@ def farthest(dtype: torch.dtype) -> float:
 
 
 def strongest_curvature(radius: float) -> float:
-    """Return the strongest curvature K < 0 with points in float32 at a distance of ``radius`` from the origin.
-
-    Example:
-        >>> round(strongest_curvature(2.0), 2)
-        -9.65
-    """
+    """Return the strongest curvature K < 0 with points in float32 at a distance of ``radius`` from the origin."""
     return -((farthest(torch.float32) / radius) ** 2)
 
 
@@ -62,22 +57,13 @@ def right_angle_distance(curvature: Tensor, radius: float) -> Tensor:
             \sinh^2(\tfrac{\sqrt{-K}}{2} u) = \tfrac12 \sinh^2(\sqrt{-K}\, r)
 
     The second form does not cancel for K near 0, where u becomes sqrt(2) r.
-
-    Example:
-        >>> [round(right_angle_distance(torch.tensor(k), 1.0).item(), 4) for k in (-1e-6, -1.0, -100.0)]
-        [1.4142, 1.5134, 1.9307]
     """
     side = radius * (-curvature).double().sqrt().clamp(max=300 / radius)  # keeps sinh^2 finite: points end at 6
     return distance_from_sinh(side.sinh().square() / 2, curvature.double()).to(curvature.dtype)
 
 
 def distance_from_sinh(sinh_squared: Tensor, curvature: Tensor) -> Tensor:
-    """Compute d from sinh^2(d sqrt(-K) / 2), stable near 0 and for large values.
-
-    Example:
-        >>> distance_from_sinh(torch.tensor([0.0, 2.0]).mul(0.5).sinh().square(), torch.tensor(-1.0)).tolist()
-        [0.0, 2.0]
-    """
+    """Compute d from sinh^2(d sqrt(-K) / 2), stable near 0 and for large values."""
     # asinh is not evaluated at 0, where the gradient of the square root is infinite.
     positive = sinh_squared > torch.finfo(sinh_squared.dtype).tiny
     arc = 2 * torch.where(positive, sinh_squared, 1).sqrt().asinh() * positive
@@ -102,12 +88,7 @@ class PointRows:
 
 
 def squared_norms(x: Tensor) -> Tensor:
-    """Compute |x|^2 of points x (..., D): (...), in one pass; a sum of products takes two and writes a temporary.
-
-    Example:
-        >>> squared_norms(torch.tensor([[3.0, 4.0]]))
-        tensor([25.])
-    """
+    """Compute |x|^2 of points x (..., D): (...), in one pass; a sum of products takes two and writes a temporary."""
     return torch.linalg.vector_norm(x, dim=-1).square()
 
 
@@ -117,12 +98,6 @@ def product_distance(x: PointRows, y: PointRows, curvature: Tensor) -> Tensor:
     .. math:: \sinh^2(\tfrac{\sqrt{-K}}{2} d_{ij}) = p_i p_j (|x_i|^2 + |y_j|^2 - 2 x_i \cdot y_j - (h_i - h_j)^2)
 
     If the bracket is below its own rounding error, d is 0 with a zero gradient.
-
-    Example:
-        >>> flat = PointRows(torch.eye(2), torch.ones(2, 1), torch.full((2, 1), 0.5e-3))
-        >>> product_distance(flat, flat, torch.tensor(-1e-6))  # nearly flat: |x - y|
-        tensor([[0.0000, 1.4142],
-                [1.4142, 0.0000]])
     """
     apply: Any = _ProductDistance.apply
     rows = (x.coordinates, x.squared, x.factor, x.height)

@@ -13,13 +13,7 @@ BLOCK_ROWS = 1024  # more rows do not make the product faster (166 GFLOP/s on 2 
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Compute |x_i - y_j|^2 of x (N, D) and y (M, D) from one matrix product: (N, M), never (N, M, D).
-
-    Example:
-        >>> x = torch.randn(5, 512) * 30
-        >>> squared_distances(x, x).diagonal().tolist()
-        [0.0, 0.0, 0.0, 0.0, 0.0]
-    """
+    """Compute |x_i - y_j|^2 of x (N, D) and y (M, D) from one matrix product: (N, M), never (N, M, D)."""
     if x is y:
         squares = vecdot(x, x)
         scale = squares[..., :, None] + squares[..., None, :]
@@ -64,13 +58,7 @@ def rounding_error(x: Tensor) -> float:
 
 
 def safe_sqrt(x: Tensor) -> Tensor:
-    """Compute sqrt(x) for x >= 0 with gradient 0 instead of infinity at 0.
-
-    Example:
-        >>> x = torch.zeros(1, requires_grad=True)
-        >>> safe_sqrt(x).backward(); x.grad.item()
-        0.0
-    """
+    """Compute sqrt(x) for x >= 0 with gradient 0 instead of infinity at 0."""
     positive = x > 0
     return torch.where(positive, x, 1).sqrt() * positive
 
@@ -80,10 +68,6 @@ def unit_vectors(x: Tensor, epsilon: float = 1e-6) -> Tensor:
 
     The result equals that of ``normalize``, whose gradient takes a third of a proxy loss's step: 11 passes over the
     proxies, where the closed form (g - y <g, y>) / |x| takes 4 (B=180, C=11 318, d=512).
-
-    Example:
-        >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).tolist()
-        [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
     """
     learns = x.requires_grad and torch.is_grad_enabled()
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
@@ -121,11 +105,6 @@ def clip_features(features: Tensor, radius: float | None, border: Tensor | float
     """Shorten features (..., d) to the smaller of ``radius`` and ``border``; half precision becomes float32.
 
     In flat space, which has no border, ``border`` is infinite.
-
-    Example:
-        >>> clip_features(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0, torch.tensor(3.1))
-        tensor([[0.6000, 0.8000],
-                [0.3000, 0.4000]])
     """
     features = features.float() if features.itemsize < 4 else features
     if radius is None:
@@ -179,10 +158,6 @@ def inner_products_into(x: Tensor, y: Tensor, out: Tensor) -> Tensor:
     """Compute x y^T of x (n, D) and y (N, D) in the first n rows of ``out``, (n, N).
 
     The CPU uses NumPy's BLAS: on an AMD EPYC its OpenBLAS does 166 GFLOP/s and torch's MKL 89.
-
-    Example:
-        >>> inner_products_into(torch.eye(2), torch.tensor([[3.0, 4.0]]), torch.empty(2, 1)).tolist()
-        [[3.0], [4.0]]
     """
     out = out[: len(x)]
     if x.device.type != "cpu":
@@ -198,11 +173,6 @@ def without_autocast(like: Tensor) -> AbstractContextManager[object]:
 
     If autocast is off, the context does nothing: it takes 1.5 us; torch's own takes 4.8 us, and 20 us in a step of a
     loss, when little of its code is in the cache.
-
-    Example:
-        >>> with torch.autocast("cpu", dtype=torch.bfloat16), without_autocast(torch.empty(0)):
-        ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
-        torch.float32
     """
     device = like.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

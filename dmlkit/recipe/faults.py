@@ -71,12 +71,7 @@ def quoted(value: Any) -> str:
 
 
 def fault_line(tree: Tree, key: Key, text: str) -> str:
-    """Return the message on a key of a tree, with its file and line if the tree has a source.
-
-    Example:
-        >>> fault_line(Tree("r.yaml", origins={("loss",): "r.yaml:2"}), ("loss", "margin"), "got 'big'")
-        "r.yaml:2: loss.margin: got 'big'"
-    """
+    """Return the message on a key of a tree, with its file and line if the tree has a source."""
     return ": ".join(part for part in (tree.origin(key), excerpt(".".join(map(str, key))), text) if part)
 
 
@@ -100,23 +95,13 @@ def _requirement_line(tree: Tree, key: Key, text: str) -> str:
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """Return a hint for an unknown name: the most similar known name, or all known names.
-
-    Example:
-        >>> suggest("margn", ["margin", "scale"]), suggest("x", ["margin", "scale"])
-        ("did you mean 'margin'?", 'expected one of margin, scale')
-    """
+    """Return a hint for an unknown name: the most similar known name, or all known names."""
     near = get_close_matches(name[:EXCERPT], known, n=1)  # run time grows with the square of the length
     return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
 
 
 def suggest_member(name: str, known: Sequence[str]) -> str:
-    """Return a hint for an unknown name of a family, which may be that of a plug-in.
-
-    Example:
-        >>> suggest_member("tripet", ["triplet", "margin"])
-        "did you mean 'triplet'? or load its file with --plugin FILE"
-    """
+    """Return a hint for an unknown name of a family, which may be that of a plug-in."""
     hint = suggest(name, known)
     return f"{hint}{'' if hint.endswith('?') else ';'} or load its file with --plugin FILE"
 
@@ -137,14 +122,7 @@ def _model_at(location: Sequence[str | int], root: type[BaseModel]) -> Any:
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield the model classes inside an annotation.
-
-    Example:
-        >>> from typing import Annotated
-        >>> from dmlkit.component import ComponentConfig, one_of
-        >>> [model.__name__ for model in models_in(tuple[Annotated[ComponentConfig, one_of], ...])]
-        ['ComponentConfig']
-    """
+    """Yield the model classes inside an annotation."""
     if isclass(annotation) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):

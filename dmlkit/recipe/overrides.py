@@ -30,9 +30,6 @@ def read_extended(path: Path, kind: str) -> Tree:
 
     The path in ``extends`` is relative to the file's folder, and must be below the parent of that folder, so that
     files can extend only files of the same collection.
-
-    Args:
-        kind: ``recipe`` or ``study``, for messages.
     """
     tree = read_yaml(path, kind, f"{path}: no such file; expected a {kind}")
     if not isinstance(tree.data, dict) or EXTENDS not in tree.data:
@@ -88,11 +85,7 @@ def _is_below(key: Key, replaced: set[Key]) -> bool:
 
 
 def path_in_collection(where: str, name: Any, path: Path) -> Path:
-    """Return the path of a file that another file of the same collection names.
-
-    Args:
-        name: path relative to the folder of ``path``.
-    """
+    """Return the path of a file that another file of the same collection names."""
     if not isinstance(name, str) or not name or "\0" in name:
         raise UserError(f"{where}: got {quoted(name)}, expected the path of a file, e.g. _base.yaml")
     if Path(name).is_absolute():
@@ -185,23 +178,13 @@ def shipped_recipes() -> Path:
 
 
 def names_of_recipes() -> list[str]:
-    """Return the names of all recipes that come with dmlkit.
-
-    Example:
-        >>> "glyphs/proxy_anchor" in names_of_recipes()
-        True
-    """
+    """Return the names of all recipes that come with dmlkit."""
     papers = find_recipes(shipped_recipes()).items()
     return [f"{paper.name}/{header.path.stem}" for paper, headers in papers for header in headers]
 
 
 def is_recipe(path: Path) -> bool:
-    """Return whether a path is meant as a recipe: a YAML file, or the name of one that comes with dmlkit.
-
-    Example:
-        >>> is_recipe(Path("glyphs/proxy_anchor")), is_recipe(Path("photos"))
-        (True, False)
-    """
+    """Return whether a path is meant as a recipe: a YAML file, or the name of one that comes with dmlkit."""
     return path.suffix in (".yaml", ".yml") or (not path.exists() and path.as_posix() in names_of_recipes())
 
 
@@ -272,13 +255,7 @@ def find_recipes(root: Path) -> dict[Path, list[RecipeHeader]]:
 
 
 def _read_header(path: Path, text: str) -> RecipeHeader:
-    r"""Parse the header of a recipe's text.
-
-    Example:
-        >>> text = "# Triplet on birds: Table 3.\n# Published: R@1 49.4\n#            NMI 57.2\nloss: {name: triplet}\n"
-        >>> _read_header(Path("birds.yaml"), text)
-        RecipeHeader(path=PosixPath('birds.yaml'), summary='Triplet on birds: Table 3.', published='R@1 49.4')
-    """
+    r"""Parse the header of a recipe's text."""
     comment: list[str] = []
     for line in text.splitlines():
         match = COMMENT.fullmatch(line)

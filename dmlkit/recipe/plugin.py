@@ -256,13 +256,7 @@ class PluginRecord(BaseModel, frozen=True, extra="forbid", strict=True):
 
 
 def plugins_of(recipe: BaseModel) -> tuple[PluginRecord, ...]:
-    """Return the plug-ins that a recipe has members of, sorted by name.
-
-    Example:
-        >>> from dmlkit.recipe.file import parse_recipe
-        >>> plugins_of(parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet}", "recipe.yaml"))
-        ()
-    """
+    """Return the plug-ins that a recipe has members of, sorted by name."""
     found = {plugin_of(type(component)) for _, component in components_below((), recipe)} - {None}
     records = (PluginRecord(name=one.name, version=one.version, sha256=one.sha256) for one in found if one)
     return tuple(sorted(records, key=lambda record: record.name))

@@ -134,13 +134,7 @@ def describe_member(member: type[ComponentConfig]) -> MemberReference:
 
 
 def keys_of(config: type[BaseModel]) -> Iterator[KeyReference]:
-    """Yield the keys of a configuration: first those of the class, then inherited ones.
-
-    Example:
-        >>> from dmlkit.datasets import GlyphsConfig
-        >>> [key for key in keys_of(GlyphsConfig) if key.key == "size"]
-        [KeyReference(key='size', default='32', meaning='Side of an image, in pixels.')]
-    """
+    """Yield the keys of a configuration: first those of the class, then inherited ones."""
     fields = sorted(config.model_fields.items(), key=lambda field: field[0] not in config.__annotations__)
     meanings = meanings_of(config)
     for name, info in fields:
@@ -162,12 +156,7 @@ def _values(default: Any) -> Any:
 
 
 def as_text(docstring: str) -> str:
-    """Return a docstring in one line, without code markup.
-
-    Example:
-        >>> as_text("For w+; ``none`` is 1, see `ProxyLoss`.")
-        'For w+; none is 1, see ProxyLoss.'
-    """
+    """Return a docstring in one line, without code markup."""
     return " ".join(docstring.replace("`", "").split())
 
 
@@ -210,11 +199,6 @@ def meanings_of(model: type[BaseModel]) -> dict[str, str]:
     """Return the docstring below each key, including inherited keys; without source code, there are none.
 
     Pydantic would read them whenever a class is defined, which would add 0.3 s to the start of every command.
-
-    Example:
-        >>> from dmlkit.datasets import GlyphsConfig
-        >>> meanings_of(GlyphsConfig)["size"]
-        'Side of an image, in pixels.'
     """
     component: type[Any] | None = getattr(model, "component", None)
     keys = {} if component is None else {one.attribute: key for key, one in component.options_by_key.items()}

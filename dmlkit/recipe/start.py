@@ -49,24 +49,14 @@ def starting_recipe(setting: Photos) -> str:
 
 
 def validation_fraction(classes: int) -> float:
-    """Return the share of training classes to validate on; 0 if there are too few.
-
-    Example:
-        >>> validation_fraction(40), validation_fraction(1000), validation_fraction(6), validation_fraction(3)
-        (0.25, 0.1, 0.3, 0.0)
-    """
+    """Return the share of training classes to validate on; 0 if there are too few."""
     if classes < LEAST_TRAINING:
         return 0.0
     return round(min(MOST_VALIDATION, max(0.1, LEAST_VALIDATION / classes)), 3)
 
 
 def plan_steps(images: int, trained: int) -> tuple[int, int, int]:
-    """Return the size of a batch, the number of steps per epoch, and the number of epochs.
-
-    Example:
-        >>> plan_steps(720, 540), plan_steps(6, 6), plan_steps(100_000, 90_000)
-        ((120, 4, 200), (6, 1, 200), (120, 750, 20))
-    """
+    """Return the size of a batch, the number of steps per epoch, and the number of epochs."""
     batch = min(120, trained, max(8, images // 4))
     steps = trained // batch  # images that do not fill the last batch are dropped for an epoch
     return batch, steps, min(MOST_EPOCHS, max(FEWEST_EPOCHS, -(-STEPS // steps)))

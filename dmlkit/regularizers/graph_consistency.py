@@ -81,16 +81,7 @@ def frobenius(matrix: Tensor) -> Tensor:
 
 @torch.no_grad()
 def median_apart(squared: list[Tensor], both: Tensor) -> Tensor:
-    """Return the median squared distance of two different positions of a draw, over all draws: a scalar above 0.
-
-    Args:
-        squared: squared distances of each draw, (H, H).
-        both: (H, H) bool, whether both positions are used.
-
-    Example:
-        >>> median_apart([torch.tensor([[0.0, 4.0], [4.0, 0.0]])], torch.ones(2, 2, dtype=torch.bool)).item()
-        4.0
-    """
+    """Return the median squared distance of two different positions of a draw, over all draws: a scalar above 0."""
     apart = both & ~torch.eye(len(both), dtype=torch.bool, device=both.device)
     median = torch.stack(squared).masked_fill(~apart, torch.nan).nanmedian()
     return median.nan_to_num(1).clamp(min=torch.finfo(median.dtype).tiny)  # a draw of one image has no pairs
@@ -102,11 +93,6 @@ def aligned_draws(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         The indices (H,) of each draw, H = B // 2, and whether each of the H positions is used (H,): of a class with
         an odd number of images the last one is not used. The shapes depend only on B, so nothing waits for a GPU.
-
-    Example:
-        >>> first, second, is_used = aligned_draws(torch.tensor([7, 3, 7, 3, 3]))
-        >>> first.tolist(), second.tolist(), is_used.tolist()
-        ([1, 0], [3, 2], [True, True])
     """
     same = labels[:, None] == labels  # (B, B)
     half = same.sum(1) // 2

@@ -141,12 +141,6 @@ def triplet_costs(depth: Tensor, similarity: Tensor, temperature: float) -> Tens
         depth: d_o of each two points, (N, N).
         similarity: w, (N, N).
         temperature: tau, in units of the depth.
-
-    Example:
-        >>> depth = torch.tensor([[9.0, 1.0, 0.0], [1.0, 9.0, 0.0], [0.0, 0.0, 9.0]])
-        >>> similarity = torch.tensor([[1.0, 0.7, 0.2], [0.7, 1.0, 0.1], [0.2, 0.1, 1.0]])
-        >>> round(triplet_costs(depth, similarity, 0.01).item(), 4)  # the first two merge first: 0.2 + 0.1
-        0.3
     """
     pairs = triplet_pairs(len(depth)).to(depth.device)
     depth, weights = (every.flatten().gather(0, pairs.flatten()).view(3, -1) for every in (depth, similarity))
@@ -158,10 +152,6 @@ def triplet_pairs(count: int) -> Tensor:
     """Return the places of the pairs ij, ik and jk in a flat matrix (N, N), for all triplets i < j < k: (3, T).
 
     They are computed on the CPU, since their number depends on values, for which a GPU would have to wait.
-
-    Example:
-        >>> triplet_pairs(3).tolist()
-        [[1], [2], [5]]
     """
     with torch.inference_mode(False):  # a step with gradient may use them later
         i, j, k = torch.combinations(torch.arange(count), 3).T

@@ -104,12 +104,6 @@ def draw_triplets(rank: Tensor, neighbors: int, count: int) -> DrawnTriplets:
         rank: (N, N), orders the neighbors of each row; smaller is nearer, the row itself included.
         neighbors: K; related points are among the K nearest of each other, or the N // 2 nearest if these are fewer.
         count: T, number of pairs per anchor.
-
-    Example:
-        >>> position = torch.tensor([0.0, 1.0, 5.0, 5.5])
-        >>> triplets = draw_triplets((position[:, None] - position).abs(), neighbors=2, count=9)
-        >>> triplets.related[:, 0].tolist(), triplets.unrelated[0].unique().tolist(), triplets.exist.all().item()
-        ([1, 0, 3, 2], [2, 3], True)
     """
     size = len(rank)
     nearest = rank.topk(min(neighbors, size // 2), largest=False, sorted=False).indices

@@ -196,12 +196,7 @@ class Distill(Regularizer, name="distill"):
 
 
 def distinct(count: int, places: int, like: Tensor) -> Tensor:
-    """Return where the indices of ``places`` dimensions of size ``count`` are all different, on the device of a tensor.
-
-    Example:
-        >>> distinct(2, 2, torch.zeros(1)).tolist(), int(distinct(4, 3, torch.zeros(1)).sum())
-        ([[False, True], [True, False]], 24)
-    """
+    """Return where the indices of ``places`` dimensions of size ``count`` all differ, on the device of a tensor."""
     apart = ~torch.eye(count, dtype=torch.bool, device=like.device)
     return apart if places == 2 else apart[:, :, None] & apart[None] & apart[:, None]
 
@@ -213,25 +208,14 @@ def mean_huber(teacher: Tensor, student: Tensor, where: Tensor) -> Tensor:
 
 
 def relative_distances(points: Tensor) -> Tensor:
-    """Compute the distances (B, B) of points (B, D) in units of their mean over different points.
-
-    Example:
-        >>> relative_distances(torch.tensor([[0.0], [2.0]])).tolist()
-        [[0.0, 1.0], [1.0, 0.0]]
-    """
+    """Compute the distances (B, B) of points (B, D) in units of their mean over different points."""
     apart = safe_sqrt(squared_distances(points, points).clamp(min=0)) * distinct(len(points), 2, points)
     mean = apart.sum() / max(len(points) * (len(points) - 1), 1)
     return apart / mean.clamp(min=torch.finfo(points.dtype).tiny ** 0.5)  # equal points have distances of 0
 
 
 def angles(points: Tensor) -> Tensor:
-    """Compute the cosines (B, B, B) of the angles at the point of the first index between those of the others.
-
-    Example:
-        >>> corner = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
-        >>> angles(corner)[0, 1, 2].item()
-        0.0
-    """
+    """Compute the cosines (B, B, B) of the angles at the point of the first index between those of the others."""
     rays = normalize(points[None] - points[:, None], dim=2)  # (B, B, D), from the first to the second
     return rays @ rays.transpose(1, 2)
 

@@ -54,11 +54,6 @@ class ThresholdConsistency(Regularizer, name="threshold_consistency"):
 
 
 def mean_excess(excess: Tensor, where: Tensor) -> Tensor:
-    """Return the mean of the numbers kept by ``where`` that are at least 0; 0 if there are none.
-
-    Example:
-        >>> mean_excess(torch.tensor([3.0, 1.0, -5.0, 9.0]), torch.tensor([True, True, True, False])).item()
-        2.0
-    """
+    """Return the mean of the numbers kept by ``where`` that are at least 0; 0 if there are none."""
     hard = where & (excess >= 0)
     return torch.where(hard, excess, 0.0).sum() / hard.count_nonzero().clamp(min=1)

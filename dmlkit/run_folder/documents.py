@@ -70,13 +70,7 @@ class Basis(Document, frozen=True):
     """Checkpoint of the run after as many epochs, with its metrics."""
 
     def line(self) -> str:
-        """Return a line that names the reference run and its test metric.
-
-        Example:
-            >>> scored = ScoredCheckpoint(epoch=3, validation=None, test={"map@r": 0.41})
-            >>> Basis(run="runs/x", selected_by="map@r", checkpoint=scored).line()
-            'its reference is runs/x (epoch 3), with test map@r 0.410'
-        """
+        """Return a line that names the reference run and its test metric."""
         epoch, value = self.checkpoint.epoch, (self.checkpoint.test or {}).get(self.selected_by, float("nan"))
         run = f"{self.run} (epoch {epoch})"
         return f"its reference is {run}, with test {self.selected_by} {value:.3f}"

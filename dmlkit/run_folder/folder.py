@@ -132,11 +132,7 @@ class RunFolder:
         return ""
 
     def create(self, recipe: "Recipe", *, overwrite: bool, basis: Basis | None = None) -> None:
-        """Start a new run in a locked folder; at its first checkpoint it replaces an old run and that run's outputs.
-
-        Args:
-            basis: the reference run of a model that is trained on every class.
-        """
+        """Start a new run in a locked folder; at its first checkpoint it replaces an old run and that run's outputs."""
         if not overwrite:
             self.check_free()
         elif self.holds_run():
@@ -176,11 +172,7 @@ class RunFolder:
         )
 
     def recipe(self, overrides: Sequence[str] = ()) -> "Recipe":
-        """Read the resolved recipe of the run; its dataset keeps to the classes of the run, see `DatasetConfig.of_run`.
-
-        Args:
-            overrides: changes, each ``key=value``, e.g. of the place of the images.
-        """
+        """Read the resolved recipe of the run; its dataset keeps to the run's classes, see `DatasetConfig.of_run`."""
         from dmlkit.recipe.file import read_recipe
 
         require_run(self.path)
@@ -319,14 +311,6 @@ def find_run(recorded: Path, near: Path) -> Path | None:
 
     A folder above ``near`` may hold the run by the same end of its path, e.g. runs/two; the longest end is taken. The
     fingerprint of its weights says whether this is the recorded run.
-
-    Args:
-        recorded: path of the run, at the time of recording.
-        near: folder that was recorded with it, where it is now.
-
-    Example:
-        >>> find_run(Path("/old/runs/two"), Path("/new/runs/one")) is None  # neither /old/runs/two nor /new/runs/two
-        True
     """
     if recorded.is_dir():
         return recorded
@@ -350,12 +334,7 @@ def aligned_place(path: Path, output: Path | None) -> Path:
 
 
 def final_place(path: Path, output: Path | None) -> Path:
-    """Return the folder of the final run of a run: by default its own with ``-final`` at the end.
-
-    Example:
-        >>> final_place(Path("runs/mine"), None).as_posix()
-        'runs/mine-final'
-    """
+    """Return the folder of the final run of a run: by default its own with ``-final`` at the end."""
     place = output or _next_to(path, "final")
     if place.resolve() == path.resolve():
         raise UserError(f"--output {place}: is the run to train again on every class; expected another folder")
@@ -368,10 +347,5 @@ def _next_to(path: Path, suffix: str) -> Path:
 
 
 def named(path: Path) -> Path:
-    """Return a path that ends with the name of the folder: an absolute one in place of ``.`` and ``..``.
-
-    Example:
-        >>> named(Path("runs/mine")).as_posix(), named(Path(".")) == Path.cwd()
-        ('runs/mine', True)
-    """
+    """Return a path that ends with the name of the folder: an absolute one in place of ``.`` and ``..``."""
     return path.resolve() if path.name in ("", "..") else path

@@ -14,12 +14,7 @@ ALL_PAIRS = "of the same class and of different classes"
 
 
 def pairs_among(classes: int, images: int) -> str:
-    """Return which pairs a batch of this many classes with this many images each contains.
-
-    Example:
-        >>> pairs_among(8, 4), pairs_among(8, 1), pairs_among(1, 4)
-        ('of the same class and of different classes', 'of different classes only', 'of the same class only')
-    """
+    """Return which pairs a batch of this many classes with this many images each contains."""
     if images == 1:
         return "none" if classes == 1 else "of different classes only"
     return "of the same class only" if classes == 1 else ALL_PAIRS

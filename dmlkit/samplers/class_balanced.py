@@ -250,12 +250,7 @@ class Piles:
 
 
 def group_by(values: np.ndarray) -> list[np.ndarray]:
-    """Return the positions of each distinct value, in the order of the values.
-
-    Example:
-        >>> [group.tolist() for group in group_by(np.array([5, 3, 5]))]
-        [[1], [0, 2]]
-    """
+    """Return the positions of each distinct value, in the order of the values."""
     order = np.argsort(values, kind="stable")
     _, starts = np.unique(values[order], return_index=True)
     return np.split(order, starts[1:])

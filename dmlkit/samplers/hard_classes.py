@@ -118,12 +118,6 @@ def nearest_classes(means: Tensor, seen: Tensor, count: int, manifold: Manifold)
     Args:
         means: (C, d) features.
         seen: (C,) bool, the classes that have a mean.
-
-    Example:
-        >>> from dmlkit.manifolds import Euclidean
-        >>> means = torch.tensor([[0.0], [5.0], [1.0]])
-        >>> nearest_classes(means, torch.tensor([True, True, True]), 1, Euclidean(1)).tolist()
-        [[2], [2], [0]]
     """
     points = manifold.from_features(means)
     found: list[Tensor] = []

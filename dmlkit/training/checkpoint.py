@@ -47,11 +47,7 @@ class CheckpointWriter:
                 self._thread.shutdown()
 
     def write(self, name: CheckpointName, state: dict[str, Any]) -> None:
-        """Write a checkpoint atomically.
-
-        Args:
-            state: tensors and plain values. The caller may change them after this call.
-        """
+        """Write a checkpoint atomically."""
         if self._thread and not self.run.is_being_replaced():  # that first checkpoint moves the run's files
             self._writes.append(self._thread.submit(self.run.save_checkpoint, name, copy_to_cpu(state)))
         else:
@@ -64,16 +60,7 @@ class CheckpointWriter:
 
 
 def copy_to_cpu(state: Any) -> Any:
-    """Copy nested dictionaries and lists, with tensors in main memory.
-
-    Example:
-        >>> import torch
-        >>> weights = {"a": [torch.zeros(2)]}
-        >>> copied = copy_to_cpu(weights)
-        >>> _ = weights["a"][0].add_(1)
-        >>> copied
-        {'a': [tensor([0., 0.])]}
-    """
+    """Copy nested dictionaries and lists, with tensors in main memory."""
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):

@@ -64,7 +64,6 @@ def epoch_curves(groups: Mapping[str, Sequence[Path]], metric: str | None = None
     """Return the metric to show, and the curves of groups of runs.
 
     Args:
-        groups: runs by the name of their curve.
         metric: metric on validation classes. Default: the one that selected the first run's checkpoint.
     """
     first = next(iter(groups.values()))[0]

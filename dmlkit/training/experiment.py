@@ -120,12 +120,6 @@ def draw_proxies(loss: Any, count: int) -> tuple[Tensor, Tensor]:
 
     Returns:
         Their points (N, D), with gradient, and their classes (N,).
-
-    Example:
-        >>> from dmlkit.losses import SoftTriple
-        >>> points, classes = draw_proxies(SoftTriple(Sphere(4), num_classes=2, centers_per_class=3), 64)
-        >>> points.shape, classes.tolist()
-        (torch.Size([6, 4]), [0, 0, 0, 1, 1, 1])
     """
     proxies: Tensor = loss.proxies  # (C, d) or (C, K, d)
     every = proxies.flatten(0, -2)
@@ -170,11 +164,7 @@ class Experiment:
 
 
 def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
-    """Build every component of a recipe. Seeds torch's global generator, so equal recipes give equal weights.
-
-    Args:
-        rank: this rank, which keeps only its share of the proxies if the recipe shards them.
-    """
+    """Build every component of a recipe. Seeds torch's global generator, so equal recipes give equal weights."""
     with recipe.errors_at("training", "loggers"):
         check_loggers(recipe.training.loggers)
     with recipe.errors_at("dataset"):

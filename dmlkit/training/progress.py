@@ -131,22 +131,12 @@ class MlflowLogger:
 
 
 def allowed(name: str) -> str:
-    """Return the name of a figure in the characters that MLflow accepts.
-
-    Example:
-        >>> allowed("validation/recall@1"), allowed("test/tar@far=0.001")
-        ('validation/recall_at_1', 'test/tar_at_far_0.001')
-    """
+    """Return the name of a figure in the characters that MLflow accepts."""
     return re.sub(r"[^\w./: -]", "_", name.replace("@", "_at_"))
 
 
 def leaves(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted keys of a recipe with their values as text.
-
-    Example:
-        >>> list(leaves({"seed": 0, "loss": {"name": "mpa", "k": [1, 2]}}))
-        [('seed', '0'), ('loss.name', 'mpa'), ('loss.k', '[1, 2]')]
-    """
+    """Yield the dotted keys of a recipe with their values as text."""
     if isinstance(data, dict):
         for name, value in data.items():
             yield from leaves(value, f"{key}.{name}" if key else str(name))

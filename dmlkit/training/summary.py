@@ -179,9 +179,6 @@ def final_recipe(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Bas
     classes are trained on. ``training.stop_after`` is the epoch of the run's best checkpoint on validation classes, or
     of its last one if it had none; the schedule of the learning rate still spans the epochs of the run, so that each
     epoch has the learning rate that it had there. An epoch passes over more images, thus has more steps.
-
-    Args:
-        overrides: changes of the run's dataset, which may have moved, each ``key=value``.
     """
     run = RunFolder(path)
     recipe = recipe_of(run, overrides)

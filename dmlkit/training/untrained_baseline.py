@@ -116,13 +116,7 @@ def compare_with_untouched(untouched: Mapping[Split, Figures], tuned: Evaluation
 
 
 def describe_backbone(recipe: Recipe) -> str:
-    """Describe an untrained backbone in a phrase.
-
-    Example:
-        >>> from dmlkit.recipe.file import parse_recipe
-        >>> describe_backbone(parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet}", "recipe.yaml"))
-        'untrained small_cnn, random weights'
-    """
+    """Describe an untrained backbone in a phrase."""
     backbone = recipe.backbone
     if isinstance(backbone, IdentityConfig):
         return f"the {backbone.sample}s without training"

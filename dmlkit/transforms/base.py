@@ -20,9 +20,7 @@ class Resizing(NamedTuple):
     """Resizing of every image before the crop in evaluation.
 
     Args:
-        side: side of the result, in pixels.
         square: whether both sides get that length; otherwise the shorter side gets it, and the aspect ratio is kept.
-        interpolation: interpolation between pixels.
     """
 
     side: int

@@ -36,7 +36,6 @@ class RandomResizedCrop:
     Args:
         min_scale: smallest share of the area, in 0..1.
         flip: whether half of the crops are mirrored.
-        interpolation: interpolation between pixels.
     """
 
     def __init__(self, size: int, min_scale: float, *, flip: bool, interpolation: Interpolation = "bilinear") -> None:

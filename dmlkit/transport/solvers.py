@@ -23,10 +23,6 @@ def best_assignment(cost: Tensor, cols: Tensor) -> Tensor:
     """Return the column (G, n) of each row in a minimum-cost assignment of cost (G, n, m), n <= `ENUMERATED_ROWS`.
 
     Each column is repeated once per unit of its integer sum (G, m), and every permutation is tried.
-
-    Example:
-        >>> best_assignment(torch.tensor([[[0.0, 1.0, 5.0], [0.1, 9.0, 5.0]]]), torch.tensor([[1.0, 1.0, 0.0]]))
-        tensor([[1, 0]])
     """
     groups, n, _ = cost.shape
     units = torch.arange(0.5, n, dtype=cost.dtype, device=cost.device).expand(groups, n).contiguous()
@@ -48,11 +44,6 @@ def is_quadratic_optimum(cost: Tensor, column: Tensor, eps: float) -> Tensor:
 
     They do if there are potentials with u_i + v_j = c_ij + 2 eps on the assignment and u_i + v_j <= c_ij elsewhere.
     These are distances in the residual graph of the raised costs; n sweeps find them if there is no negative cycle.
-
-    Example:
-        >>> cost = torch.tensor([[[0.0, 1.0], [0.0, 0.6]]]).double()  # the other assignment costs 0.4 more
-        >>> [bool(is_quadratic_optimum(cost, torch.tensor([[0, 1]]), eps)) for eps in (0.09, 0.11)]
-        [True, False]
     """
     own = column[:, :, None]
     raised = cost.scatter_add(2, own, torch.full_like(own, 2 * eps, dtype=cost.dtype))

@@ -72,13 +72,7 @@ def over_all_centers(manifold: Manifold, classes: Classes, weight: float) -> Ten
 
 
 def distances_within(manifold: Manifold, points: Tensor) -> Tensor:
-    """Compute the distances (w, K, K) between the K points of each of w groups (w, K, D).
-
-    Example:
-        >>> from dmlkit.manifolds import Euclidean
-        >>> distances_within(Euclidean(1), torch.tensor([[[0.0], [3.0]]])).tolist()
-        [[[0.0, 3.0], [3.0, 0.0]]]
-    """
+    """Compute the distances (w, K, K) between the K points of each of w groups (w, K, D)."""
     if manifold.takes_stacks:
         return manifold.distance(points, points)
     per_group, found = points.shape[1], list[Tensor]()

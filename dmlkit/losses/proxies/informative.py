@@ -212,9 +212,7 @@ class InformativeWeights(InformativeOptions, nn.Module):
         """Store the clean embeddings of a step and update the thresholds of its classes; call after the step.
 
         Args:
-            clean: (B,) bool, see `SampleWeights.clean`.
             proxies: (n, d), the proxies of this rank's classes.
-            shard: the classes of this rank.
         """
         self.memory.remember(manifold.to_memory(embeddings), labels, clean)
         self.memory.update_averages(manifold, proxies.detach(), labels, shard)

@@ -118,12 +118,7 @@ def place_among(shard: ClassShard, labels: Tensor) -> Tensor:
 
 
 def positions_among(chosen: Tensor, shard: ClassShard, labels: Tensor) -> Tensor:
-    """Return the positions of labels (B,) among the chosen (n,) of this rank's classes; -1 if on another rank.
-
-    Example:
-        >>> positions_among(torch.tensor([1, 4, 7]), ClassShard(20, rank=0, ranks=2), torch.tensor([7, 1, 12])).tolist()
-        [2, 0, -1]
-    """
+    """Return the positions of labels (B,) among the chosen (n,) of this rank's classes; -1 if on another rank."""
     positions = labels.new_full((len(shard.classes) + 1,), -1)  # the last one represents the classes of other ranks
     positions[chosen] = torch.arange(len(chosen), device=labels.device)
     return positions[place_among(shard, labels)]
@@ -136,10 +131,5 @@ def require_all(classes: Classes, reason: str) -> None:
 
 
 def sample_size(fraction: float, count: int, batch: int) -> int:
-    """Return how many of its ``count`` classes a rank takes: at least ``batch``, so that labels need not be read.
-
-    Example:
-        >>> sample_size(0.25, 40, batch=6), sample_size(0.25, 40, batch=12)
-        (10, 12)
-    """
+    """Return how many of its ``count`` classes a rank takes: at least ``batch``, so that labels need not be read."""
     return max(ceil(fraction * count - 1e-9), min(batch, count))

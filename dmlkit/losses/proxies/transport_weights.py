@@ -127,25 +127,13 @@ def pairs(classes: Classes) -> Classes:
 
 
 def gain(exponent: Tensor, plan: Tensor, kept: Tensor) -> Tensor:
-    """Compute log(1 + sum (1 + x) e^z) - log(1 + sum e^z) over the kept rows i of z, x (..., i, j): (..., j).
-
-    Example:
-        >>> z, x = torch.tensor([[0.5], [0.2]]), torch.tensor([[1.0], [0.0]])
-        >>> difference = (1 + 2 * z[0].exp() + z[1].exp()).log() - (1 + z[0].exp() + z[1].exp()).log()
-        >>> bool(torch.allclose(gain(z, x, torch.ones(2, 1, dtype=torch.bool)), difference))
-        True
-    """
+    """Compute log(1 + sum (1 + x) e^z) - log(1 + sum e^z) over the kept rows i of z, x (..., i, j): (..., j)."""
     share = (exponent.masked_fill(~kept, -torch.inf) - log_one_plus_sum_exp(exponent, kept)[..., None, :]).exp()
     return torch.log1p((plan * share).sum(-2))
 
 
 def log_one_plus_sum_exp(exponent: Tensor, where: Tensor) -> Tensor:
-    """Compute log(1 + sum_i e^z_ij) over the kept rows i of z (..., i, j): (..., j); 0 if no row is kept.
-
-    Example:
-        >>> log_one_plus_sum_exp(torch.zeros(3, 1), torch.tensor([[True], [True], [False]])).exp()
-        tensor([3.])
-    """
+    """Compute log(1 + sum_i e^z_ij) over the kept rows i of z (..., i, j): (..., j); 0 if no row is kept."""
     nearly_minus_infinity = torch.finfo(exponent.dtype).min  # a sum over no rows then has a finite gradient
     total = exponent.masked_fill(~where, nearly_minus_infinity).logsumexp(-2)
     return torch.logaddexp(total, torch.zeros_like(total))
