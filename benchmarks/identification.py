@@ -3,7 +3,10 @@
 Labels that the model was not trained on are divided at random, 200 times: a third are enrolled in the gallery with at
 most 10 images each, a sixth are used as strangers for the calibration, and half are strangers for the test, together
 with at most 30 other images of each enrolled label. The test and the calibration use the same number of labels.
+The images of the test are also divided at random into groups of one label, which get one answer each, as by
+`dmlkit identify --by-group`; their probability and its threshold are those of the largest size that is calibrated.
 
+- `images`: number of images of a group, 1 for single images.
 - `target`: the FPIR for which the gallery is calibrated.
 - `FPIR`: mean share of the strangers of the test that got a label.
 - `covered`: share of the divisions in which this rate lies in the stated 95 % interval.
@@ -25,15 +28,10 @@ import numpy as np
 from report import write_report
 
 from dmlkit.gallery.sources import open_points
-from dmlkit.identify.calibration import labeled_decider
-from dmlkit.identify.probability import Trials
-from dmlkit.identify.rates import (
-    Strangers,
-    best_fit,
-    rate_of,
-    threshold_for,
-    trials_on,
-)
+from dmlkit.identify.calibration import MOST, fit_of, threshold_for
+from dmlkit.identify.decisions import labeled_decider
+from dmlkit.identify.probability import SIZES, Strangers, Trials, trials_of
+from dmlkit.metrics.reliability import balanced
 from dmlkit.vectors.points import PointsInMemory, in_memory
 
 DIVISIONS, ENROLLED, ASKED = 200, 10, 30
@@ -46,12 +44,12 @@ def rows_of(codes: np.ndarray, labels: np.ndarray, most: int, generator: np.rand
 
 def error_of(said: np.ndarray, trials: Trials) -> float:
     """Return the expected calibration error of probabilities."""
-    order, weights = np.argsort(said), trials.weights
+    order, weights = np.argsort(said), balanced(np.ones(len(said)), trials.absent)
     bins = np.minimum((weights[order].cumsum() / weights.sum() * 10).astype(int), 9)
     return float(np.abs(np.bincount(bins, (weights * (said - trials.right))[order])).sum() / weights.sum())
 
 
-def measure(points: PointsInMemory, fpir: float) -> list[str]:
+def measure(points: PointsInMemory, fpir: float, size: int) -> list[str]:
     names, codes = np.unique(np.array(points.labels), return_inverse=True)
     held, rates, misses, by_score, errors, pooled = [], [], [], [], [], []
     for division in range(DIVISIONS):
@@ -68,49 +66,47 @@ def measure(points: PointsInMemory, fpir: float) -> list[str]:
         text = [str(code) for code in own]
         part = PointsInMemory("gallery", points.manifold, points.points[gallery], text, [f"{code:05}" for code in own])
         decider = labeled_decider(part)[1]
-        strangers = [
+        known, new, present = (
             Strangers(points.points[np.concatenate(rows)], np.repeat(np.arange(len(rows)), [len(one) for one in rows]))
-            for rows in others
-        ]
-        trials = trials_on(decider, np.zeros(len(kept), bool), strangers[0])[0]
-        sigmoid, threshold, accepted, _ = best_fit(trials, fpir)
-        stated = rate_of(accepted, trials.chosen(trials.absent))
-        new = Trials.of(decider, strangers[1].points, len(kept) + strangers[1].classes, absent=True)
-        known = np.repeat(np.arange(len(kept)), [len(rows) for rows in asked])
-        present = Trials.of(decider, points.points[np.concatenate(asked)], known, absent=False)
-        rate = float((sigmoid.of(new.margins, new.scores) >= threshold).mean())
-        assert stated.interval is not None
-        held.append(stated.interval[0] <= rate <= stated.interval[1])
+            for rows in (*others, asked)
+        )
+        calibrated = max(one for one in SIZES if one <= size)
+        trials = trials_of(decider, calibrated, MOST, strangers=known)[0]
+        fit = fit_of(trials, fpir, "cosine", calibrated)
+        new, present = (one.together(size, division, len(one.classes)) for one in (new, present))
+        new = Trials.of(decider, new.points, len(kept) + new.classes, absent=True)
+        present = Trials.of(decider, present.points, present.classes, absent=False)
+        rate = float((fit.sigmoid.of(new.margins, new.scores) >= fit.threshold).mean())
+        assert fit.fpir.interval is not None
+        held.append(fit.fpir.interval[0] <= rate <= fit.fpir.interval[1])
         rates.append(rate)
-        misses.append(1 - (present.right & (sigmoid.of(present.margins, present.scores) >= threshold)).mean())
+        misses.append(1 - (present.right & (fit.sigmoid.of(present.margins, present.scores) >= fit.threshold)).mean())
         floor = threshold_for(trials.scores[trials.absent], trials.chosen(trials.absent), fpir)[0]
         by_score.append(1 - (present.right & (present.scores >= floor)).mean())
-        both = present.joined(new)
-        said = sigmoid.of(both.margins, both.scores)
+        both = Trials.joined([present, new])
+        said = fit.sigmoid.of(both.margins, both.scores)
         errors.append(error_of(said, both))
         pooled.append((both, said))
-    everything = pooled[0][0]
-    for one, _ in pooled[1:]:
-        everything = everything.joined(one)
+    everything = Trials.joined(both for both, _ in pooled)
     error = error_of(np.concatenate([said for _, said in pooled]), everything)
     shown = (np.mean(rates), np.mean(held), np.mean(misses), np.mean(by_score), np.mean(errors), error)
-    return [f"{fpir:g}", *(f"{value:.3f}" for value in shown)]
+    return [str(size), f"{fpir:g}", *(f"{value:.3f}" for value in shown)]
 
 
 def main() -> None:
     rows = [
         [
             Path(name).parent.parent.name if Path(name).parent.name == "embeddings" else Path(name).name,
-            *measure(points, fpir),
+            *measure(points, fpir, size),
         ]
         for name in sys.argv[1:]
         for points in [in_memory(open_points(Path(name)))]
-        for fpir in (0.05, 0.01)
+        for fpir, size in ((0.05, 1), (0.01, 1), (0.05, 2), (0.05, 3), (0.05, 5))
     ]
     write_report(
         "identification",
         __doc__,
-        ["embeddings", "target", "FPIR", "covered", "FNIR", "by score", "error", "pooled"],
+        ["embeddings", "images", "target", "FPIR", "covered", "FNIR", "by score", "error", "pooled"],
         rows,
     )
 

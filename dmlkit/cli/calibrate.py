@@ -35,7 +35,7 @@ from dmlkit.files.source import (
 
 if TYPE_CHECKING:
     from dmlkit.evaluation.by_value import ByColumn
-    from dmlkit.identify.calibration import Identification
+    from dmlkit.identify.probability import Identification
     from dmlkit.metrics.reliability import Reliability
     from dmlkit.run_folder.folder import CheckpointName
     from dmlkit.run_folder.threshold import Threshold
@@ -104,7 +104,7 @@ class CalibratedModelOptions(PlacedModelOptions):
         Path | None,
         second_option(
             "RUN|place",
-            "The gallery's second run, if it has moved; or place: measure the rates of identify --with place.",
+            "The gallery's second run, if it has moved; or place: calibrate for identify --with place too.",
             PLACE,
         ),
     ] = None
@@ -165,27 +165,25 @@ def calibrate(
     found = calibrate_gallery(source, **asdict(labels), place=place, model=model, bar=bars(console))
     by_value = None if asked is None else identification_rates_by_value(source, found, *asked)
     title, share = "Guesses of identify", "share of the guesses that is right"
-    written = "nothing was written: identify --with place finds its threshold itself, on images of the gallery alone"
-    if place is None:
-        plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)
-        written = f"written to {source / 'identification.json'} and {plot}"
+    plot = plot_reliability(found.reliability, source / "reliability.png", title=title, share=share)
     if json:
         say_json({**found.stamped(), **_as_data(by_value)})
     else:
         print_identification(found, source, console)
         if labels.fpir is None and found.requested > USUAL_FPIR:
-            images = f"{found.fpir.images:,} images of absent labels"
+            images = f"{found.fits[0].fpir.images:,} images of absent labels"
             say_lowest("FPIR", found.requested, images, USUAL_FPIR, LEAST_ACCEPTED, console)
         print_values(by_value, console, ["fpir", "fnir"])
-        say(console, written)
-        if place is None:
-            say(console, f"next: dmlkit identify {command_word(source)} IMAGES")
+        say(console, f"written to {source / 'identification.json'} and {plot}")
+        option = "" if place is None else f" --with {PLACE}"
+        say(console, f"next: dmlkit identify {command_word(source)} IMAGES{option}")
 
 
 def print_identification(found: "Identification", gallery: Path, console: Console) -> None:
-    """Print the rates of identification, the reliability of its probabilities, and rates in other sizes."""
+    """Print the rates of identification, of single images and of groups, and the reliability of its probabilities."""
+    first = found.fits[0]
     rows = [["rate", "of images of", "labels", "images", "value", "95 % interval"]]
-    for name, whose, rate in (("FPIR", "absent labels", found.fpir), ("FNIR", "labels in it", found.fnir)):
+    for name, whose, rate in (("FPIR", "absent labels", first.fpir), ("FNIR", "labels in it", first.fnir)):
         interval = "none" if rate.interval is None else "{:.3f} to {:.3f}".format(*rate.interval)
         rows.append([name, whose, f"{rate.labels:,}", f"{rate.images:,}", f"{rate.rate:.3f}", interval])
     print_table(rows, console, str(gallery))
@@ -194,25 +192,21 @@ def print_identification(found: "Identification", gallery: Path, console: Consol
         "FPIR is the share of these images that get a label, where each label meets the threshold that the others "
         "choose; FNIR is the share that do not get their own; the intervals are for other sets of as many labels",
     )
-    if found.fpir.rate > found.requested:
+    if first.fpir.rate > found.requested:
         say_prose(
             console,
             f"note: the requested FPIR of {found.requested:g} is not reached, because the highest probabilities are of "
             "images of one label; name more images of other labels with --strangers",
         )
-    say(console, f"threshold: a label is given if its probability is at least {found.threshold:.3f}")
-    say(console, f"without the threshold {found.guessed:.3f} of the best guesses are correct")
+    say(console, f"threshold: a label is given if its probability is at least {first.threshold:.3f}")
+    say(console, f"without the threshold {first.guessed:.3f} of the best guesses are correct")
     say_reliability(found.reliability, console)
-    if found.sizes:
-        sizes = [["labels", "FPIR", "FNIR"]]
-        for one in found.sizes:
-            rates = ["none" if rate is None else f"{rate:.3f}" for rate in (one.fpir, one.fnir)]
-            sizes.append([f"{one.labels:,}", *rates])
-        sizes[-1][0] += " (extrapolated)"
-        print_table(sizes, console, "same threshold, other gallery sizes")
-        say(console, "smaller galleries are random parts of this one; the last row continues the trend")
-        if None in (found.sizes[-1].fpir, found.sizes[-1].fnir):
-            say(console, "a rate is not extrapolated if a measured one is 0 or 1")
+    if len(found.fits) > 1:
+        table = [["similarity", "images of a group", "least probability", "FPIR", "FNIR"]]
+        for one in found.fits:
+            figures = (one.threshold, one.fpir.rate, one.fnir.rate)
+            table.append([one.similarity, str(one.size), *(f"{figure:.3f}" for figure in figures)])
+        print_table(table, console, "by similarity, and number of images that get one answer (--by-group)")
     if found.near is None:
         say_prose(
             console,

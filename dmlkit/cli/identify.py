@@ -36,10 +36,8 @@ class RuleOptions:
     """Options on how labeled images decide on a label, see `LabelRule`."""
 
     by: Annotated[
-        Literal["nearest", "vote", "mean"],
-        option(
-            "RULE", "Take the label by: nearest (image), vote (of the -k nearest images) or mean (nearest class mean)."
-        ),
+        Literal["nearest", "vote"],
+        option("RULE", "Take the label by: nearest (image) or vote (of the -k nearest images)."),
     ] = "nearest"
     k: Annotated[int | None, option("COUNT", "Number of images that vote (--by vote). Default: 5.", "-k")] = None
     threshold: Annotated[
@@ -171,9 +169,11 @@ def unit_of(found: "Identified") -> tuple[str, str]:
 
 
 def floor_of(found: "Identified") -> str:
-    """Return below which probability or score images are unknown, in parentheses."""
-    if found.least_probability is not None:
-        return f" (probability below {percent(found.least_probability)})"
+    """Return below which probability or score images are unknown, in parentheses; sizes of groups have their own."""
+    least = sorted({one.least_probability for one in found.answers if one.least_probability is not None})
+    if least:
+        ends = " to ".join(dict.fromkeys(percent(one) for one in (least[0], least[-1])))
+        return f" (probability below {ends})"
     return "" if found.threshold is None else f" (score below {found.threshold:g})"
 
 

@@ -15,9 +15,9 @@ from dmlkit.errors import UserError
 from dmlkit.files.csv_table import own_column
 from dmlkit.files.regular import TABLES
 from dmlkit.gallery.sources import open_points, split_points
-from dmlkit.identify.calibration import Identification, labeled_decider
-from dmlkit.identify.probability import Trials, repeated_rows
-from dmlkit.identify.rates import most_trials
+from dmlkit.identify.calibration import most_tried
+from dmlkit.identify.decisions import labeled_decider
+from dmlkit.identify.probability import Identification, Trials, drawn_rows
 from dmlkit.identify.scored import matched_gallery
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, part_comparison
 from dmlkit.recipe.file import plain
@@ -306,7 +306,7 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
 
     Each image whose label has others is identified twice, without itself and without its whole label. The probability
     and its threshold are those of the calibration, which was fitted to these images too. Images of labels that the
-    model was trained on are left out as in `trials_on`.
+    model was trained on are left out as in `trials_of`.
 
     Args:
         table: table that has it. Default: that of the dataset of the gallery's run.
@@ -318,13 +318,15 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
     file, root = run_table(column, table, gallery.run)
     names, decider = labeled_decider(matched_gallery(gallery) or gallery, near=found.near)
     allowed = np.ones(len(names), bool) if found.is_optimistic else ~np.isin(names, found.trained_labels or ())
-    rows = repeated_rows(decider, most_trials(decider), allowed[decider.codes])
-    points, classes = decider.trial_points(rows), decider.codes[rows]
+    rows = np.flatnonzero(decider.are_repeated & allowed[decider.codes])
+    rows = drawn_rows(rows, decider.codes, most_tried(decider))
+    points, classes = decider.points_of(rows[:, None]), decider.codes[rows]
     own, without = (Trials.of(decider, points, classes, rows, absent=absent) for absent in (False, True))
-    said = [found.acceptance.sigmoid.of(trials.margins, trials.scores) for trials in (own, without)]
+    fit = found.fits[0]
+    said = [fit.sigmoid.of(trials.margins, trials.scores) for trials in (own, without)]
     rates = {
-        "fpir": torch.from_numpy(said[1] >= found.threshold).double(),
-        "fnir": torch.from_numpy(~(own.right & (said[0] >= found.threshold))).double(),
+        "fpir": torch.from_numpy(said[1] >= fit.threshold).double(),
+        "fnir": torch.from_numpy(~(own.right & (said[0] >= fit.threshold))).double(),
     }
     paths = decider.searched.paths
     values = read_column([paths[int(row)] for row in rows], file, root, column)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
-from dmlkit.evaluation.pair_probability import FOLDS, sampled_pairs
+from dmlkit.evaluation.pair_probability import sampled_pairs
 from dmlkit.files.source import check_options, kind_of, require_run
 from dmlkit.gallery.manifest import read_gallery_manifest
-from dmlkit.identify.probability import fit_sigmoid
+from dmlkit.identify.probability import FOLDS, fit_sigmoid
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Labeled

@@ -13,8 +13,9 @@ from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.incoming import Incoming
 from dmlkit.gallery.migrate import Migrated, migrate_gallery
 from dmlkit.identify.answers import Answers, Identified, Rule
-from dmlkit.identify.calibration import Identification, calibrate_gallery
+from dmlkit.identify.calibration import calibrate_gallery
 from dmlkit.identify.identify import LabelRule, identify
+from dmlkit.identify.probability import Identification
 from dmlkit.identify.search import search
 from dmlkit.vectors.fusion import ModelChoice
 
@@ -147,7 +148,7 @@ class ImageGallery:
 
         Args:
             queries: see `search`.
-            by: rule for the label: nearest image, ``vote`` of the k nearest, or nearest ``mean`` of a label.
+            by: rule for the label: ``nearest`` image, or ``vote`` of the k nearest.
             k: number of images that vote. Default: 5.
             threshold: similarity below which an image is unknown. Default: the one given for the gallery, else the
                 probability of its calibration, else the threshold of its calibrated run.

@@ -4,7 +4,6 @@ It is fitted to pairs of validation images, and holds if every second pair is of
 are rare among all pairs, so that the share to expect depends on where the pairs come from; `probability_at` takes it.
 """
 
-from itertools import combinations_with_replacement
 from math import log
 
 import numpy as np
@@ -12,14 +11,12 @@ import torch
 
 from dmlkit.errors import UserError
 from dmlkit.identify.answers import Sigmoid
-from dmlkit.identify.probability import fit_sigmoid
+from dmlkit.identify.probability import Trials
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.reliability import Reliability, balanced, measure_reliability
 from dmlkit.metrics.statistics import LEAST_CLASSES
 from dmlkit.run_folder.threshold import PairProbability
 
 MOST = 2**14  # pairs of each kind: the variance of more pairs is small compared with that of the classes
-FOLDS = 5
 
 
 def check_prior(prior: float) -> None:
@@ -57,37 +54,16 @@ def fit_pair_probability(points: Points) -> PairProbability:
     first, second = sampled_pairs(points.labels.cpu().numpy())
     sides = (points.embeddings[torch.from_numpy(rows).to(points.embeddings.device)] for rows in (first, second))
     scores = points.manifold.paired_similarity(*(side.double() for side in sides)).cpu().numpy()
-    classes = points.labels.cpu().numpy()[np.stack([first, second], axis=1)]
-    fitted = _fit(scores, classes)
-    return PairProbability(
-        slope=fitted.score_slope, offset=fitted.offset, reliability=held_out_reliability(scores, classes)
-    )
+    trials = pair_trials(scores, points.labels.cpu().numpy()[np.stack([first, second], axis=1)])
+    fitted, classes = trials.fit(), len(np.unique(trials.classes))
+    reliability = trials.reliability() if classes >= LEAST_CLASSES else None
+    return PairProbability(slope=fitted.score_slope, offset=fitted.offset, reliability=reliability)
 
 
-def held_out_reliability(scores: np.ndarray, classes: np.ndarray) -> Reliability | None:
-    """Measure the probabilities of pairs, each by a fit to pairs of other classes; None for fewer than 5 classes.
-
-    Args:
-        scores: (P,) float64.
-        classes: (P, 2) int64.
-    """
-    if len(np.unique(classes)) < LEAST_CLASSES:
-        return None
-    same = classes[:, 0] == classes[:, 1]
-    return measure_reliability(held_out_probabilities(scores, classes), same, same, classes)
-
-
-def held_out_probabilities(scores: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Return the probabilities (P,), each by a fit to pairs both of whose classes are in other folds."""
-    codes = np.unique(classes, return_inverse=True)[1].reshape(classes.shape)
-    folds = (np.random.default_rng(0).permutation(codes.max() + 1) % FOLDS)[codes]
-    found = np.empty(len(scores))
-    for one, other in combinations_with_replacement(range(FOLDS), 2):
-        own = (folds.min(1) == one) & (folds.max(1) == other)
-        others = ~np.isin(folds, (one, other)).any(1)
-        if own.any():
-            found[own] = _fit(scores[others], classes[others]).of(np.zeros(own.sum()), scores[own])
-    return found
+def pair_trials(scores: np.ndarray, classes: np.ndarray) -> Trials:
+    """Return decisions by scores (P,) that pairs of classes (P, 2) are of the same class."""
+    same, nothing = classes[:, 0] == classes[:, 1], np.zeros(len(scores))
+    return Trials(nothing, scores, same, ~same, classes, classes)
 
 
 def sampled_pairs(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -115,8 +91,3 @@ def sampled_pairs(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found.append((order[first], order[starts[first] + drawn - (last - counts)[first]]))
     same, different = found
     return np.concatenate([same[0], different[0]]), np.concatenate([same[1], different[1]])
-
-
-def _fit(scores: np.ndarray, classes: np.ndarray) -> Sigmoid:
-    same = classes[:, 0] == classes[:, 1]
-    return fit_sigmoid(np.zeros(len(scores)), scores, same, balanced(np.ones(len(scores)), same))

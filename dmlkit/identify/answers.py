@@ -121,14 +121,14 @@ def write_neighbors(answers: Answers, path: Path) -> None:
     write_table(path, ("query", "rank", "similarity", "id", "label", "path", *BOX, *OTHER_BOX), rows)
 
 
-Rule = Literal["nearest", "vote", "mean"]
+Rule = Literal["nearest", "vote"]
 
 
 class Decision(NamedTuple):
     """Decision on one image."""
 
     code: int  # of the label
-    score: float  # similarity of the label's nearest picture, or of its mean
+    score: float  # similarity of the label's nearest picture
     margin: float | None  # the score less that of the best other label; None where there is no other
 
 
@@ -191,15 +191,14 @@ class AnswersFile(Document, frozen=True):
     similarity: str
     threshold: float | None
     """Score below which an image is unknown."""
-    least_probability: float | None
-    """Probability below which an image is unknown, in a calibrated gallery."""
     accuracy: Accuracy | None
     """Counts over images whose correct label is known; null if there are none."""
     images: tuple[
         dict[str, str | float | list[float] | list[dict[str, str | float | int | list[float] | None]] | None], ...
     ]
-    """Path, box, label, guess, probability, score, margin, known, number of images and nearest images of each answer.
-    A box is x1, y1, x2, y2 in pixels, without its margin; null for a full image or a group."""
+    """Path, box, label, guess, probability, score, margin, least probability of a label, known, number of images and
+    nearest images of each answer. A box is x1, y1, x2, y2 in pixels, without its margin; null for a full image or a
+    group."""
     skipped: tuple[str, ...]
     """One message per image that could not be read."""
 
@@ -210,8 +209,9 @@ class Answer(NamedTuple):
     label: str  # UNKNOWN where the score is below the threshold
     guess: str  # the label if there were no threshold
     probability: float | None  # that the guess is right, if every second image has none of the labels
-    score: float  # similarity of the label's nearest picture, or of its mean
+    score: float  # similarity of the label's nearest picture
     margin: float | None  # the score less that of the best other label; None where there is no other
+    least_probability: float | None = None  # below which it is unknown; None if its score decides
     known: str | None = None  # the correct label, if it is known and one of the labels
     images: int = 1  # of the group
 
@@ -233,7 +233,8 @@ def answer_of(
     guess, probability = names[code], None if sigmoid is None else sigmoid.at(margin, score)
     is_low = threshold is not None and score < threshold
     is_doubtful = least_probability is not None and (probability or 0) < least_probability
-    return Answer(UNKNOWN if is_low or is_doubtful else guess, guess, probability, score, margin)
+    label = UNKNOWN if is_low or is_doubtful else guess
+    return Answer(label, guess, probability, score, margin, least_probability)
 
 
 def are_nearest(near: Answers) -> list[bool]:
@@ -253,8 +254,6 @@ class Identified:
     answers: list[Answer]
     neighbors: Answers
     threshold: float | None
-    least_probability: float | None = None
-    """Probability below which images are unknown; None if their scores decide."""
     note: str | None = None
     """Message on the calibration or the threshold."""
     unit: tuple[str, str] = ("image", "images")
@@ -309,7 +308,6 @@ class Identified:
         document = AnswersFile(
             similarity=near.similarity_name,
             threshold=self.threshold,
-            least_probability=self.least_probability,
             accuracy=self.accuracy,
             images=images,
             skipped=tuple(near.skipped),

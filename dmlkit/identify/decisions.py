@@ -1,24 +1,75 @@
-"""How labeled images decide on the label of another: the nearest, a vote of several, or the nearest mean."""
+"""How labeled images decide on the label of another: the nearest, or a vote of several."""
 
-from collections.abc import Iterator
 from copy import copy
+from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dmlkit.errors import UserError
 from dmlkit.identify.answers import Decision, Rule, vote
 from dmlkit.identify.scored import MatchedSearch, MatchedSpace
 from dmlkit.identify.search import searcher_of
-from dmlkit.manifolds.base import frechet_mean
+from dmlkit.nearest.near_pairs import components_of, near_pairs
 from dmlkit.nearest.scored import CANDIDATES
-from dmlkit.nearest.search import Gallery, Neighbors, PointSearch
-from dmlkit.vectors.points import PointSet
+from dmlkit.nearest.search import Neighbors, PointSearch
+from dmlkit.vectors.items import PointItem
+from dmlkit.vectors.points import PointSet, PointsInMemory, all_points, in_memory, require_one_label
 
 VOTERS = 5  # by default
 BLOCK_ROWS = 2048  # points and pictures whose similarities are computed at once: 32 MB
 FIRST = 16  # neighbors in which another label is looked for at first
+
+
+def labeled_decider(
+    searched: PointSet, rule: Rule = "nearest", k: int | None = None, near: float | None = None
+) -> tuple[list[str], "Decider"]:
+    """Return the labels of points, sorted, and the rule that decides by them; images without a label do not count.
+
+    Args:
+        near: similarity above which images of one label are near-duplicates, which are left out together.
+
+    Raises:
+        UserError: no image has a label, or one has several.
+    """
+    require_one_label(searched)
+    alone = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
+    if None in searched.labels:
+        searched = LabeledPoints.of(searched)
+    if not len(searched):
+        raise UserError(f"{alone.source}: no image has a label; add images with their labels")
+    names, codes = np.unique(np.array(searched.labels, dtype=object), return_inverse=True)
+    groups = None
+    if near is not None:
+        labeled = torch.tensor([label is not None for label in alone.labels])
+        pairs = near_pairs(alone.manifold, all_points(alone)[labeled], None, near)
+        same = torch.from_numpy(codes[pairs.first.numpy()] == codes[pairs.second.numpy()])
+        groups = components_of(pairs.first[same], pairs.second[same], len(codes))
+    return [str(name) for name in names], Decider(searched, codes, rule, k, groups)
+
+
+@dataclass(frozen=True)
+class LabeledPoints(PointsInMemory):
+    """Those of some points that have a label.
+
+    Args:
+        whole: all points.
+        kept: (N,) int64, their rows.
+    """
+
+    whole: PointSet = field(kw_only=True)
+    kept: Tensor = field(kw_only=True)
+
+    @classmethod
+    def of(cls, whole: PointSet) -> "LabeledPoints":
+        """Return the points with a label."""
+        kept = torch.tensor([row for row, label in enumerate(whole.labels) if label is not None], dtype=torch.int64)
+        return cls(**vars(in_memory(whole).part(kept)), whole=whole, kept=kept)
+
+    def items_at(self, rows: Tensor) -> list[PointItem]:
+        return self.whole.items_at(self.kept[rows])
 
 
 class Decider:
@@ -26,75 +77,59 @@ class Decider:
 
     Args:
         codes: (N,) the labels of all points as integers from 0.
-        rule: see `dmlkit.identify.identify.identify`.
+        rule: see `dmlkit.identify.identify.LabelRule`.
         groups: (N,) integers from 0; images of one group, e.g. near-duplicates, are left out together. Default: each
             image is a group.
-
-    Attributes:
-        members: rows of each group of images that is tried as one, by its first row; None if each image is tried.
-        size: number of images of such a group.
     """
 
-    members: dict[int, np.ndarray] | None = None
-    size = 1
-
     def __init__(
-        self, searched: PointSet, codes: np.ndarray, rule: Rule, k: int | None = None, groups: np.ndarray | None = None
+        self,
+        searched: PointSet,
+        codes: np.ndarray,
+        rule: Rule = "nearest",
+        k: int | None = None,
+        groups: np.ndarray | None = None,
     ) -> None:
-        self.searched, self.codes, self.k = searched, codes, k
-        self.rule: Rule = rule
+        self.searched, self.codes = searched, codes
         self.groups = np.arange(len(codes)) if groups is None else groups
         self.voters = k or VOTERS if rule == "vote" else 1
         self.sizes = np.bincount(codes)
-        if rule == "mean":
-            order = torch.from_numpy(np.argsort(codes, kind="stable"))
-            self.rows_of = order.split(self.sizes.tolist())
-            means = [frechet_mean(searched.manifold, searched.points_at(rows)) for rows in self.rows_of]
-            self.means = Gallery(searched.manifold, torch.stack(means).float())
-            self.last_group = -1, torch.empty(0)
-        else:
-            self.searcher: PointSearch = searcher_of(searched)
+        self.searcher: PointSearch = searcher_of(searched)
 
-    def together(self, size: int, seed: int) -> "Decider":
-        """Return a decider to be tried on random groups of images of one label, which are left out together.
+    def together(self, size: int, seed: int) -> "tuple[Decider, np.ndarray]":
+        """Draw random groups of ``size`` images of one label; single images are all, in their order.
 
         A group has one image of each of ``size`` of the decider's own groups, e.g. no two near-duplicates. Images of a
-        label that do not fill a group are not tried.
+        label that do not fill a group are left over.
+
+        Returns:
+            A decider that leaves the images of a group out together, and their rows (G, size).
         """
+        if size == 1:
+            return self, np.arange(len(self.codes))[:, None]
         one_each = np.random.default_rng(seed).permutation(len(self.codes))
         one_each = one_each[np.unique(self.groups[one_each], return_index=True)[1]]
-        chunks = one_each[random_groups(self.codes[one_each], size, seed)]
+        rows = one_each[random_groups(self.codes[one_each], size, seed)]
         found, merged = copy(self), np.arange(self.groups.max() + 1)
-        merged[self.groups[chunks]] = self.groups[chunks[:, :1]]
-        found.groups, found.members, found.size = merged[self.groups], {int(rows[0]): rows for rows in chunks}, size
-        return found
+        merged[self.groups[rows]] = self.groups[rows[:, :1]]
+        found.groups = merged[self.groups]
+        return found, rows[rows[:, 0].argsort()]
 
-    def grouped(self, groups: np.ndarray) -> "Decider":
-        """Return a decider that leaves other groups of images out together."""
-        found = copy(self)
-        found.groups = groups
-        return found
+    @property
+    def are_repeated(self) -> np.ndarray:
+        """Whether the label of each image (N,) has images outside of its group."""
+        pairs = np.unique(np.stack([self.codes, self.groups]), axis=1)
+        return np.bincount(pairs[0], minlength=len(self.sizes))[self.codes] > 1
 
     @property
     def compares_matches(self) -> bool:
         """Whether the matches of the nearest images count, each of which takes 0.08 ms."""
         return isinstance(self.searched.manifold, MatchedSpace)
 
-    @property
-    def tried(self) -> np.ndarray:
-        """Rows (N,) bool that are tried: all, or one per group of images."""
-        if self.members is None:
-            return np.ones(len(self.codes), bool)
-        return np.isin(np.arange(len(self.codes)), [*self.members])
-
-    def trial_points(self, rows: np.ndarray) -> Tensor:
-        """Return the points (M, D) of tried rows (M,), or (M, n, D), those of their groups of n images."""
-        if self.members is None:
-            return self.searched.points_at(torch.from_numpy(rows))
-        images = np.array([self.members[row] for row in rows.tolist()], np.int64).reshape(len(rows), self.size)
-        return self.searched.points_at(torch.from_numpy(images.ravel())).reshape(
-            *images.shape, self.searched.manifold.point_dim
-        )
+    def points_of(self, rows: np.ndarray) -> Tensor:
+        """Return the points of groups of images (M, n): (M, n, D), or (M, D) for single images."""
+        points = self.searched.points_at(torch.from_numpy(rows.ravel()))
+        return points if rows.shape[1] == 1 else points.reshape(*rows.shape, self.searched.manifold.point_dim)
 
     @property
     def length(self) -> int:
@@ -117,8 +152,6 @@ class Decider:
         """
         if points.ndim == 3:
             return self._on_groups(points, own, absent)
-        if self.rule == "mean":
-            return list(self._by_means(points, own, absent))
         return self._by_pictures(points, own, absent, near)
 
     def _by_pictures(
@@ -147,20 +180,6 @@ class Decider:
             return self.searcher.search_others(points, length, units, units[own])
         return self.searcher.search(points, length)
 
-    def _by_means(self, points: Tensor, own: np.ndarray | None, absent: bool) -> Iterator[Decision]:
-        found = self.means.search(points, min(2 if own is None else 3, len(self.sizes)))
-        for query, (scores, codes) in enumerate(
-            zip((found.similarities + 0.0).tolist(), found.indices.tolist(), strict=True)
-        ):
-            ranked = list(zip(scores, codes, strict=True))
-            if own is not None:
-                code = int(self.codes[own[query]])
-                left = None if absent else self._score_without(code, int(own[query]), points[query])
-                ranked = [pair for pair in ranked if pair[1] != code] + ([] if left is None else [(left, code)])
-                ranked.sort(reverse=True)
-            score, code = ranked[0]
-            yield Decision(code, score, score - ranked[1][0] if len(ranked) > 1 else None)
-
     def _on_groups(self, points: Tensor, own: np.ndarray | None, absent: bool) -> list[Decision]:
         count, size, _ = points.shape
         each = self._scores(points.flatten(0, 1), None if own is None else own.repeat(size), absent=absent)
@@ -174,13 +193,7 @@ class Decider:
         ]
 
     def _scores(self, points: Tensor, own: np.ndarray | None, *, absent: bool) -> Tensor:
-        """Return the similarity (Q, L) float64 of points to the nearest picture, or to the mean, of every label."""
-        if self.rule == "mean":
-            scores = self.searched.manifold.similarity(points.double(), self.means.points.double())
-            for row, (query, code) in enumerate([] if own is None else zip(own, self.codes[own], strict=True)):
-                left = self._score_without(int(code), int(query), points[row])
-                scores[row, code] = -torch.inf if left is None else left
-            return scores
+        """Return the similarity (Q, L) float64 of points to the nearest picture of every label."""
         found = torch.full((len(points), len(self.sizes)), -torch.inf, dtype=torch.float64)
         codes, start, space = torch.from_numpy(self.codes), 0, self.searched.manifold
         compare = space.without_matches if isinstance(space, MatchedSpace) else space.similarity
@@ -198,16 +211,6 @@ class Decider:
             near = self._search(points, min(CANDIDATES, len(self.codes)), own, units)
             found = found.scatter_reduce(1, codes[near.indices], near.similarities.double(), "amax")
         return found
-
-    def _score_without(self, code: int, row: int, point: Tensor) -> float | None:
-        """Return the similarity of a point to the mean of the others with its label; None if they are of its group."""
-        if self.last_group[0] != code:
-            self.last_group = code, self.searched.points_at(self.rows_of[code])
-        others = self.groups[self.rows_of[code].numpy()] != self.groups[row]
-        if not others.any():
-            return None
-        mean = frechet_mean(self.searched.manifold, self.last_group[1][torch.from_numpy(others)])
-        return float(self.searched.manifold.paired_similarity(point.double(), mean))
 
 
 def random_groups(codes: np.ndarray, size: int, seed: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from dmlkit.datasets.files.image import is_video
 from dmlkit.datasets.files.table_file import read_images_table, text_column
 from dmlkit.errors import UserError, counted
 from dmlkit.files.escape import command_word
+from dmlkit.files.source import PLACE
 from dmlkit.gallery.files import check_threshold
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_queries, path_of
@@ -26,16 +28,9 @@ from dmlkit.identify.answers import (
     are_nearest,
     known_labels,
 )
-from dmlkit.identify.calibration import (
-    MORE_IMAGES,
-    SECOND_IMAGE,
-    acceptance_of,
-    group_probability,
-    labeled_decider,
-    lacks_absent,
-)
-from dmlkit.identify.decisions import Decider
-from dmlkit.identify.probability import estimate_probability
+from dmlkit.identify.calibration import MORE_IMAGES, SECOND_IMAGE, lacks_absent
+from dmlkit.identify.decisions import Decider, labeled_decider
+from dmlkit.identify.probability import SIZES, Fit, Identification, estimate_probability
 from dmlkit.identify.scored import PlaceFusion, matched_gallery, matched_queries, place_gallery, place_queries
 from dmlkit.identify.search import RERANKED, RerankedGallery, check_together, nearest, open_searched
 from dmlkit.metrics.ranking.rerank import Rerank
@@ -48,7 +43,7 @@ from dmlkit.vectors.images import FOLDER, TABLES
 from dmlkit.vectors.points import PointSet, PointsInMemory, of_other_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
-MOST_EXACT = 8  # images of a group, up to which its probability is fitted to groups of exactly so many
+STALE = 0.1  # share of the images that may change before a calibration is called old
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class LabelRule:
 
     by: Rule = "nearest"
     """``nearest`` takes the label of the nearest image; ``vote`` the most frequent one of the k nearest, if tied that
-    of the nearest; ``mean`` that of the nearest Fréchet mean of a label's images."""
+    of the nearest."""
     k: int | None = None
     """Number of images that vote. Default: 5."""
     threshold: float | None = None
@@ -65,7 +60,7 @@ class LabelRule:
     calibration, else the threshold of its calibrated run."""
     by_group: str | None = None
     """``folder``, or a column of a table of images: images with the same one get one answer. The score of a label is
-    the mean over the images; its probability is fitted to groups of as many images of one label."""
+    the mean over the images; its probability is fitted to groups of 1, 2 or 4 images of one label."""
     rerank: Rerank | None = None
     """Rank the labeled images once more for each image, see `RerankedGallery`. Answers have no probability then, and
     an image is unknown only below ``threshold``."""
@@ -75,18 +70,18 @@ class LabelRule:
     def check(self) -> None:
         """Raise a `UserError` unless the parts of the rule are in their ranges and apply to each other."""
         if self.by_group is not None and self.by == "vote":
-            raise UserError(f"--by-group {self.by_group}: applies to --by nearest and --by mean, got --by vote")
-        if self.rerank is not None and (self.by == "mean" or self.by_group is not None):
-            other = "--by mean" if self.by == "mean" else f"--by-group {self.by_group}"
-            raise UserError(f"--rerank: does not apply to {other}, which compares no images one by one; leave one out")
+            raise UserError(f"--by-group {self.by_group}: applies to --by nearest, got --by vote")
+        if self.rerank is not None and self.by_group is not None:
+            raise UserError(
+                f"--rerank: does not apply to --by-group {self.by_group}, which compares no images one by one; leave "
+                "one out"
+            )
         check_threshold(self.threshold)
         if self.k is not None and self.by != "vote":
             raise UserError(f"-k {self.k}: applies to --by vote, got --by {self.by}; add --by vote, or remove -k")
         if self.k is not None and self.k < 1:
             raise UserError(f"-k {self.k}: expected at least 1 neighbor, with --by vote")
         check_together(self.rerank, has_place=self.place is not None)
-        if self.by == "mean" and self.place is not None:
-            raise UserError("--by mean: does not apply to --with place, since a mean has no place; use --by nearest")
 
 
 NEAREST_IMAGE = LabelRule()
@@ -106,8 +101,8 @@ def identify(
     """Find the label of each image among labeled images, or of each group of images, or report it as unknown.
 
     The probability of a guess is estimated from its margin and score, see `estimate_probability`. In a gallery that was
-    calibrated, an image is `UNKNOWN` if its probability is too low. In a gallery with local features the matches of the
-    100 nearest images count, but not with ``by`` mean, ``rerank`` or ``place``.
+    calibrated, it is that of the calibration, and an image is `UNKNOWN` if it is too low. In a gallery with local
+    features the matches of the 100 nearest images count, but not with ``rerank`` or ``place``.
 
     Args:
         source: a gallery, or other labeled points, see `open_points`.
@@ -126,8 +121,7 @@ def identify(
         rule = replace(rule, by_group=FOLDER)
     rule.check()  # before anything is embedded
     opened = open_searched(source, model, bar, labels=labels, manifold=manifold)
-    compares = rule.place is None and rule.rerank is None and rule.by != "mean"
-    matched = matched_gallery(opened) if compares else None
+    matched = matched_gallery(opened) if rule.place is None and rule.rerank is None else None
     searched = (matched or opened) if rule.place is None else place_gallery(opened, rule.place)
     identifier = Identifier(searched, rule, bar)
     asked = open_queries(images, opened, boxes=boxes, local=matched is not None, model=model, bar=bar)
@@ -149,36 +143,33 @@ class Identifier:
 
     def __init__(self, searched: PointSet, rule: LabelRule = NEAREST_IMAGE, bar: Bar = no_bar) -> None:
         rule.check()
-        threshold = rule.threshold
-        self.is_own_threshold = threshold is not None  # chosen for these queries
+        self.threshold, self.is_own_threshold = rule.threshold, rule.threshold is not None  # chosen for these queries
         self.source = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
         self.names, self.decider = labeled_decider(searched, rule.by, rule.k)
         self.searched, self.unlabeled = self.decider.searched, len(searched) - len(self.decider.codes)
-        self.acceptance, self.reranked = None, None
-        is_placed = isinstance(searched.manifold, PlacedSpace)  # thresholds of similarities do not apply
-        is_scored = isinstance(searched.manifold, ScoredSpace)  # nor do those for pairs of embeddings
+        self.fits, self.estimated = dict[int, Fit](), dict[int, Sigmoid | None]()  # by the size of a group
+        self.note, self.reranked = None, None
         if rule.rerank is not None:
             self.decider.searcher = self.reranked = RerankedGallery(self.searched, rule.rerank, bar)
             # gallery images occur in each other's neighbors, and new images do not: the calibration does not hold
-            unknown = "; no image is unknown without --threshold" if threshold is None else ""
+            unknown = "; no image is unknown without --threshold" if self.threshold is None else ""
             self.note = f"{RERANKED}; its scores are not calibrated: no probabilities{unknown}"
-            self.least_probability, self.threshold = None, threshold
-            self.sigmoids = dict[int, Sigmoid | None]({1: None})
             return
+        is_placed = isinstance(searched.manifold, PlacedSpace)  # thresholds of similarities do not apply
+        calibration = None
         if isinstance(self.source, GalleryFolder):
-            self.acceptance = acceptance_of(self.source, self.names, self.decider)
-            if threshold is None and self.source.manifest.threshold_is_own and not is_placed:
-                threshold = self.source.manifest.threshold
-        self.note, self.least_probability = self.acceptance.note if self.acceptance else None, None
-        if threshold is None and self.acceptance is not None:
-            self.least_probability = self.acceptance.threshold
-        elif threshold is None and is_scored:
-            self.note = _advice(self.source, None, self.decider)
-        elif threshold is None:
-            threshold = _pair_threshold(self.source)
-            self.note = _advice(self.source, threshold, self.decider)
-        self.threshold = threshold
-        self.sigmoids: dict[int, Sigmoid | None] = {}  # by the size of a group
+            calibration = Identification.of(self.source)
+            if self.threshold is None and self.source.manifest.threshold_is_own and not is_placed:
+                self.threshold = self.source.manifest.threshold
+        if calibration is not None:
+            compared = searched.manifold.similarity_name
+            self.fits = {fit.size: fit for fit in calibration.fits if fit.similarity == compared}
+        if self.fits:
+            self.note = _note_of_changes(self.source, calibration)
+        elif self.threshold is None:
+            is_scored = isinstance(searched.manifold, ScoredSpace)  # a threshold for pairs of embeddings does not apply
+            self.threshold = None if is_scored else _pair_threshold(self.source)
+            self.note = _advice(self.source, self.threshold, self.decider, f" --with {PLACE}" if is_placed else "")
 
     def answers(
         self, asked: PointSet, known: Sequence[str | None], groups: dict[str, list[int]] | None = None
@@ -190,11 +181,10 @@ class Identifier:
             known: (N,) the correct label of each point, None where it is not known.
             groups: rows of the points of each group, by its name.
         """
-        searches = groups is None and self.decider.rule != "mean"
-        near = nearest(self.searched, asked, self.decider.length if searches else NEAREST, reranked=self.reranked)
+        near = nearest(self.searched, asked, self.decider.length if groups is None else NEAREST, reranked=self.reranked)
         own = are_nearest(near)
         if groups is None:
-            decisions = list(self._decisions(asked, near if searches else None))
+            decisions = list(self._decisions(asked, near))
             sizes, right = [1] * len(decisions), known
             near = replace(near, similarities=near.similarities[:, :NEAREST], rows=near.rows[:, :NEAREST])
         else:
@@ -207,7 +197,7 @@ class Identifier:
         unit = ("image", "images") if groups is None else ("group", "groups")
         notes = (self._note_of_unlabeled(), self.note, self._note_of_features(), self._note_of_model(asked))
         note = "; ".join(filter(None, notes)) or None
-        return Identified(answers, near, self.threshold, self.least_probability, note, unit, sum(own))
+        return Identified(answers, near, self.threshold, note, unit, sum(own))
 
     def _note_of_unlabeled(self) -> str | None:
         """Return how many images of the gallery do not count, because they have no label."""
@@ -226,7 +216,7 @@ class Identifier:
         other = of_other_model(asked.manifest, self.source)
         if other is None:
             return None
-        if self.least_probability is not None:
+        if self.fits and self.threshold is None:
             return (
                 f"{other}, so the calibration may not hold; after dmlkit gallery migrate and dmlkit calibrate one holds"
             )
@@ -234,37 +224,48 @@ class Identifier:
             return f"{other}, so the threshold may not hold; choose one for it with --threshold"
         return None
 
-    def _decisions(self, asked: PointSet, near: Answers | None) -> Iterator[Decision]:
-        """Decide on each point, among its nearest images ``near`` if the rule compares images."""
+    def _decisions(self, asked: PointSet, near: Answers) -> Iterator[Decision]:
+        """Decide on each point among its nearest images."""
         start = 0
         for block in asked.blocks(QUERY_ROWS):
             rows = slice(start, start + len(block))
-            found = None if near is None else Neighbors(near.similarities[rows], near.rows[rows])
-            yield from self.decider.decide(block, near=found)
+            yield from self.decider.decide(block, near=Neighbors(near.similarities[rows], near.rows[rows]))
             start = rows.stop
 
     def _answer(self, decision: Decision, size: int, right: str | None) -> Answer:
-        sigmoid = self.sigmoid(size if size < MOST_EXACT else 1 << size.bit_length() - 1)
-        answer = answer_of(self.names, decision, sigmoid, self.threshold, self.least_probability)
-        return answer._replace(known=right, images=size)
+        sigmoid, least = (None, None) if self.reranked else self.probability(size)
+        return answer_of(self.names, decision, sigmoid, self.threshold, least)._replace(known=right, images=size)
 
-    def sigmoid(self, size: int) -> Sigmoid | None:
-        """Return the probability of guesses on groups of a size."""
-        if size not in self.sigmoids:
-            if size > 1:
-                found = group_probability(self.source, self.names, self.decider, size) or self.sigmoid(size // 2)
-            else:
-                found = self.acceptance.sigmoid if self.acceptance else estimate_probability(self.decider)
-            self.sigmoids[size] = found
-        return self.sigmoids[size]
+    def probability(self, size: int) -> tuple[Sigmoid | None, float | None]:
+        """Return the probability of guesses on groups of a size, and its minimum if no score decides."""
+        own = max(one for one in self.fits or SIZES if one <= size)
+        if self.fits:
+            return self.fits[own].sigmoid, self.fits[own].threshold if self.threshold is None else None
+        if own not in self.estimated:
+            found = estimate_probability(self.decider, own)
+            self.estimated[own] = self.probability(own // 2)[0] if found is None and own > 1 else found
+        return self.estimated[own], None
 
 
-def _advice(searched: PointSet, threshold: float | None, decider: Decider) -> str:
+def _note_of_changes(searched: PointSet, calibration: Identification | None) -> str | None:
+    """Return how much of a gallery has changed since its calibration, as far as versions are recorded."""
+    if not isinstance(searched, GalleryFolder) or calibration is None:
+        return None
+    later = [one.images for one in searched.manifest.versions if one.number > calibration.gallery_version]
+    counts = [calibration.images, *later, len(searched)]
+    share = sum(abs(after - before) for before, after in pairwise(counts)) / calibration.images
+    if share <= STALE:
+        return None
+    again = f"run dmlkit calibrate {command_word(searched.path)} again"
+    return f"{share:.0%} of the images of {searched.source} have changed since it was calibrated; {again}"
+
+
+def _advice(searched: PointSet, threshold: float | None, decider: Decider, option: str) -> str:
     """Return what to do about a threshold that is missing or answers another question."""
     what = "no image is unknown without a threshold" if threshold is None else "this threshold is for pairs of images"
     if not isinstance(searched, GalleryFolder):
         return f"{what}; use --threshold, or calibrate a gallery"
-    command = f"run dmlkit calibrate {command_word(searched.source)} to choose one for this gallery"
+    command = f"run dmlkit calibrate {command_word(searched.source)}{option} to choose one for this gallery"
     missing = [f"each label has a single image: {SECOND_IMAGE}"] if decider.sizes.max() == 1 else []
     missing += [MORE_IMAGES] if lacks_absent(searched, decider) else []
     return f"{what}; {'; '.join(missing)}{', then ' if missing else ''}{command}"

@@ -2,38 +2,114 @@
 
 The decisions are on labeled images, each once without itself and once without its whole label, as an image of a label
 that is not there. Both kinds have the same weight: the probability holds if every second image has none of the labels.
+A calibrated gallery keeps it with its threshold, for single images and for groups of them; otherwise it is estimated.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import combinations_with_replacement
 from typing import NamedTuple, Self
 
 import numpy as np
+import torch
+from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
+from dmlkit.gallery.files import IDENTIFICATION, CalibrationSummary
+from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.answers import Sigmoid
-from dmlkit.identify.decisions import Decider
-from dmlkit.metrics.reliability import balanced
+from dmlkit.identify.decisions import Decider, random_groups
+from dmlkit.metrics.reliability import Reliability, Share, balanced, measure_reliability
+from dmlkit.metrics.statistics import LEAST_CLASSES
 
-SAMPLE = 500  # labeled images on which the probability is estimated
+SAMPLE = 500  # labeled images on which a probability is estimated
 SAMPLE_MATCHED = 200  # the same where matches are compared, which take 8 ms each
 LEAST = 10  # of them; fewer give no probability
+FOLDS = 5
+SIZES = (1, 2, 4)  # images of the groups for which probabilities are fitted; larger groups use those of the largest
+
+
+class Rate(BaseModel, frozen=True, extra="forbid"):
+    """Rate with its 95 % interval over as many other labels; null for fewer than 5 labels."""
+
+    rate: Share
+    interval: tuple[Share, Share] | None
+    labels: NonNegativeInt
+    images: NonNegativeInt
+    """Images, or groups of images."""
+
+
+class Fit(BaseModel, frozen=True, extra="forbid"):
+    """Probability of guesses by one similarity on groups of so many images, its threshold, and its rates."""
+
+    similarity: str
+    size: PositiveInt
+    """Number of images of a group; 1 for single images."""
+    margin_slope: float
+    score_slope: float
+    offset: float
+    """The probability, see `Sigmoid`."""
+    threshold: NonNegativeFloat
+    """Minimum probability of an answer; lower ones are `UNKNOWN`."""
+    fpir: Rate
+    """Above the requested one if the images of one label have the highest probabilities."""
+    fnir: Rate
+    guessed: Share
+    """Share of the images of the gallery's labels whose guess is right, also below the threshold (rank 1)."""
+
+    @property
+    def sigmoid(self) -> Sigmoid:
+        """Probability of a guess."""
+        return Sigmoid(self.margin_slope, self.score_slope, self.offset)
+
+
+class Identification(CalibrationSummary, frozen=True, extra="forbid"):
+    """``identification.json``: the calibration of ``dmlkit identify`` that is kept in a gallery."""
+
+    gallery_version: NonNegativeInt
+    """Version of the gallery that was calibrated."""
+    images: NonNegativeInt
+    """Its number of images."""
+    near: float | None
+    """Similarity from which on images of one label are near-duplicates, which are left out together."""
+    requested: Share
+    """Requested FPIR."""
+    fits: tuple[Fit, ...]
+    """By similarity and size; first that of single images by the similarity that `identify` uses."""
+    reliability: Reliability
+    """Reliability of the first one."""
+    trained_labels: tuple[str, ...] | None
+    """Labels that the model was trained on; null if the run was not there."""
+    is_optimistic: bool | None
+    """Whether the rates are of labels that the model was trained on, which separate better than others; null if the
+    run was not there."""
+
+    @classmethod
+    def of(cls, gallery: GalleryFolder) -> "Identification | None":
+        """Return the calibration of a gallery; None if it has none, or one of another model.
+
+        Raises:
+            UserError: the calibration is damaged.
+        """
+        file = gallery.path / IDENTIFICATION
+        found = cls.read(file) if file.exists() else None
+        return found if found and found.gallery_model == gallery.manifest.current else None
 
 
 class Trials(NamedTuple):
-    """Decisions on M images whose right answer is known."""
+    """Decisions on M images, or groups of them, whose right answer is known."""
 
     margins: np.ndarray  # (M,) float64; 0 where there is no other label
     scores: np.ndarray  # (M,) float64
     right: np.ndarray  # (M,) bool
     absent: np.ndarray  # (M,) bool, whether the gallery had no image of the label
-    classes: np.ndarray  # (M,) int64, the classes of the images
+    classes: np.ndarray  # (M,) int64, the classes of the images; (M, 2) those of pairs of images
     guesses: np.ndarray  # (M,) int64, the labels that are guessed
 
     @classmethod
     def of(
         cls, decider: Decider, points: Tensor, classes: np.ndarray, own: np.ndarray | None = None, *, absent: bool
     ) -> Self:
-        """Decide on points (M, D), see `Decider.decide`.
+        """Decide on points (M, D) or groups of them (M, n, D), see `Decider.decide`.
 
         Args:
             classes: (M,) codes of their labels; unless absent, those of the decider.
@@ -51,12 +127,8 @@ class Trials(NamedTuple):
             codes,
         )
 
-    def joined(self, others: Self) -> Self:
-        """Return these and other decisions."""
-        return self.all([self, others])
-
     @classmethod
-    def all(cls, several: Iterable[Self]) -> Self:
+    def joined(cls, several: Iterable[Self]) -> Self:
         """Return the decisions of at least one series of trials."""
         return cls(*(np.concatenate(columns) for columns in zip(*several, strict=True)))
 
@@ -64,15 +136,88 @@ class Trials(NamedTuple):
         """Return some of the decisions."""
         return type(self)(*(column[rows] for column in self))
 
-    @property
-    def weights(self) -> np.ndarray:
-        """Weights (M,) with mean 1, with which both kinds have the same sum; all 1 if there is one kind."""
-        return balanced(np.ones(len(self.absent)), self.absent)
-
     def fit(self, *, by_score: bool = False) -> Sigmoid:
-        """Fit the probability, or one that ignores the margin."""
+        """Fit the probability, or one that ignores the margin; both kinds of images have the same weight."""
         margins = np.zeros_like(self.margins) if by_score else self.margins
-        return fit_sigmoid(margins, self.scores, self.right, self.weights)
+        return fit_sigmoid(margins, self.scores, self.right, balanced(np.ones(len(self.absent)), self.absent))
+
+    def held_out_probabilities(self, *, by_score: bool = False) -> np.ndarray:
+        """Return the probabilities (M,), each by a fit to images, or pairs of them, all of whose classes are others."""
+        classes = np.unique(self.classes, return_inverse=True)[1].reshape(len(self.classes), -1)
+        folds = (np.random.default_rng(0).permutation(classes.max() + 1) % FOLDS)[classes]
+        found = np.empty(len(folds))
+        for first, last in combinations_with_replacement(range(FOLDS), 2):
+            own = (folds.min(1) == first) & (folds.max(1) == last)
+            if own.any():
+                others = self.chosen(np.flatnonzero(~np.isin(folds, (first, last)).any(1)))
+                fitted = self if others.absent.all() else others  # few classes: no other has images in the gallery
+                found[own] = fitted.fit(by_score=by_score).of(self.margins[own], self.scores[own])
+        return found
+
+    def reliability(self, *, by_score: bool = False) -> Reliability:
+        """Compare probabilities of fits to other classes with what was right; both kinds have the same weight."""
+        return measure_reliability(
+            self.held_out_probabilities(by_score=by_score), self.right, self.absent, self.classes
+        )
+
+
+class Strangers(NamedTuple):
+    """Points whose labels are not in a gallery."""
+
+    points: Tensor  # (M, D), or (M, n, D) for groups of n points
+    classes: np.ndarray  # (M,) int64 from 0
+
+    def together(self, size: int, seed: int, most: int) -> Self:
+        """Return random groups of ``size`` points of one class, (G, size, D), at most so many."""
+        rows = np.arange(len(self.classes)) if size == 1 else random_groups(self.classes, size, seed)
+        first = rows.reshape(len(rows), size)[:, 0]
+        drawn = np.arange(len(first))
+        drawn = drawn if len(first) <= most else drawn_rows(drawn, self.classes[first], most)
+        return type(self)(self.points[torch.from_numpy(rows[drawn])], self.classes[first[drawn]])
+
+
+NO_STRANGERS = Strangers(torch.empty(0, 1), np.empty(0, np.int64))
+
+
+def trials_of(
+    decider: Decider,
+    size: int,
+    most: int,
+    is_trained: np.ndarray | None = None,
+    strangers: Strangers = NO_STRANGERS,
+) -> tuple[Trials, bool]:
+    """Decide on images whose answer is known, or on random groups of ``size`` images of one label.
+
+    Images of the gallery are decided on without their own group, and without their whole label, like strangers. Several
+    draws of groups have `SAMPLE` of them or more; where matches are compared, each image is in one group at most.
+
+    Args:
+        most: how many are decided on of each kind and draw.
+        is_trained: (L,) bool, labels that the model was trained on, which count only if there are fewer than 5 others.
+
+    Returns:
+        The decisions, and whether labels that the model was trained on are among them.
+    """
+    codes, labels = decider.codes, len(decider.sizes)
+    trained = np.zeros(labels, bool) if is_trained is None else is_trained
+    draws = 1 if size == 1 or decider.compares_matches else min(size, -(-SAMPLE * size // len(codes)))
+    found, is_optimistic = list[Trials](), False
+    for seed in range(draws):
+        part, groups = decider.together(size, seed)
+        first, others = groups[:, 0], strangers.together(size, seed, most)
+        untrained, repeated = ~trained[codes[first]], part.are_repeated[first]
+        optimistic = len(np.unique(codes[first[repeated & untrained]])) < LEAST_CLASSES and bool(trained.any())
+        few = len(np.unique(codes[~trained[codes]])) + len(np.unique(others.classes)) < LEAST_CLASSES
+        is_optimistic |= optimistic or (few and bool(trained.any()))
+        kinds = [(repeated if optimistic else repeated & untrained, False)]
+        kinds += [(np.ones(len(first), bool) if few else untrained, True)] if labels > 1 else []
+        for allowed, absent in kinds:
+            drawn = drawn_rows(np.flatnonzero(allowed), codes[first], most)
+            rows = first[drawn]
+            found.append(Trials.of(part, part.points_of(groups[drawn]), codes[rows], rows, absent=absent))
+        if len(others.classes):
+            found.append(Trials.of(part, others.points, labels + others.classes, absent=True))
+    return Trials.joined(found), is_optimistic
 
 
 def fit_sigmoid(
@@ -113,41 +258,14 @@ def fit_sigmoid(
 
 
 def estimate_probability(decider: Decider, size: int = 1) -> Sigmoid | None:
-    """Return the probability of guesses on ``size`` images, from a sample of those whose label others have too.
+    """Return the probability of guesses on ``size`` images, from a sample of the labeled ones.
 
-    Return None for fewer than `LEAST` trials or two labels.
+    Return None for fewer than `LEAST` groups of images whose label others have too, or for one label.
     """
     if len(decider.sizes) < 2:
         return None
-    found: list[Trials] = []
-    for _, part in tried_together(decider, size):
-        rows = repeated_rows(part, SAMPLE_MATCHED // size if part.compares_matches else SAMPLE)
-        points, classes = part.trial_points(rows), part.codes[rows]
-        found += [Trials.of(part, points, classes, rows, absent=absent) for absent in (False, True)]
-    return None if sum(len(trials.right) for trials in found) < 2 * LEAST else Trials.all(found).fit()
-
-
-def tried_together(decider: Decider, size: int) -> Iterator[tuple[int, Decider]]:
-    """Yield a seed and a decider that is tried on random groups of ``size`` images, `SAMPLE` groups or more in all.
-
-    Where matches are compared, each image is in one group at most.
-    """
-    if size == 1:
-        yield 0, decider
-        return
-    draws = 1 if decider.compares_matches else min(size, -(-SAMPLE * size // len(decider.codes)))
-    for seed in range(max(1, draws)):
-        yield seed, decider.together(size, seed)
-
-
-def repeated_rows(decider: Decider, most: int, allowed: np.ndarray | None = None) -> np.ndarray:
-    """Draw rows whose label has images outside of their group, at most so many, in the order of their labels.
-
-    They are drawn from the rows allowed, (N,) bool. Default: all.
-    """
-    pairs = np.unique(np.stack([decider.codes, decider.groups]), axis=1)
-    repeated = (np.bincount(pairs[0], minlength=len(decider.sizes))[decider.codes] > 1) & decider.tried
-    return drawn_rows(np.flatnonzero(repeated if allowed is None else repeated & allowed), decider.codes, most)
+    found = trials_of(decider, size, SAMPLE_MATCHED // size if decider.compares_matches else SAMPLE)[0]
+    return None if (~found.absent).sum() < LEAST else found.fit()
 
 
 def drawn_rows(rows: np.ndarray, codes: np.ndarray, most: int) -> np.ndarray:

@@ -196,6 +196,7 @@ def answers_by_side(run: Path, table: Path, gallery: Path, dmlkit: Callable[...,
     opened = open_points(gallery)
     x, labels = all_points(opened).double().numpy(), np.array(opened.labels)
     rates: dict[tuple[str, str], list[bool]] = {}
+    fit = found["fits"][0]
     trained = set(() if found["is_optimistic"] else found["trained_labels"])
     for place, path in enumerate(opened.paths):
         side = ("left", "right", "")[int(Path(path).stem) // 12 % 3]
@@ -204,8 +205,8 @@ def answers_by_side(run: Path, table: Path, gallery: Path, dmlkit: Callable[...,
         for name, kept in (("fnir", np.arange(len(x)) != place), ("fpir", labels != labels[place])):
             best = {label: (x[kept & (labels == label)] @ x[place]).max() for label in set(labels[kept])}
             guess, second = sorted(best, key=best.__getitem__, reverse=True)[:2]
-            logit = found["margin_slope"] * (best[guess] - best[second]) + found["score_slope"] * best[guess]
-            accepted = 1 / (1 + np.exp(-logit - found["offset"])) >= found["threshold"]
+            logit = fit["margin_slope"] * (best[guess] - best[second]) + fit["score_slope"] * best[guess]
+            accepted = 1 / (1 + np.exp(-logit - fit["offset"])) >= fit["threshold"]
             wrong = accepted if name == "fpir" else not (accepted and guess == labels[place])
             rates.setdefault((side, name), []).append(wrong)
     for one in found["by"]["values"]:

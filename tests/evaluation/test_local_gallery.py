@@ -18,10 +18,12 @@ from dmlkit.gallery.change import add_images, create_gallery, remove_images, res
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.migrate import migrate_gallery
 from dmlkit.identify import scored
-from dmlkit.identify.calibration import Identification, acceptance_of, labeled_decider
-from dmlkit.identify.probability import Trials
+from dmlkit.identify.decisions import labeled_decider
+from dmlkit.identify.identify import Identifier
+from dmlkit.identify.probability import Identification, Trials
 from dmlkit.identify.scored import MatchedSpace, matched_gallery
 from dmlkit.identify.search import search
+from dmlkit.review.proposals import propose
 from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.manifest import LocalFusion
 from tests.conftest import Result
@@ -123,15 +125,15 @@ def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch
     searched = matched_gallery(GalleryFolder(gallery))
     assert searched is not None and isinstance(searched.manifold, MatchedSpace)
     _, decider = labeled_decider(searched)
-    part = decider if size == 1 else decider.together(size, 0)
-    rows = np.flatnonzero(part.tried)[:8]
+    part, groups = decider.together(size, 0)
+    groups = groups[:8]
+    rows = groups[:, 0]
     cosines = (searched.points[:, :-1] @ searched.points[:, :-1].T).numpy()
     patches = searched.manifold.store.at(torch.arange(len(searched))).float().numpy()
     for absent in (False, True):
-        trials = Trials.of(part, part.trial_points(rows), part.codes[rows], rows, absent=absent)
+        trials = Trials.of(part, part.points_of(groups), part.codes[rows], rows, absent=absent)
         units = part.codes if absent else part.groups
-        for place, row in enumerate(rows):
-            members = [int(row)] if part.members is None else part.members[int(row)].tolist()
+        for place, (row, members) in enumerate(zip(rows, groups.tolist(), strict=True)):
             scores = np.zeros(len(part.sizes))
             for one in members:
                 others = np.flatnonzero(units != units[row])
@@ -148,7 +150,7 @@ def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch
 
 
 def test_identify_and_calibrate_agree(gallery: Path, photos: Path, tmp_path: Path, dmlkit: Cli):
-    """The threshold is that of scores with matches, and strangers with their patches are read again."""
+    """Each command uses the threshold of its own scores: with matches, or of a server without."""
     import shutil
 
     own = Path(shutil.copytree(gallery, tmp_path / "own"))
@@ -158,23 +160,32 @@ def test_identify_and_calibrate_agree(gallery: Path, photos: Path, tmp_path: Pat
     folder = GalleryFolder(own)
     stored, searched = Identification.of(folder), matched_gallery(folder)
     assert stored is not None and searched is not None
-    names, decider = labeled_decider(searched)
-    accepted = acceptance_of(folder, names, decider)
-    assert accepted is not None and accepted.threshold == stored.threshold
+    fits = {(fit.similarity, fit.size): fit for fit in stored.fits}
+    with_matches, alone = fits["cosine_and_matches", 1], fits["cosine", 1]
+    assert stored.fits[0] == with_matches and with_matches.threshold != alone.threshold
+    assert Identifier(searched).fits[1] == with_matches and Identifier(folder).fits[1] == alone
+    x, labels = folder.points_at(torch.arange(len(folder))).double().numpy(), np.array(folder.labels)
+    reached = list[bool]()
+    for row, label in enumerate(labels):  # without its label, and without matches
+        best = sorted((float((x[labels == other] @ x[row]).max()) for other in {*labels} - {label}), reverse=True)
+        reached.append(alone.sigmoid.at(best[0] - best[1], best[0]) >= alone.threshold)
+    assert 0 < np.mean(reached) <= 0.4
     asked = dmlkit("identify", own, photos / "asked", "-o", tmp_path / "a.json", "--device", "cpu")
     found = json.loads((tmp_path / "a.json").read_text())
-    assert asked.code == 0 and found["least_probability"] == stored.threshold
+    assert asked.code == 0
     for one in found["images"]:
+        assert one["least_probability"] == with_matches.threshold
         assert one["score"] == one["nearest"][0]["similarity"]
-        assert one["probability"] == pytest.approx(stored.acceptance.sigmoid.at(one["margin"], one["score"]))
+        assert one["probability"] == pytest.approx(with_matches.sigmoid.at(one["margin"], one["score"]))
     grouped = dmlkit("identify", own, photos / "asked", "--by-group", "folder", "--device", "cpu")
     assert grouped.code == 0, grouped.err
-    mean = dmlkit("identify", own, photos / "asked", "--by", "mean", "--device", "cpu")
-    assert mean.code == 0 and "are not compared here" in " ".join(mean.out.split())
+    review = propose(own, photos / "asked", 0.05, 0.1, model=ON_CPU)
+    labels_of = {one["path"]: one["label"] for one in found["images"]}
+    assert {one.path: one.label or "unknown" for one in review.proposals} == labels_of
     again = dmlkit("gallery", "add", own, photos / "asked", "--device", "cpu")
-    assert again.code == 0 and len(GalleryFolder(own)) > 1.2 * stored.images
+    assert again.code == 0
     stale = dmlkit("identify", own, photos / "asked", "--device", "cpu")
-    assert stale.code == 0 and "so it was calibrated again" in " ".join(stale.out.split()), stale
+    assert stale.code == 0 and "have changed since it was calibrated" in " ".join(stale.out.split()), stale
 
 
 def test_changes_keep_patches_with_their_images(

@@ -10,7 +10,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation import pair_probability
 from dmlkit.evaluation.pair_probability import (
     fit_pair_probability,
-    held_out_reliability,
+    pair_trials,
     probability_at,
     sampled_pairs,
 )
@@ -68,8 +68,9 @@ def test_pairs_are_drawn_evenly(monkeypatch: pytest.MonkeyPatch):
 
 def test_reliability_is_of_pairs_whose_classes_did_not_fit():
     scores, classes = pairs_of(clusters(10, seed=5))
-    found = held_out_reliability(scores, classes)
-    assert found is not None and found.error_interval is not None
+    trials = pair_trials(scores, classes)
+    found = trials.reliability()
+    assert found.error_interval is not None
     folds = np.random.default_rng(0).permutation(10) % 5
     said = np.empty(len(scores))
     for row, (a, b) in enumerate(classes):
@@ -80,11 +81,11 @@ def test_reliability_is_of_pairs_whose_classes_did_not_fit():
         said[row] = model.predict_proba(scores[row : row + 1, None])[0, 1]
     rows = np.arange(0, len(scores), 293)
     same = classes[:, 0] == classes[:, 1]
-    fitted = pair_probability.held_out_probabilities(scores, classes)
+    fitted = trials.held_out_probabilities()
     assert fitted[rows] == pytest.approx(said[rows], abs=1e-4)
     weights = np.where(same, 0.5 / same.sum(), 0.5 / (~same).sum())
     assert found.brier == pytest.approx(weights @ (fitted - same) ** 2)
-    assert held_out_reliability(*pairs_of(clusters(4, seed=5))) is None
+    assert fit_pair_probability(clusters(4, seed=5)).reliability is None
 
 
 def test_probabilities_hold_for_pairs_of_other_classes():

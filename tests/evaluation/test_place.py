@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from dmlkit import gallery as load_gallery
+from dmlkit.evaluation.image_gallery import gallery as load_gallery
 from dmlkit.evaluation.place import PairWithPlace, fit_range
 from dmlkit.files.source import partner_path
 from dmlkit.manifolds import Sphere
@@ -211,36 +211,40 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
     """A loop over the images without their labels gives about the requested share of them a label."""
     from dmlkit.evaluation.place import place_in
     from dmlkit.gallery.folder import GalleryFolder
-    from dmlkit.identify.calibration import acceptance_of, labeled_decider
+    from dmlkit.identify.probability import Identification
     from dmlkit.identify.scored import place_gallery
 
     gallery, table, _ = asked
-    place = place_in(GalleryFolder(gallery), device="cpu")
-    assert dmlkit("calibrate", gallery, "--fpir", "0.2", "--device", "cpu").code == 0
-    placed = place_gallery(GalleryFolder(gallery), place)
-    names, decider = labeled_decider(placed)
-    accepted = acceptance_of(GalleryFolder(gallery), names, decider)
-    assert accepted is not None and "calibrated on labels of the gallery alone" in str(accepted.note)
+    words = ("identify", gallery, table, "--with", "place", "-o", tmp_path / "a.json", "--device", "cpu")
+    calibrate = ("calibrate", gallery, "--fpir", "0.2", "--device", "cpu")
+    assert dmlkit(*calibrate).code == 0
+    other = dmlkit(*words)  # no threshold of other scores is used
+    assert other.code == 0 and f"dmlkit calibrate {gallery} --with place" in " ".join(other.out.split())
+    assert {one["least_probability"] for one in json.loads((tmp_path / "a.json").read_text())["images"]} == {None}
+    assert f"identify {gallery} IMAGES --with place" in dmlkit(*calibrate, "--with", "place").out
+    stored = Identification.read(gallery / "identification.json")
+    fit = stored.fits[0]
+    assert fit.similarity == "cosine_and_place" and "cosine" in {one.similarity for one in stored.fits}
+    placed = place_gallery(GalleryFolder(gallery), place_in(GalleryFolder(gallery), device="cpu"))
     scores, labels = placed.manifold.similarity(placed.points, placed.points).numpy(), np.array(placed.labels)
     reached: list[bool] = []
     for row, label in enumerate(labels):
         best = sorted((scores[row, labels == other].max() for other in {*labels} - {label}), reverse=True)
-        reached.append(accepted.sigmoid.at(best[0] - best[1], best[0]) >= accepted.threshold)
+        reached.append(fit.sigmoid.at(best[0] - best[1], best[0]) >= fit.threshold)
     assert 0.1 <= np.mean(reached) <= 0.3
-    result = dmlkit("identify", gallery, table, "--with", "place", "-o", tmp_path / "a.json", "--device", "cpu")
+    assert dmlkit(*words).code == 0
     found = json.loads((tmp_path / "a.json").read_text())
-    assert result.code == 0 and found["least_probability"] == pytest.approx(accepted.threshold)
-    before = (gallery / "identification.json").read_bytes()
-    measured = dmlkit("calibrate", gallery, "--fpir", "0.2", "--with", "place", "--json", "--device", "cpu")
-    assert json.loads(measured.out)["threshold"] == pytest.approx(accepted.threshold), measured
-    known = ("calibrate", gallery, "--fpir", "0.2", "--with", "place", "--strangers", table, "--device", "cpu")
-    assert "nothing was written" in dmlkit(*known).out and (gallery / "identification.json").read_bytes() == before
+    assert {one["least_probability"] for one in found["images"]} == {fit.threshold}
+    known = (*calibrate, "--with", "place", "--strangers", table)
     wrong = dmlkit(*known, "--by", "animal")
     assert wrong.code == 2 and "--by animal: does not apply to --with place" in wrong.err, wrong
     lynx = load_gallery(gallery, device="cpu")
     answers = lynx.identify(table, place=True)
-    assert answers.least_probability == found["least_probability"] and answers.note == accepted.note
     assert [answer.score for answer in answers.answers] == [one["score"] for one in found["images"]]
+    strays = table.with_name("strays.csv")
+    strays.write_text(table.read_text().replace(",animal", ",stray"))
+    assert dmlkit(*known[:-1], strays).code == 0
+    assert Identification.read(gallery / "identification.json").fits[0] != fit  # with strangers
     near = lynx.search(table, k=2, place=True)
     assert near.similarity_name == "cosine_and_place" and next(near.neighbors())[1][0].item.id in ids_of(gallery)
 
@@ -269,7 +273,6 @@ def test_mistakes_with_a_gallery(asked: tuple[Path, Path, np.ndarray], run: Path
         (("search", empty, table), "has a place; create a gallery from a table with the columns"),
         (("search", run, table), "--with place: applies to a gallery, but"),
         (("search", gallery, table, "--rerank", "expansion"), "--rerank: does not apply to --with place"),
-        (("identify", gallery, table, "--by", "mean"), "--by mean: does not apply to --with place"),
     )
     for words, message in cases:
         wrong = dmlkit(*words, "--with", "place", "--device", "cpu")

@@ -130,7 +130,6 @@ def answers(gallery: Path, asked: Path) -> dict[str, Callable[[], Any]]:
     return {
         "search": lambda: search(gallery, asked, k=4).plain(),
         "nearest": lambda: identify(gallery, asked).answers,
-        "mean": lambda: identify(gallery, asked, rule=LabelRule(by="mean")).answers,
         "vote": lambda: identify(gallery, asked, rule=LabelRule(by="vote", k=3)).answers,
         "info": info,
         "history": lambda: [(one.number, one.images) for one in read_summary(gallery).versions],

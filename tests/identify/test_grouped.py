@@ -19,10 +19,10 @@ from dmlkit.errors import UserError
 from dmlkit.gallery.change import create_gallery
 from dmlkit.gallery.sources import open_points
 from dmlkit.identify import decisions
-from dmlkit.identify.calibration import calibrate_gallery, group_probability, labeled_decider
-from dmlkit.identify.decisions import Decider
+from dmlkit.identify.calibration import calibrate_gallery
+from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.identify import LabelRule, identify
-from dmlkit.identify.probability import estimate_probability
+from dmlkit.identify.probability import NO_STRANGERS, SIZES, Strangers, estimate_probability, trials_of
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.vectors.points import PointsInMemory
 from tests.conftest import Result
@@ -41,38 +41,33 @@ def drawn(classes: np.ndarray, seed: int, spread: float = 1.5) -> torch.Tensor:
     return torch.nn.functional.normalize(centers + spread * noise, dim=1)
 
 
-def decider_of(codes: np.ndarray, points: torch.Tensor, rule: str = "nearest", **more: object) -> Decider:
+def decider_of(codes: np.ndarray, points: torch.Tensor, **more: object) -> Decider:
     names = [str(code) for code in codes]
-    return Decider(PointsInMemory("points", Sphere(DIM), points, names, names), codes, rule, **more)  # type: ignore[arg-type]
+    return Decider(PointsInMemory("points", Sphere(DIM), points, names, names), codes, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("rule", "size"), [("nearest", 2), ("nearest", 3), ("mean", 3)])
-def test_the_images_of_a_group_are_left_out_together(rule: str, size: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_images_of_a_group_are_left_out_together(size: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(decisions, "BLOCK_ROWS", 8)
     codes = np.repeat(np.arange(5), 7)
     near = np.arange(35) - np.isin(np.arange(35), [1, 8])  # two pairs of near-duplicates
     points = drawn(codes, 1)
-    part = decider_of(codes, points, rule, groups=near).together(size, seed=3)
-    assert part.members is not None
-    rows = np.flatnonzero(part.tried)
-    assert sorted(part.members) == rows.tolist()
-    images = [row for members in part.members.values() for row in members.tolist()]
+    part, groups = decider_of(codes, points, groups=near).together(size, seed=3)
+    rows, images = groups[:, 0], groups.ravel().tolist()
     assert max(Counter(near[images].tolist()).values()) == 1  # no image twice, and no two near-duplicates
     sizes = {code: len(np.unique(near[codes == code])) // size for code in range(5)}
     assert Counter(codes[rows].tolist()) == sizes
-    asked = part.trial_points(rows)
+    asked = part.points_of(groups)
     for absent in (False, True):
-        for row, point, found in zip(rows, asked, part.decide(asked, rows, absent=absent), strict=True):
-            members = part.members[int(row)]
+        decided = part.decide(asked, rows, absent=absent)
+        for row, members, point, found in zip(rows, groups, asked, decided, strict=True):
             assert len(members) == size and len(set(codes[members])) == 1
             assert torch.equal(point, points[members])
             kept = codes != codes[row] if absent else ~np.isin(near, near[members])
             similarities = (points.double() @ point.double().T).numpy()
             scores = {}
             for code in set(codes[kept]):
-                known = points[kept & (codes == code)].double().mean(0)
-                nearest = similarities[kept & (codes == code)].max(0)
-                scores[code] = float((nearest if rule == "nearest" else point.double() @ known / known.norm()).mean())
+                scores[code] = float(similarities[kept & (codes == code)].max(0).mean())
             first, second = sorted(scores, key=scores.__getitem__, reverse=True)[:2]
             assert (found.code, found.score) == (first, pytest.approx(scores[first], abs=1e-6))
             assert found.margin == pytest.approx(scores[first] - scores[second], abs=1e-6)
@@ -128,9 +123,9 @@ def test_one_answer_per_folder(gallery: Path, dmlkit: Cli):
     assert found.answers[1].guess == alone.answers[0].guess and found.answers[1].images == 1
     assert found.answers[1].probability == pytest.approx(alone.answers[0].probability, abs=1e-5)
     searched = open_points(gallery / "birds")
-    names, decider = labeled_decider(searched)
-    for answer, size in ((found.answers[0], 3), (found.answers[2], 4)):  # no label has 8 images
-        sigmoid = group_probability(searched, names, decider, size)
+    _, decider = labeled_decider(searched)
+    for answer, size in ((found.answers[0], 2), (found.answers[2], 4)):  # of 3 images, and of 9
+        sigmoid = estimate_probability(decider, size)
         assert sigmoid is not None and answer.probability == pytest.approx(sigmoid.at(answer.margin, answer.score))
     words = ("identify", gallery / "birds", gallery / "asked", "--by-group", "folder", "--device", "cpu")
     page, table, file = (gallery / name for name in ("page.html", "answers.csv", "answers.json"))
@@ -146,14 +141,34 @@ def test_one_answer_per_folder(gallery: Path, dmlkit: Cli):
     assert "9 images" in html and html.count("<section") == 3 and "no picture" not in html
 
 
-def test_the_probability_of_a_calibrated_gallery_is_of_its_strangers_too(gallery: Path):
-    calibrate_gallery(gallery / "birds", fpir=0.5, model=ON_CPU)
-    searched = open_points(gallery / "birds")
-    names, decider = labeled_decider(searched)
-    found = group_probability(searched, names, decider, 2)
-    (gallery / "birds" / "identification.json").unlink()
-    alone = group_probability(searched, names, decider, 2)
-    assert found is not None and alone is not None and found != alone
+def test_groups_have_their_own_threshold(gallery: Path, dmlkit: Cli):
+    """Fits of a calibrated gallery are those of trials on groups; answers take the largest that is not above them."""
+    birds = shutil.copytree(gallery / "birds", gallery / "calibrated")
+    calibrated = calibrate_gallery(birds, fpir=0.5, strangers=gallery / "asked", model=ON_CPU)
+    assert [fit.size for fit in calibrated.fits] == list(SIZES)
+    assert len({fit.threshold for fit in calibrated.fits}) == 3 and all(fit.fpir.rate <= 0.5 for fit in calibrated.fits)
+    file = gallery / "own.json"
+    words = ("identify", birds, gallery / "asked", "--by-group", "folder", "-o", file, "--device", "cpu")
+    result = dmlkit(*words)
+    assert result.code == 0 and "(probability below" in result.out
+    by_size = {fit.size: fit for fit in calibrated.fits}
+    for one, size in zip(json.loads(file.read_text())["images"], (2, 1, 4), strict=True):
+        fit = by_size[size]
+        assert one["probability"] == pytest.approx(fit.sigmoid.at(one["margin"], one["score"]))
+        assert one["least_probability"] == fit.threshold
+        assert one["label"] == (one["guess"] if one["probability"] >= fit.threshold else "unknown")
+
+
+def test_strangers_are_tried_in_groups_too():
+    codes = np.arange(60) % 10
+    decider = decider_of(codes, drawn(codes, 0))
+    classes = np.repeat(np.arange(4), 5)
+    strangers = Strangers(drawn(100 + classes, 3), classes)
+    alone, more = (trials_of(decider, 2, 100, strangers=one)[0] for one in (NO_STRANGERS, strangers))
+    draws = 2  # of 30 groups each, with 2 groups of each class of strangers
+    assert len(alone.right) == 60 * draws and alone.absent.sum() == 30 * draws
+    assert Counter(more.classes[more.classes >= 10].tolist()) == dict.fromkeys(range(10, 14), 2 * draws)
+    assert len(more.right) - len(alone.right) == 8 * draws
 
 
 def test_groups_of_a_table(gallery: Path, dmlkit: Cli):
@@ -231,7 +246,7 @@ def test_the_frames_of_a_video_are_a_group(place: Path, tmp_path: Path, dmlkit: 
         ("text.mkv", (), "text.mkv: cannot read this video: "),
         ("sound.mp4", (), "sound.mp4: this video has no frames"),
         ("a.mp4", ("--boxes", tmp_path / "files"), "--boxes: applies to images, but"),
-        ("a.mp4", ("--by", "vote"), "--by-group folder: applies to --by nearest and --by mean, got --by vote"),
+        ("a.mp4", ("--by", "vote"), "--by-group folder: applies to --by nearest, got --by vote"),
     ):
         wrong = dmlkit(*words[:2], tmp_path / name, *more, "--device", "cpu")
         assert wrong.code == 2 and message in wrong.err and len(wrong.err.strip().splitlines()) == 1, wrong

@@ -23,7 +23,6 @@ from dmlkit.gallery.sources import open_queries
 from dmlkit.identify import decisions
 from dmlkit.identify.identify import LabelRule, identify
 from dmlkit.identify.page import drawn_picture
-from dmlkit.manifolds.base import frechet_mean
 from dmlkit.vectors.points import in_memory
 from tests.conftest import ON_THE_BALL, Result
 from tests.datasets import trees
@@ -57,10 +56,6 @@ def naive(gallery: GalleryFolder, query: torch.Tensor, by: str, k: int) -> tuple
         for point, label in zip(points, labels, strict=True)
     ]
     scores.sort(reverse=True)
-    if by == "mean":
-        own = {name: points[[label == name for label in labels]] for name in set(labels)}
-        scores = [(-ball.paired_distance(query.double(), frechet_mean(ball, own[name])).item(), name) for name in own]
-        scores.sort(reverse=True)
     voters = [label for _, label in scores[: k if by == "vote" else 1]]
     winner = max(voters, key=lambda label: (voters.count(label), -voters.index(label)))
     best = next(score for score, label in scores if label == winner)
@@ -68,7 +63,7 @@ def naive(gallery: GalleryFolder, query: torch.Tensor, by: str, k: int) -> tuple
 
 
 @pytest.mark.parametrize("by_group", [None, "folder"])
-@pytest.mark.parametrize("by", ["nearest", "vote", "mean"])
+@pytest.mark.parametrize("by", ["nearest", "vote"])
 def test_images_without_a_label_do_not_count(by: Any, by_group: str | None, place: Path, tmp_path: Path):
     """The answers are those of a gallery without them, also to one of these images."""
     if by == "vote" and by_group:
@@ -88,7 +83,7 @@ def test_images_without_a_label_do_not_count(by: Any, by_group: str | None, plac
 
 
 @pytest.mark.parametrize("first", [1, 16])
-@pytest.mark.parametrize("by", ["nearest", "vote", "mean"])
+@pytest.mark.parametrize("by", ["nearest", "vote"])
 def test_answers_are_those_of_a_loop(by: Any, first: int, place: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(decisions, "FIRST", first)
     found = identify(place / "gallery", place / "asked", rule=LabelRule(by, 5 if by == "vote" else None), model=ON_CPU)
@@ -200,7 +195,7 @@ def test_a_gallery_keeps_its_threshold(place: Path, tmp_path: Path):
 def test_one_label_has_no_margin(place: Path, tmp_path: Path):
     gallery = tmp_path / "gallery"
     create_gallery(place / "run", place / "photos" / "crow", gallery, label="crow", model=ON_CPU)
-    for by in ("nearest", "vote", "mean"):
+    for by in ("nearest", "vote"):
         found = identify(gallery, place / "asked", rule=LabelRule(by), model=ON_CPU)
         assert {answer.label for answer in found.answers} == {"crow"}
         assert {answer.margin for answer in found.answers} == {None}

@@ -16,7 +16,7 @@ from dmlkit.identify.probability import LEAST, estimate_probability, fit_sigmoid
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.vectors.points import PointsInMemory
 from tests.gallery.conftest import place  # noqa: F401 - a fixture
-from tests.identify.test_identify_numpy import SPACES, decide, mean_of, stocked
+from tests.identify.test_identify_numpy import SPACES, decide, stocked
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -31,15 +31,12 @@ def test_images_are_decided_on_without_themselves(
     searched, owners = open_points(tmp_path / "gallery"), np.array(labels)
     names, codes = np.unique(owners, return_inverse=True)
     rows = np.argsort(codes, kind="stable")[::10]
-    for rule, k in (("nearest", 1), ("vote", 5), ("mean", 1)):
+    for rule, k in (("nearest", 1), ("vote", 5)):
         decider = Decider(searched, codes, rule, k)  # type: ignore[arg-type]
         own = searched.points_at(torch.from_numpy(rows))
         for row, found in zip(rows, decider.decide(own, rows), strict=True):
             others = np.arange(len(points)) != row
             known, whose = points[others], owners[others].tolist()
-            if rule == "mean":
-                known = np.stack([mean_of(space, known[np.array(whose) == name]) for name in names])
-                whose = names.tolist()
             label, score, margin = decide(space, k, known, whose, points[row])
             assert found.score == pytest.approx(score, abs=5e-4 if space in ("ball", "hyperboloid") else 1e-5)
             if margin > 1e-3 or rule == "vote":
