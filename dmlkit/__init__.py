@@ -9,7 +9,7 @@ The main interfaces are the command line (``dmlkit --help``) and recipes. Their 
     model = dmlkit.load("runs/demo")
     embeddings = model.embed(["robin.jpg", "wren.jpg"])  # (2, D)
     print(model.similarity(embeddings, embeddings))
-    gallery = dmlkit.gallery("galleries/birds", run="runs/demo")  # opened, or created
+    gallery = dmlkit.open_gallery("galleries/birds", run="runs/demo")  # opened, or created
     gallery.add("photos/")
     for path, answer in gallery.identify("new/").labeled():
         print(path, answer.label, answer.score)
@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING
 from dmlkit.errors import UserError
 
 if TYPE_CHECKING:
-    from dmlkit.evaluation.image_gallery import ImageGallery, gallery
+    from dmlkit.evaluation.image_gallery import ImageGallery, open_gallery
     from dmlkit.evaluation.run import evaluate_run as evaluate
     from dmlkit.serve.client import Client
     from dmlkit.training.train import train
     from dmlkit.vectors.embedder import Embedder, load
 
-__all__ = ["Client", "Embedder", "ImageGallery", "UserError", "evaluate", "gallery", "load", "train"]
+__all__ = ["Client", "Embedder", "ImageGallery", "UserError", "evaluate", "load", "open_gallery", "train"]
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:  # each is imported when it is first asked for: torch takes seconds
@@ -44,7 +44,7 @@ if not TYPE_CHECKING:  # each is imported when it is first asked for: torch take
         "Embedder": ("dmlkit.vectors.embedder", "Embedder"),
         "ImageGallery": ("dmlkit.evaluation.image_gallery", "ImageGallery"),
         "evaluate": ("dmlkit.evaluation.run", "evaluate_run"),
-        "gallery": ("dmlkit.evaluation.image_gallery", "gallery"),
+        "open_gallery": ("dmlkit.evaluation.image_gallery", "open_gallery"),
         "load": ("dmlkit.vectors.embedder", "load"),
         "train": ("dmlkit.training.train", "train"),
     }

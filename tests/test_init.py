@@ -1,6 +1,7 @@
 """What `import dmlkit` offers, and how a name that it has not is told."""
 
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,12 @@ import dmlkit
 def test_what_is_offered_is_there_and_documented(name: str):
     assert inspect.getdoc(getattr(dmlkit, name))
     assert name in dir(dmlkit)
+
+
+def test_no_name_is_that_of_a_folder():
+    """Importing ``dmlkit.gallery`` binds that module to the name, so that a function of the same name is gone."""
+    folders = {path.name for path in Path(dmlkit.__path__[0]).iterdir()}
+    assert not folders & {*dmlkit.__all__}
 
 
 def test_another_name_is_told_with_those_there_are():

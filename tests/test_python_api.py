@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from dmlkit import gallery, load
+from dmlkit import load, open_gallery
 from dmlkit.errors import UserError
 from dmlkit.metrics import retrieval_metrics
 from dmlkit.vectors.embedder import backbone_keys
@@ -40,7 +40,7 @@ def both(place: Path, tmp_path: Path, dmlkit: Cli) -> tuple[Path, Path]:
     pytest.importorskip("lancedb", reason="the extra dmlkit[lancedb] is not installed")
     typed, coded = tmp_path / "typed", tmp_path / "coded"
     assert dmlkit("gallery", "create", place / "run", place / "photos", "-o", typed, "--device", "cpu").code == 0
-    made = gallery(coded, run=place / "run", device="cpu")
+    made = open_gallery(coded, run=place / "run", device="cpu")
     assert (len(made), made.labels()) == (0, {})
     outcome = made.add(place / "photos")
     assert (outcome.added, outcome.repeated, outcome.skipped) == (9, [], [])
@@ -64,7 +64,7 @@ def test_embeddings_are_those_of_embed(place: Path, tmp_path: Path, dmlkit: Cli)
 def test_a_gallery_is_that_of_the_commands(place: Path, both: tuple[Path, Path], dmlkit: Cli):
     typed, coded = both
     assert info_of(dmlkit, coded) == info_of(dmlkit, typed)
-    birds = gallery(coded, device="cpu")
+    birds = open_gallery(coded, device="cpu")
     again = birds.add(str(place / "photos" / "crow" / "1.jpg"), label="raven")
     assert again.added == 0 and "in the gallery already" in again.repeated[0]
     assert birds.add(place / "new" / "dove.jpg", label="pigeon").added == 1
@@ -83,7 +83,7 @@ def test_a_gallery_is_that_of_the_commands(place: Path, both: tuple[Path, Path],
 @pytest.mark.slow
 def test_answers_are_those_of_search_and_identify(place: Path, both: tuple[Path, Path], dmlkit: Cli, tmp_path: Path):
     typed, coded = both
-    birds = gallery(coded, run=place / "run", device="cpu")
+    birds = open_gallery(coded, run=place / "run", device="cpu")
     assert dmlkit("embed", place / "run", place / "new", "-o", tmp_path / "e", "--device", "cpu").code == 0
     for queries in (place / "new", place / "new" / "dove.jpg", tmp_path / "e"):
         device = () if queries == tmp_path / "e" else ("--device", "cpu")
@@ -105,7 +105,7 @@ def test_answers_are_those_of_search_and_identify(place: Path, both: tuple[Path,
     for words, options in (
         ([], {}),
         (["--by", "vote", "-k", 3], {"by": "vote", "k": 3}),
-        (["--by", "mean", "--threshold", 0.99], {"by": "mean", "threshold": 0.99}),
+        (["--threshold", 0.99], {"threshold": 0.99}),
     ):
         table = tmp_path / "answers.csv"
         assert dmlkit("identify", typed, place / "new", "-o", table, *words).code == 0
@@ -120,15 +120,15 @@ def test_answers_are_those_of_search_and_identify(place: Path, both: tuple[Path,
 @pytest.mark.slow
 def test_a_gallery_is_opened_without_its_run_and_its_run_may_move(place: Path, both: tuple[Path, Path], tmp_path: Path):
     with pytest.raises(UserError, match="no gallery here"):
-        gallery(tmp_path / "nothing")
+        open_gallery(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
     moved = (place / "run").rename(tmp_path / "moved")
     try:
-        birds = gallery(str(both[1]), device="cpu")
+        birds = open_gallery(str(both[1]), device="cpu")
         assert len(birds) == 9
         with pytest.raises(UserError, match="the run that made it is unknown or has moved"):
             birds.search(place / "new")
-        assert len(gallery(both[1], run=moved, device="cpu").search(place / "new", k=2).queries) == 3
+        assert len(open_gallery(both[1], run=moved, device="cpu").search(place / "new", k=2).queries) == 3
     finally:
         moved.rename(place / "run")
 

@@ -219,7 +219,7 @@ def _boxes(given: str | Path | Boxes | None) -> Boxes | None:
     return Boxes(Path(given)) if isinstance(given, str | Path) else given
 
 
-def gallery(path: str | Path, *, run: str | Path | None = None, device: str = "auto") -> ImageGallery:
+def open_gallery(path: str | Path, *, run: str | Path | None = None, device: str = "auto") -> ImageGallery:
     """Open a gallery; if there is none and a run is given, create an empty one.
 
     Args:
@@ -240,7 +240,7 @@ def gallery(path: str | Path, *, run: str | Path | None = None, device: str = "a
         >>> for color in ("red", "blue"):
         ...     (folder / "photos" / color).mkdir(parents=True)
         ...     Image.new("RGB", (8, 8), color).save(folder / "photos" / color / "1.png")
-        >>> birds = dmlkit.gallery(folder / "birds", run=folder / "run", device="cpu")
+        >>> birds = dmlkit.open_gallery(folder / "birds", run=folder / "run", device="cpu")
         >>> birds.add(folder / "photos").added, len(birds), birds.labels()
         (2, 2, {'blue': 1, 'red': 1})
         >>> [answer.label for path, answer in birds.identify(folder / "photos" / "red").labeled()]

@@ -56,7 +56,7 @@ def through_the_front_door(folder: Path) -> NDArray[np.float32]:
     embeddings = model.embed(["robin.jpg", folder / "wren.jpg", Image.new("RGB", (8, 8))])
     assert_type(embeddings, NDArray[np.float32])
     assert_type(dmlkit.load("timm:vit_small_patch14_dinov2"), dmlkit.Embedder)
-    birds = dmlkit.gallery("galleries/birds", run=folder)
+    birds = dmlkit.open_gallery("galleries/birds", run=folder)
     assert_type(birds, dmlkit.ImageGallery)
     assert_type(birds.add("photos", label="robin").added, int)
     assert_type(birds.remove(labels=["robin"]) + len(birds), int)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from dmlkit.evaluation.image_gallery import gallery as load_gallery
+from dmlkit.evaluation.image_gallery import open_gallery
 from dmlkit.evaluation.place import PairWithPlace, fit_range
 from dmlkit.files.source import partner_path
 from dmlkit.manifolds import Sphere
@@ -238,7 +238,7 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
     known = (*calibrate, "--with", "place", "--strangers", table)
     wrong = dmlkit(*known, "--by", "animal")
     assert wrong.code == 2 and "--by animal: does not apply to --with place" in wrong.err, wrong
-    lynx = load_gallery(gallery, device="cpu")
+    lynx = open_gallery(gallery, device="cpu")
     answers = lynx.identify(table, place=True)
     assert [answer.score for answer in answers.answers] == [one["score"] for one in found["images"]]
     strays = table.with_name("strays.csv")

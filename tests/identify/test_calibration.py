@@ -11,7 +11,7 @@ import torch
 from scipy.stats import t
 
 from dmlkit.errors import UserError
-from dmlkit.evaluation.image_gallery import gallery as load_gallery
+from dmlkit.evaluation.image_gallery import open_gallery
 from dmlkit.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.gallery.sources import open_points
 from dmlkit.identify.calibration import best_fit, calibrate_gallery, rate_of, threshold_for
@@ -247,7 +247,7 @@ def test_a_gallery_is_calibrated_and_identify_uses_it(gallery: Path, tmp_path: P
         assert answer["label"] == (answer["guess"] if said >= fit.threshold else "unknown")
     by_score = identify(gallery, tmp_path / "asked", rule=LabelRule(threshold=-1e9), model=ON_CPU)
     assert all(one.least_probability is None and one.label != "unknown" for one in by_score.answers)
-    again = load_gallery(gallery, device="cpu").calibrate(fpir=0.5)
+    again = open_gallery(gallery, device="cpu").calibrate(fpir=0.5)
     assert again == found
 
 

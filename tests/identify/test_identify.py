@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
-from dmlkit.evaluation.image_gallery import gallery as load_gallery
+from dmlkit.evaluation.image_gallery import open_gallery
 from dmlkit.files.image_file import Box
 from dmlkit.gallery.change import GallerySettings, add_images, create_gallery
 from dmlkit.gallery.folder import GalleryFolder
@@ -310,10 +310,10 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     pairs = list(csv.DictReader(listed.open()))
     assert {(row["x1"], row["other_x1"]) for row in pairs} == {("0.0", ""), ("40.0", "")}
     labels = tmp_path / "labels"
-    again = load_gallery(place / "gallery", device="cpu").identify(asked, boxes=labels)
+    again = open_gallery(place / "gallery", device="cpu").identify(asked, boxes=labels)
     assert [answer.guess for answer in again.answers] == ["gull", "finch"]
     assert [box and list(box[:4]) for box in again.neighbors.boxes] == [query["box"] for query in near]
-    in_python = load_gallery(gallery, device="cpu")
+    in_python = open_gallery(gallery, device="cpu")
     assert in_python.add(asked, label="bird", boxes=Boxes(labels, margin=0.2)).added == 2  # other pixels
     found_there = in_python.search(asked, k=1, boxes=labels).neighbors()
     assert [found[0].similarity for _, found in found_there] == pytest.approx([0, 0], abs=1e-3)
