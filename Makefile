@@ -61,7 +61,8 @@ docs: setup  ## Build the documentation site into site/; fails for broken links 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 papers: setup  ## Regenerate the results in docs/papers from docs/studies
-	$(BIN)/python -m dmlkit report docs/studies/*_claims -o docs/papers.md
+	for study in caltech glyphs modes photos photos_network; do \
+	  $(BIN)/python -m dmlkit plot results docs/studies/$${study}_claims -o docs/papers/$${study}_claims.png || exit 1; done
 	$(BIN)/python -m dmlkit report docs/results/manifolds_clip docs/results/manifolds_learned docs/results/product_hierarchy docs/results/hierarchical_clustering -o docs/spaces.md
 	$(BIN)/python -m dmlkit report docs/results/which_loss docs/results/which_loss_glyphs docs/results/which_loss_modes docs/results/hard_classes -o docs/results.md
 	for paper in proxy_gml proxy_isa cgml grouplet mpa; do \

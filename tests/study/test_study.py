@@ -807,7 +807,7 @@ def test_the_report_holds_claim_figures_verdict_and_command_of_every_study(
     assert text.count("## A larger margin is better") == 2
     assert f"    {results['command']}\n" in text and results["command"].startswith("dmlkit study ")
     judged = results["verdicts"][0]
-    assert f"| large better than small | {judged['difference']:+.4f} (" in text
+    assert f"| large better than small | {judged['difference']:+.4f} ± " in text
     held = 2 * (judged["verdict"] == "holds")
     assert text.split("\n\n")[2].startswith("2 studies, 8 models, ") and f"Of 2 statements, {held} hold" in text
     for name in ("out", "other"):

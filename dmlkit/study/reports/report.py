@@ -43,14 +43,13 @@ COUNTED = {
 }
 ALWAYS_COUNTED = {"holds", "does not hold", "not separable at this size"}
 EXPLANATION = """\
-Results are those of classes that were not used in training, with the checkpoint that was best on validation classes. ±
-and intervals are 95 % (Student's t). Differences are paired over seeds; their intervals cover the variation of test
-classes only where a study says so. A statement holds if the interval of its difference is above 0, and does not hold if
-it is below 0. Otherwise it "makes no difference" if the whole interval is negligible, and is "not separable at this
-size" if not. Verdicts are corrected by Holm's method over all statements and metrics of the study. "Not trained": a
-variant scores below its own network before training by every metric. "Equal by construction": both variants have the
-same results with every seed. Neither says anything about the claim. If seeds were added until a statement was decided,
-its measured difference is on average larger than the true one."""
+Results are those of test classes, with the checkpoint that was best on validation classes. ± is a 95 % interval
+(Student's t); differences are paired over seeds, and their intervals cover test classes too where a number of them is
+given. A statement holds if the interval of its difference is above 0, and does not hold if it is below 0. Otherwise it
+makes no difference if the whole interval is negligible, and is not separable if not. Holm's method corrects verdicts
+for all statements and metrics of a study. "Not trained": a variant is below its own network before training by every
+metric. "Equal by construction": both variants have the same results with every seed. If seeds were added until a
+statement was decided, the difference is on average larger than the true one."""
 
 
 def study_section(results: StudyResults, plot: str) -> str:
@@ -59,8 +58,9 @@ def study_section(results: StudyResults, plot: str) -> str:
     Args:
         plot: path of the picture, relative to the document.
     """
-    claim, one = markdown(results.claim), {"": results}
-    tables = [as_markdown(rows) for rows in (statement_rows(one), trained_rows(one)) if len(rows) > 1]
+    claim = markdown(results.claim)
+    tables = [as_markdown(statement_rows({"": results}))] if results.verdicts else []
+    tables.append(as_markdown(trained_rows(results)))
     source = _source_paragraph(results)
     return "\n\n".join([f"## {claim}", *source, *tables, f"![{claim}]({quote(plot)})", *repeat_paragraphs(results)])
 
@@ -91,7 +91,8 @@ def study_page(results: StudyResults) -> str:
 
 def repeat_paragraphs(results: StudyResults) -> list[str]:
     """Return the settings of a study, and the command that repeats it."""
-    return [_setting(results), f"    {printable(results.command)}"]
+    setting = _setting(results)
+    return [f"{setting[0].upper()}{setting[1:]}. To repeat it:", f"    {printable(results.command)}"]
 
 
 def write_section(results: StudyResults, folder: Path) -> Path:
@@ -156,24 +157,26 @@ def missing_lines(results: StudyResults) -> list[str]:
 
 
 def _setting(results: StudyResults) -> str:
-    cost, seeds = results.cost, _ranges(results.seeds)
+    parts = ["Reality Check protocol, 4 models per run"] if results.protocol == "reality_check" else []
+    parts.append(f"seeds {_ranges(results.seeds)}")
     if results.more_seeds:
-        seeds += f", up to {results.more_seeds} more while a statement was not separable (intervals corrected)"
+        parts[-1] += f", up to {results.more_seeds} more while a statement was not separable (intervals corrected)"
     if results.rotate_folds:
-        seeds += ", validated on rotating folds"
+        parts[-1] += ", validated on rotating folds"
+    counts = {judged.classes for judged in results.verdicts}
+    if classes := " and ".join(map(str, sorted(filter(None, counts)))):
+        parts.append(f"{classes} test classes{' in the intervals of some metrics' * (not all(counts))}")
     trials = {len(variant.tuned.validation) for variant in results.variants.values() if variant.tuned}
     if trials:
-        seeds += f"; {' to '.join(map(str, sorted({min(trials), max(trials)})))} trials per variant"
+        parts.append(f"{' to '.join(map(str, sorted({min(trials), max(trials)})))} trials per variant")
     if results.negligible:
-        seeds += f"; differences up to {results.negligible:g} are negligible"
-    classes = sorted({judged.classes or 0 for judged in results.verdicts})
-    over = " and ".join(f"seeds and {count} test classes" if count else "seeds alone" for count in classes)
-    seeds += f"; intervals over {over}" if classes else ""
-    protocol = "Reality Check protocol, 4 models per run" if results.protocol == "reality_check" else "Official split"
+        parts.append(f"differences up to {results.negligible:g} are negligible")
     before = {*map(untrained_text, results.variants.values())}
-    seeds += f"; before training {before.pop()}" if len(before) == 1 and before != {""} else ""
-    time = f"{cost.models} models, {format_duration(cost.seconds)} on {markdown('; '.join(cost.on))}"
-    return f"{protocol}; seeds {seeds}; {time}. To repeat it:"
+    if len(before) == 1 and before != {""}:
+        parts.append(f"before training {before.pop()}")
+    cost = results.cost
+    parts.append(f"{cost.models} models, {format_duration(cost.seconds)} on {markdown('; '.join(cost.on))}")
+    return "; ".join(parts)
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -213,18 +216,18 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
 
 
 def paper_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, str]) -> list[str]:
-    """Return the paragraphs of a paper's report: statements, results, pictures and commands of each study.
+    """Return the paragraphs of a paper's report: statements, explanation, and each study with its command.
 
     Args:
         plots: path of each picture, relative to the document.
     """
-    tables = [as_markdown(rows) for rows in (statement_rows(studies), trained_rows(studies))]
-    paragraphs = [*disagreement_paragraphs(studies), *tables, EXPLANATION]
-    for name, results in studies.items():
-        setting, command = repeat_paragraphs(results)
-        picture = f"[picture]({quote(plots[name])})"
-        paragraphs += [f"**{markdown(name)}** ({picture}): {markdown(results.claim)}. {setting}", command]
-    return paragraphs
+    lines = [
+        f"- {markdown(name)} ([picture]({quote(plots[name])})): {markdown(results.claim)}; {_setting(results)}"
+        for name, results in studies.items()
+    ]
+    commands = [f"    {printable(results.command)}" for results in studies.values()]
+    paragraphs = [*disagreement_paragraphs(studies), as_markdown(statement_rows(studies)), EXPLANATION]
+    return [*paragraphs, "To repeat the studies:", "\n".join(commands), "\n".join(lines)]
 
 
 LOG_RATIO = 10  # swept values with at least this ratio are drawn on a logarithmic axis

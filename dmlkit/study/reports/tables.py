@@ -33,21 +33,28 @@ def verdict_rows(results: StudyResults) -> Rows:
 
 
 def statement_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """Return one row per statement and study, with one column per metric; the rows of a statement are adjacent.
+    """Return one row per statement and study, with one column per metric.
 
-    A single study is not named.
+    The rows of a statement are adjacent, and the first names it. A single study is not named.
     """
     found: dict[Pair, dict[str, dict[str, str]]] = {}
     for name, results in studies.items():
         for judged in results.verdicts:
-            cell = f"{judged.difference:+.4f} ({_interval(judged)}), {_word(judged)}"
-            found.setdefault(_pair(judged), {}).setdefault(name, {})[judged.metric] = cell
+            found.setdefault(_pair(judged), {}).setdefault(name, {})[judged.metric] = _difference_cell(judged)
     metrics = dict.fromkeys(metric for rows in found.values() for cells in rows.values() for metric in cells)
     rows = [["statement", "study", *metrics]]
     for (better, than), group in found.items():
-        for name, cells in group.items():
-            rows.append([f"{better} better than {than}", name, *(cells.get(metric, "") for metric in metrics)])
-    return _without_single_study(rows, studies)
+        for index, (name, cells) in enumerate(group.items()):
+            statement = "" if index else f"{better} better than {than}"
+            rows.append([statement, name, *(cells.get(metric, "") for metric in metrics)])
+    return rows if len(studies) > 1 else [[first, *rest] for first, _, *rest in rows]
+
+
+def _difference_cell(judged: JudgedStatement) -> str:
+    half = "" if judged.high is None else f" ± {judged.high - judged.difference:.4f}"
+    word = judged.verdict.removesuffix(" at this size")
+    is_lost = judged.corrected_verdict not in (None, judged.verdict)
+    return f"{judged.difference:+.4f}{half}, {word}{', not after Holm' * is_lost}"
 
 
 def disagreements(studies: Mapping[str, StudyResults]) -> list[str]:
@@ -67,28 +74,16 @@ def disagreements(studies: Mapping[str, StudyResults]) -> list[str]:
     ]
 
 
-def trained_rows(studies: Mapping[str, StudyResults]) -> Rows:
-    """Return one row per variant and study: mean of every metric, results before training and tuned values.
+def trained_rows(results: StudyResults) -> Rows:
+    """Return one row per variant: the mean of every metric, results before training and tuned values.
 
-    A single study is not named. Results before training have no column if they are the same for all variants of each
-    study, and tuned values none if there are none.
+    Results before training have no column if they are the same for all variants, and tuned values none if none were.
     """
-    metrics = dict.fromkeys(metric for results in studies.values() for metric in results.metrics)
-    rows = [["variant", "study", *metrics, "before training", "chosen"]]
-    for variant in dict.fromkeys(name for results in studies.values() for name in results.variants):
-        for study, results in studies.items():
-            one = results.variants.get(variant)
-            if one is not None:
-                means = (_mean(one.summary[metric]) if metric in one.summary else "" for metric in metrics)
-                rows.append([variant, study, *means, untrained_text(one), _chosen(one)])
-    differs = any(len({*map(untrained_text, results.variants.values())}) > 1 for results in studies.values())
-    known = [differs, any(row[-1] for row in rows[1:])]
-    rows = [[*row[:-2], *compress(row[-2:], known)] for row in rows]
-    return _without_single_study(rows, studies)
-
-
-def _without_single_study(rows: Rows, studies: Mapping[str, StudyResults]) -> Rows:
-    return rows if len(studies) > 1 else [[first, *rest] for first, _, *rest in rows]
+    rows = [[*row, "before training", "chosen"] for row in mean_rows(results)[:1]]
+    for row, one in zip(mean_rows(results)[1:], results.variants.values(), strict=True):
+        rows.append([*row, untrained_text(one), _chosen(one)])
+    known = [len({row[-2] for row in rows[1:]}) > 1, any(row[-1] for row in rows[1:])]
+    return [[*row[:-2], *compress(row[-2:], known)] for row in rows]
 
 
 def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]) -> str:
