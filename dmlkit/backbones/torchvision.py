@@ -60,11 +60,11 @@ class Torchvision(Backbone):
     def published_input(self) -> PublishedInput:
         published = self.published_weights()
         if published is None:
-            found = "null" if self.weights is None else "a file, whose preprocessing is unknown"
+            given = "null" if self.weights is None else "a file, whose preprocessing is unknown"
             raise OptionError(
                 "transform.name",
                 "pretrained uses the preprocessing published with the weights, but backbone.weights is "
-                f"{found}; use another transform, e.g. imagenet",
+                f"{given}; use another transform, e.g. imagenet",
             )
         preset: Any = published.transforms()
         (crop,), (resize,) = preset.crop_size, preset.resize_size
@@ -122,10 +122,10 @@ class ConvNeXt(Torchvision, name="convnext"):
 
     def blocks(self) -> list[nn.Module]:
         _, first, *stages = self.network.features  # after the stem, stages alternate with layers that halve the map
-        found: list[nn.Module] = list(first)
+        blocks: list[nn.Module] = list(first)
         for halving, (start, *others) in zip(stages[::2], stages[1::2], strict=True):
-            found += [nn.ModuleList([halving, start]), *others]
-        return [*found[:-1], nn.ModuleList([found[-1], self.network.classifier])]
+            blocks += [nn.ModuleList([halving, start]), *others]
+        return [*blocks[:-1], nn.ModuleList([blocks[-1], self.network.classifier])]
 
     def forward(self, images: Tensor) -> Tensor:
         pooled = self.pooling(self.network.features(images))

@@ -104,14 +104,14 @@ class LastBlocksConfig(TuningConfig, frozen=True):
     EfficientNet it is a stage."""
 
     def trained_modules(self, backbone: nn.Module, blocks: Blocks) -> list[nn.Module]:
-        found = blocks()
-        if self.blocks > len(found):
+        every = blocks()
+        if self.blocks > len(every):
             raise OptionError(
                 "backbone.tuning.blocks",
-                f"got {self.blocks}, expected at most {len(found)}, the number of blocks of "
+                f"got {self.blocks}, expected at most {len(every)}, the number of blocks of "
                 "this backbone; to train all weights use tuning: {name: full}",
             )
-        return [*found[-self.blocks :], *poolings(backbone)]
+        return [*every[-self.blocks :], *poolings(backbone)]
 
 
 Targets = Literal["attention", "all"]
@@ -134,12 +134,12 @@ class LoRAConfig(TuningConfig, frozen=True):
         return poolings(backbone)
 
     def adapt(self, backbone: nn.Module) -> None:
-        found = list(dict.fromkeys(attention_weights(backbone) if self.targets == "attention" else weights(backbone)))
-        if not found:
+        places = list(dict.fromkeys(attention_weights(backbone) if self.targets == "attention" else weights(backbone)))
+        if not places:
             raise OptionError(
                 "backbone.tuning.targets", f"got {self.targets}, but this backbone has no attention layers; use all"
             )
-        fitting = [place for place in found if is_smaller(self.rank, getattr(*place))]
+        fitting = [place for place in places if is_smaller(self.rank, getattr(*place))]
         if not fitting:
             raise OptionError(
                 "backbone.tuning.rank",

@@ -44,10 +44,10 @@ def load_weights(
     batch norms of shape (1, C) are accepted.
     """
     expected: dict[str, Tensor] = dict(model.state_dict())
-    found = without_prefix(read_tensors(path), expected)
+    tensors = without_prefix(read_tensors(path), expected)
     if adapt is not None:
-        found = without_prefix(adapt(found), expected)
-    absent = [name for name in expected if name not in found and not name.endswith("num_batches_tracked")]
+        tensors = without_prefix(adapt(tensors), expected)
+    absent = [name for name in expected if name not in tensors and not name.endswith("num_batches_tracked")]
     if absent:
         raise OptionError(
             "backbone.weights",
@@ -56,7 +56,7 @@ def load_weights(
         )
     fitted: dict[str, Tensor] = {}
     for name, tensor in expected.items():
-        value = found.get(name, tensor)
+        value = tensors.get(name, tensor)
         # Cadene's BN-Inception has batch norms of shape (1, C)
         value = value.squeeze(0) if value.ndim == tensor.ndim + 1 and len(value) == 1 else value
         if value.shape != tensor.shape:

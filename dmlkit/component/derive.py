@@ -41,11 +41,13 @@ def config_of(cls: Any, name: str | None) -> Any:
         bases = tuple(base for base in bases if base is not OptionsConfig)
     lacking = _abstract_methods(cls) if name else []
     if lacking:
-        raise MemberError(f"{cls.__qualname__}: the class must define {', '.join(f'{one}()' for one in lacking)}")
+        raise MemberError(f"{cls.__qualname__}: the class must define {', '.join(f'{hook}()' for hook in lacking)}")
     known = {key for base in bases for key in base.model_fields}
-    fresh = [one for one in cls.options_by_key.values() if one in vars(cls)["own_options"] or one.key not in known]
-    annotations: dict[str, Any] = {one.key: as_key(one.annotation) for one in fresh}
-    namespace: dict[str, Any] = {one.key: one.default for one in fresh if one.default is not REQUIRED}
+    fresh = [
+        entry for entry in cls.options_by_key.values() if entry in vars(cls)["own_options"] or entry.key not in known
+    ]
+    annotations: dict[str, Any] = {entry.key: as_key(entry.annotation) for entry in fresh}
+    namespace: dict[str, Any] = {entry.key: entry.default for entry in fresh if entry.default is not REQUIRED}
     if name:
         annotations["name"], namespace["name"] = Literal[name], name
     for shared in (shared for root in roots for shared in _shared(root) if hasattr(cls, shared)):
@@ -103,7 +105,7 @@ def _builder(cls: Any, base: Any) -> Any:
 
     def build(self: Any, *args: Any, **arguments: Any) -> Any:
         arguments = {**dict(zip(names, args, strict=False)), **arguments}
-        options = {key: getattr(self, key) for key, one in cls.options_by_key.items() if one.in_constructor}
+        options = {key: getattr(self, key) for key, option in cls.options_by_key.items() if option.in_constructor}
         return cls(**{key: arguments[key] for key in cls.arguments if key in arguments}, **options)
 
     if declared:

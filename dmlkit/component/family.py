@@ -61,7 +61,7 @@ class OptionsConfig(BaseModel, frozen=True, extra="forbid", strict=True):
         bare: Any = object.__new__(_Blank)  # the component may be abstract
         bare.__class__ = self.component
         bare.__dict__.update(self.component.presets)
-        bare.__dict__.update({one.attribute: getattr(self, one.key) for one in self.component.options_by_key.values()})
+        bare.__dict__.update({own.attribute: getattr(self, own.key) for own in self.component.options_by_key.values()})
         return bare
 
 
@@ -113,7 +113,7 @@ class ComponentConfig(OptionsConfig, frozen=True):
             raise MemberError(f'{cls.__qualname__}: the class needs a field such as name: Literal["mine"] = "mine"')
         lacking = cls.lacks()
         if lacking:
-            raise MemberError(f"{cls.__qualname__}: the class must define {', '.join(f'{one}()' for one in lacking)}")
+            raise MemberError(f"{cls.__qualname__}: the class must define {', '.join(f'{hook}()' for hook in lacking)}")
         known = cls.variants.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NameTakenError(name, known, cls)

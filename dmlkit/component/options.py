@@ -69,14 +69,14 @@ class Component:
 
     def __init_subclass__(cls, name: str | None = None, family: type[ComponentConfig] | None = None) -> None:
         super().__init_subclass__()
-        inherited = [one for base in cls.__mro__[:0:-1] for one in vars(base).get("own_options", [])]
+        inherited = [entry for base in cls.__mro__[:0:-1] for entry in vars(base).get("own_options", [])]
         own = [*_own_options(cls), *_new_defaults(cls, inherited)]
-        redefined = {one.attribute for one in own}
-        every = [*(one for one in inherited if one.attribute not in redefined), *own]
-        cls.options_by_key = {one.key: one for one in every if one.in_recipe}
-        cls.arguments = {one.key: one for one in every if one.in_constructor and not one.in_recipe}
-        unset = [one for one in every if not one.in_constructor and not one.in_recipe]
-        cls.presets = {one.attribute: one.default for one in unset if one.default is not REQUIRED}
+        redefined = {entry.attribute for entry in own}
+        every = [*(entry for entry in inherited if entry.attribute not in redefined), *own]
+        cls.options_by_key = {entry.key: entry for entry in every if entry.in_recipe}
+        cls.arguments = {entry.key: entry for entry in every if entry.in_constructor and not entry.in_recipe}
+        unset = [entry for entry in every if not entry.in_constructor and not entry.in_recipe]
+        cls.presets = {entry.attribute: entry.default for entry in unset if entry.default is not REQUIRED}
         cls.own_options = own
         cls.__signature__ = _signature_of(cls)
         cls.Config = family or config_of(cls, name)
@@ -85,19 +85,19 @@ class Component:
         super().__init__()
         cls = type(self)
         try:
-            given = Signature([one.parameter for one in _parameters(cls)]).bind(*args, **options).arguments
+            given = Signature([entry.parameter for entry in _parameters(cls)]).bind(*args, **options).arguments
         except TypeError as error:
             raise TypeError(f"{cls.__name__}: {error}") from None
         for attribute, value in cls.presets.items():
             setattr(self, attribute, value)
-        arguments = {key: given.get(key, one.default) for key, one in cls.arguments.items()}
-        for key, one in cls.arguments.items():
-            setattr(self, one.attribute, arguments[key])
-        for one in _constructor_options(cls):
-            value = _checked(cls, one, given[one.key]) if one.key in given else one.default
-            if isinstance(value, OptionsConfig) and not isinstance(value, tuple(_parts_in(one.annotation))):
+        arguments = {key: given.get(key, entry.default) for key, entry in cls.arguments.items()}
+        for key, entry in cls.arguments.items():
+            setattr(self, entry.attribute, arguments[key])
+        for entry in _constructor_options(cls):
+            value = _checked(cls, entry, given[entry.key]) if entry.key in given else entry.default
+            if isinstance(value, OptionsConfig) and not isinstance(value, tuple(_parts_in(entry.annotation))):
                 value = _build(value, arguments)
-            setattr(self, one.attribute, value)
+            setattr(self, entry.attribute, value)
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -126,22 +126,22 @@ def _own_options(cls: type[Component]) -> Iterable[Option]:
 
 def _new_defaults(cls: type[Component], inherited: Iterable[Option]) -> Iterable[Option]:
     """Yield the inherited options to which a class assigns a value without an annotation, and remove the values."""
-    for one in inherited:
-        value = vars(cls).get(one.attribute, REQUIRED)
+    for own in inherited:
+        value = vars(cls).get(own.attribute, REQUIRED)
         if value is not REQUIRED and not hasattr(value, "__get__"):  # a property computes it
-            delattr(cls, one.attribute)
-            yield replace(one, default=value)
+            delattr(cls, own.attribute)
+            yield replace(own, default=value)
 
 
 def _parameters(cls: type[Component]) -> list[Option]:
     """Return arguments and options, those without a default first."""
-    required = [one for one in cls.arguments.values() if one.default is REQUIRED]
-    others = [one for one in cls.arguments.values() if one.default is not REQUIRED]
+    required = [argument for argument in cls.arguments.values() if argument.default is REQUIRED]
+    others = [argument for argument in cls.arguments.values() if argument.default is not REQUIRED]
     return [*required, *others, *_constructor_options(cls)]
 
 
 def _constructor_options(cls: type[Component]) -> list[Option]:
-    return [one for one in cls.options_by_key.values() if one.in_constructor]
+    return [entry for entry in cls.options_by_key.values() if entry.in_constructor]
 
 
 def _signature_of(cls: type[Component]) -> Signature:
@@ -149,7 +149,7 @@ def _signature_of(cls: type[Component]) -> Signature:
     if cls.__init__ is not Component.__init__:
         whole = signature(cls.__init__)
         return whole.replace(parameters=list(whole.parameters.values())[1:])
-    return Signature([one.parameter for one in _parameters(cls)])
+    return Signature([entry.parameter for entry in _parameters(cls)])
 
 
 @cache

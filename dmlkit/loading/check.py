@@ -115,10 +115,10 @@ def survey(config: DatasetConfig, bar: Bar = _no_bar) -> Survey:
 
 def _check_classes(classes: dict[ListedSplit, int], where: str) -> None:
     needed = {"train": "to train on", "validation": "to validate on", "test": "to test on"}
-    found = {split: count for split, count in classes.items() if count or split != "validation"}
-    if min(found.values()) < LEAST:
-        parts = [f"{count} {needed[split]}" for split, count in found.items()]
-        count = sum(found.values())
+    counts = {split: count for split, count in classes.items() if count or split != "validation"}
+    if min(counts.values()) < LEAST:
+        parts = [f"{count} {needed[split]}" for split, count in counts.items()]
+        count = sum(counts.values())
         raise UserError(
             f"{where}: has {counted(count, 'class', 'classes')}, {', '.join(parts)}; expected at least "
             f"{LEAST} of each: add images of more classes"
@@ -258,10 +258,10 @@ def archive_rows(config: DatasetConfig) -> Iterator[Finding]:
     for archive in config.published.archives:
         path = next((folder / archive.file for folder in (root, root.parent) if (folder / archive.file).exists()), None)
         if path is not None and archive.md5 is not None:
-            found = md5(path)
-            size = f"{found}, {path.stat().st_size:,} bytes"
-            verdict: Verdict = "ok" if found == archive.md5 else "fault"
-            yield Finding(f"md5 of {path}", archive.md5, size if verdict == "fault" else found, verdict)
+            checksum = md5(path)
+            size = f"{checksum}, {path.stat().st_size:,} bytes"
+            verdict: Verdict = "ok" if checksum == archive.md5 else "fault"
+            yield Finding(f"md5 of {path}", archive.md5, size if verdict == "fault" else checksum, verdict)
 
 
 def count_rows(listing: Listing, published: Published | None) -> Iterator[Finding]:
@@ -273,8 +273,8 @@ def count_rows(listing: Listing, published: Published | None) -> Iterator[Findin
         expected = published.counts.get(split) if published else None
         if expected is None and not mask.any():
             continue
-        found = int(mask.sum()), len(np.unique(listing.labels[mask]))
-        for what, count, wanted in zip((f"{listing.sample}s", "classes"), found, expected or ("", ""), strict=True):
+        counts = int(mask.sum()), len(np.unique(listing.labels[mask]))
+        for what, count, wanted in zip((f"{listing.sample}s", "classes"), counts, expected or ("", ""), strict=True):
             shown = f"{wanted:,}" if expected else ""
             yield Finding(f"{split} {what}", shown, f"{count:,}", "ok" if not expected or count == wanted else "fault")
 
@@ -375,9 +375,9 @@ def duplicate_rows(
     for group in groups:
         is_one_class = len({int(listing.labels[index]) for index in group} - {-1}) <= 1
         kinds["within a class" if is_one_class else "across classes"].append(group)
-    for kind, found in kinds.items():
+    for kind, copies in kinds.items():
         # the authors' archives contain duplicates, and removing them would make results incomparable
         verdict: Verdict = "fault" if kind == "across classes" and not is_published else "note"
-        lines = [f"duplicate {kind}: {', '.join(paths[index] for index in group)}" for group in found]
+        lines = [f"duplicate {kind}: {', '.join(paths[index] for index in group)}" for group in copies]
         (findings.faults if verdict == "fault" else findings.notes).extend(lines)
-        yield Finding(f"duplicates {kind}", "0", str(len(found)), verdict if found else "ok")
+        yield Finding(f"duplicates {kind}", "0", str(len(copies)), verdict if copies else "ok")

@@ -95,7 +95,7 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
     def sharded_parameters(self) -> list[ShardedParameter]:
         """Return the parameters of which this rank holds only some rows, including those of nested losses."""
         inner = [(name, child) for name, child in self.named_children() if isinstance(child, Loss)]
-        return [one._replace(name=f"{name}.{one.name}") for name, loss in inner for one in loss.sharded_parameters()]
+        return [part._replace(name=f"{name}.{part.name}") for name, loss in inner for part in loss.sharded_parameters()]
 
 
 def check_batch(name: str, embeddings: Tensor, labels: Tensor, point_dim: int, num_classes: int | None) -> None:

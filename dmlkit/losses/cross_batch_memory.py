@@ -14,7 +14,7 @@ from dmlkit.losses.pair_loss import PairLoss
 
 def compares_pairs(loss: LossConfig) -> LossConfig:
     """Return the configuration of a pair loss."""
-    able = sorted(name for name, one in LossConfig.variants.items() if issubclass(one.component or object, PairLoss))
+    able = sorted(name for name, kind in LossConfig.variants.items() if issubclass(kind.component or object, PairLoss))
     if loss.name not in able:
         raise ValueError(
             f"{loss.name} does not compare pairs, so it cannot use a memory; expected one of {', '.join(able)}"

@@ -58,8 +58,8 @@ class RecallSurrogate(PairLoss, name="recall_surrogate"):
         positives = positive.sum(1)
         missed = torch.zeros_like(similarity[:, 0])
         for k in self.at:
-            found = ranks.sum_of_queries(torch.sigmoid((k - rank) / self.rank_temperature))
-            missed = missed + (1 - found / positives.clamp(min=1, max=k)).relu()
+            hits = ranks.sum_of_queries(torch.sigmoid((k - rank) / self.rank_temperature))
+            missed = missed + (1 - hits / positives.clamp(min=1, max=k)).relu()
         return ranks.mean(missed / len(self.at))
 
 

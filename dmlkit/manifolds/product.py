@@ -131,11 +131,11 @@ class Product(Manifold, name="product"):
 
     def similarity(self, x: Tensor, y: Tensor) -> Tensor:
         chords = [chord(part, part.distance(*sides)) for part, sides in self._pairs(x, y)]
-        return self._similarity(self._sum([one.square() for one in chords]))
+        return self._similarity(self._sum([length.square() for length in chords]))
 
     def paired_similarity(self, x: Tensor, y: Tensor) -> Tensor:
         chords = [chord(part, part.paired_distance(*sides)) for part, sides in self._pairs(x, y)]
-        return self._similarity(self._sum([one.square() for one in chords]))
+        return self._similarity(self._sum([length.square() for length in chords]))
 
     def unrelated_distance(self) -> Tensor:
         """Return the chordal distance of points whose parts are all unrelated."""
@@ -155,12 +155,12 @@ class Product(Manifold, name="product"):
 
     def distance_vectors(self, points: Tensor, side: Side) -> Tensor:
         """Return the vectors of the factors, concatenated: their inner product is -h^2 / 2 plus a number per query."""
-        found: list[Tensor] = []
+        lifted: list[Tensor] = []
         for (part, own), scale in zip(self._parts(points), self.log_scales.exp(), strict=True):
             # the vectors of Euclidean space give |x|^2 - h^2, the others c - h^2 / 2 with a number c
             half = scale if isinstance(part, Sphere | Hyperbolic) else scale * 0.5**0.5
-            found.append(half * part.distance_vectors(own, side))
-        return torch.cat(found, -1)
+            lifted.append(half * part.distance_vectors(own, side))
+        return torch.cat(lifted, -1)
 
     def index_vectors(self, points: Tensor, side: Side) -> Tensor:
         return self.distance_vectors(points, side)

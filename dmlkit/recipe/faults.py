@@ -22,10 +22,10 @@ WORDS = {
 
 def describe_faults(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[str]:
     """Return all errors of ``model`` in a tree, one per line: ``file:line: key: what, and what was expected``."""
-    found = error.errors()
+    faults = error.errors()
     # if all items of a list are invalid, pydantic also reports that the list is too short
-    deeper = {fault["loc"][:length] for fault in found for length in range(len(fault["loc"]))}
-    kept = (fault for fault in found if fault["type"] != "too_short" or fault["loc"] not in deeper)
+    deeper = {fault["loc"][:length] for fault in faults for length in range(len(fault["loc"]))}
+    kept = (fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in deeper)
     return [line for fault in kept for line in _describe(fault, tree, model)]
 
 

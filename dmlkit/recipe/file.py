@@ -180,15 +180,15 @@ def names_of(metrics: tuple[MetricConfig, ...]) -> list[Any]:
         >>> names_of((RecallConfig(k=(1, 8)), NmiConfig(restarts=3)))
         ['recall@1', 'recall@8', {'name': 'nmi', 'iterations': 20, 'restarts': 3, 'seed': 0}]
     """
-    found: list[Any] = []
+    names: list[Any] = []
     for config in metrics:
         option = config.option_in_name()
         options = {option: getattr(config, option)} if option else {}
         suffixes = {key: value for key in ("compat", "level") if (value := getattr(config, key, None))}
         plain = type(config)(**options, **suffixes)
-        found += (
+        names += (
             config.names()
             if plain == config
             else [config.model_dump(mode="json", exclude=None if config.level else {"level"})]
         )
-    return found
+    return names

@@ -244,14 +244,14 @@ def find_recipes(root: Path) -> dict[Path, list[RecipeHeader]]:
     """Return the headers of all recipes below a folder, by subfolder; files that begin with ``_`` are only extended."""
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; expected a folder of recipes")
-    found: dict[Path, list[RecipeHeader]] = {}
+    headers: dict[Path, list[RecipeHeader]] = {}
     for path in sorted(root.rglob("*.yaml")):
         text = "" if path.name.startswith("_") else path.read_text(encoding="utf-8", errors="replace")
         if IS_RECIPE.search(text):
-            found.setdefault(path.parent, []).append(_read_header(path, text))
-    if not found:
+            headers.setdefault(path.parent, []).append(_read_header(path, text))
+    if not headers:
         raise UserError(f"{root} contains no recipes; expected .yaml files with a dataset and a loss")
-    return found
+    return headers
 
 
 def _read_header(path: Path, text: str) -> RecipeHeader:

@@ -145,7 +145,7 @@ def plugin_error(error: Exception) -> UserError | None:
         places = re.findall(r'^ *File "(.+)", line ([0-9]+)', text, re.MULTILINE)
         reason = excerpt(text.rstrip().splitlines()[-1])
     for name, line in reversed(places):
-        if plugin := next((one for one in _loaded if any(map(Path(name).is_relative_to, one.places))), None):
+        if plugin := next((loaded for loaded in _loaded if any(map(Path(name).is_relative_to, loaded.places))), None):
             return UserError(f"{name}:{line}: {reason}; raised by the plug-in {plugin.title}: fix it there")
     return None
 
@@ -257,8 +257,8 @@ class PluginRecord(BaseModel, frozen=True, extra="forbid", strict=True):
 
 def plugins_of(recipe: BaseModel) -> tuple[PluginRecord, ...]:
     """Return the plug-ins that a recipe has members of, sorted by name."""
-    found = {plugin_of(type(component)) for _, component in components_below((), recipe)} - {None}
-    records = (PluginRecord(name=one.name, version=one.version, sha256=one.sha256) for one in found if one)
+    plugins = {plugin_of(type(component)) for _, component in components_below((), recipe)} - {None}
+    records = (PluginRecord(name=item.name, version=item.version, sha256=item.sha256) for item in plugins if item)
     return tuple(sorted(records, key=lambda record: record.name))
 
 

@@ -168,24 +168,24 @@ def schema() -> dict[str, Any]:
     from dmlkit.recipe.overrides import EXTENDS  # with YAML: 30 ms, which a catalogue that is stored does not need
     from dmlkit.recipe.schema import Recipe
 
-    found = Recipe.model_json_schema(schema_generator=_WithMeanings)
+    described = Recipe.model_json_schema(schema_generator=_WithMeanings)
     extends = {"type": "string", "description": "Path of a recipe file to build on, relative to this file."}
-    complete = [{"required": [EXTENDS]}, {"required": found.pop("required")}]
+    complete = [{"required": [EXTENDS]}, {"required": described.pop("required")}]
     name = {"type": "string", "description": "Name of a metric, e.g. recall@1, map@r, ndcg@8, nmi."}
-    metrics = found["properties"]["metrics"]
+    metrics = described["properties"]["metrics"]
     metrics["items"] = {"anyOf": [name, metrics["items"]]}
-    found["properties"] = {EXTENDS: extends, **found["properties"]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_any_member(found), "anyOf": complete}
+    described["properties"] = {EXTENDS: extends, **described["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_any_member(described), "anyOf": complete}
 
 
 class _WithMeanings(GenerateJsonSchema):
     """Schema generator that describes the keys of each model by the docstrings below them."""
 
     def model_schema(self, schema: ModelSchema) -> dict[str, Any]:
-        found = super().model_schema(schema)
+        described = super().model_schema(schema)
         for key, meaning in meanings_of(schema["cls"]).items():
-            found["properties"][key].setdefault("description", meaning)
-        return found
+            described["properties"][key].setdefault("description", meaning)
+        return described
 
 
 def _any_member(schema: Any) -> Any:
@@ -201,11 +201,11 @@ def meanings_of(model: type[BaseModel]) -> dict[str, str]:
     Pydantic would read them whenever a class is defined, which would add 0.3 s to the start of every command.
     """
     component: type[Any] | None = getattr(model, "component", None)
-    keys = {} if component is None else {one.attribute: key for key, one in component.options_by_key.items()}
+    keys = {} if component is None else {option.attribute: key for key, option in component.options_by_key.items()}
     classes = model.__mro__ if component is None else (*component.__mro__, *model.__mro__)
     owners = (owner for owner in reversed(classes) if issubclass(owner, BaseModel | Component))
-    found = {keys.get(name, name): meaning for owner in owners for name, meaning in _own_meanings(owner)}
-    return {name: found[name] for name in model.model_fields if name in found}
+    meanings = {keys.get(name, name): meaning for owner in owners for name, meaning in _own_meanings(owner)}
+    return {name: meanings[name] for name in model.model_fields if name in meanings}
 
 
 @cache

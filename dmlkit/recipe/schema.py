@@ -235,11 +235,11 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         A loss within a loss requires it of the innermost loss around it that has the fact.
         """
         owner: Any = reduce(getattr, place, self)
-        found, inner = owner if hasattr(owner, fact) else None, owner
+        nearest, inner = owner if hasattr(owner, fact) else None, owner
         for name in key[1:] if place == key[:1] == ("loss",) else ():
             inner = getattr(inner, name) if isinstance(name, str) else inner[name]
-            found = inner if hasattr(inner, fact) else found
-        return found
+            nearest = inner if hasattr(inner, fact) else nearest
+        return nearest
 
     def _unrelated_points_out_of_reach(self) -> Faults:
         manifold, terms = self.manifold, components_below((), (self.loss, self.regularizers))
@@ -289,7 +289,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
         parts: list[tuple[Key, Any]] = [(("loss",), self.loss), (("sampler",), self.sampler)]
         parts += [(("regularizers", index), term) for index, term in enumerate(self.regularizers)]
         refused = [(key, part.name) for key, part in parts if not part.takes_several_labels]
-        metrics = [(("metrics", index), one) for index, one in enumerate(self.metrics) if not one.searches]
+        metrics = [(("metrics", index), config) for index, config in enumerate(self.metrics) if not config.searches]
         for key, name in [*refused, *((key, metric.names()[0]) for key, metric in metrics)]:
             instead = advice.get(str(key[0]), "remove it")
             yield key, f"{name} needs one label per image, got several (dataset.separator {separator!r}); {instead}"

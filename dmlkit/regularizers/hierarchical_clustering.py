@@ -79,7 +79,7 @@ class HierarchicalClustering(Regularizer, name="hierarchical_clustering"):
         costs: list[Tensor] = []
         for place, (space, points) in enumerate(factors):
             if isinstance(space, Hyperbolic):
-                others = [one for other, one in enumerate(factors) if other != place] or factors
+                others = [factor for other, factor in enumerate(factors) if other != place] or factors
                 similarity = self._similarity(others, labels)
                 costs.append(triplet_costs(ancestor_depths(space, points), similarity, self.temperature))
         total = sum(costs[1:], start=costs[0])

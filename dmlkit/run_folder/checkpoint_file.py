@@ -48,11 +48,11 @@ def read_checkpoint(path: Path, keys: Keys) -> dict[str, Any]:
             f"{path}: cannot read this checkpoint: it is damaged, or was not written by dmlkit; copy it again or "
             "train again (--debug shows torch's error)"
         ) from error
-    found = state.get("format") if isinstance(state, dict) else None
-    if found != FORMAT:
+    version = state.get("format") if isinstance(state, dict) else None
+    if version != FORMAT:
         written_by = f"dmlkit {state.get('dmlkit')}" if isinstance(state, dict) else "another program"
         raise UserError(
-            f"{path}: a checkpoint of format {found} ({written_by}); this is dmlkit {__version__}, which reads "
+            f"{path}: a checkpoint of format {version} ({written_by}); this is dmlkit {__version__}, which reads "
             f"format {FORMAT}: use the version that wrote the file, or train again"
         )
     wrong = [key for key, kind in keys.items() if key not in state or not isinstance(state[key], kind)]

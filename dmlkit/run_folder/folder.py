@@ -220,7 +220,7 @@ class RunFolder:
         before, now = own.training, recipe.training
         spans = recipe.schedule.spans_training and now.epochs != before.epochs
         free = FREE if spans or now.trained_epochs < before.trained_epochs else (*FREE, *LENGTH)
-        changes = list(differences("", *(_without_free_keys(plain(one), free) for one in (own, recipe))))
+        changes = list(differences("", *(_without_free_keys(plain(recipe_), free) for recipe_ in (own, recipe))))
         if changes:
             way = "undo the change, or start a new run in another --output"
             if spans and now.trained_epochs > before.trained_epochs:

@@ -66,5 +66,5 @@ def threshold_of(run: RunFolder, weights: str) -> Threshold | None:
     """Return the threshold of a run for weights; None if there is none, or if it is for other weights."""
     if not run.threshold_path.exists():
         return None
-    found = Threshold.read(run.threshold_path)
-    return found if found.weights == weights else None
+    threshold = Threshold.read(run.threshold_path)
+    return threshold if threshold.weights == weights else None

@@ -96,7 +96,7 @@ class HardClasses(ClassBalanced, name="hard_classes"):
             return super().classes_of_batch(classes)
         chosen = classes.deal(self.drawn_classes)
         dealt = iter(lambda: classes.deal(1)[0], None)  # where too few classes have a mean
-        lists = [chain((label for label in self.neighbors[one].tolist() if label >= 0), dealt) for one in chosen]
+        lists = [chain((label for label in self.neighbors[seed].tolist() if label >= 0), dealt) for seed in chosen]
         for candidates in cycle(lists):
             if len(chosen) == self.classes_per_batch:
                 break
@@ -120,10 +120,10 @@ def nearest_classes(means: Tensor, seen: Tensor, count: int, manifold: Manifold)
         seen: (C,) bool, the classes that have a mean.
     """
     points = manifold.from_features(means)
-    found: list[Tensor] = []
+    neighbors: list[Tensor] = []
     for rows in torch.arange(len(means), device=means.device).split(max(1, BLOCK_ENTRIES // len(means))):
         similarity = manifold.similarity(points[rows], points).masked_fill(~seen, -torch.inf)
         similarity[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
         scores, nearest = similarity.topk(min(count, len(means)), dim=1)
-        found.append(nearest.masked_fill((scores == -torch.inf) | ~seen[rows, None], -1))
-    return torch.cat(found)
+        neighbors.append(nearest.masked_fill((scores == -torch.inf) | ~seen[rows, None], -1))
+    return torch.cat(neighbors)

@@ -47,8 +47,8 @@ def labels_names_and_paths_fit_together(config: DatasetConfig) -> None:
         is_right = labels.dtype == torch.int64 and labels.shape == (count,)
         expect(is_right, f"{split}: labels are {labels.dtype} of shape {tuple(labels.shape)}")
         expect(count > 0, f"{split}: no images")
-        found = labels.unique().tolist()
-        expect(found == list(range(classes)), f"{split}: labels {found[:3]}..{found[-1]} of {classes} class names")
+        codes = labels.unique().tolist()
+        expect(codes == list(range(classes)), f"{split}: labels {codes[:3]}..{codes[-1]} of {classes} class names")
         expect(len(set(dataset.class_names)) == classes, f"{split}: two classes have the same name")
         expect(len(dataset.paths) == count, f"{split}: {len(dataset.paths)} paths for {count} images")
         expect(len({dataset.key(index) for index in range(count)}) == count, f"{split}: two images have the same key")
@@ -94,7 +94,7 @@ def building_again_gives_the_same(config: DatasetConfig) -> None:
         again = config.build(split)
         expect(torch.equal(again.labels, dataset.labels), f"{split}: labels differ")
         expect(again.class_names == dataset.class_names, f"{split}: class names differ")
-        keys = [[one.key(index) for index in range(len(one))] for one in (dataset, again)]
+        keys = [[images.key(index) for index in range(len(images))] for images in (dataset, again)]
         expect(keys[0] == keys[1], f"{split}: images or their order differ")
         expect(torch.equal(again.sample(0), dataset.sample(0)), f"{split}: sample 0 differs")
 
@@ -107,14 +107,14 @@ def other_processes_can_have_it(config: DatasetConfig) -> None:
     for split, dataset in splits_of(config).items():
         rows = range(len(dataset))
         before = [dataset.paths[row] for row in rows], [dataset.key(row) for row in rows]
-        for where, one in (
+        for where, copy in (
             ("in the worker", pickle.loads(ForkingPickler.dumps(dataset))),
             ("in the main process", dataset),
         ):
-            after = [one.paths[row] for row in rows], [one.key(row) for row in rows]
+            after = [copy.paths[row] for row in rows], [copy.key(row) for row in rows]
             expect(after == before, f"{split}: paths or keys differ {where} after sending")
-            expect(torch.equal(one.labels, dataset.labels), f"{split}: labels differ {where}")
-            expect(torch.equal(one.sample(0), dataset.sample(0)), f"{split}: sample 0 differs {where}")
+            expect(torch.equal(copy.labels, dataset.labels), f"{split}: labels differ {where}")
+            expect(torch.equal(copy.sample(0), dataset.sample(0)), f"{split}: sample 0 differs {where}")
 
 
 DATASET: tuple[Promise, ...] = (
@@ -159,8 +159,8 @@ def images_become_squares(config: TransformConfig) -> None:
         image = torch.randint(0, 256, shape, dtype=torch.uint8)
         for kind, transform in (("training", config.training()), ("evaluation", config.evaluation())):
             result = transform(image)
-            found = f"{kind}: got {tuple(result.shape)} {result.dtype} for shape {shape}"
-            expect(result.shape == (3, config.size, config.size) and result.dtype == torch.uint8, found)
+            message = f"{kind}: got {tuple(result.shape)} {result.dtype} for shape {shape}"
+            expect(result.shape == (3, config.size, config.size) and result.dtype == torch.uint8, message)
 
 
 def a_flat_image_keeps_its_colour(config: TransformConfig) -> None:
@@ -194,9 +194,9 @@ def _a_copy_gives_the_same_pixels(transform: ImageTransform, image: Tensor) -> N
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise AssertionError(f"cannot be sent to another process: {error}") from error
     pixels: list[Tensor] = []
-    for one in (transform, sent):
+    for change in (transform, sent):
         torch.manual_seed(0)
-        pixels.append(one(image))
+        pixels.append(change(image))
     expect(torch.equal(*pixels), "another process gives different pixels")
 
 
@@ -217,13 +217,13 @@ def images_keep_shape_and_type(config: AugmentationConfig) -> None:
 def random_numbers_come_from_torch(config: AugmentationConfig) -> None:
     """Check that torch's generator determines the result, and that it changes images."""
     image = torch.randint(0, 256, (3, 32, 32), dtype=torch.uint8)
-    change, found = config.build(), list[Tensor]()
+    change, changed_images = config.build(), list[Tensor]()
     for seed in range(20):
         for _ in range(2):
             torch.manual_seed(seed)
-            found.append(change(image))
-        expect(torch.equal(*found[-2:]), "the same seed gives different pixels")
-    expect(not all(torch.equal(one, image) for one in found), "20 seeds leave the image unchanged")
+            changed_images.append(change(image))
+        expect(torch.equal(*changed_images[-2:]), "the same seed gives different pixels")
+    expect(not all(torch.equal(one, image) for one in changed_images), "20 seeds leave the image unchanged")
 
 
 def other_processes_can_have_the_augmentation(config: AugmentationConfig) -> None:

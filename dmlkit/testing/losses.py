@@ -185,8 +185,8 @@ def the_value_is_the_same_without_gradient(config: LossConfig, manifold: Manifol
         loss = build(config, manifold)
         expected = evaluate(deepcopy(loss), features, labels)[0]
         with mode():
-            found = _value(loss, loss.manifold.from_features(features), labels)
-            expect_close(found, expected, mode.__name__)
+            value = _value(loss, loss.manifold.from_features(features), labels)
+            expect_close(value, expected, mode.__name__)
 
 
 def _train(loss: Loss, epochs: range) -> list[float]:
@@ -222,7 +222,7 @@ def a_checkpoint_in_mid_training_changes_nothing(config: LossConfig, manifold: M
     file.seek(0)
     restored = config.build(manifold.build(DIM), CLASSES)
     restored.load_state_dict(torch.load(file, weights_only=True))
-    expected, resumed = (_step(one, _optimizer(one), 77) for one in (loss, restored))  # the rest of the epoch
+    expected, resumed = (_step(each, _optimizer(each), 77) for each in (loss, restored))  # the rest of the epoch
     expect(expected == resumed, f"the next step's value is {resumed}; without the checkpoint {expected}")
     expected, resumed = _train(loss, range(3, 5)), _train(restored, range(3, 5))
     expect(expected == resumed, f"the next epochs' values are {resumed}; without the checkpoint {expected}")

@@ -43,9 +43,9 @@ def the_class_defaults_are_the_configs(config: ManifoldConfig) -> None:
     expect(default.similarity_name == built.similarity_name, f"similarity {default.similarity_name}")
     expect(default.proxies == built.proxies, f"proxies {default.proxies}")
     x, y = features(4), features(5, seed=1)
-    found = default.similarity(default.from_features(x), default.from_features(y))
+    similarities = default.similarity(default.from_features(x), default.from_features(y))
     expected = built.similarity(built.from_features(x), built.from_features(y))
-    expect(torch.equal(found, expected), "similarities differ")
+    expect(torch.equal(similarities, expected), "similarities differ")
 
 
 def distance_to_itself_is_zero(config: ManifoldConfig) -> None:
@@ -138,9 +138,9 @@ def the_index_form_is_that_of_the_index_vectors(config: ManifoldConfig) -> None:
     points = manifold.from_features(torch.cat([features(8), torch.zeros(1, DIM)]).double())
     sides: tuple[Side, ...] = ("query", "gallery")
     for side in sides:
-        found = torch.from_numpy(index_vectors(points.numpy(), index, side))
+        vectors = torch.from_numpy(index_vectors(points.numpy(), index, side))
         what = f"{side} vectors of form {index['form']}"
-        expect_close(found, manifold.index_vectors(points, side), what, atol=1e-300, rtol=1e-9)
+        expect_close(vectors, manifold.index_vectors(points, side), what, atol=1e-300, rtol=1e-9)
 
 
 def the_relative_similarity_is_the_similarity_on_another_scale(config: ManifoldConfig) -> None:
@@ -162,10 +162,10 @@ def the_gallery_finds_what_brute_force_finds(config: ManifoldConfig) -> None:
     """Check that a search finds the nearest neighbors by the exact similarity."""
     manifold = config.build(DIM)
     queries, gallery = manifold.from_features(features(30)), manifold.from_features(features(500, scale=2, seed=1))
-    found = Gallery(manifold, gallery).search(queries, k=20)
+    hits = Gallery(manifold, gallery).search(queries, k=20)
     exact = manifold.paired_similarity(queries.double()[:, None], gallery.double()).topk(20)
-    expect(torch.equal(found.indices, exact.indices), "the neighbors differ")
-    expect(torch.allclose(found.similarities, exact.values.float()), "the similarities differ")
+    expect(torch.equal(hits.indices, exact.indices), "the neighbors differ")
+    expect(torch.allclose(hits.similarities, exact.values.float()), "the similarities differ")
 
 
 def features_come_back_from_points(config: ManifoldConfig) -> None:

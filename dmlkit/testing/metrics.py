@@ -62,8 +62,8 @@ def it_returns_its_names(config: MetricConfig) -> None:
         return  # names express no other options, and refer to the registered metric
     by_name = [list(config.request_names())] if _options(config) else [[config.name], list(config.request_names())]
     for names in by_name:
-        found = retrieval_metrics(points, labels, metrics=names)
-        expect(found == values, f"requested as {names} it returns {found}, by configuration {values}")
+        again = retrieval_metrics(points, labels, metrics=names)
+        expect(again == values, f"requested as {names} it returns {again}, by configuration {values}")
 
 
 def _options(config: MetricConfig) -> set[str]:

@@ -89,7 +89,7 @@ def expect_frozen(config: BackboneConfig, statistics: bool, affine: bool) -> Non
         not any(trained) if affine else any(trained) or not norms,
         f"{options}: {sum(trained)} batch norms have affine gradients",
     )
-    without = [name for name, one in backbone.named_parameters() if one.requires_grad and one.grad is None]
+    without = [name for name, weight in backbone.named_parameters() if weight.requires_grad and weight.grad is None]
     expect(not without, f"{options}: no gradient for {', '.join(without)}")
 
 
@@ -211,13 +211,13 @@ def check_head(config: HeadConfig) -> None:
         >>> from dmlkit.heads import Linear
         >>> check_head(Linear.Config())
     """
-    for manifold in {one.name: one for one in fitting_manifolds(config)}.values():
+    for manifold in {space.name: space for space in fitting_manifolds(config)}.values():
         hold(HEAD, f"{config.name} on {manifold.name}", config, manifold)
 
 
-def outputs_are_points(config: HeadConfig, manifold_config: ManifoldConfig) -> None:
+def outputs_are_points(config: HeadConfig, space: ManifoldConfig) -> None:
     """Check that features become points of the manifold, in float32."""
-    manifold = manifold_config.build(DIM)
+    manifold = space.build(DIM)
     points = config.build(10, manifold)(torch.randn(40, 10) * 3)
     expect(points.shape == (40, manifold.point_dim), f"got shape {tuple(points.shape)}")
     expect(points.dtype == torch.float32, f"got {points.dtype}")
@@ -237,9 +237,9 @@ def gradients_are_finite_also_at_zero_features(config: HeadConfig, manifold: Man
         expect(parameter.grad is None or bool(parameter.grad.isfinite().all()), f"gradient of {name}: nan or inf")
 
 
-def half_precision_ends_before_the_manifold(config: HeadConfig, manifold_config: ManifoldConfig) -> None:
+def half_precision_ends_before_the_manifold(config: HeadConfig, space: ManifoldConfig) -> None:
     """Check that under autocast points are float32 and on the manifold."""
-    manifold = manifold_config.build(DIM)
+    manifold = space.build(DIM)
     head = config.build(10, manifold)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         points = head(torch.randn(20, 10))
@@ -293,11 +293,11 @@ def gradients_are_finite(config: PoolingConfig) -> None:
     """Check that gradients of maps and parameters exist and are finite, also if all features are 0."""
     for scale in (1.0, 0.0):
         pooling = config.build()
-        maps, token = (scale * one for one in inputs())
+        maps, token = (scale * part for part in inputs())
         pooling(maps.requires_grad_(), token.requires_grad_()).sum().backward()
-        found = [one.grad for one in (maps, token, *pooling.parameters()) if one.grad is not None]
-        expect(bool(found), "nothing has a gradient")
-        expect(all(gradient.isfinite().all() for gradient in found), f"features of size {scale}: nan or inf")
+        gradients = [part.grad for part in (maps, token, *pooling.parameters()) if part.grad is not None]
+        expect(bool(gradients), "nothing has a gradient")
+        expect(all(gradient.isfinite().all() for gradient in gradients), f"features of size {scale}: nan or inf")
 
 
 def half_precision_does_not_overflow(config: PoolingConfig) -> None:

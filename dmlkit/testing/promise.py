@@ -95,9 +95,9 @@ def fits(component: ComponentConfig, manifold: ManifoldConfig) -> bool:
 
 def fitting_manifolds(component: ComponentConfig) -> list[ManifoldConfig]:
     """Return the manifolds that a component supports, the sphere first."""
-    found = sorted((one for one in all_manifolds() if fits(component, one)), key=lambda one: one.name != "sphere")
-    expect(bool(found), f"{component.name}: its requirements allow none of the known manifolds")
-    return found
+    spaces = [space for space in all_manifolds() if fits(component, space)]
+    expect(bool(spaces), f"{component.name}: its requirements allow none of the known manifolds")
+    return sorted(spaces, key=lambda space: space.name != "sphere")
 
 
 def title(config: ComponentConfig) -> str:

@@ -172,9 +172,9 @@ def groups_carry_their_rates(config: OptimizerConfig) -> None:
     multipliers = LearningRateMultipliers(head=10.0, loss=100.0)
     parts = {"backbone": [nn.Parameter(torch.ones(2))], "head": [], "loss": [nn.Parameter(torch.ones(2))]}
     groups = changed(config, lr=0.01, lr_multipliers=multipliers).build(parts).param_groups
-    found = [(group["name"], group["lr"]) for group in groups]
-    expect([name for name, _ in found] == ["backbone", "loss"], f"got groups {found}")
-    expect(found[0][1] == 0.01 and isclose(found[1][1], 1.0, rel_tol=1e-6), f"got {found}, expected 0.01 and 1")
+    rates = [(group["name"], group["lr"]) for group in groups]
+    expect([name for name, _ in rates] == ["backbone", "loss"], f"got groups {rates}")
+    expect(rates[0][1] == 0.01 and isclose(rates[1][1], 1.0, rel_tol=1e-6), f"got {rates}, expected 0.01 and 1")
 
 
 def a_quadratic_is_minimized(config: OptimizerConfig) -> None:

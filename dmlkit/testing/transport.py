@@ -53,8 +53,8 @@ def a_batch_equals_its_problems(config: TransportConfig) -> None:
     solver, (cost, rows, cols) = config.build(), random_problem(2)
     batch = solver.plan(cost, rows, cols)
     for group in range(len(cost)):
-        one = slice(group, group + 1)
-        expect_close(batch[one], solver.plan(cost[one], rows[one], cols[one]), f"problem {group}", atol=1e-6, rtol=0)
+        own = slice(group, group + 1)
+        expect_close(batch[own], solver.plan(cost[own], rows[own], cols[own]), f"problem {group}", atol=1e-6, rtol=0)
 
 
 def dtype_and_device_are_kept(config: TransportConfig) -> None:
@@ -127,10 +127,10 @@ def constants_per_row_and_column_change_nothing(config: TransportConfig) -> None
 def inputs_are_left_alone(config: TransportConfig) -> None:
     """Check that cost, rows and columns are not changed."""
     problem = with_gaps()
-    copies = [one.clone() for one in problem]
+    copies = [tensor.clone() for tensor in problem]
     config.build().plan(*problem)
-    for name, one, copy in zip(("cost", "rows", "cols"), problem, copies, strict=True):
-        expect(torch.equal(one, copy), f"{name} has changed")
+    for name, tensor, copy in zip(("cost", "rows", "cols"), problem, copies, strict=True):
+        expect(torch.equal(tensor, copy), f"{name} has changed")
 
 
 def bad_problems_name_the_entry(config: TransportConfig) -> None:

@@ -92,9 +92,9 @@ def teach(experiment: Experiment, fabric: Fabric, progress: Progress) -> None:
             teacher.model.check_takes(images)
             if config.keeps_space:
                 check_same_space(describe(teacher).manifold, experiment, path)
-            found = embed_files(teacher, fabric, images, f"the train split, by {path}", progress.images)
-            points = torch.zeros(len(images), found.points.shape[1])
-            points[found.indices] = found.points
+            embedded = embed_files(teacher, fabric, images, f"the train split, by {path}", progress.images)
+            points = torch.zeros(len(images), embedded.points.shape[1])
+            points[embedded.indices] = embedded.points
             term: Any = experiment.objective.regularizers[number]
             term.learn_from(points, images.labels)
         if config.keeps_space:

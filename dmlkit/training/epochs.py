@@ -35,7 +35,7 @@ class EpochBand:
         """Return the band of figures by epoch, over the epochs that all runs have."""
         epochs = sorted(set.intersection(*(set(run) for run in runs)))
         values = [[run[epoch] for run in runs] for epoch in epochs]
-        return cls(epochs, [fmean(one) for one in values], [min(one) for one in values], [max(one) for one in values])
+        return cls(epochs, [fmean(row) for row in values], [min(row) for row in values], [max(row) for row in values])
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ def _figures(path: Path, rows: Sequence[EpochRow], metric: str) -> dict[int, flo
     """Return the figures of a run by epoch."""
     if not rows:
         raise UserError(f"{path}: no epoch is finished yet; expected metrics.jsonl with one line per epoch")
-    found = {row.epoch: row.validation[metric] for row in rows if row.validation and metric in row.validation}
-    if not found:
+    figures = {row.epoch: row.validation[metric] for row in rows if row.validation and metric in row.validation}
+    if not figures:
         known = sorted({name for row in rows for name in row.validation or {}})
         instead = f"choose one of {', '.join(known)} with --metric" if known else "its metrics.jsonl has no metrics"
         raise UserError(f"{path}: has no {metric} on validation classes; {instead}")
-    return found
+    return figures
 
 
 def plot_epochs(groups: Mapping[str, Sequence[Path]], output: Path, *, metric: str | None = None) -> list[EpochCurve]:

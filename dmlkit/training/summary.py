@@ -91,11 +91,11 @@ def evaluate_test(experiment: Experiment, data: TrainingData, fabric: Ranks, sta
 
 def class_metrics(evaluation: Evaluation) -> ClassMetrics:
     """Return the metrics of each class of an evaluation, in the order of labels."""
-    found = evaluation.class_figures()
+    classes = evaluation.class_figures()
     return ClassMetrics(
-        names=tuple(one.name for one in found),
-        queries=tuple(one.queries for one in found),
-        metrics={name: tuple(round(one.metrics[name], 9) for one in found) for name in found[0].metrics},
+        names=tuple(row.name for row in classes),
+        queries=tuple(row.queries for row in classes),
+        metrics={name: tuple(round(row.metrics[name], 9) for row in classes) for name in classes[0].metrics},
     )
 
 
@@ -134,8 +134,8 @@ def peak_memory(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if (LINUX / "status").exists():
-        found = re.search(r"VmHWM:\s+(\d+) kB", (LINUX / "status").read_text())
-        return 1024 * int(found[1]) if found else None
+        match = re.search(r"VmHWM:\s+(\d+) kB", (LINUX / "status").read_text())
+        return 1024 * int(match[1]) if match else None
     if resource is None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -41,7 +41,7 @@ def score_untouched(
     earlier run of this process copies its answer. The result is empty if the backbone is not pretrained.
     """
     recipe, model = experiment.recipe, experiment.model
-    found: dict[Split, Figures] = {}
+    figures: dict[Split, Figures] = {}
     datasets: dict[Split, Dataset | None] = {"validation": data.validation, "test": data.test}
     for split, dataset in datasets.items() if recipe.backbone.is_pretrained else ():
         if dataset is None:
@@ -69,20 +69,20 @@ def score_untouched(
                 report = report.with_files(images, known="")  # the contents too: other commands compare them
                 store(report, evaluation, path)
             stored = Figures(report, evaluation.scores.per_query, evaluation.labels)
-        found[split] = stored
+        figures[split] = stored
         _answered[question.key()] = path
-    return found
+    return figures
 
 
 def _copied(earlier: Path | None, path: Path, question: Question, images: Dataset) -> Figures | None:
     """Copy the answer of an earlier run to ``path`` and return it, or None if it does not apply."""
-    found = stored_figures(earlier, question, images) if earlier else None
-    if earlier and found:
+    stored = stored_figures(earlier, question, images) if earlier else None
+    if earlier and stored:
         path.parent.mkdir(exist_ok=True)
         shutil.copyfile(earlier.with_suffix(".npz"), path.with_suffix(".npz"))
-        found = found._replace(report=found.report.model_copy(update={"source": f"{path.parent.parent}, untouched"}))
-        found.report.write(path)
-    return found
+        stored = stored._replace(report=stored.report.model_copy(update={"source": f"{path.parent.parent}, untouched"}))
+        stored.report.write(path)
+    return stored
 
 
 def stored_figures(path: Path, question: Question, dataset: Dataset, *, started: bool = False) -> Figures | None:
@@ -91,10 +91,10 @@ def stored_figures(path: Path, question: Question, dataset: Dataset, *, started:
         if started and path.exists():
             asked = Report.read(path).question
             question = question.model_copy(update={"weights": asked.weights if asked else question.weights})
-        found = stored_answer(path, question)
-        if found and not are_same_files(dataset, found.report.files, found.report.contents):
+        figures = stored_answer(path, question)
+        if figures and not are_same_files(dataset, figures.report.files, figures.report.contents):
             raise UserError(f"{path}: photos have changed since")
-        return found
+        return figures
     except UserError as error:
         warn(f"{error}; scored again")
         return None

@@ -83,9 +83,9 @@ class TransformConfig(ComponentConfig, ABC, frozen=True):
                 f"size {self.size} cannot be cropped from images resized to {self.resizing.side}; "
                 f"use a resize of at least {self.size}"
             )
-        for place, one in enumerate(self.augment):
-            if isinstance(one, GaussianBlurConfig) and one.kernel_size > self.size:
-                text = f"got {one.kernel_size}, expected at most the size {self.size} of an image"
+        for place, augmentation in enumerate(self.augment):
+            if isinstance(augmentation, GaussianBlurConfig) and augmentation.kernel_size > self.size:
+                text = f"got {augmentation.kernel_size}, expected at most the size {self.size} of an image"
                 raise ValueError(f"augment.{place}.kernel_size: {text}")
         return self
 

@@ -203,11 +203,11 @@ def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tupl
     u = z.amin(2, keepdim=True) - 0.5 * scale
     v = torch.zeros_like(cols)
     z = torch.where(inside, z - u, scale)
-    plan, support, found = x, inside, torch.zeros_like(total, dtype=torch.bool)
+    plan, support, solved = x, inside, torch.zeros_like(total, dtype=torch.bool)
     for goal in GAPS:
         for _ in range(MAX_STEPS):
             gap = (mask * x * z).sum((1, 2), keepdim=True)
-            active = (gap > goal * scale * total) & ~found
+            active = (gap > goal * scale * total) & ~solved
             if not active.any():
                 break
             dx, du, dv, dz, limit = _direction(x, z, mask, pads, gap.clamp(min=tiny), eps)
@@ -215,9 +215,9 @@ def interior_point(cost: Tensor, rows: Tensor, cols: Tensor, eps: float) -> tupl
             x, z, u, v = x + step * dx, z + step * dz, u + step * du, v + step * dv
         guess = inside & (x * scale > z * total)
         polished, used, valid = _polish(cost, rows, cols, eps, x * mask, guess, u, v)
-        plan, support = torch.where(found, plan, polished), torch.where(found, support, used)
-        found = found | valid
-        if found.all():
+        plan, support = torch.where(solved, plan, polished), torch.where(solved, support, used)
+        solved = solved | valid
+        if solved.all():
             break
     return plan, support
 
@@ -282,7 +282,7 @@ def _polish(
     inside = (rows > 0) & (cols > 0)
     total = rows.sum((1, 2), keepdim=True)
     spread = cost.amax((1, 2), keepdim=True)
-    found, plan = torch.zeros_like(total, dtype=torch.bool), x
+    solved, plan = torch.zeros_like(total, dtype=torch.bool), x
     for _ in range(NEWTON_STEPS):
         slope = support.to(cost.dtype) / (2 * eps)
         guess = slope * (u + v - cost)
@@ -295,12 +295,12 @@ def _polish(
             polished.sum(1, keepdim=True) - cols
         ).abs().amax((1, 2), keepdim=True)
         slack = (reduced * (inside & ~support)).amax((1, 2), keepdim=True)
-        valid = (error <= TOLERANCE * total) & (slack <= TOLERANCE * spread) & ~found
-        plan, found = torch.where(valid, polished, plan), found | valid
-        if found.all():
+        valid = (error <= TOLERANCE * total) & (slack <= TOLERANCE * spread) & ~solved
+        plan, solved = torch.where(valid, polished, plan), solved | valid
+        if solved.all():
             break
-        support = torch.where(found, support, inside & (reduced > 0))
-    return plan, torch.where(found, support, inside & (x > 0)), found
+        support = torch.where(solved, support, inside & (reduced > 0))
+    return plan, torch.where(solved, support, inside & (x > 0)), solved
 
 
 def with_implicit_gradient(cost: Tensor, rows: Tensor, cols: Tensor, plan: Tensor, slope: Tensor) -> Tensor:

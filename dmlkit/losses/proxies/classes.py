@@ -55,8 +55,8 @@ class GradientSums:
             of_similarity, of_proxies, *of_parameters = gradient, None
         else:
             leaves = block.similarity, block.proxies, *self.like[1:]
-            found = torch.autograd.grad(outputs, leaves, gradient, allow_unused=True)
-            of_similarity, of_proxies, *of_parameters = cast(Sequence[Tensor | None], found)
+            gradients = torch.autograd.grad(outputs, leaves, gradient, allow_unused=True)
+            of_similarity, of_proxies, *of_parameters = cast(Sequence[Tensor | None], gradients)
         if of_similarity is None:
             new = [torch.zeros_like(given) for given in self.like]
             rows.zero_()
@@ -194,4 +194,4 @@ def computed_once(classes: Classes) -> Classes:
     if not classes.keep or not torch.is_grad_enabled():
         return classes
     ready = list(classes.blocks(with_graph=True))
-    return ComputedClasses(**{one.name: getattr(classes, one.name) for one in fields(Classes)}, ready=ready)
+    return ComputedClasses(**{field.name: getattr(classes, field.name) for field in fields(Classes)}, ready=ready)
