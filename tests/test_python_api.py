@@ -178,7 +178,7 @@ def test_a_pretrained_model_is_the_baseline_of_eval_untrained(place: Path, tmp_p
     )
     done = dmlkit("train", tmp_path / "recipe.yaml", "-o", tmp_path / "run", "--device", "cpu")
     assert done.code == 0, done.err
-    printed = dmlkit("eval", tmp_path / "run", "--untrained", "--json", "--device", "cpu")
+    printed = dmlkit("eval", tmp_path / "run", "--checkpoint", "pretrained", "--json", "--device", "cpu")
     paths = [path for label in range(4, 8) for path in sorted((tmp_path / "birds" / str(label)).iterdir())]
     points = torch.from_numpy(load(f"timm:{name}", device="cpu").embed(paths))
     found = retrieval_metrics(points, torch.arange(4).repeat_interleave(4), metrics=["recall@1", "map@r"])

@@ -97,10 +97,11 @@ def refuse_extra_words(parse: Callable[..., list[str]]) -> Callable[..., list[st
 
     @wraps(parse)
     def parse_args(command: Any, ctx: Any, args: list[str]) -> list[str]:
-        _, extra, given = command.make_parser(ctx).parse_args(list(args))  # parameters in the order of the words
+        values, extra, given = command.make_parser(ctx).parse_args(list(args))  # parameters in the order of the words
+        paths = [one for one in given if isinstance(one, TyperArgument) and values.get(one.name)]
         for one in given:
             if isinstance(one, TyperOption) and one.multiple:
-                refuse_second_value(command, one, args, are_too_many=bool(extra))
+                refuse_second_value(command, one, args, has_others=bool(extra or len(paths) > 1))
         if extra and all(map(is_path, extra)):
             takes_images = any(isinstance(one, TyperArgument) and "mage" in (one.help or "") for one in command.params)
             advice = "for several images, give their folder or a table of their paths"
@@ -117,11 +118,11 @@ def refuse_extra_words(parse: Callable[..., list[str]]) -> Callable[..., list[st
     return parse_args
 
 
-def refuse_second_value(command: Any, option: TyperOption, args: Sequence[str], *, are_too_many: bool) -> None:
+def refuse_second_value(command: Any, option: TyperOption, args: Sequence[str], *, has_others: bool) -> None:
     """Raise an error if a second value follows a value of an option that may be repeated, or a comma.
 
-    A number is a value also in place of a path, such as 128 in ``--dims 512 128``; any other word only if there are too
-    many of them.
+    A number is a value also in place of a path, such as 128 in ``--dims 512 128``; any other word only if there are
+    others too.
 
     Raises:
         UserError: it does; the message shows how to write them.
@@ -132,7 +133,7 @@ def refuse_second_value(command: Any, option: TyperOption, args: Sequence[str], 
         if name not in option.opts:
             continue
         values, given = value.split(",") if are_numbers else [value], [name, value]
-        is_value = word.isdecimal() if are_numbers else are_too_many
+        is_value = word.isdecimal() if are_numbers else has_others
         if is_value and not word.startswith("-") and ("=" in value) == ("=" in word) and not is_path(word):
             values, given = [*values, word], [*given, word]
         if len(values) > 1:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, print_table, say, say_json, say_prose
 from dmlkit.cli.evaluation_report import print_values
-from dmlkit.cli.option_groups import ColumnOptions, PlacedModelOptions
+from dmlkit.cli.option_groups import PlacedModelOptions
 from dmlkit.cli.options import (
     TRAIN,
     Checkpoint,
@@ -17,6 +17,8 @@ from dmlkit.cli.options import (
     MovedRun,
     SetDataset,
     argument,
+    by_option,
+    column_of,
     examples,
     option,
     second_option,
@@ -83,19 +85,6 @@ class LabelOptions:
 
 
 @dataclass(frozen=True)
-class RatesColumnOptions(ColumnOptions):
-    """Column of a table, for whose values error rates are printed."""
-
-    by: Annotated[
-        str | None,
-        option(
-            "COLUMN",
-            "Print FAR and FRR, or FPIR and FNIR, per value of this column of a table, e.g. camera, worst first.",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True)
 class CalibratedModelOptions(PlacedModelOptions):
     """Options on the runs of a gallery, which may have moved, and on place and time."""
 
@@ -127,7 +116,7 @@ def calibrate(
     ] = None,
     *,
     labels: LabelOptions,
-    column: RatesColumnOptions,
+    by: Annotated[str | None, by_option("Print FAR and FRR, or FPIR and FNIR")] = None,
     checkpoint: Checkpoint = None,
     overrides: SetDataset = None,
     chosen: CalibratedModelOptions,
@@ -146,7 +135,7 @@ def calibrate(
     for name, moved in (("--run", chosen.run), ("--with", chosen.second)):
         if moved is not None and kind == "run":
             raise UserError(f"calibrate: {name} {moved}: names a run of a gallery, but {source} is a run; remove it")
-    asked = column.column()
+    asked = column_of(by)
     if kind == "run":
         _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, asked, json=json)
         return
@@ -159,7 +148,7 @@ def calibrate(
     console = Console(stderr=json)
     model, place = chosen.choose_with_place(source, bar=bars(console))
     if place is not None and asked is not None:
-        raise UserError(f"calibrate: --by {column.by}: does not apply to --with place; leave one out")
+        raise UserError(f"calibrate: --by {by}: does not apply to --with place; leave one out")
     if asked is not None:
         run_table(*asked, GalleryFolder(source).run)
     found = calibrate_gallery(source, **asdict(labels), place=place, model=model, bar=bars(console))

@@ -88,7 +88,7 @@ class Shown:
 
 
 def print_alternative(report: "Report", console: Console) -> None:
-    """Print the metrics with --rerank, --tta or --with, and their differences from the plain ones."""
+    """Print the metrics with --rerank or --with, and their differences from the plain ones."""
     from dmlkit.evaluation.augmented import WORDS
     from dmlkit.evaluation.compare import p_text
 
@@ -177,7 +177,7 @@ def print_values(found: "ByColumn | None", console: Console, metrics: "Sequence[
         say(console, "note: where a value or all others have fewer than 5 classes, there is no interval and p is 1")
 
 
-def tell_untrained(source: Path, fabric: "Ranks", shown: Shown, scope: "Scope") -> None:
+def tell_backbone(source: Path, fabric: "Ranks", shown: Shown, scope: "Scope") -> None:
     """Evaluate the backbone of a recipe or of a run with its initial weights."""
     from dmlkit.training.untrained_baseline import describe_backbone, evaluate_untrained
 
@@ -185,6 +185,20 @@ def tell_untrained(source: Path, fabric: "Ranks", shown: Shown, scope: "Scope") 
     if fabric.is_global_zero:
         title = f"{report.split} split of {recipe.dataset.title}, {describe_backbone(recipe)}"
         shown.tell(report, evaluation, title=title)
+
+
+def tell_points(
+    source: Path, other: Path | None, shown: Shown, scope: "Scope", labels: dict[Path, Path], manifold: str | None
+) -> None:
+    """Evaluate points, searched among themselves or in others."""
+    from dmlkit.evaluation.arrays import evaluate_points
+    from dmlkit.gallery.sources import array_points, open_points
+
+    points = open_points(source, labels=labels.get(source), manifold=manifold)
+    gallery = other and (array_points(other, labels[other], points.manifold) if other in labels else open_points(other))
+    shown, bar = shown.with_table(points), bars(shown.console)
+    found = evaluate_points(points, gallery, metrics=scope.metrics, rerank=shown.rerank, bar=bar)
+    shown.tell(*found, title=str(source), run=points.run)
 
 
 def tell_run(
@@ -196,12 +210,16 @@ def tell_run(
     second: Path | None,
 ) -> None:
     """Evaluate a run, and print the gain from training and the path of its report."""
+    from dmlkit.evaluation.augmented import WORDS
     from dmlkit.evaluation.compare import result_of
     from dmlkit.evaluation.run import ScoredAgain, check_scope, choose_second, evaluate_scope
     from dmlkit.vectors.manifest import LocalFusion
 
     progress = bars(shown.console)
-    if second is not None:
+    copies = next((name for name in WORDS if second == Path(name)), None)
+    if copies is not None:
+        shown = replace(shown, copies=copies)
+    elif second is not None:
         check_scope(source, scope)
         fusion = choose_second(source, second, checkpoint=checkpoint, fabric=fabric, bar=progress)
         shown = replace(shown, fusion=fusion.weight if isinstance(fusion, LocalFusion) else fusion)

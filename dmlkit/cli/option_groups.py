@@ -16,7 +16,7 @@ from dmlkit.cli.options import (
     second_option,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import NAMES, PLACE, Kind, check_options, kind_of, require_run, require_table
+from dmlkit.files.source import NAMES, PLACE, Kind, check_options, kind_of, require_run
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
@@ -62,34 +62,6 @@ class BoxOptions:
         from dmlkit.datasets.files.boxes import boxes_of
 
         return boxes_of(self.box_source, self.box_margin, self.box_confidence)
-
-
-@dataclass(frozen=True)
-class ColumnOptions:
-    """Column of a table, for whose values figures are printed."""
-
-    by: Annotated[
-        str | None,
-        option("COLUMN", "Print the last metric per value of this column of a table, e.g. camera, worst first."),
-    ] = None
-    table: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "Table with the columns path and --by. Default: the table that was embedded, or that of the run's dataset.",
-            check=require_table,
-        ),
-    ] = None
-
-    def column(self) -> tuple[str, Path | None] | None:
-        """Return the column and its table; None without a column.
-
-        Raises:
-            UserError: there is a table, but no column.
-        """
-        if self.table is not None and self.by is None:
-            raise UserError(f"--table {self.table}: needs --by COLUMN, the column to read")
-        return None if self.by is None else (self.by, self.table)
 
 
 @dataclass(frozen=True)

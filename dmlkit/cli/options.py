@@ -12,6 +12,7 @@ import typer
 from dmlkit.distributed.device_name import parse_device
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
+from dmlkit.files.regular import TABLES
 from dmlkit.files.source import (
     partner_path,
     require_array,
@@ -20,6 +21,7 @@ from dmlkit.files.source import (
     require_run,
     require_second_run,
     require_source,
+    require_table,
     without_set,
 )
 
@@ -233,6 +235,35 @@ def second_option(metavar: str, meaning: str, *allowed: str) -> Any:
     """Return the option ``--with`` of a command, which takes a second run, or one of some names instead."""
     check = partial(require_second_run, allowed=tuple(map(Path, allowed)))
     return option(metavar, meaning, "--with", check=check, parser=partner_path if allowed else None)
+
+
+def column_of(by: str | None) -> tuple[str, Path | None] | None:
+    """Return the column and the table that ``--by`` names; None without it.
+
+    Example:
+        >>> column_of("camera"), column_of("birds.csv:camera"), column_of("a:b")
+        (('camera', None), ('camera', PosixPath('birds.csv')), ('a:b', None))
+    """
+    if by is None:
+        return None
+    table, _, column = by.rpartition(":")
+    return (column, Path(table)) if Path(table).suffix.lower() in TABLES else (by, None)
+
+
+def check_by(by: str) -> None:
+    """Raise a `UserError` unless the table that ``--by`` names exists."""
+    if (column := column_of(by)) and column[1] is not None:
+        require_table(column[1])
+
+
+def by_option(prints: str) -> Any:
+    """Return the option ``--by`` of a command that ``prints`` figures."""
+    return option(
+        "[FILE:]COLUMN",
+        f"{prints} per value of this column of a table, e.g. camera, worst first. FILE: another table with the columns "
+        "path and COLUMN. Default: the table that was embedded, or that of the run's dataset.",
+        check=check_by,
+    )
 
 
 MovedRun = Annotated[Path | None, option("RUN", "The gallery's run, if it has moved.", check=require_run)]

@@ -1,7 +1,6 @@
 """Evaluation of embeddings of any model: a folder that ``dmlkit embed`` wrote, or NumPy arrays."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +11,10 @@ from dmlkit.datasets.files.class_names import path_fault
 from dmlkit.errors import UserError, counted
 from dmlkit.evaluation.evaluate import Evaluation, Rescoring, searching
 from dmlkit.evaluation.report import Report
-from dmlkit.gallery.sources import points_of_rows, read_features, read_labels
-from dmlkit.manifolds.base import Manifold, ManifoldConfig
+from dmlkit.gallery.sources import check_same_model
+from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Labeled, MetricConfig
 from dmlkit.metrics.ranking.codec import Codec, Rescore
-from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import DEFAULT_METRICS, Scores, metric_configs, score_retrieval
 from dmlkit.run_folder.folder import RunFolder
@@ -28,70 +26,49 @@ WantedMetrics = Sequence[MetricConfig | str]
 
 def evaluate_points(
     points: PointSet,
+    gallery: PointSet | None = None,
     *,
     metrics: WantedMetrics = (),
-    ties: Ties = "expected",
     bar: Bar = no_bar,
     rerank: Rerank | None = None,
 ) -> tuple[Report, Evaluation]:
     """Score points that have a label on their own manifold; each is searched among all others of them.
 
     Args:
+        gallery: points of the same model to search in instead.
         metrics: configs or names; `DEFAULT_METRICS` if there are none.
-        ties: how items with the same score are counted.
         rerank: method by which the queries are ranked once more.
+
+    Raises:
+        UserError: no item has a label, gallery and queries are equal or of two models, or nothing can be scored.
     """
+    queries, notes = _labeled(points)
+    items = None
+    if gallery is not None:
+        check_same_model(gallery, points)
+        items, more = _labeled(gallery)
+        notes += more
+        if torch.equal(queries.points, items.points):
+            raise UserError(
+                f"{gallery.source}: has the same points as {points.source}, so that every query would find itself; "
+                "name one of them alone, to search each query among all others"
+            )
+    evaluation = _score(points.source, queries, items, points.manifold, _configs(metrics), bar, rerank)
+    report = Report.of(evaluation, points.source, "all")
+    return report.model_copy(update={"notes": (*report.notes, *notes)}), evaluation
+
+
+def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":
+    """Return the points that have a label, and a note on the others."""
     dataset = None if points.run is None else RunFolder(points.run).recipe().dataset
     if dataset is not None:
         dataset.require_one_label(points.source)
-    queries = LabeledRows.of(all_points(points), points.labels, points.paths, dataset.levels if dataset else ())
-    without = len(points) - len(queries.labels)
+    rows = LabeledRows.of(all_points(points), points.labels, points.paths, dataset.levels if dataset else ())
+    without = len(points) - len(rows.labels)
     if without == len(points):
         raise UserError(f"{points.source}: none of {counted(without, 'item', 'items')} has a label; add labels")
-    evaluation = _score(points.source, queries, None, points.manifold, _configs(metrics), ties, bar, rerank)
-    report = Report.of(evaluation, points.source, "all", ties=ties)
-    if without:
-        note = f"{counted(without, 'item has', 'items have')} no label, to be left out"
-        report = report.model_copy(update={"notes": (*report.notes, note)})
-    return report, evaluation
-
-
-def evaluate_arrays(
-    embeddings: Path,
-    labels: Path,
-    *,
-    gallery: tuple[Path, Path] | None = None,
-    manifold: str = "sphere",
-    metrics: WantedMetrics = (),
-    ties: Ties = "expected",
-    bar: Bar = no_bar,
-    rerank: Rerank | None = None,
-) -> tuple[Report, Evaluation]:
-    """Score ``.npy`` files of embeddings, (N, D) numbers, and labels, (N,), see `read_labels`.
-
-    Args:
-        gallery: files of the embeddings and labels to search instead of the queries themselves.
-        manifold: ``sphere`` (cosine of the normalized rows) or ``euclidean`` (distance).
-        metrics: configs or names; `DEFAULT_METRICS` if there are none.
-        ties: how items with the same score are counted.
-        rerank: method by which the queries are ranked once more.
-    """
-    configs = _configs(metrics)
-    features = read_features(embeddings)
-    space = ManifoldConfig.variants[manifold]().build(features.shape[1])
-    items = None
-    if gallery is not None:
-        others = read_features(gallery[0])
-        if torch.equal(features, others):
-            raise UserError(
-                f"--gallery {gallery[0]}: has the same rows as --embeddings, so that every query would find itself; "
-                "omit --gallery to search each query among all others"
-            )
-        items = LabeledRows.of(points_of_rows(others, space, gallery[0]), read_labels(gallery[1]))
-    names = [str(row) for row in range(len(features))]
-    queries = LabeledRows.of(points_of_rows(features, space, embeddings), read_labels(labels), names)
-    evaluation = _score(str(embeddings), queries, items, space, configs, ties, bar, rerank)
-    return Report.of(evaluation, str(embeddings), "all", ties=ties), evaluation
+    note = f"{counted(without, 'item has', 'items have')} no label, to be left out"
+    return rows, [note] if without else []
 
 
 class LabeledRows(NamedTuple):
@@ -115,7 +92,7 @@ class LabeledRows(NamedTuple):
         given = np.array([labels[row] for row in kept], dtype=str)
         if not levels and all(label.isdecimal() and label == str(int(label)) and len(label) < 19 for label in given):
             given = given.astype(np.int64)
-        if len(kept) == len(labels) or len(labels) != len(points):  # the latter is reported where they are scored
+        if len(kept) == len(labels):
             return cls(points, given, names, levels)
         return cls(points[kept], given, [names[row] for row in kept] if names else (), levels)
 
@@ -145,7 +122,6 @@ def _score(
     gallery: LabeledRows | None,
     manifold: Manifold,
     metrics: WantedMetrics,
-    ties: Ties,
     bar: Bar,
     rerank: Rerank | None,
 ) -> Evaluation:
@@ -153,10 +129,10 @@ def _score(
     try:
         with bar("ranking", len(queries.labels)) as advance:
             sides = queries.side(), gallery and gallery.side()
-            scores = score_retrieval(*sides, manifold, metrics, ties=ties, advance=advance)
+            scores = score_retrieval(*sides, manifold, metrics, advance=advance)
         alternative = None
         if rerank is not None:
-            alternative = score_retrieval(*sides, manifold, searching(metrics), ties=ties, rerank=rerank)
+            alternative = score_retrieval(*sides, manifold, searching(metrics), rerank=rerank)
     except ValueError as error:
         raise UserError(f"cannot evaluate {source}: {error}") from error
 
@@ -164,7 +140,7 @@ def _score(
         is_rescored = codec.stored.precision == "rescored"
         rescore = Rescore(codec.manifold, queries.points, items.points) if is_rescored else None
         sides = queries.side(codec), gallery and gallery.side(codec)
-        return score_retrieval(*sides, codec.space, searching(metrics), ties=ties, rerank=rescore)
+        return score_retrieval(*sides, codec.space, searching(metrics), rerank=rescore)
 
     classes, index = np.unique(np.concatenate([queries.labels, items.labels]), return_inverse=True)
     labels, item_labels = (torch.from_numpy(part) for part in np.split(index, [len(queries.labels)]))

@@ -38,7 +38,7 @@ def check_copies(dataset: Dataset, recipe: Recipe, copies: Copies | None) -> Non
     """Check that copies of the images of a dataset can be embedded, if any are wanted."""
     if copies is not None and not dataset.kind.has_pixels:
         raise UserError(
-            f"--tta {copies}: applies to images, but the samples of this run have no pixels; remove this option"
+            f"--with {copies}: applies to images, but the samples of this run have no pixels; remove this option"
         )
     for scale in SCALES if copies == "scales" else ():
         scaled_transform(recipe, scale)
@@ -70,7 +70,7 @@ def embed_with_copies(
         with bar(EMBEDDING, len(images)) as advance:
             found = embed_dataset(fabric, model, images, transform, workers=recipe.training.workers, advance=advance)
         if found.faults:
-            raise UserError(f"--tta {copies}: an image can no longer be read: {found.faults[0]}")
+            raise UserError(f"--with {copies}: an image can no longer be read: {found.faults[0]}")
         total = total + manifold.to_features(found.points.to(device))
     return own._replace(points=manifold.from_features(total / (1 + len(changed))).cpu())
 
@@ -90,4 +90,4 @@ def scaled_transform(recipe: Recipe, scale: float) -> TransformConfig | None:
     except UserError as error:
         reason = first_line(error).removeprefix(f"--set {overrides[0]}: ")
         side = round(scale * sizes["size"])
-        raise UserError(f"--tta scales: needs images of {side} x {side} pixels too, but {reason}") from None
+        raise UserError(f"--with scales: needs images of {side} x {side} pixels too, but {reason}") from None

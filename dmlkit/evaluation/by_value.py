@@ -194,7 +194,7 @@ def table_of(column: str, dataset: Mapping[str, object] | None) -> tuple[Path, P
             if dataset is None
             else f"the dataset of the run is {dataset['name']}, which has no columns"
         )
-        raise UserError(f"--by {column}: {what}; name a table with the columns path and {column} with --table FILE")
+        raise UserError(f"--by {column}: {what}; name a table with the columns path and {column}: --by FILE:{column}")
     file, root = Path(str(dataset["file"])), dataset["root"]
     return file, Path(str(root)) if root else file.parent
 
@@ -233,7 +233,7 @@ def points_table(column: str, table: Path | None, points: PointSet) -> Path | No
     """
     if table is None and isinstance(points, EmbeddingFolder):
         source = Path(points.manifest.source)
-        advice = f"name a table with the columns path and {column} with --table FILE"
+        advice = f"name a table with the columns path and {column}: --by FILE:{column}"
         if source.suffix.lower() in TABLES:
             if not source.exists():
                 raise UserError(f"--by {column}: {source}, which was embedded, is no longer there; {advice}")

@@ -20,7 +20,6 @@ from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Labeled, Labels, MetricConfig, Points
 from dmlkit.metrics.ranking.codec import Codec, Rescore
-from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import Scores, metric_configs, score_retrieval
 from dmlkit.model import EmbeddingModel
@@ -167,9 +166,7 @@ class Evaluation:
     def save_classes(self, path: Path) -> None:
         """Write a CSV table of every class, worst first."""
         if not self.scores.per_query:
-            raise UserError(
-                "--per-class: none of the metrics has a value per query; add one with --metric, e.g. recall@1"
-            )
+            raise UserError("--output: none of the metrics has a value per query; add one with --metric, e.g. recall@1")
         rows = ((one.name, one.queries, *one.metrics.values()) for one in self.worst_classes())
         write_table(path, ["class", "queries", *self.scores.per_query], rows)
 
@@ -201,14 +198,12 @@ def evaluate(
     *,
     split: str,
     bar: Bar = no_bar,
-    ties: Ties = "expected",
 ) -> Evaluation:
     """Embed a split and score it with the recipe's metrics.
 
     Args:
         fabric: the device, and the ranks; each rank searches for its share of the queries.
         recipe: the recipe, whose transform and metrics are used.
-        ties: how items with the same score are counted; see `dmlkit.metrics.retrieval_metrics`.
 
     Raises:
         UserError: an image cannot be read and the recipe has ``on_bad_image: error``, no image can be read, or there
@@ -218,7 +213,7 @@ def evaluate(
     with bar(EMBEDDING, len(dataset)) as advance:
         found = embed_dataset(fabric, model, dataset, recipe.transform, workers=workers, advance=advance)
     trained = TrainedModel.of(recipe, model)
-    return score_split(fabric, trained, found, dataset, split=split, bar=bar, ties=ties)
+    return score_split(fabric, trained, found, dataset, split=split, bar=bar)
 
 
 def score_split(
@@ -229,7 +224,6 @@ def score_split(
     *,
     split: str,
     bar: Bar = no_bar,
-    ties: Ties = "expected",
     second: SecondScoring = PLAIN,
 ) -> Evaluation:
     """Score the embeddings of a split by a model with the metrics of its recipe, see `evaluate` and `score_dataset`."""
@@ -244,7 +238,6 @@ def score_split(
                 trained.manifold,
                 recipe.metrics,
                 fabric=fabric,
-                ties=ties,
                 advance=advance,
                 second=second,
             )
@@ -259,7 +252,6 @@ def score_dataset(
     metrics: Sequence[MetricConfig],
     *,
     fabric: Ranks | None = None,
-    ties: Ties = "expected",
     advance: Advance = lambda _: None,
     second: SecondScoring = PLAIN,
 ) -> Evaluation:
@@ -270,7 +262,6 @@ def score_dataset(
     Args:
         embeddings: embeddings of the images of the dataset that could be read.
         fabric: the device, and the ranks, which share the queries. Default: one process on the CPU.
-        ties: how items with the same score are counted.
         advance: receives how many more queries are ranked.
         second: another way to score the queries as well. Default: none.
     """
@@ -290,7 +281,7 @@ def score_dataset(
     def score(given: Points, metrics: Sequence[MetricConfig], **more: Any) -> Scores:
         points = given.embeddings.to(device)
         gallery = side(points, found) if has_gallery else None
-        more = {"group": group, "ties": ties, **more}
+        more = {"group": group, **more}
         return score_retrieval(side(points, query), gallery, given.manifold, metrics, **more)
 
     def score_form(codec: Codec) -> Scores:

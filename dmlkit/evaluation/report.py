@@ -45,17 +45,13 @@ class Question(BaseModel, frozen=True, extra="forbid"):
     """Transform of the resolved recipe; null for vectors."""
     metrics: list[Any]
     """Names of metrics, or their options where a name is not enough."""
-    ties: Literal["expected", "pessimistic"]
-    """How items with the same score are counted."""
 
     @classmethod
-    def of(cls, recipe: Recipe, weights: str, checkpoint: str, split: str, ties: str = "expected") -> "Question":
+    def of(cls, recipe: Recipe, weights: str, checkpoint: str, split: str) -> "Question":
         """Build the question for weights and a recipe's dataset, transform and metrics."""
         resolved = plain(recipe)
         fields = {name: resolved[name] for name in ("dataset", "transform", "metrics")}
-        return cls.model_validate(
-            {"weights": weights, "checkpoint": checkpoint, "split": split, "ties": ties, **fields}
-        )
+        return cls.model_validate({"weights": weights, "checkpoint": checkpoint, "split": split, **fields})
 
     def key(self) -> str:
         """Return a hash of eight characters that identifies the question."""
@@ -150,8 +146,6 @@ class Report(Document, frozen=True):
     """Notes for the reader of the metrics."""
     skipped: tuple[str, ...]
     """One message per image that could not be read."""
-    ties: str
-    """How items with the same score were counted."""
     images: str
     """Hash of the queries: two models can be compared per query if their hashes are equal."""
     files: str | None = None
@@ -165,7 +159,7 @@ class Report(Document, frozen=True):
     by: ByColumn | None = None
     """Metrics per value of a column, with ``--by``."""
     alternative: Alternative | None = None
-    """Metrics with ``--rerank``, ``--tta`` or ``--with``."""
+    """Metrics with ``--rerank`` or ``--with``."""
     forms: tuple[FormFigures, ...] | None = None
     """Metrics of stored forms, with ``--dims`` or ``--precision``."""
     evidence: Evidence | None = None
@@ -178,7 +172,6 @@ class Report(Document, frozen=True):
         source: str,
         split: str,
         *,
-        ties: str = "expected",
         epoch: int | None = None,
         question: Question | None = None,
     ) -> "Report":
@@ -198,7 +191,6 @@ class Report(Document, frozen=True):
             confusions=tuple(evaluation.confusions()[:LISTED]),
             notes=(*scores.notes, *([few] if few else [])),
             skipped=tuple(evaluation.faults),
-            ties=ties,
             images=evaluation.fingerprint(),
             epoch=epoch,
             question=question,

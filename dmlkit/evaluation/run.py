@@ -22,7 +22,6 @@ from dmlkit.evaluation.place import PlaceFusion, choose_place, place_scores
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.files.source import LOCAL, PARTNERS, PLACE, SIFT
 from dmlkit.metrics.base import Points
-from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import metric_configs
 from dmlkit.recipe.file import plain
@@ -46,21 +45,19 @@ class Scope:
     """Which images are evaluated, and by which metrics."""
 
     split: Split | None = None
-    """Split of the dataset. Default: test, or all images of ``dataset_root``."""
-    dataset_root: Path | None = None
+    """Split of the dataset. Default: test, or all of ``images``."""
+    images: Path | None = None
     """Another folder of images, with one subfolder per class, instead of the dataset."""
     overrides: Sequence[str] = ()
     """``key=value`` each: for a run of the keys in `READ`."""
     metrics: Sequence[str] = ()
     """Names of metrics, instead of the recipe's."""
-    ties: Ties = "expected"
-    """How items with the same score are counted."""
     column: tuple[str, Path | None] | None = None
     """Column whose values the metrics are reported for, and its table. Default of the table: that of the dataset."""
 
     @property
     def evaluated_split(self) -> Split:
-        return self.split or ("all" if self.dataset_root is not None else "test")
+        return self.split or ("all" if self.images is not None else "test")
 
 
 OWN_TEST = Scope()
@@ -101,25 +98,23 @@ def evaluate_run(
     *,
     split: Split | None = None,
     checkpoint: CheckpointName | None = None,
-    dataset_root: str | Path | None = None,
+    images: str | Path | None = None,
     overrides: Sequence[str] = (),
     metrics: Sequence[str] = (),
-    ties: Ties = "expected",
     device: str = "auto",
 ) -> EvaluatedRun:
     """Score a run's model and store the report in the run, see `evaluate_scope`.
 
     Args:
         path: the run.
-        split, dataset_root, overrides, metrics, ties: see `Scope`.
+        split, images, overrides, metrics: see `Scope`.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         device: the device, see `start_ranks`.
 
     Raises:
         UserError: see `evaluate_scope`.
     """
-    root = None if dataset_root is None else Path(dataset_root)
-    scope = Scope(split, root, overrides, metrics, ties)
+    scope = Scope(split, None if images is None else Path(images), overrides, metrics)
     return evaluate_scope(Path(path), start_ranks(device), scope, checkpoint=checkpoint)
 
 
@@ -135,7 +130,7 @@ def evaluate_scope(
 ) -> EvaluatedRun:
     """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in the run.
 
-    If dataset, transform, metrics or ties differ from the run's own, the file name contains a hash of them, so that
+    If dataset, transform or metrics differ from the run's own, the file name contains a hash of them, so that
     results with different settings are never mixed up.
 
     Args:
@@ -147,7 +142,7 @@ def evaluate_scope(
     recipe, split = _recipe_of(run, scope), scope.evaluated_split
     trained = load_model(run, fabric, checkpoint)
     weights = trained.fingerprint
-    question = Question.of(recipe, weights, trained.checkpoint, split, scope.ties)
+    question = Question.of(recipe, weights, trained.checkpoint, split)
     own = Question.of(trained.recipe, weights, trained.checkpoint, split)
     target = run.evaluations / f"{question.file_name(own)}.json"
     name = recipe.dataset.title
@@ -163,7 +158,7 @@ def evaluate_scope(
     own_model, trained = trained, replace(trained, recipe=recipe, recorded=weights)
 
     def embedded(trained: TrainedModel) -> Embeddings:
-        if scope.dataset_root is None:
+        if scope.images is None:
             return split_embeddings(run, trained, fabric, dataset, split, bar=bar)
         return embed_files(trained, fabric, dataset, f"the {split} split", bar)
 
@@ -173,9 +168,9 @@ def evaluate_scope(
         second = replace(second, points=Points(means.points, means.labels, trained.manifold))
     if scored_again.fusion is not None:
         second = replace(second, **_with_fusion(scored_again.fusion, trained, fabric, dataset, embedded, found, bar))
-    evaluation = score_split(fabric, trained, found, dataset, split=split, bar=bar, ties=scope.ties, second=second)
-    evaluation = _with_ranges(evaluation, run, trained if scope.dataset_root is None else own_model, fabric, bar)
-    report = Report.of(evaluation, str(path), split, ties=scope.ties, epoch=trained.epoch, question=question)
+    evaluation = score_split(fabric, trained, found, dataset, split=split, bar=bar, second=second)
+    evaluation = _with_ranges(evaluation, run, trained if scope.images is None else own_model, fabric, bar)
+    report = Report.of(evaluation, str(path), split, epoch=trained.epoch, question=question)
     if seen := set(run.training_classes()).intersection(dataset.class_names):
         some = (
             "every class was"
@@ -270,22 +265,22 @@ def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
         recipe: the recipe, to which the overrides have already been applied.
         scope: a folder of images replaces the dataset, and metrics replace those of the recipe, if they are given.
     """
-    for override in scope.overrides if scope.dataset_root is not None else ():
+    for override in scope.overrides if scope.images is not None else ():
         if parse_override(override).key.partition(".")[0] == "dataset":
-            raise UserError(f"--set {override}: --dataset-root replaces the dataset; use only one of the two options")
+            raise UserError(f"--set {override}: {scope.images} replaces the dataset; use only one of them")
     if scope.metrics:
         try:
             recipe = recipe.model_copy(update={"metrics": tuple(metric_configs(scope.metrics))})
         except ValueError as error:
             raise UserError(f"--metric: {error}") from None
-    if scope.dataset_root is not None and not samples_named(recipe.dataset.sample).has_pixels:
+    if scope.images is not None and not samples_named(recipe.dataset.sample).has_pixels:
         raise UserError(
-            f"--dataset-root {scope.dataset_root}: this is a folder of images, but the run takes "
+            f"{scope.images}: this is a folder of images, but the run takes "
             f"{recipe.dataset.sample}s; use --set dataset.embeddings=FILE to evaluate other vectors"
         )
-    if scope.dataset_root is not None:
+    if scope.images is not None:
         own = recipe.dataset
-        folder = FolderConfig(root=str(scope.dataset_root), on_bad_image=own.on_bad_image, levels=own.levels)
+        folder = FolderConfig(root=str(scope.images), on_bad_image=own.on_bad_image, levels=own.levels)
         recipe = recipe.model_copy(update={"dataset": folder.of_run(own.classes_of_run)})
     if scope.column is not None:
         column_table(*scope.column, plain(recipe)["dataset"])

@@ -8,7 +8,6 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.evaluation.evaluate import Evaluation, evaluate
 from dmlkit.evaluation.report import Question, Report
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.metrics.ranking.rankings import Ties
 from dmlkit.model import EmbeddingModel, backbone_alone
 from dmlkit.recipe.schema import Recipe
 from dmlkit.vectors.progress_bar import Bar, no_bar
@@ -32,9 +31,9 @@ def untouched_model(model: EmbeddingModel) -> EmbeddingModel:
     return backbone_alone(model, Sphere(model.backbone.num_features))
 
 
-def untouched_question(model: EmbeddingModel, recipe: Recipe, split: Split, ties: Ties = "expected") -> Question:
+def untouched_question(model: EmbeddingModel, recipe: Recipe, split: Split) -> Question:
     """Return the question that the metrics of an untouched model answer."""
-    return Question.of(recipe, untouched_model(model).fingerprint(), "untouched", split, ties)
+    return Question.of(recipe, untouched_model(model).fingerprint(), "untouched", split)
 
 
 def evaluate_untouched(
@@ -55,10 +54,10 @@ def evaluate_untouched(
         question: the result of `untouched_question` for the split of the dataset.
         source: the name of the evaluated run, for the report.
     """
-    features, split, ties = untouched_model(model).to(fabric.device), question.split, question.ties
+    features, split = untouched_model(model).to(fabric.device), question.split
     with torch.random.fork_rng(devices=[]):  # a loader draws one random number whenever it starts
-        evaluation = evaluate(fabric, features, dataset, recipe, split=split, bar=bar, ties=ties)
-    return Report.of(evaluation, source, split, ties=ties, epoch=0, question=question), evaluation
+        evaluation = evaluate(fabric, features, dataset, recipe, split=split, bar=bar)
+    return Report.of(evaluation, source, split, epoch=0, question=question), evaluation
 
 
 def gain_message(

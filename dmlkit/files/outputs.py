@@ -35,8 +35,8 @@ def check_file(
         UserError: the path is a folder or a source, has another suffix, or see `check_place`.
     """
     if suffixes and path.suffix.lower() not in suffixes:
-        *others, last = suffixes
-        raise UserError(f"{option} {path}: expected a name that ends in {', '.join(others)} or {last}")
+        names = " or ".join(", ".join(suffixes).rsplit(", ", 1))
+        raise UserError(f"{option} {path}: expected a name that ends in {names}")
     if path.is_dir():
         raise UserError(f"{option} {path}: this is a folder; expected the name of a file")
     sources = [source for source in sources if source.exists()]

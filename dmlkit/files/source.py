@@ -18,13 +18,14 @@ from dmlkit.files.regular import EXTENSIONS, TABLES, VIDEOS
 STUDY_MARK, REVIEW_MARK = "study.json", "review.json"
 CREATING_MARK, INCOMING = "creating.json", "incoming-"
 """File of a gallery whose creation is not complete, and start of the folders of images that are not yet added."""
-Kind = Literal["run", "embeddings", "gallery", "array", "images"]
+Kind = Literal["run", "embeddings", "gallery", "array", "images", "backbone"]
 NAMES: dict[Kind, str] = {
     "run": "a run",
     "embeddings": "a folder of embeddings",
     "gallery": "a gallery",
     "array": "an .npy file",
     "images": "an image or a folder of images",
+    "backbone": "a backbone before training",
 }
 MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
 LOCAL = "local"  # instead of a second run: the patches of the first one
@@ -33,23 +34,24 @@ MOVED = "if it has moved, use --set dataset."
 NO_CLASS_FOLDERS = f"no such folder; expected one subfolder of images per class; {MOVED}root=PATH"
 PLACE = "place"  # instead of a second run: where and when the images were taken
 SIFT = "sift"  # instead of a second run: keypoints
+FLIP, SCALES = "flip", "scales"  # instead of a second run: the mean with copies of each image
 PARTNERS = {
     Path(LOCAL): "eval, verify and gallery create take patches, which a gallery then compares by itself",
     Path(SIFT): "eval, verify and gallery create take keypoints, which a gallery then compares by itself",
     Path(PLACE): "eval, identify, search and calibrate compare places",
+    Path(FLIP): "eval compares means with mirror images",
+    Path(SCALES): "eval compares means with images of other sizes",
 }
 """What takes each of them."""
 EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
 APPLIES: dict[str, tuple[Kind, ...]] = {  # kinds of source to which each option applies
-    "--split": ("run",),
+    "--split": ("run", "backbone"),
     "--checkpoint": ("run",),
-    "--dataset-root": ("run",),
-    "--set": ("run",),
-    "--tta": ("run",),
+    "--set": ("run", "backbone"),
     "--evidence": ("run",),
     "--with": ("run", "gallery"),
-    "--device": ("run", "images"),
+    "--device": ("run", "images", "backbone"),
     "--run": ("images",),
     "--boxes": ("images",),
     "--box-margin": ("images",),
@@ -60,6 +62,9 @@ APPLIES: dict[str, tuple[Kind, ...]] = {  # kinds of source to which each option
     "--strangers": ("gallery",),
     "--near": ("gallery",),
     "--by": ("run", "embeddings", "gallery"),
+    "--rerank": ("run", "embeddings", "gallery", "array"),
+    "--dims": ("run", "embeddings", "gallery", "array"),
+    "--precision": ("run", "embeddings", "gallery", "array"),
 }
 OTHER = {"--far": "--fpir", "--fpir": "--far"}  # the option that asks the same of another kind of source
 
@@ -312,6 +317,6 @@ def check_options(source: Path, kind: Kind, options: Mapping[str, object]) -> No
         if value and kind not in APPLIES[name]:
             words = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
             text = name if value is True else f"{name} {words}"
-            kinds = " or ".join(NAMES[one] for one in APPLIES[name])
+            kinds = " or ".join(NAMES[one] for one in APPLIES[name] if one != "backbone")
             way = f"use {OTHER[name]}" if name in OTHER else "remove this option"
             raise UserError(f"{text}: applies to {kinds}, but {source} is {NAMES[kind]}; {way}")

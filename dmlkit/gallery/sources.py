@@ -194,9 +194,9 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str) -> Poin
     Raises:
         UserError: a file cannot be read or has another shape, or a row is not a point.
     """
-    features = read_features(path).float()
+    features = read_features(path)
     manifold = ManifoldConfig.variants[space]().build(features.shape[1]) if isinstance(space, str) else space
-    points = points_of_rows(features, manifold, path)
+    points = points_of_rows(features, manifold, path).float()
     names: list[str | None] = [None] * len(points)
     if labels is not None:
         names = read_labels(labels)

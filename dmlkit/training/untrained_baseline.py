@@ -137,10 +137,10 @@ def evaluate_untrained(
     """
     recipe = RunFolder(path).recipe(scope.overrides) if path.is_dir() else read_recipe(path, scope.overrides)
     recipe, split = with_scope(recipe, scope), scope.evaluated_split
-    with recipe.errors_at("dataset") if scope.dataset_root is None else nullcontext():
+    with recipe.errors_at("dataset") if scope.images is None else nullcontext():
         dataset = recipe.dataset.build(split)
     model = untrained_model(recipe, dataset)
-    question = untouched_question(model, recipe, split, scope.ties)
+    question = untouched_question(model, recipe, split)
     report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source=str(path), bar=bar)
     if not isinstance(recipe.backbone, IdentityConfig) and not recipe.backbone.is_pretrained:
         note = f"backbone.weights is null: scores of a random network (seed {recipe.seed}), the baseline for training"

@@ -95,7 +95,7 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
     A pretrained model is named as a backbone of recipes: ``timm:MODEL`` for any model of timm (also of the Hugging Face
     Hub, ``timm:hf-hub:OWNER/REPOSITORY``, or in a folder, ``timm:local-dir:FOLDER``), or a network of torchvision:
     ``resnet50``, ``convnext:small``, ``vit:b_16``.
-    Its embeddings are the pooled features as unit vectors, as in the baseline of ``dmlkit eval --untrained``.
+    Its embeddings are the pooled features as unit vectors, as in the baseline of ``dmlkit eval RECIPE``.
 
     Args:
         run: folder of the run or of the export, its address on the Hub, or name of a pretrained model; an existing

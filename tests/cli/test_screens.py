@@ -64,7 +64,7 @@ def photos(tmp_path: Path) -> Path:
         ["data", HOSTILE],
         ["eval", HOSTILE],
         ["eval", HOSTILE, "--split", HOSTILE],
-        ["eval", "--embeddings", HOSTILE, "--labels", HOSTILE],
+        ["eval", HOSTILE, "--labels", HOSTILE],
         ["embed", HOSTILE, HOSTILE],
         ["export", HOSTILE, "--format", HOSTILE],
         ["export", HOSTILE, "--format", "npz"],

@@ -243,7 +243,7 @@ def test_commands_take_a_run_over_vectors(recipe: Path, tmp_path: Path, dmlkit: 
     refused = {
         ("embed", run, tmp_path / "wide.npy"): "got vectors of 9 numbers, but the model takes vectors of 5 numbers",
         ("embed", run, tmp_path): "is a folder, but the model takes vectors",
-        ("eval", run, "--dataset-root", tmp_path): "this is a folder of images, but the run takes vectors",
+        ("eval", run, tmp_path): "this is a folder of images, but the run takes vectors",
     }
     for command, told in refused.items():
         result = dmlkit(*command)
@@ -269,7 +269,7 @@ def test_exports_take_vectors(file_format: str, recipe: Path, tmp_path: Path, dm
 
 @pytest.mark.parametrize("row", [5, 3 * EACH + 1], ids=["train", "validation"])
 def test_a_vector_of_zeros_has_no_direction_on_the_sphere(row: int, recipe: Path, tmp_path: Path):
-    """`eval --embeddings` refuses it too; in flat space it is a place like others."""
+    """`eval` refuses it too; in flat space it is a place like others."""
     vectors = arrays()[0]
     vectors[row] = 0
     np.save(tmp_path / "x.npy", vectors)

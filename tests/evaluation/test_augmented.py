@@ -76,11 +76,13 @@ def test_a_scaled_transform_shows_the_same_part_of_an_image(transform: str):
 def test_what_takes_no_other_sizes():
     text = "dataset: {name: folder, root: x}\nloss: {name: triplet}\ntransform: {name: imagenet}\n"
     vit = parse_recipe(f"{text}backbone: {{name: vit}}\n", "recipe.yaml")
-    message = "^--tta scales: needs images of 158 x 158 pixels too, but backbone: vit needs transform.size 224, got 158"
+    message = (
+        "^--with scales: needs images of 158 x 158 pixels too, but backbone: vit needs transform.size 224, got 158"
+    )
     with pytest.raises(UserError, match=message):
         scaled_transform(vit, 0.5**0.5)
     small = parse_recipe(TINY_RECIPE, "recipe.yaml", ["transform.size=9"])
-    with pytest.raises(UserError, match=r"^--tta scales: needs images of 6 x 6 pixels too, but transform.size: got 6"):
+    with pytest.raises(UserError, match=r"^--with scales: needs images of 6 x 6 pixels too, but transform.size: got 6"):
         scaled_transform(small, 0.5**0.5)
 
 
@@ -88,5 +90,5 @@ def test_where_it_does_not_apply(tmp_path: Path, dmlkit: Callable[..., Result]):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(TINY_RECIPE)
     for copies in ("flip", "scales"):
-        wrong = dmlkit("eval", recipe, "--untrained", "--tta", copies)
-        assert wrong.code == 2 and "--tta does not apply to --untrained" in wrong.err
+        wrong = dmlkit("eval", recipe, "--with", copies)
+        assert wrong.code == 2 and f"--with {copies}: applies to a run or a gallery, but" in wrong.err

@@ -124,18 +124,14 @@ def test_a_run_and_its_embeddings_by_column(tmp_path: Path, dmlkit: Callable[...
     found = json.loads(dmlkit("eval", run, "--by", "side", "--json", "--device", "cpu").out)
     by = found["by"]["values"]
     assert [sorted(one["value"] for one in by), found["by"]["without"]] == [["left", "right"], 12]
-    again = json.loads(dmlkit("eval", folder, "--by", "side", "--table", table, "--metric", "map@r", "--json").out)
+    again = json.loads(dmlkit("eval", folder, "--by", f"{table}:side", "--metric", "map@r", "--json").out)
     assert [one["queries"] for one in again["by"]["values"]] == [12, 12]
     means = [{one["value"]: one["metrics"]["map@r"]["mean"] for one in each["by"]["values"]} for each in (found, again)]
     assert means[0] == pytest.approx(means[1])
     shown = dmlkit("eval", folder, "--by", "side")  # the table of its run
     assert "per side, worst first" in shown.out and "12 queries have no side" in shown.out
-    for words, message in (
-        (("--table", table), "needs --by COLUMN"),
-        (("--by", "sides"), "did you mean 'side'"),
-    ):
-        wrong = dmlkit("eval", folder, *words)
-        assert wrong.code == 2 and message in wrong.err, wrong.err
+    wrong = dmlkit("eval", folder, "--by", "sides")
+    assert wrong.code == 2 and "did you mean 'side'" in wrong.err, wrong.err
     other_images_by_side(run, tmp_path, dmlkit)
     pairs_by_side(run, folder, dmlkit)
     answers_by_side(run, table, tmp_path / "gallery", dmlkit)
@@ -160,7 +156,7 @@ def other_images_by_side(run: Path, place: Path, dmlkit: Callable[..., Result]) 
     ):
         wrong = dmlkit("eval", place / folder, "--by", "side")
         assert wrong.code == 2 and message in wrong.err, wrong.err
-        assert dmlkit("eval", place / "of_table", "--by", "side", "--table", moved).code == 0
+        assert dmlkit("eval", place / "of_table", "--by", f"{moved}:side").code == 0
 
 
 def pairs_by_side(run: Path, folder: Path, dmlkit: Callable[..., Result]) -> None:
@@ -185,8 +181,6 @@ def pairs_by_side(run: Path, folder: Path, dmlkit: Callable[..., Result]) -> Non
         assert one["metrics"]["frr"]["mean"] == pytest.approx(np.mean(frr[one["value"]]), abs=0.01)
     assert by[0]["metrics"]["frr"]["mean"] >= by[1]["metrics"]["frr"]["mean"]
     assert dmlkit(*words).out.count("per side, worst first") == 2
-    wrong = dmlkit("calibrate", run, "--table", folder)
-    assert wrong.code == 2 and "needs --by COLUMN" in wrong.err
 
 
 def answers_by_side(run: Path, table: Path, gallery: Path, dmlkit: Callable[..., Result]) -> None:

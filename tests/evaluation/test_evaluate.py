@@ -65,7 +65,7 @@ def test_bare_arrays_as_json(dmlkit, arrays):
     folder, points, labels = arrays
     names = ["recall@1", "map@r", "ndcg@10", "nmi"]
     options = [word for name in names for word in ("--metric", name)]
-    files = ("--embeddings", folder / "x.npy", "--labels", folder / "y.npy")
+    files = (folder / "x.npy", "--labels", folder / "y.npy")
     result = dmlkit("eval", *files, *options, "--json")
     assert result.code == 0, result.err
     report = json.loads(result.out)
@@ -84,8 +84,8 @@ def test_arrays_by_distance_with_names_and_a_gallery(dmlkit, arrays):
     np.save(folder / "q.npy", points[:30])
     np.save(folder / "qn.npy", np.array([f"bird {label}" for label in labels[:30]]))
     result = dmlkit(
-        "eval", "--embeddings", folder / "q.npy", "--labels", folder / "qn.npy", "--gallery", folder / "x.npy",
-        "--gallery-labels", folder / "names.npy", "--manifold", "euclidean", "--per-class", folder / "c.csv", "--json",
+        "eval", folder / "q.npy", "--labels", folder / "qn.npy", folder / "x.npy",
+        "--labels", folder / "names.npy", "--manifold", "euclidean", "--output", folder / "c.csv", "--json",
     )  # fmt: skip
     assert result.code == 0, result.err
     assert json.loads(result.out)["metrics"]["recall@1"] == 1.0  # each query is in the gallery, and has no id there
@@ -96,9 +96,7 @@ def test_arrays_by_distance_with_names_and_a_gallery(dmlkit, arrays):
 
 def test_table_of_arrays(dmlkit, arrays):
     folder, *_ = arrays
-    result = dmlkit(
-        "eval", "--embeddings", folder / "x.npy", "--labels", folder / "names.npy", "--metric", "recall@500"
-    )
+    result = dmlkit("eval", folder / "x.npy", "--labels", folder / "names.npy", "--metric", "recall@500")
     assert result.code == 0, result.err
     assert "note: recall@500: only 89 items are ranked; k is clipped to that" in result.out
     assert "worst class: bird" in result.out and "90 queries" in " ".join(result.out.split())  # a long path wraps
@@ -185,8 +183,8 @@ def test_few_classes_and_a_single_one_are_told(dmlkit, arrays, classes: int, tol
     folder, points, labels = arrays
     for name, values in (("q", points[labels < classes]), ("l", labels[labels < classes])):
         np.save(folder / f"{name}.npy", values)
-    gallery = ("--gallery", folder / "x.npy", "--gallery-labels", folder / "y.npy", "--metric", "map@r")
-    words = ("eval", "--embeddings", folder / "q.npy", "--labels", folder / "l.npy", *gallery)
+    gallery = (folder / "x.npy", "--labels", folder / "y.npy", "--metric", "map@r")
+    words = ("eval", folder / "q.npy", "--labels", folder / "l.npy", *gallery)
     assert f"note: {told}" in dmlkit(*words).out
     report = json.loads(dmlkit(*words, "--json").out)
     assert report["intervals"]["map@r"] is None and any(told in note for note in report["notes"])
@@ -196,7 +194,7 @@ def test_compare_evaluates_again_when_the_weights_or_the_question_changed(dmlkit
     first, second = two_runs
     reports = [json.loads(dmlkit("compare", first, second, "--json", "--device", "cpu").out)["runs"][1]]
     path = second / "evaluations" / "test-best.json"
-    for key, value in (("weights", "0" * 64), ("ties", "pessimistic"), ("metrics", ["recall@3"]), ("split", "all")):
+    for key, value in (("weights", "0" * 64), ("metrics", ["recall@3"]), ("split", "all")):
         stored = json.loads(path.read_text())
         path.write_text(json.dumps({**stored, "question": {**stored["question"], key: value}}))
         reports.append(json.loads(dmlkit("compare", first, second, "--json", "--device", "cpu").out)["runs"][1])
@@ -214,12 +212,12 @@ def test_another_question_has_a_file_of_its_own(dmlkit, two_runs):
     assert dmlkit("eval", run, "--device", "cpu").code == 0
     own = run / "evaluations" / "test-best.json"
     before = own.read_text()
-    for change in (["--set", "transform.size=8"], ["--ties", "pessimistic"], ["--metric", "recall@1"]):
+    for change in (["--set", "transform.size=8"], ["--metric", "recall@1"]):
         assert dmlkit("eval", run, "--device", "cpu", *change).code == 0
     assert own.read_text() == before
     questions = [json.loads(path.read_text())["question"] for path in own.parent.glob("test-best*.json")]
-    assert len(questions) == 4 and all(questions.count(question) == 1 for question in questions)
-    assert sorted(question["transform"]["size"] for question in questions) == [8, 16, 16, 16]
+    assert len(questions) == 3 and all(questions.count(question) == 1 for question in questions)
+    assert sorted(question["transform"]["size"] for question in questions) == [8, 16, 16]
 
 
 UNREAD = ("loss.margin=0.2", "backbone.width=8", "embedding_dim=4", "manifold={name: euclidean}", "seed=1")
@@ -237,16 +235,16 @@ def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
     assert dmlkit("embed", run, "--split", "test", "-o", tmp_path / "e", "--device", "cpu").code == 0
     np.save(tmp_path / "x.npy", np.eye(4, dtype=np.float32))
     np.save(tmp_path / "y.npy", np.array([0, 0, 1, 1]))
-    arrays = ("--embeddings", tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
-    options = (["--split", "train"], ["--checkpoint", "last"], ["--dataset-root", tmp_path], ["--set", "nonsense"])
+    arrays = (tmp_path / "x.npy", "--labels", tmp_path / "y.npy")
+    options = (["--split", "train"], ["--checkpoint", "last"], ["--set", "nonsense"])
     for option in (*options, ["--device", "cuda"]):
         refused(dmlkit("eval", tmp_path / "e", *option), option[0], "applies to a run", "is a folder of embeddings")
-        refused(dmlkit("eval", *arrays, *option), option[0], "does not apply to arrays")
+        refused(dmlkit("eval", *arrays, *option), option[0], "applies to a run")
     refused(dmlkit("eval", tmp_path / "e", "--manifold", "euclidean"), "--manifold euclidean: applies to an .npy file")
     refused(dmlkit("eval", run, "--manifold", "euclidean"), "--manifold euclidean: applies to an .npy file")
     refused(
-        dmlkit("eval", run, "--dataset-root", tmp_path, "--set", "dataset.classes=12"),
-        "--dataset-root replaces the dataset",
+        dmlkit("eval", run, tmp_path, "--set", "dataset.classes=12"),
+        "replaces the dataset; use only one of them",
     )
     refused(
         dmlkit("export", tmp_path / "e", "--format", "npz", "--checkpoint", "last"),
@@ -292,42 +290,35 @@ def refused(result, *parts):
 def test_bad_input_of_eval(dmlkit, arrays):
     folder, points, labels = arrays
     x, y = folder / "x.npy", folder / "y.npy"
-    refused(dmlkit("eval"), "eval: expected a run, an embeddings folder")
-    refused(dmlkit("eval", folder, "--embeddings", x, "--labels", y), "eval: expected a run, an embeddings folder")
-    for words in (["--embeddings", x], [x], [x, "--gallery", x]):
+    for words in ([x], [x, x], [x, x, "--labels", y]):
         refused(dmlkit("eval", *words), f"eval: {x}: an .npy file needs its labels; add --labels FILE")
-    refused(
-        dmlkit("eval", "--embeddings", x, "--labels", y, "--gallery", x),
-        "optionally both --gallery and --gallery-labels",
-    )
-    refused(dmlkit("eval", "--embeddings", folder / "no.npy", "--labels", y), "no such file")
-    refused(dmlkit("eval", "--embeddings", y, "--labels", y), "expected an array of 2 dimensions, got (90,)")
+    refused(dmlkit("eval", x, "--labels", y, "--labels", y), "2 files for the labels of 1; remove it")
+    refused(dmlkit("eval", folder / "no.npy", "--labels", y), "no such file")
+    refused(dmlkit("eval", y, "--labels", y), "expected an array of 2 dimensions, got (90,)")
     (folder / "text.npy").write_text("hello")
-    refused(dmlkit("eval", "--embeddings", folder / "text.npy", "--labels", y), "cannot read this NumPy array")
+    refused(dmlkit("eval", folder / "text.npy", "--labels", y), "cannot read this NumPy array")
     np.save(folder / "pickle.npy", np.array([{}, 1]), allow_pickle=True)
-    refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "pickle.npy"), "holds Python objects")
+    refused(dmlkit("eval", x, "--labels", folder / "pickle.npy"), "holds Python objects")
     np.save(folder / "short.npy", labels[:50])
-    refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "short.npy"), "shape (90,), got (50,)")
+    refused(dmlkit("eval", x, "--labels", folder / "short.npy"), "has 50 labels, but")
     np.save(folder / "float.npy", labels.astype(np.float32))
-    refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "float.npy"), "integers or text, got float32")
+    refused(dmlkit("eval", x, "--labels", folder / "float.npy"), "integers or text, got float32")
     np.save(folder / "one.npy", labels * 0)
-    refused(dmlkit("eval", "--embeddings", x, "--labels", folder / "one.npy"), "all 90 embeddings are of one class")
+    refused(dmlkit("eval", x, "--labels", folder / "one.npy"), "all 90 embeddings are of one class")
     for name in ("x.npy", "copy.npy", "link.npy"):
         if name == "copy.npy":
             np.save(folder / name, points.astype(">f4"))
         elif name == "link.npy":
             (folder / name).symlink_to(x)
-        gallery = ("--gallery", folder / name, "--gallery-labels", y)
-        refused(dmlkit("eval", "--embeddings", x, "--labels", y, *gallery), name, "every query would find itself")
+        gallery = (folder / name, "--labels", y)
+        refused(dmlkit("eval", x, "--labels", y, *gallery), name, "every query would find itself")
     points[3, 3] = np.nan
     np.save(folder / "nan.npy", points)
+    refused(dmlkit("eval", folder / "nan.npy", "--labels", y), "1 of 90 rows hold NaN or infinity", "row 3")
+    refused(dmlkit("eval", x, "--labels", y, "--metric", "recall@0"), "k must be at least 1")
+    refused(dmlkit("eval", x, "--labels", y, "--metric", "recal"), "unknown metric 'recal'", "recall@k")
     refused(
-        dmlkit("eval", "--embeddings", folder / "nan.npy", "--labels", y), "1 of 90 rows hold NaN or infinity", "row 3"
-    )
-    refused(dmlkit("eval", "--embeddings", x, "--labels", y, "--metric", "recall@0"), "k must be at least 1")
-    refused(dmlkit("eval", "--embeddings", x, "--labels", y, "--metric", "recal"), "unknown metric 'recal'", "recall@k")
-    refused(
-        dmlkit("eval", "--embeddings", x, "--labels", y, "--metric", "nmi", "--per-class", folder / "c.csv"),
+        dmlkit("eval", x, "--labels", y, "--metric", "nmi", "--output", folder / "c.csv"),
         "none of the metrics has a value per query",
     )
 
@@ -337,7 +328,7 @@ def test_arrays_are_compared_by_direction_however_long_their_rows_w11(dmlkit, ar
     folder, points, _ = arrays
     np.save(folder / "scaled.npy", points * np.float32(values))
     found = [
-        json.loads(dmlkit("eval", "--embeddings", folder / name, "--labels", folder / "y.npy", "--json").out)["metrics"]
+        json.loads(dmlkit("eval", folder / name, "--labels", folder / "y.npy", "--json").out)["metrics"]
         for name in ("x.npy", "scaled.npy")
     ]
     assert found[1] == pytest.approx(found[0], abs=1e-3)
@@ -349,24 +340,24 @@ def test_arrays_that_have_no_cosine_are_refused_w11(dmlkit, arrays):
     for name, array in (("zero", points), ("complex", points.astype(complex)), ("text", points.astype(str))):
         np.save(folder / f"{name}.npy", array)
     y = ("--labels", folder / "y.npy")
-    refused(dmlkit("eval", "--embeddings", folder / "zero.npy", *y), "zero.npy: 1 of 90 rows are zero", "is row 7")
-    assert dmlkit("eval", "--embeddings", folder / "zero.npy", *y, "--manifold", "euclidean").code == 0
+    refused(dmlkit("eval", folder / "zero.npy", *y), "zero.npy: 1 of 90 rows are zero", "is row 7")
+    assert dmlkit("eval", folder / "zero.npy", *y, "--manifold", "euclidean").code == 0
     for name in ("complex", "text"):
-        refused(dmlkit("eval", "--embeddings", folder / f"{name}.npy", *y), f"{name}.npy: expected real numbers")
+        refused(dmlkit("eval", folder / f"{name}.npy", *y), f"{name}.npy: expected real numbers")
 
 
-@pytest.mark.parametrize("options", [[], ["--json"], ["--per-class", "c.csv"]])
+@pytest.mark.parametrize("options", [[], ["--json"], ["--output", "c.csv"]])
 @pytest.mark.parametrize("labels", [[b"\xff", b"b"], ["\ud800", "b"]], ids=["bytes", "surrogates"])
 def test_labels_that_are_no_utf_8_are_refused_t8(dmlkit, arrays, monkeypatch, labels, options: list[str]):
     monkeypatch.chdir(arrays[0])
     np.save("labels.npy", np.array(labels * 45))
-    refused(dmlkit("eval", "--embeddings", "x.npy", "--labels", "labels.npy", *options), "expected text in UTF-8, got")
+    refused(dmlkit("eval", "x.npy", "--labels", "labels.npy", *options), "expected text in UTF-8, got")
 
 
 def test_labels_may_be_bytes(dmlkit, arrays):
     folder, _, labels = arrays
     np.save(folder / "bytes.npy", np.array([f"Käfer {label}".encode() for label in labels]))
-    result = dmlkit("eval", "--embeddings", folder / "x.npy", "--labels", folder / "bytes.npy")
+    result = dmlkit("eval", folder / "x.npy", "--labels", folder / "bytes.npy")
     assert result.code == 0 and "worst class: Käfer" in result.out
 
 
@@ -437,7 +428,7 @@ def test_other_folders_of_the_same_name_have_evaluations_of_their_own_w17(dmlkit
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.effect_noise((16, 16), 20 * label + year % 10).convert("RGB").save(path)
         root = tmp_path / str(year) / "photos"
-        assert dmlkit("eval", run, "--dataset-root", root, "--device", "cpu").code == 0
+        assert dmlkit("eval", run, root, "--device", "cpu").code == 0
     stored = list((run / "evaluations").glob("all-best*.json"))
     assert len(stored) == 2 and all(path.with_suffix(".npz").exists() for path in stored)
     roots = {json.loads(path.read_text())["question"]["dataset"]["root"] for path in stored}

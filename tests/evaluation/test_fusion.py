@@ -251,8 +251,7 @@ def test_what_cannot_be_fused(two: Path, tmp_path: Path, dmlkit: Cli):
             "was trained on other classes, or validated on other",
         ),
         (("eval", one, "--with", photos), "no run here"),
-        (("eval", one, "--with", two / "two", "--tta", "flip"), "--tta does not apply to --with"),
-        (("eval", gallery, "--with", two / "two"), "--with does not apply to a gallery"),
+        (("eval", gallery, "--with", two / "two"), "compares on a run's own data"),
         (("eval", two / "of_one", "--with", two / "two"), "applies to a run or a gallery"),
         (("search", gallery, photos, "--with", two / "two"), "has embeddings of one run; create a gallery of both"),
     ):

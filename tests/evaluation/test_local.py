@@ -190,8 +190,7 @@ def test_eval_with_keypoints(patches_run: Path, dmlkit: Callable[..., Result], m
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--rerank", "expansion"), "--rerank does not apply to --with local"),
-        (("--tta", "flip"), "--tta does not apply to --with"),
+        (("--rerank", "expansion"), "--with local: orders the nearest images itself; remove --rerank"),
         (("--with", "lokal"), "lokal: no run here"),
     ],
 )

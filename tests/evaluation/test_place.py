@@ -325,8 +325,8 @@ def test_mistakes(run: Path, tmp_path: Path, trained_run: Path, dmlkit: Cli):
     assert wrong.code == 2 and "did you mean 'lattitude'?" in wrong.err, wrong
     table.write_text(text)
     for more, message in (
-        (("--rerank", "expansion"), "--rerank does not apply to --with place"),
-        (("--tta", "scales"), "--tta does not apply to --with"),
+        (("--rerank", "expansion"), "--with place: orders the nearest images itself; remove --rerank"),
+        (("--set", "dataset.seed=1"), "--with place: compares on a run's own data"),
     ):
         wrong = dmlkit(*words, *more)
         assert wrong.code == 2 and message in wrong.err, wrong.err

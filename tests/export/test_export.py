@@ -325,7 +325,7 @@ def test_eval_on_another_folder(dmlkit, run, tmp_path):
             Image.new("RGB", (16, 16), "white" if label == "x" else "black").save(
                 tmp_path / "mine" / label / f"{index}.png"
             )
-    result = dmlkit("eval", run, "--dataset-root", tmp_path / "mine", "--json", "--device", "cpu")
+    result = dmlkit("eval", run, tmp_path / "mine", "--json", "--device", "cpu")
     report = json.loads(result.out)
     assert report["queries"] == 6 and report["classes"] == 2 and report["split"] == "all"
     assert report["metrics"]["recall@1"] == 1.0

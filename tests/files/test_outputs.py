@@ -51,7 +51,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     assert {path: path.read_bytes() for path in before} == before
 
 
-ARRAYS = ["eval", "--embeddings", "x.npy", "--labels", "y.npy"]
+ARRAYS = ["eval", "x.npy", "--labels", "y.npy"]
 PLOT = ["plot", "pca", "run", "--device", "cpu"]
 
 
@@ -64,9 +64,9 @@ PLOT = ["plot", "pca", "run", "--device", "cpu"]
         ["export", "emb", "--format", "lancedb", "-o", "emb"],
         *(["export", "run", "--format", kind, "-o", f"run/{name}"]
           for kind in MODEL_FORMATS for name in ("checkpoints/best.pt", "checkpoints/last.pt", "summary.json")),
-        ["eval", "run", "--device", "cpu", "--per-class", "run/recipe.yaml"],
-        ["eval", "emb", "--per-class", "emb/items.parquet"],
-        [*ARRAYS, "--per-class", "y.npy"],
+        ["eval", "run", "--device", "cpu", "--output", "run/recipe.yaml"],
+        ["eval", "emb", "--output", "emb/items.parquet"],
+        [*ARRAYS, "--output", "y.npy"],
         ["report", "st", "-o", "st/results.md"],
         ["report", "st", "-o", "st/study.json"],
     ],
@@ -86,7 +86,7 @@ def test_sources_and_what_dmlkit_keeps_are_never_replaced_d6(dmlkit, here: Path,
         (["report", "st", "-o"], "new/out.tex"),
         ([*PLOT, "-o"], "new/out.png"),
         ([*PLOT, "-o"], "new/out.svg"),
-        ([*ARRAYS, "--metric", "recall@1", "--per-class"], "new/out.csv"),
+        ([*ARRAYS, "--metric", "recall@1", "--output"], "new/out.csv"),
         (["inspect", "emb", "-o"], "new/out.html"),
     ],
     ids=str,
@@ -145,7 +145,7 @@ def test_other_outputs_that_can_be_no_file_are_one_line_t4(dmlkit, here: Path):
         for output in ("emb", "", "r.yaml/x.png"):
             if words[1:] == ["emb", "--format", "tensorboard"] and output == "emb":
                 continue  # a folder is what it expects
-            result = dmlkit(*words, "--per-class" if words[0] == "eval" else "-o", output)
+            result = dmlkit(*words, "--output" if words[0] == "eval" else "-o", output)
             assert result.code == 2 and result.err.count("\n") == 1, (words, output, result.err)
 
 

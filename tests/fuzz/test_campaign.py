@@ -33,13 +33,13 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("--set", "dataset.classes=6", "--set", "sampler.batch_size=3"),
     ),
     "w7": ("train", "base.yaml", "-o", "new", "--device", "cpu", "--set", "training.precision=fp16"),
-    "w8 root": ("eval", "run", "--set", "dataset.classes=8", "--dataset-root", "photos"),
+    "w8 root": ("eval", "run", "--set", "dataset.classes=8", "photos"),
     "w9 checkpoint": ("eval", EMBEDDINGS, "--checkpoint", "last"),
     "w9 run": ("eval", "run", "--manifold", "euclidean"),
     "w9 export": (*EMBEDDED, "npz", "--checkpoint", "last"),
     "w9 curvature": ("curvature", EMBEDDINGS, "--split", "test"),
     "w9 device": ("train", "base.yaml", "--dry-run", "--device", "nonsense"),
-    "w18": ("eval", "--embeddings", "x.npy", "--labels", "y.npy", "--gallery", "x.npy", "--gallery-labels", "y.npy"),
+    "w18": ("eval", "x.npy", "--labels", "y.npy", "--gallery", "x.npy", "--gallery-labels", "y.npy"),
 }
 
 

@@ -157,17 +157,16 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("run --split train", "overrides=dataset.seed=3"),
     ),
     "eval": (
-        ("run", "split checkpoint device metric ties per_class json rerank=k_reciprocal,expansion tta=flip,scales"),
+        ("run", "split checkpoint device metric output=new.csv json rerank=k_reciprocal,expansion second=flip,scales"),
         ("run --metric map@r", "evidence=center split json"),
         ("run --dims 8 --dims 4", "metric=recall@1,map@r precision=fp16,int8,binary json"),
         ("run", "split checkpoint metric overrides=transform.size=20"),
-        ("run --dataset-root photos", "checkpoint metric ties json"),
-        ("run/embeddings/test", "metric ties per_class dims=4 precision=int8,rescored json"),
-        ("--embeddings x.npy --labels y.npy", "manifold metric ties per_class json"),
-        ("x.npy --labels y.npy", "manifold metric ties per_class json"),
-        ("gallery", "metric ties per_class json"),
-        ("--embeddings x.npy --labels y.npy --gallery z.npy --gallery-labels y.npy", "metric=recall@1,map@r ties json"),
-        ("--untrained base.yaml", "metric ties json overrides"),
+        ("run photos", "checkpoint metric json"),
+        ("run/embeddings/test", "metric output=new.csv dims=4 precision=int8,rescored json"),
+        ("x.npy --labels y.npy", "manifold metric output=new.csv json"),
+        ("gallery", "metric output=new.csv json"),
+        ("x.npy z.npy --labels y.npy --labels y.npy", "metric=recall@1,map@r json"),
+        ("base.yaml", "metric json overrides"),
     ),
     "export": (
         ("run/embeddings/test --format faiss", "output=new.faiss precision=fp32,fp16,int8,binary"),
@@ -417,7 +416,7 @@ def test_a_command_that_works_keeps_to_its_output_and_most_get_past_errors_of_us
 def outputs(words: list[str]) -> tuple[str, ...]:
     """Where a command may change what was there: in a run that it works on, and the files that its options name."""
     reading = ("report", "list", "check", "schema", "curvature", "search", "identify")
-    options = ("-o", "--output", "--csv", "--html", "--per-class")
+    options = ("-o", "--output", "--csv", "--html")
     named = [
         f"inner/{place}" for option, place in pairwise(words) if option in options and place not in ("", ".", "..")
     ]

@@ -43,8 +43,8 @@ READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "study/study.json": (("report", "study", "-o", "out.md"), ("study", "study.yaml", "-o", "study")),
     "study/results.json": (("report", "study", "-o", "out.md"),),
     "table.csv": (("data", "check", "table.csv"),),
-    "x.npy": (("eval", "--embeddings", "x.npy", "--labels", "y.npy"),),
-    "y.npy": (("eval", "--embeddings", "x.npy", "--labels", "y.npy"),),
+    "x.npy": (("eval", "x.npy", "--labels", "y.npy"),),
+    "y.npy": (("eval", "x.npy", "--labels", "y.npy"),),
     "photos/ant/0.png": (("data", "check", "photos.yaml"), ("embed", "run", "photos", "-o", "out")),
     "study.yaml": (("study", "study.yaml", "-o", "study", "--dry-run"),),
 }

@@ -101,7 +101,7 @@ def test_a_third_kind_is_one_file(tmp_path: Path):
         f"eval run --json {plugin}",
         f"embed run --split test {plugin}",
         f"export run --format safetensors {plugin}",
-        f"eval r.yaml --untrained --json {plugin}",
+        f"eval r.yaml --json {plugin}",
         f"check r.yaml --set backbone.name=identity {plugin}",
         f"check r.yaml --set transform.name=plain {plugin}",
         f"embed run sounds.py -o new {plugin}",

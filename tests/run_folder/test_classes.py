@@ -180,10 +180,10 @@ def write_recipe(text: str) -> None:
 
 COMMANDS = (
     "eval run --json",
-    "eval run --untrained",
+    "eval run --checkpoint pretrained",
     "eval run --with other",
     "eval run --evidence center",
-    "eval run --dataset-root photos --split test",
+    "eval run photos --split test",
     "compare run other",
     "embed run --split test -o embeddings",
     "calibrate run --far 0.4",
@@ -229,7 +229,7 @@ def test_no_command_on_a_run_takes_a_new_class_for_one_of_its_own(
     added = dmlkit("eval", "run", "--json", "--set", "dataset.new_classes=test")
     assert json.loads(added.out)["classes"] == 12
     Path("photos/c0/3.png").write_bytes(Path("photos/c0/2.png").read_bytes())
-    of_all = " ".join(dmlkit("eval", "run", "--dataset-root", "photos").out.split())
+    of_all = " ".join(dmlkit("eval", "run", "photos").out.split())
     assert "2 classes were trained on; these metrics do not measure unseen classes" in of_all
 
 

@@ -159,7 +159,9 @@ def test_the_last_epoch_and_the_untrained_network_are_reported_too(dmlkit, whole
         for seed in SEEDS:
             last = json.loads((whole / "runs" / name / f"seed-{seed}" / "summary.json").read_text())["last"]["test"]
             assert variants[name]["last"][str(seed)] == {metric: last[metric] for metric in METRICS}
-        found = dmlkit("eval", whole / "runs" / name / "seed-0", "--untrained", "--json", "--device", "cpu")
+        found = dmlkit(
+            "eval", whole / "runs" / name / "seed-0", "--checkpoint", "pretrained", "--json", "--device", "cpu"
+        )
         metrics = json.loads(found.out)["metrics"]
         assert variants[name]["untrained"] == {metric: metrics[metric] for metric in METRICS}
         mean = np.mean([run["recall@1"] for run in variants[name]["last"].values()])

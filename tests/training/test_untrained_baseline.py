@@ -293,7 +293,7 @@ def test_an_untrained_recipe_is_scored_as_its_run_is(
     dmlkit, recipe: Path, weights: Path, tmp_path: Path, weights_are: str
 ):
     random = ("--set", "backbone.weights=null") if weights_are == "null" else ()
-    result = dmlkit("eval", recipe, "--untrained", "--json", "--device", "cpu", *random)
+    result = dmlkit("eval", recipe, "--json", "--device", "cpu", *random)
     assert result.code == 0, result.err
     report = json.loads(result.out)
     torch.manual_seed(3)
@@ -302,12 +302,12 @@ def test_an_untrained_recipe_is_scored_as_its_run_is(
     assert any("a random network (seed 3)" in note for note in report["notes"]) == bool(random)
     run = tmp_path / "run"
     assert dmlkit("train", recipe, "-o", run, *CPU, *random).code == 0
-    of_run = json.loads(dmlkit("eval", run, "--untrained", "--json", "--device", "cpu").out)
+    of_run = json.loads(dmlkit("eval", run, "--checkpoint", "pretrained", "--json", "--device", "cpu").out)
     assert {**of_run, "source": ""} == {**report, "source": ""} | {"question": of_run["question"]}
     if not random:
         stored = json.loads((run / "untouched" / "test.json").read_text())
         assert stored["metrics"] == report["metrics"] and stored["question"]["weights"] == report["question"]["weights"]
-    shown = dmlkit("eval", recipe, "--untrained", "--device", "cpu", "--split", "validation", *random)
+    shown = dmlkit("eval", recipe, "--device", "cpu", "--split", "validation", *random)
     assert "validation split of glyphs, untrained timm test_resnet" in " ".join(shown.out.split())
 
 
@@ -317,25 +317,23 @@ def test_mistakes_of_untrained_are_one_line(dmlkit, recipe: Path, weights: Path,
     (tmp_path / "empty").mkdir()
     (tmp_path / "cut.yaml").write_text("loss: {")
     cases: list[tuple[tuple[object, ...], str]] = [
-        ((recipe, "--checkpoint", "best"), "--checkpoint does not apply to --untrained"),
-        ((recipe, "--manifold", "sphere"), "--manifold does not apply to --untrained"),
-        (("--embeddings", recipe, "--labels", recipe), "--embeddings does not apply to --untrained"),
-        ((), "needs a RECIPE or a RUN"),
+        ((recipe, "--checkpoint", "best"), "--checkpoint best: applies to a run, but"),
+        ((recipe, "--manifold", "sphere"), "--manifold sphere: applies to an .npy file, but"),
+        ((recipe, "--labels", recipe), "--labels"),
         ((tmp_path / "none.yaml",), "none.yaml: no such file"),
         ((tmp_path / "cut.yaml",), "cut.yaml:1"),
-        ((tmp_path / "empty",), "no run here"),
+        ((tmp_path / "empty",), "expected a run, a folder of embeddings, a gallery or an .npy file"),
         ((recipe, "--set", "backbone.modl=x"), "unknown key"),
         ((recipe, "--metric", "recal"), "unknown metric 'recal'"),
         ((recipe, "--set", "backbone={name: timm, model: test_resnet, weights: no.pth}"), "no.pth: no such file"),
     ]
     weights.unlink()
-    cases.append(((run,), f"{run}/recipe.yaml:"))
-    cases.append(((run,), f"backbone.weights: {weights}: no such file; if it has moved, use --set backbone"))
+    pretrained = (run, "--checkpoint", "pretrained")
+    cases.append((pretrained, f"{run}/recipe.yaml:"))
+    cases.append((pretrained, f"backbone.weights: {weights}: no such file; if it has moved, use --set backbone"))
     for words, told in cases:
-        result = dmlkit("eval", *words, "--untrained")
+        result = dmlkit("eval", *words)
         assert result.code == 2 and result.err.count("\n") == 1 and told in result.err, (words, result.err)
-    result = dmlkit("eval", recipe)
-    assert result.code == 2 and "for a recipe use --untrained" in result.err
 
 
 def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: Path, tmp_path: Path):

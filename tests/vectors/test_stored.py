@@ -598,7 +598,7 @@ def test_the_last_checkpoint_and_other_transforms_do_not_replace_the_runs_own(
 ):
     train_further(home, ("last",))
     own: tuple[list[str], ...] = ([], ["--checkpoint", "last"])
-    for words in (*own, ["--set", "transform.size=18"], ["--dataset-root", "photos"]):
+    for words in (*own, ["--set", "transform.size=18"], ["photos"]):
         assert dmlkit("eval", "run", *words).code == 0 and embedded() >= TEST
     for words in own:
         assert dmlkit("eval", "run", *words).code == 0 and embedded() == 0
