@@ -220,9 +220,12 @@ def test_the_command_prints_the_share_and_refuses_what_does_not_go_with_it(
     np.save(tmp_path / "x.npy", np.eye(4))
     for words, message in (
         ((run, "--evidence", tmp_path / "missing.csv"), "missing.csv: no such file or folder; expected center"),
-        ((run, "--evidence", "center", "--set", "transform.size=20"), "eval: --set does not apply to --evidence"),
+        ((run, "--evidence", "center", "--set", "transform.size=20"), "is measured on a run's own images"),
         ((run, "--evidence", "center", "--metric", "nmi"), "none of the metrics has a value per query"),
-        ((tmp_path / "x.npy", "--labels", tmp_path / "x.npy", "--evidence", "center"), "--evidence does not apply"),
+        (
+            (tmp_path / "x.npy", "--labels", tmp_path / "x.npy", "--evidence", "center"),
+            "--evidence center: applies to a run",
+        ),
         ((run / "embeddings" / "test", "--evidence", "center"), "--evidence center: applies to a run"),
     ):
         refused = dmlkit("eval", *words)

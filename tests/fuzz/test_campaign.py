@@ -39,7 +39,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "w9 export": (*EMBEDDED, "npz", "--checkpoint", "last"),
     "w9 curvature": ("curvature", EMBEDDINGS, "--split", "test"),
     "w9 device": ("train", "base.yaml", "--dry-run", "--device", "nonsense"),
-    "w18": ("eval", "x.npy", "--labels", "y.npy", "--gallery", "x.npy", "--gallery-labels", "y.npy"),
+    "w18": ("eval", "x.npy", "x.npy", "--labels", "y.npy", "--labels", "y.npy"),
 }
 
 
