@@ -41,7 +41,6 @@ from dmlkit.files.source import (
     require_path,
     require_source,
 )
-from dmlkit.recipe.overrides import is_recipe, read_tree
 
 app = typer.Typer()
 
@@ -183,6 +182,8 @@ def evaluate(
 
 def evaluated_kind(source: Path, checkpoint: str | None) -> Kind:
     """Return the kind of what is evaluated: that of `kind_of`, or the backbone of a recipe or run before training."""
+    from dmlkit.recipe.overrides import is_recipe, read_tree
+
     if is_recipe(source):
         read_tree(source)
         kind: Kind = "backbone"
