@@ -75,9 +75,9 @@ def print_explanation(found: "Explanation", top: int, console: Console) -> None:
         )
     say(console, f"{name} {found.score:.6g}{verdict}", style="bold")
     table = [["contribution", "row, column in A", "row, column in B"]]
-    for pair in found.strongest(top):
-        ends = (f"{one.row + 1}, {one.column + 1}" for one in (pair.a, pair.b))
-        table.append([f"{pair.contribution:.4f}", *ends])
+    for a, b, contribution in found.strongest(top):
+        ends = (f"{one // columns + 1}, {one % columns + 1}" for one in (a, b))
+        table.append([f"{contribution:.4f}", *ends])
     print_table(table, console, f"patches of a grid of {rows} x {columns}")
     total = sum(map(sum, found.contributions))
     pairs = f"{(rows * columns) ** 2:,} pairs of patches"

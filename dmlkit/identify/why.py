@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
-from pydantic import BaseModel, FiniteFloat
+from pydantic import FiniteFloat
 from torch import Tensor, nn
 
 from dmlkit.datasets.files.dataset import Dataset
@@ -26,21 +26,6 @@ from dmlkit.vectors.trained import TrainedModel, load_model
 MEAN_OFF = 1e-4  # relative: the features of a network that averages differ from the mean of its map by rounding
 PAINTED = 16  # images at once
 AHEAD = 1e-6  # of the length: how far two parallel vectors are turned apart, since no direction is across them
-
-
-class Patch(BaseModel, frozen=True, extra="forbid"):
-    """A cell of the grid into which the network divides an image."""
-
-    row: int
-    column: int
-
-
-class PatchPair(BaseModel, frozen=True, extra="forbid"):
-    """A patch of the first image, one of the second, and what they contribute to the similarity."""
-
-    a: Patch
-    b: Patch
-    contribution: FiniteFloat
 
 
 class Explanation(Document, frozen=True):
@@ -69,31 +54,28 @@ class Explanation(Document, frozen=True):
     falls: tuple[tuple[FiniteFloat, ...], tuple[FiniteFloat, ...]]
     """Per image, by how much the score falls if each of its patches, row by row, is painted over."""
 
-    def strongest(self, most: int) -> list[PatchPair]:
-        """Return the pairs of patches that contribute most, the first one the most."""
-        values, columns = torch.tensor(self.contributions, dtype=torch.float64), self.grid[1]
+    def strongest(self, most: int) -> list[tuple[int, int, float]]:
+        """Return the pairs of patches that contribute most, the first one the most.
+
+        Returns:
+            The position of the patch in the first image and in the second, row by row, and their contribution.
+        """
+        values = torch.tensor(self.contributions, dtype=torch.float64)
         order = values.flatten().argsort(descending=True, stable=True)[:most]
-        found: list[PatchPair] = []
-        for position in order.tolist():
-            a, b = (Patch(row=one // columns, column=one % columns) for one in divmod(position, values.shape[1]))
-            found.append(PatchPair(a=a, b=b, contribution=float(values.flatten()[position])))
-        return found
-
-
-class Seen(NamedTuple):
-    """What a model sees of two images, and the explanation of their similarity."""
-
-    explanation: Explanation
-    images: Tensor  # (2, 3, S, S) uint8, resized and cropped
+        pairs = (divmod(position, values.shape[1]) for position in order.tolist())
+        return [(a, b, float(values[a, b])) for a, b in pairs]
 
 
 def explain(
     path: Path, a: Path, b: Path, *, checkpoint: CheckpointName | None = None, fabric: Ranks | None = None
-) -> Seen:
+) -> tuple[Explanation, Tensor]:
     """Explain by their patches how similar two images are to the model of a run.
 
     Args:
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
+
+    Returns:
+        The explanation, and the images as the model sees them, (2, 3, S, S) uint8, resized and cropped.
 
     Raises:
         UserError: an image cannot be read, the model takes no images, or its features are not pooled from a map.
@@ -105,7 +87,7 @@ def explain(
     return explain_images(trained, ImageList([str(a), str(b)]), run)
 
 
-def explain_images(trained: TrainedModel, images: Dataset, run: RunFolder | None) -> Seen:
+def explain_images(trained: TrainedModel, images: Dataset, run: RunFolder | None) -> tuple[Explanation, Tensor]:
     """Explain how similar the two images of a dataset are to a model, see `explain`; its run has the threshold."""
     images.limit(trained.recipe.dataset.max_pixels)
     inputs = inputs_of(images, trained.recipe.transform, training=False)
@@ -132,7 +114,7 @@ def explain_images(trained: TrainedModel, images: Dataset, run: RunFolder | None
         spread=found.spread,
         falls=painted_falls(trained.model, on_device, found.grid),
     )
-    return Seen(explanation, seen)
+    return explanation, seen
 
 
 @torch.no_grad()

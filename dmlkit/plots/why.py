@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.files.pictures import COLORS, COLUMN, picture, shortened
-from dmlkit.identify.why import Explanation, Patch
+from dmlkit.identify.why import Explanation
 
 LINES = 8  # more of them hide the images
 
@@ -37,9 +37,9 @@ def plot_explanation(found: Explanation, images: Tensor, output: Path, *, lines:
             shades.append(axes.imshow(heated.numpy(), alpha=0.5, interpolation="nearest", **look))
             axes.set_title(shortened(Path(path).name, 28))
             axes.set_axis_off()
-        for pair in found.strongest(lines):
-            ends = (_center(pair.a, found.grid, size), _center(pair.b, found.grid, size))
-            line = ConnectionPatch(ends[0], ends[1], "data", "data", axesA=sides[0], axesB=sides[1], color=COLORS[6])
+        for a, b, _ in found.strongest(lines):
+            start, end = (_center(one, found.grid, size) for one in (a, b))
+            line = ConnectionPatch(start, end, "data", "data", axesA=sides[0], axesB=sides[1], color=COLORS[6])
             line.set(linewidth=0.7, alpha=0.8, in_layout=False)
             figure.add_artist(line)
         bar = figure.colorbar(shades[0], ax=sides, location="bottom", shrink=0.6, aspect=40)
@@ -48,6 +48,7 @@ def plot_explanation(found: Explanation, images: Tensor, output: Path, *, lines:
     return output
 
 
-def _center(patch: Patch, grid: tuple[int, int], size: int) -> tuple[float, float]:
+def _center(patch: int, grid: tuple[int, int], size: int) -> tuple[float, float]:
     rows, columns = grid
-    return (patch.column + 0.5) * size / columns - 0.5, (patch.row + 0.5) * size / rows - 0.5
+    row, column = divmod(patch, columns)
+    return (column + 0.5) * size / columns - 0.5, (row + 0.5) * size / rows - 0.5

@@ -436,19 +436,12 @@ def explained(service: Service, images: Dataset) -> dict[str, Any]:
     if trained.fusion is not None:
         raise UserError("two models embed these images; an explanation needs one: create the gallery with one model")
     with torch.inference_mode(False), torch.enable_grad():
-        seen = explain_images(trained, images, None if service.run is None else RunFolder(service.run))
-    found, columns = seen.explanation, seen.explanation.grid[1]
+        found, seen = explain_images(trained, images, None if service.run is None else RunFolder(service.run))
     return {
         "similarity": found.similarity,
         "score": found.score,
         "grid": list(found.grid),
-        "images": [base64.b64encode(ImageSamples().picture(one, SIDE)).decode() for one in seen.images],
+        "images": [base64.b64encode(ImageSamples().picture(one, SIDE)).decode() for one in seen],
         "heat": found.falls,
-        "pairs": [
-            {
-                **{side: patch.row * columns + patch.column for side, patch in (("a", pair.a), ("b", pair.b))},
-                "contribution": pair.contribution,
-            }
-            for pair in found.strongest(LINES)
-        ],
+        "pairs": [{"a": a, "b": b, "contribution": value} for a, b, value in found.strongest(LINES)],
     }

@@ -173,7 +173,7 @@ def test_why_is_that_of_the_command(folder: Path, place: Path, serve: Any):  # n
         for one in client.get(f"/v1/gallery/images?label={label}").json()["images"]
         if one["id"] == id_
     )
-    expected = explain(place / "run", Path(question["path"]), Path(path)).explanation
+    expected, _ = explain(place / "run", Path(question["path"]), Path(path))
     found = client.post(f"/v1/why?row={question['row']}&id={id_}").json()
     assert found["score"] == pytest.approx(expected.score, abs=1e-5) and found["grid"] == list(expected.grid)
     for heat, falls in zip(found["heat"], expected.falls, strict=True):
