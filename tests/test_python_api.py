@@ -162,7 +162,7 @@ def test_a_pretrained_model_gives_the_features_of_timm(place: Path):
 
 
 @pytest.mark.slow
-def test_a_pretrained_model_is_the_baseline_of_eval_untrained(place: Path, tmp_path: Path, dmlkit: Cli):
+def test_a_pretrained_model_is_the_pretrained_checkpoint_of_its_runs(place: Path, tmp_path: Path, dmlkit: Cli):
     timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
     torch.manual_seed(0)
     timm.models.save_for_hf(timm.create_model("test_vit"), str(tmp_path / "vit"))

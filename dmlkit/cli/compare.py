@@ -86,7 +86,7 @@ def notes_of(
     """Yield the lines below the table: units, gains from training, notes of runs, and runs that cannot be compared."""
     if with_units and any(result.report.intervals for result in results):
         yield drawn(results[0], lines)
-    for line, result in zip(lines, results, strict=False):  # lines has pretrained baselines after the runs
+    for line, result in zip(lines, results, strict=False):  # lines has pretrained checkpoints after the runs
         if gain := gain_of(result):
             yield f"{line.name}: {gain}"
     for note in dict.fromkeys(note for result in results for note in result.notes):
@@ -115,15 +115,15 @@ def drawn(first: "Result", lines: list["Line"]) -> str:
 
 
 def gain_of(result: "Result") -> str | None:
-    """Return a line on the gain from training, by the metric that chooses checkpoints; None without a baseline."""
-    from dmlkit.evaluation.untouched import gain_message
+    """Return a line on the gain from training, by the metric that chooses checkpoints; None if nothing was before."""
+    from dmlkit.evaluation.compare import gain_message
 
-    metric, untouched = result.selected_by, result.untouched
-    if untouched is None or metric not in result.report.metrics:
+    metric, pretrained = result.selected_by, result.pretrained
+    if pretrained is None or metric not in result.report.metrics:
         return None
     change = result.gains.get(metric)
     interval = change.ends if change else None
-    tuned, before = result.report.metrics[metric], untouched.report.metrics[metric]
+    tuned, before = result.report.metrics[metric], pretrained.report.metrics[metric]
     classes, queries = len(result.classes.unique()) if result.classes is not None else 0, result.report.queries
     units = f"{classes} classes" if classes else f"{queries} queries"
     epoch, split = result.report.epoch or result.epochs, result.report.split
@@ -131,15 +131,15 @@ def gain_of(result: "Result") -> str | None:
 
 
 def as_plain(results: list["Result"], lines: list["Line"], by: str) -> dict[str, Any]:
-    """Return the reports as JSON, with the differences to the first run and to the pretrained baseline."""
+    """Return the reports as JSON, with the differences to the first run and to the pretrained checkpoint."""
     runs: list[dict[str, Any]] = [{"run": result.name, **result.report.plain()} for result in results]
-    for run, line in zip(runs[1:], lines[1:], strict=False):  # lines has pretrained baselines after the runs
+    for run, line in zip(runs[1:], lines[1:], strict=False):  # lines has pretrained checkpoints after the runs
         run["difference_to_first"] = {
             name: {**change.as_dict(), "corrected_p_value": line.corrected[name]}
             for name, change in line.changes.items()
         }
     for run, result in zip(runs, results, strict=True):
-        if result.untouched:
-            run["untouched"] = result.untouched.report.plain()
-            run["difference_to_untouched"] = {name: change.as_dict() for name, change in result.gains.items()}
+        if result.pretrained:
+            run["pretrained"] = result.pretrained.report.plain()
+            run["difference_to_pretrained"] = {name: change.as_dict() for name, change in result.gains.items()}
     return {"by": by, "runs": runs}

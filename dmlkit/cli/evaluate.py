@@ -1,7 +1,7 @@
 """``dmlkit eval``: evaluate a run, the backbone of a recipe, an embeddings folder, a gallery, or arrays."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -10,6 +10,7 @@ from dmlkit.cli.evaluation_report import Shown, tell_backbone, tell_points, tell
 from dmlkit.cli.options import (
     TRAIN,
     ArrayManifold,
+    Checkpoint,
     Json,
     RerankMethod,
     SplitName,
@@ -58,7 +59,7 @@ app = typer.Typer()
 @with_common_options
 def evaluate(
     source: Annotated[
-        Path, argument("SOURCE", "Run, embeddings folder, gallery, .npy file, or recipe: its backbone, untrained.")
+        Path, argument("SOURCE", "Run, embeddings folder, gallery, .npy file, or recipe: its pretrained backbone.")
     ],
     other: Annotated[
         Path | None,
@@ -121,14 +122,7 @@ def evaluate(
         SplitName | None,
         option("SPLIT", "Split of the dataset: train, validation, test or all. Default: test; all of OTHER."),
     ] = None,
-    checkpoint: Annotated[
-        Literal["best", "last", "pretrained"] | None,
-        option(
-            "NAME",
-            "Checkpoint: best (on validation classes), last, or pretrained (the backbone before training, without the "
-            "head). Default: best if there is one.",
-        ),
-    ] = None,
+    checkpoint: Checkpoint = None,
     overrides: Annotated[
         list[str] | None,
         option(
@@ -177,20 +171,20 @@ def evaluate(
     if kind == "backbone":
         tell_backbone(source, fabric, shown, scope)
     else:
-        tell_run(source, fabric, shown, scope, None if checkpoint == "pretrained" else checkpoint, second)
+        tell_run(source, fabric, shown, scope, checkpoint, second)
 
 
 def evaluated_kind(source: Path, checkpoint: str | None) -> Kind:
-    """Return the kind of what is evaluated: that of `kind_of`, or the backbone of a recipe or run before training."""
+    """Return the kind of what is evaluated: that of `kind_of`, or the backbone of a recipe, which is not trained."""
     from dmlkit.recipe.overrides import is_recipe, read_tree
 
-    if is_recipe(source):
-        read_tree(source)
-        kind: Kind = "backbone"
-    elif (kind := require_source(source)) == "run" and checkpoint == "pretrained":
-        return "backbone"
-    check_options(source, kind, {"--checkpoint": checkpoint})
-    return kind
+    if not is_recipe(source):
+        kind = require_source(source)
+        check_options(source, kind, {"--checkpoint": checkpoint})
+        return kind
+    read_tree(source)
+    check_options(source, "backbone", {"--checkpoint": checkpoint if checkpoint != "pretrained" else None})
+    return "backbone"
 
 
 def check_second(second: Path, kind: Kind, rerank: str | None, overrides: list[str] | None) -> None:

@@ -178,10 +178,10 @@ def print_values(found: "ByColumn | None", console: Console, metrics: "Sequence[
 
 
 def tell_backbone(source: Path, fabric: "Ranks", shown: Shown, scope: "Scope") -> None:
-    """Evaluate the backbone of a recipe or of a run with its initial weights."""
-    from dmlkit.training.untrained_baseline import describe_backbone, evaluate_untrained
+    """Evaluate the backbone from which the training of a recipe starts."""
+    from dmlkit.training.pretrained import describe_backbone, evaluate_recipe
 
-    report, evaluation, recipe = evaluate_untrained(source, fabric, scope, bars(shown.console))
+    report, evaluation, recipe = evaluate_recipe(source, fabric, scope, bars(shown.console))
     if fabric.is_global_zero:
         title = f"{report.split} split of {recipe.dataset.title}, {describe_backbone(recipe)}"
         shown.tell(report, evaluation, title=title)

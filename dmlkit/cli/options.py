@@ -291,6 +291,10 @@ RecipePath = Annotated[
     Path, argument("RECIPE", "YAML file, or a name from dmlkit list recipes, e.g. glyphs/proxy_anchor.")
 ]
 Checkpoint = Annotated[
-    Literal["best", "last"] | None,
-    option("NAME", "Checkpoint: best (on validation classes) or last. Default: best if there is one."),
+    Literal["best", "last", "pretrained"] | None,
+    option(
+        "NAME",
+        "Checkpoint: best (on validation classes), last, or pretrained (before training, without the head). Default: "
+        "best if there is one, otherwise last.",
+    ),
 ]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dmlkit.datasets.files.dataset import Dataset
     from dmlkit.recipe.schema import Recipe
-    from dmlkit.run_folder.documents import Basis, Summary, UntouchedFigures
+    from dmlkit.run_folder.documents import Basis, PretrainedFigures, Summary
 
 app = typer.Typer()
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in the folder.")]
@@ -193,9 +193,9 @@ def train_and_print(
     if not summary.last.test:
         figures = f"; {summary.basis.line()}" if summary.basis else ""
         say_prose(console, f"trained on every class, so it has no test metrics of its own{figures}")
-    if summary.untouched and summary.chosen.test:
-        say_metrics(console, "pretrained baseline  test", summary.untouched.test)
-        say_prose(console, summary_gain(summary, summary.untouched, recipe.training.select_by))
+    if summary.pretrained and summary.chosen.test:
+        say_metrics(console, "pretrained  test", summary.pretrained.test)
+        say_prose(console, summary_gain(summary, summary.pretrained, recipe.training.select_by))
     if cost := cost_of(summary):
         say(console, cost)
     if summary.skipped_images:
@@ -209,15 +209,15 @@ def train_and_print(
     say(console, f"next: dmlkit {use}")
 
 
-def summary_gain(summary: "Summary", untouched: "UntouchedFigures", metric: str) -> str:
+def summary_gain(summary: "Summary", pretrained: "PretrainedFigures", metric: str) -> str:
     """Return a line on the gain from training, by the metric that chooses checkpoints."""
-    from dmlkit.evaluation.untouched import gain_message
+    from dmlkit.evaluation.compare import gain_message
 
-    tuned, change = (summary.chosen.test or {})[metric], untouched.difference.get(metric)
+    tuned, change = (summary.chosen.test or {})[metric], pretrained.difference.get(metric)
     interval = (change.low, change.high) if change and change.low is not None and change.high is not None else None
-    units = f"{untouched.classes} classes" if untouched.classes else "these test classes"
+    units = f"{pretrained.classes} classes" if pretrained.classes else "these test classes"
     epoch, epochs = summary.chosen.epoch, summary.last.epoch
-    return gain_message(metric, tuned, untouched.test[metric], interval, units, epoch=epoch, epochs=epochs)
+    return gain_message(metric, tuned, pretrained.test[metric], interval, units, epoch=epoch, epochs=epochs)
 
 
 def cost_of(summary: "Summary") -> str:

@@ -12,7 +12,7 @@ from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, stored_answer
 from dmlkit.evaluation.run import EvaluatedRun, Scope, evaluate_scope
-from dmlkit.files.escape import Rows
+from dmlkit.files.escape import Rows, command_word
 from dmlkit.files.source import require_runs
 from dmlkit.metrics.statistics import (
     Comparison,
@@ -36,9 +36,9 @@ class Result:
     selected_by: str  # metric that chooses the run's checkpoints
     epochs: int  # of its recipe
     notes: tuple[str, ...] = ()  # why stored metrics could not be used, if so
-    untouched: Figures | None = None  # of the pretrained baseline, if the run has them for the same question
-    gains: dict[str, Comparison] = field(default_factory=dict[str, Comparison])  # over the baseline, by metric
-    missing: str | None = None  # why a baseline for the same question is left out, if so
+    pretrained: Figures | None = None  # of that checkpoint, if they are stored for the same question
+    gains: dict[str, Comparison] = field(default_factory=dict[str, Comparison])  # over that checkpoint, by metric
+    missing: str | None = None  # why that checkpoint is left out, if so
 
 
 def compare_runs(
@@ -76,37 +76,36 @@ def compare_runs(
 
 
 def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
-    """Return the evaluation of a run with that of its pretrained baseline, if it has one for the same question."""
-    folder, notes, untouched, missing = RunFolder(path), [run.note] if run.note else [], None, None
-    question, file = run.report.question, RunFolder(path).untouched / f"{run.report.split}.json"
+    """Return the evaluation of a run with that of its pretrained checkpoint, if there is one for the same question."""
+    folder, notes, pretrained, missing = RunFolder(path), [run.note] if run.note else [], None, None
+    question, file = run.report.question, folder.evaluations / f"{run.report.split}-pretrained.json"
+    again = f"dmlkit eval {command_word(path)} --checkpoint pretrained"
     try:
-        stored = Report.read(file).question if file.exists() else None
+        stored = Report.read(file).question if run.checkpoint != "pretrained" and file.exists() else None
         if stored and question:
-            same_question = question.model_copy(update={"weights": stored.weights, "checkpoint": "untouched"})
-            untouched = stored_answer(file, same_question)
-            if untouched is None:
-                notes.append(
-                    f"{path}: its pretrained baseline is for a different dataset, transform or list of metrics"
-                )
+            same = question.model_copy(update={"weights": stored.weights, "checkpoint": "pretrained"})
+            pretrained = stored_answer(folder.evaluations / f"{same.file_name(stored)}.json", same)
+            if pretrained is None:
+                notes.append(f"{path}: its pretrained checkpoint was not evaluated like this; for that: {again}")
     except UserError as error:
-        missing = f"{error}; the pretrained baseline is left out here, and train --resume computes it again"
-    if untouched and not run.report.has_files_of(untouched.report):
-        missing = f"{path}: photos have changed since it was trained, so its pretrained baseline is left out"
-        untouched = None
-    elif untouched and untouched.report.images != run.report.images:
-        missing = f"{path}: its images have changed since training, so its pretrained baseline is left out"
-        untouched = None
+        missing = f"{error}; its pretrained checkpoint is left out here; evaluate it again with {again}"
+    if pretrained and not run.report.has_files_of(pretrained.report):
+        missing = f"{path}: photos have changed since it was trained, so its pretrained checkpoint is left out"
+        pretrained = None
+    elif pretrained and pretrained.report.images != run.report.images:
+        missing = f"{path}: its images have changed since training, so its pretrained checkpoint is left out"
+        pretrained = None
     notes += [missing] if missing else []
     classes = run.classes if by == "classes" else None
-    gains = paired_differences(untouched.per_query, run.per_query, classes) if untouched else {}
+    gains = paired_differences(pretrained.per_query, run.per_query, classes) if pretrained else {}
     if by == "classes" and (few := few_classes_note(len(run.classes.unique()))):
         notes.append(few)
     report, training = run.report, folder.recipe().training
     if by == "queries":
         report = _by_queries(Figures(report, run.per_query, run.classes))
-        untouched = untouched and untouched._replace(report=_by_queries(untouched))
+        pretrained = pretrained and pretrained._replace(report=_by_queries(pretrained))
     chosen = training.select_by, training.trained_epochs
-    return Result(str(path), report, run.per_query, classes, *chosen, tuple(notes), untouched, gains, missing)
+    return Result(str(path), report, run.per_query, classes, *chosen, tuple(notes), pretrained, gains, missing)
 
 
 def _by_queries(figures: Figures) -> Report:
@@ -123,8 +122,56 @@ def _differences(first: Result, second: Result) -> dict[str, Comparison]:
     return paired_differences(first.per_query, second.per_query, first.classes)
 
 
+NO_GAIN = 0.005  # a difference that nobody would notice: one more of 200 queries
+ADVICE = "backbone.tuning last_blocks or more classes, see docs/tuning.md"
+LATE = 0.9  # share of the epochs from which on a best one says that more epochs may help
+
+
+def gain_message(
+    metric: str,
+    tuned: float,
+    before: float,
+    interval: tuple[float, float] | None,
+    units: str,
+    split: str = "test",
+    *,
+    epoch: int,
+    epochs: int,
+) -> str:
+    """Return a line that says whether training improved a metric, as far as the interval shows it.
+
+    Args:
+        metric: a metric whose larger values are better.
+        interval: 95 % interval of their difference on the same queries; None if there are too few classes for one.
+        units: what the interval is over, e.g. "30 classes".
+        epoch, epochs: epoch of the checkpoint, and number of epochs of the run.
+
+    Example:
+        >>> gain_message("map@r", 0.42, 0.327, (0.081, 0.105), "30 classes", epoch=9, epochs=20)
+        'map@r on test: 0.420 after training, 0.327 before: +0.093 (0.081 to 0.105)'
+        >>> gain_message("mrr", 0.3, 0.3, (-0.1, 0.1), "9 classes", epoch=9, epochs=20).partition("); ")[2]
+        'epoch 9 of 20 is the best, so try backbone.tuning last_blocks or more classes, see docs/tuning.md'
+    """
+    line = f"{metric} on {split}: {tuned:.3f} after training, {before:.3f} before:"
+    change = f"{tuned - before:+.3f}"
+    if interval is None:
+        return f"{line} {change}, without an interval"
+    low, high = interval
+    ends = f"{low:.3f} to {high:.3f}"
+    if high > NO_GAIN and low > 0:
+        return f"{line} {change} ({ends})"
+    if high > NO_GAIN:
+        verdict = f"no gain is detectable with {units}"
+    elif high < 0 and low < -NO_GAIN:
+        verdict = "training made it worse"
+    else:
+        verdict = "training did not help here"
+    way = "try more epochs," if epoch >= LATE * epochs else f"epoch {epoch} of {epochs} is the best, so try"
+    return f"{line} {verdict} ({change}, {ends}); {way} {ADVICE}"
+
+
 class Line(NamedTuple):
-    """Line of a table: a run, or the pretrained baseline of runs, on the test classes."""
+    """Line of a table: a run, or the pretrained checkpoint of runs, on the test classes."""
 
     name: str  # short, unique among the lines
     report: Report
@@ -135,19 +182,19 @@ class Line(NamedTuple):
 def lines_of(
     results: Sequence[Result], differences: Sequence[dict[str, Comparison]], width: int | None = None
 ) -> list[Line]:
-    """List the runs, followed by their pretrained baselines; a baseline that several runs share is listed once.
+    """List the runs, followed by their pretrained checkpoints; what several runs share is listed once.
 
     Args:
         width: maximum length of a run's name, if names can be cut to that.
     """
     names = short_names([result.name for result in results], width)
     rows = list(zip(names, [one.report for one in results], [{}, *differences], strict=True))
-    baselines: dict[str, list[tuple[str, Figures]]] = {}
+    before: dict[str, list[tuple[str, Figures]]] = {}
     for name, result in zip(names, results, strict=True):
-        if result.untouched and result.untouched.report.question:
-            baselines.setdefault(result.untouched.report.question.key(), []).append((name, result.untouched))
+        if result.pretrained and result.pretrained.report.question:
+            before.setdefault(result.pretrained.report.question.key(), []).append((name, result.pretrained))
     first = results[0]
-    for sharing in baselines.values():
+    for sharing in before.values():
         report, per_query, _ = sharing[0][1]
         runs = "" if len(sharing) == len(results) else f" ({', '.join(name for name, _ in sharing)})"
         same = report.images == first.report.images

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from math import nan
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.statistics import Unit, bootstrap_intervals, few_classes_note, holm, paired_differences
 from dmlkit.recipe.file import plain
 from dmlkit.recipe.schema import Recipe
+from dmlkit.run_folder.folder import CheckpointName
 from dmlkit.vectors.manifest import Fusion
 
 LISTED = 10  # classes and confusions in a report
@@ -36,8 +37,8 @@ class Question(BaseModel, frozen=True, extra="forbid"):
 
     weights: str
     """Fingerprint of the model."""
-    checkpoint: Literal["last", "best", "untouched"]
-    """Name of the checkpoint; ``untouched`` is the backbone before training, without the head."""
+    checkpoint: CheckpointName
+    """Name of the checkpoint; ``pretrained`` is the backbone before training, without the head."""
     split: Split
     dataset: dict[str, Any]
     """Dataset of the resolved recipe."""
@@ -151,7 +152,7 @@ class Report(Document, frozen=True):
     files: str | None = None
     """For a run, a hash of the sizes and times of the images' files; null for images in memory."""
     contents: str | None = None
-    """Hash of the contents of these files: of the pretrained baseline, and of images that have other times than it."""
+    """Hash of the contents of these files: for ``pretrained``, and for images with other times than it had."""
     epoch: int | None = None
     """For a run, the number of finished epochs of the checkpoint."""
     question: Question | None = None

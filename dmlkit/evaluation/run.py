@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dmlkit.backbones.identity import IdentityConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import samples_named
@@ -171,16 +172,12 @@ def evaluate_scope(
     evaluation = score_split(fabric, trained, found, dataset, split=split, bar=bar, second=second)
     evaluation = _with_ranges(evaluation, run, trained if scope.images is None else own_model, fabric, bar)
     report = Report.of(evaluation, str(path), split, epoch=trained.epoch, question=question)
-    if seen := set(run.training_classes()).intersection(dataset.class_names):
-        some = (
-            "every class was"
-            if len(seen) == len(dataset.class_names)
-            else counted(len(seen), "class was", "classes were")
-        )
-        report = report.model_copy(update={"notes": (*report.notes, f"{some} {TRAINED_ON}")})
+    notes = random_notes(recipe) if trained.checkpoint == "pretrained" else _seen_notes(run, dataset)
+    report = report.model_copy(update={"notes": (*report.notes, *notes)})
     if fabric.is_global_zero:
-        baseline = run.untouched / f"{split}.json"
-        report = report.with_files(dataset, Report.read(baseline).files if Report.is_at(baseline) else None)
+        baseline = run.evaluations / f"{split}-pretrained.json"
+        known = Report.read(baseline).files if Report.is_at(baseline) else None
+        report = report.with_files(dataset, "" if trained.checkpoint == "pretrained" else known)
         try:
             store(report, evaluation, target)
         except OSError as error:
@@ -189,6 +186,21 @@ def evaluate_scope(
     per_query = dict(evaluation.scores.per_query)
     classes = evaluation.labels
     return EvaluatedRun(report, per_query, classes, evaluation, target, trained.checkpoint, name, note)
+
+
+def random_notes(recipe: Recipe) -> list[str]:
+    """Return a note for the report of a checkpoint ``pretrained`` whose weights are random."""
+    if isinstance(recipe.backbone, IdentityConfig) or recipe.backbone.is_pretrained:
+        return []
+    return [f"backbone.weights is null: scores of a random network (seed {recipe.seed}), from which training starts"]
+
+
+def _seen_notes(run: RunFolder, dataset: Dataset) -> list[str]:
+    """Return a note on evaluated classes that the run was trained on."""
+    seen = set(run.training_classes()).intersection(dataset.class_names)
+    every = len(seen) == len(dataset.class_names)
+    some = "every class was" if every else counted(len(seen), "class was", "classes were")
+    return [f"{some} {TRAINED_ON}"] if seen else []
 
 
 def _with_ranges(evaluation: Evaluation, run: RunFolder, model: TrainedModel, fabric: Ranks, bar: Bar) -> Evaluation:

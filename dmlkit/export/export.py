@@ -136,6 +136,8 @@ def _export_run(
     model: WantedModel,
 ) -> Exported:
     run, takes = RunFolder(source), model.takes
+    if model.checkpoint == "pretrained" and format in ("safetensors", "hub"):
+        raise UserError(f"export: --checkpoint pretrained has no trained weights; use --format {' or '.join(PROGRAMS)}")
     if path is not None:
         check_place(path, [run.recipe().dataset.data_root])
     merged = load_model(run, start_ranks("cpu"), model.checkpoint, overrides=model.overrides)

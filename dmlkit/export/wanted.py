@@ -36,7 +36,7 @@ class WantedModel:
             ``binary``. Default: ``fp32``.
     """
 
-    checkpoint: Literal["last", "best"] | None = None
+    checkpoint: Literal["last", "best", "pretrained"] | None = None
     overrides: Sequence[str] = ()
     takes: ModelInput | None = None
     dims: int | None = None

@@ -42,6 +42,8 @@ def proxies_of(run: RunFolder, checkpoint: CheckpointName, manifold: Manifold) -
 
     The manifold is that of the embeddings, with the curvature of the checkpoint.
     """
+    if checkpoint == "pretrained":
+        return None
     objective = run.load_checkpoint(checkpoint)["objective"]
     found = [tensor for name, tensor in objective.items() if name.startswith("loss.") and name.endswith(".proxies")]
     return class_proxies(found[0], manifold, run.training_classes()) if len(found) == 1 else None

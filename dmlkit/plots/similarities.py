@@ -9,16 +9,13 @@ from torch import Tensor
 from dmlkit.backbones.identity import IdentityConfig
 from dmlkit.errors import UserError
 from dmlkit.evaluation.mistakes import ScoreHistograms, score_histograms
-from dmlkit.evaluation.untouched import untouched_model
 from dmlkit.files.pictures import COLORS, COLUMN, picture, shortened_apart
 from dmlkit.gallery.split import EmbeddedSplit
 from dmlkit.manifolds.base import Manifold
-from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Points
-from dmlkit.model import build_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.stored import split_embeddings
-from dmlkit.vectors.trained import TrainedModel, files_of_run
+from dmlkit.vectors.trained import files_of_run, pretrained_model
 
 MOST_NAMES = 30  # along an axis of 60 mm
 LONGEST_NAME = 14
@@ -136,7 +133,7 @@ def plot_histogram(
     """
     output = output or embedded.run.plots / f"{embedded.split}-histogram.png"
     after = counted(Points(embedded.points, embedded.labels, embedded.manifold), embedded.split)
-    before = counted(untouched_points(embedded, bar), embedded.split)
+    before = counted(pretrained_points(embedded, bar), embedded.split)
     weights = "pretrained" if embedded.trained.recipe.backbone.is_pretrained else "random"
     has_weights = not isinstance(embedded.trained.recipe.backbone, IdentityConfig)
     baseline = f"Backbone before training, {weights} weights" if has_weights else "Untransformed vectors"
@@ -149,16 +146,13 @@ def plot_histogram(
     return output, before, after
 
 
-def untouched_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
-    """Compute the features of all images of the split by the backbone before training, see `untouched_model`."""
-    recipe, dataset = embedded.trained.recipe, embedded.dataset
-    with files_of_run(embedded.run), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)  # as in training
-        model = untouched_model(build_model(recipe, dataset.num_features)).to(embedded.fabric.device)
-    recipe = recipe.model_copy(update={"manifold": Sphere.Config()})
-    before = TrainedModel.of(recipe, model.eval(), embedded.trained.checkpoint)
-    found = split_embeddings(embedded.run, before, embedded.fabric, dataset, embedded.split, of="untouched", bar=bar)
-    return Points(found.points, found.labels, model.manifold.cpu())
+def pretrained_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
+    """Return the points of the split by the checkpoint ``pretrained``."""
+    recipe, dataset, fabric = embedded.trained.recipe, embedded.dataset, embedded.fabric
+    with files_of_run(embedded.run):
+        before = pretrained_model(recipe, dataset.num_features, fabric)
+    found = split_embeddings(embedded.run, before, fabric, dataset, embedded.split, bar=bar)
+    return Points(found.points, found.labels, before.manifold.cpu())
 
 
 def counted(points: Points, split: str) -> ScoreHistograms:

@@ -92,8 +92,8 @@ class PairedDifference(BaseModel, frozen=True, extra="forbid"):
     """Probability of a difference at least this far from 0 if there is no true difference."""
 
 
-class UntouchedFigures(BaseModel, frozen=True, extra="forbid"):
-    """Metrics of the pretrained baseline: pooled features of the untrained backbone, by their cosine, without head."""
+class PretrainedFigures(BaseModel, frozen=True, extra="forbid"):
+    """Metrics of the checkpoint ``pretrained``: pooled features before training, by their cosine, without head."""
 
     validation: Metrics | None
     """Metrics on validation classes; null if there are none."""
@@ -164,7 +164,7 @@ class Summary(Document, frozen=True):
     """Training images per second in the last epoch."""
     skipped_images: tuple[str, ...]
     """One message per image that could not be read."""
-    untouched: UntouchedFigures | None = None
+    pretrained: PretrainedFigures | None = None
     """Metrics of the backbone before the first step; null if it has no pretrained weights."""
     seconds_per_epoch: float | None = None
     """Median time per epoch of training without validation; null if every epoch was interrupted."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dmlkit.datasets.files.class_names import SplitClasses
     from dmlkit.recipe.schema import Recipe
 
-CheckpointName = Literal["last", "best"]
+CheckpointName = Literal["last", "best", "pretrained"]
 FREE = ("loggers", "workers")  # keys of training that change no weight and no metric
 LENGTH = ("epochs", "stop_after")  # keys of training that say when it ends
 WEIGHT_KEYS = ("seed", "backbone", "head", "embedding_dim", "manifold", "loss", "regularizers", "sampler", "optimizer")
@@ -34,7 +34,7 @@ class RunFolder:
     """Run on disk::
 
         recipe.yaml           environment.json      classes.json      metrics.jsonl      summary.json
-        curves.png            checkpoints/{last,best}.pt            untouched/{validation,test}.{json,npz}
+        curves.png            checkpoints/{last,best}.pt
         test_classes.json
         basis.json            features/{train,validation,test,all}/ loggers.json    tensorboard/    threshold.json
         alignment.json        threshold-{local,sift}.json
@@ -45,7 +45,6 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.evaluations = path / "evaluations"
         self.embeddings = path / "embeddings"
         self.exports = path / "exports"
         self.plots = path / "plots"
@@ -55,7 +54,7 @@ class RunFolder:
 
     def _set_paths(self, folder: Path) -> None:
         self.checkpoints = folder / "checkpoints"
-        self.untouched = folder / "untouched"
+        self.evaluations = folder / "evaluations"
         self.features = folder / "features"
         self.recipe_path = folder / "recipe.yaml"
         self.environment_path = folder / "environment.json"
@@ -85,9 +84,9 @@ class RunFolder:
         return self.embeddings / (f"{name}-images" if name in SPLITS else name)
 
     def embeddings_of(self, split: str, checkpoint: CheckpointName) -> Path:
-        """Return the folder of the embeddings of a split; the last checkpoint has its own if there is a best one."""
-        is_other = checkpoint == "last" and self.checkpoint_path("best").exists()
-        return self.embeddings / (f"{split}-last" if is_other else split)
+        """Return the folder of the embeddings of a split; checkpoints other than the default have one of their own."""
+        is_default = checkpoint == "best" or (checkpoint == "last" and not self.checkpoint_path("best").exists())
+        return self.embeddings / (split if is_default else f"{split}-{checkpoint}")
 
     def holds_run(self) -> bool:
         """Return whether a run was started in this folder, known by the environment.json that only `create` writes."""
@@ -263,6 +262,8 @@ class RunFolder:
         from dmlkit.run_folder.checkpoint_file import CHECKPOINTS, read_checkpoint
 
         path = self.checkpoint_path(name)
+        if name == "pretrained":
+            raise UserError(f"{path}: this checkpoint has no trained head and no file; expected best or last")
         state = read_checkpoint(path, CHECKPOINTS[name])
         # not in those of dmlkit 0.1.0; an equal text needs no check, which would import the backbone's library
         if "recipe" in state and state["recipe"] != self.recipe_path.read_text(encoding="utf-8"):

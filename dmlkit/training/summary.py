@@ -26,7 +26,7 @@ from dmlkit.run_folder.folder import RunFolder, named
 from dmlkit.training.checkpoint import State
 from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment
-from dmlkit.training.untrained_baseline import compare_with_untouched
+from dmlkit.training.pretrained import compare_with_pretrained
 from dmlkit.vectors.trained import recipe_of, take_weights
 
 
@@ -36,11 +36,11 @@ def summarize(
     run: RunFolder,
     fabric: Ranks,
     state: State,
-    untouched: Mapping[Split, Figures],
+    pretrained: Mapping[Split, Figures],
 ) -> Summary:
     """Score the last and the best checkpoint on the test classes; write ``summary.json``, the classes and the curves.
 
-    ``untouched`` are the figures of the pretrained backbone before training; empty if it had random weights.
+    ``pretrained`` are the figures of the pretrained backbone before training; empty if it had random weights.
     """
     rows = run.read_metrics()
     if experiment.average:
@@ -64,7 +64,7 @@ def summarize(
         seconds=round(state.seconds, 1),
         images_per_second=rows[-1].images_per_second,
         skipped_images=tuple(sorted(set(gather_lists(fabric, state.skipped)))),
-        untouched=compare_with_untouched(untouched, tuned) if tuned else None,
+        pretrained=compare_with_pretrained(pretrained, tuned) if tuned else None,
         seconds_per_epoch=seconds_per_epoch(rows),
         peak_memory_bytes=max(
             (row.peak_memory_bytes for row in rows if row.peak_memory_bytes is not None), default=None
@@ -73,7 +73,7 @@ def summarize(
     )
     if fabric.is_global_zero:
         with atomic_write(run.curves_path) as partial:
-            plot_curves(rows, partial, untouched=summary.untouched.validation if summary.untouched else None)
+            plot_curves(rows, partial, pretrained=summary.pretrained.validation if summary.pretrained else None)
         if tuned and tuned.scores.per_query:
             class_metrics(tuned).write(run.test_classes_path)
         summary.write(run.summary_path)  # last: with it a run counts as complete
@@ -142,7 +142,7 @@ def peak_memory(device: torch.device) -> int | None:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def plot_curves(rows: Sequence[EpochRow], path: Path, *, untouched: Metrics | None = None) -> None:
+def plot_curves(rows: Sequence[EpochRow], path: Path, *, pretrained: Metrics | None = None) -> None:
     """Draw the loss and the validation metrics over the epochs as a PNG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -161,8 +161,8 @@ def plot_curves(rows: Sequence[EpochRow], path: Path, *, untouched: Metrics | No
                 marker=".",
                 label=name,
             )
-            if untouched and name in untouched:
-                right.axhline(untouched[name], linestyle="--", color=line.get_color(), label=f"{name}, pretrained")
+            if pretrained and name in pretrained:
+                right.axhline(pretrained[name], linestyle="--", color=line.get_color(), label=f"{name}, pretrained")
         right.set(xlabel="epoch", title="Validation classes" if names else "No validation classes", ylim=(0, 1.02))
         if names:
             right.legend(loc="lower right", fontsize="small")

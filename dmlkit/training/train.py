@@ -26,9 +26,9 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.checkpoint import CheckpointWriter, State, restore, save, save_best
 from dmlkit.training.data import TrainingData, check_places, teach, training_data
 from dmlkit.training.experiment import Experiment, assemble
+from dmlkit.training.pretrained import score_pretrained
 from dmlkit.training.progress import Progress, Silent, mirror_to_loggers
 from dmlkit.training.summary import forget_peak_memory, peak_memory, summarize
-from dmlkit.training.untrained_baseline import score_untouched
 from dmlkit.vectors.trained import files_of_run
 
 LESS_MEMORY = (
@@ -116,8 +116,10 @@ def _train(
     try:
         data = training_data(experiment, run, fabric, progress)
         teach(experiment, fabric, progress)
-        untouched = score_untouched(experiment, data, run, fabric, progress)
-        return summarize(experiment, data, run, fabric, fit(experiment, data, run, fabric, progress, resume), untouched)
+        pretrained = score_pretrained(experiment, data, run, fabric, progress)
+        return summarize(
+            experiment, data, run, fabric, fit(experiment, data, run, fabric, progress, resume), pretrained
+        )
     except (RuntimeError, MemoryError) as error:
         if memory := out_of_memory(error):
             text = f"not enough memory for batches of {experiment.sampler.batch_size} images ({memory}); {LESS_MEMORY}"

@@ -24,8 +24,6 @@ from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.image_file import Box, decoding, to_rgb
-from dmlkit.manifolds.sphere import Sphere
-from dmlkit.model import backbone_alone, build_model
 from dmlkit.recipe.faults import suggest
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
@@ -33,7 +31,7 @@ from dmlkit.vectors.hub import SCHEME, download, is_hub_folder, load_hub
 from dmlkit.vectors.in_memory import embed_images
 from dmlkit.vectors.parts import BATCH_IMAGES
 from dmlkit.vectors.progress_bar import image_progress, no_bar
-from dmlkit.vectors.trained import TrainedModel, computed_by, load_model
+from dmlkit.vectors.trained import TrainedModel, computed_by, load_model, pretrained_model
 
 Picture = str | Path | Image.Image | NDArray[np.uint8]
 """Image: the path of a file, a Pillow image, or an RGB array (H, W, 3) uint8."""
@@ -95,7 +93,7 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
     A pretrained model is named as a backbone of recipes: ``timm:MODEL`` for any model of timm (also of the Hugging Face
     Hub, ``timm:hf-hub:OWNER/REPOSITORY``, or in a folder, ``timm:local-dir:FOLDER``), or a network of torchvision:
     ``resnet50``, ``convnext:small``, ``vit:b_16``.
-    Its embeddings are the pooled features as unit vectors, as in the baseline of ``dmlkit eval RECIPE``.
+    Its embeddings are the pooled features as unit vectors, as those of a run's checkpoint ``pretrained``.
 
     Args:
         run: folder of the run or of the export, its address on the Hub, or name of a pretrained model; an existing
@@ -135,7 +133,7 @@ def _is_backbone_name(text: str) -> bool:
 
 
 def _load_pretrained(name: str, fabric: Ranks) -> TrainedModel:
-    """Return an untrained model: the features of a pretrained backbone, compared by cosine similarity.
+    """Return the features of a pretrained backbone, compared by cosine similarity.
 
     Images are prepared as published with the weights.
 
@@ -153,14 +151,9 @@ def _load_pretrained(name: str, fabric: Ranks) -> TrainedModel:
     }
     try:
         recipe = parse_recipe(json.dumps(settings), name)
-        with torch.random.fork_rng(devices=[]):  # the head that is left out is drawn at random
-            model = build_model(recipe)
+        return computed_by(pretrained_model(recipe, None, fabric), fabric)
     except UserError as error:
         raise UserError(str(error).replace(f"{name}:1: ", f"{name}: ")) from None  # nobody wrote a line of a file
-    width = model.backbone.num_features
-    alone = backbone_alone(model, Sphere(width)).to(fabric.device).eval()
-    recipe = recipe.model_copy(update={"manifold": Sphere.Config(), "embedding_dim": width})
-    return computed_by(TrainedModel.of(recipe, alone), fabric)
 
 
 def backbone_keys(name: str) -> dict[str, Any]:

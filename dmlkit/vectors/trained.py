@@ -17,7 +17,7 @@ from dmlkit.distributed.launch import OneProcess, Ranks
 from dmlkit.errors import OptionError, UserError, warn
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
-from dmlkit.model import EmbeddingModel, FirstFeatures, build_model, fingerprint
+from dmlkit.model import EmbeddingModel, FirstFeatures, backbone_alone, build_model, fingerprint
 from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.checkpoint_file import load_weights
@@ -121,7 +121,7 @@ def load_model(
     """Load the model of a run; by default its best checkpoint, or the last if there is no best.
 
     Args:
-        checkpoint: name of the checkpoint.
+        checkpoint: name of the checkpoint; for ``pretrained`` see `pretrained_model`.
         overrides: changes of the dataset, whose images may have moved, each ``key=value``.
         merged: add low-rank updates to the weights, see `Backbone.merge`.
 
@@ -132,6 +132,12 @@ def load_model(
     recipe = recipe_of(run, overrides)
     if checkpoint is None:
         checkpoint = run.best_or_last()
+    if checkpoint == "pretrained":
+        has_pixels = samples_named(recipe.dataset.sample).has_pixels
+        num_features = None if has_pixels else run.load_checkpoint(run.best_or_last())["num_features"]
+        with files_of_run(run):
+            trained = pretrained_model(recipe, num_features, fabric, merged=merged)
+        return computed_by(replace(trained, run=run), fabric) if merged else trained
     state, path = run.load_checkpoint(checkpoint), run.checkpoint_path(checkpoint)
     device, weights, num_features = fabric.device, state["model"], state.get("num_features")
 
@@ -155,6 +161,35 @@ def load_model(
     options: Any = {"saved": saved, "recorded": _recorded(run, saved), "run": run, ALIGNED: state.get(ALIGNED)}
     trained = TrainedModel(recipe, checkpoint, state["epoch"], samples, manifold.to(device), device, build, **options)
     return computed_by(trained, fabric) if merged else trained
+
+
+def pretrained_model(recipe: Recipe, num_features: int | None, fabric: Ranks, *, merged: bool = True) -> TrainedModel:
+    """Return the checkpoint ``pretrained`` of a recipe: its backbone before the first step, without the head.
+
+    Its points are the pooled features as unit vectors, compared by their cosine. Without pretrained weights the
+    backbone is the random network from which training would start.
+
+    Args:
+        num_features: number of features of a vector; None for images.
+        merged: add low-rank updates, which are zero, to the weights.
+
+    Raises:
+        UserError: the recipe is not usable, or the weights are not available.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)  # as in training
+        model = build_model(recipe, num_features)
+    if merged:
+        model.backbone.merge()
+    return without_head(recipe, model.to(fabric.device))
+
+
+def without_head(recipe: Recipe, model: EmbeddingModel) -> TrainedModel:
+    """Return the checkpoint ``pretrained`` of a recipe, given a model with these weights, whose backbone is shared."""
+    width = model.backbone.num_features
+    recipe = recipe.model_copy(update={"manifold": Sphere.Config(), "embedding_dim": width})
+    alone = backbone_alone(model, Sphere(width)).to(model.device).eval()
+    return TrainedModel.of(recipe, alone, "pretrained")
 
 
 def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:

@@ -29,8 +29,8 @@ READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "run/summary.json": (("compare", "run", "study/runs/small/seed-0"), ("eval", "run")),
     "run/evaluations/*.json": (("compare", "run", "study/runs/small/seed-0"), ("eval", "run")),
     "run/evaluations/*.npz": (("compare", "run", "study/runs/small/seed-0"), ("eval", "run")),
-    "begun/untouched/*.json": (("compare", "run", "begun"), ("train", "weights.yaml", "-o", "begun", "--resume")),
-    "begun/untouched/*.npz": (("compare", "run", "begun"), ("train", "weights.yaml", "-o", "begun", "--resume")),
+    "begun/evaluations/*.json": (("compare", "run", "begun"), ("train", "weights.yaml", "-o", "begun", "--resume")),
+    "begun/evaluations/*.npz": (("compare", "run", "begun"), ("train", "weights.yaml", "-o", "begun", "--resume")),
     "run/embeddings/test/manifest.json": (("eval", "run/embeddings/test"), ("curvature", "run/embeddings/test")),
     "run/embeddings/test/embeddings.npy": (
         ("eval", "run/embeddings/test"),

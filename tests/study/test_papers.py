@@ -103,7 +103,7 @@ def test_a_report_of_several_studies_has_a_section_of_each(dmlkit, grounds, tmp_
         for name, mean in rows_of(section, "variant"):
             variant = StudyResults.read(folder / "results.json").variants[name]
             assert mean.startswith(f"{variant.summary['map@r'].mean:.4f} ± ")
-            assert variant.untrained and f"; before training map@r {variant.untrained['map@r']:.4f}; " in section
+            assert variant.pretrained and f"; before training map@r {variant.pretrained['map@r']:.4f}; " in section
     again = shutil.copytree(grounds[0], tmp_path / "again")  # the same claim, as of other data
     assert dmlkit("report", grounds[0], again, "-o", tmp_path / "two.md").code == 0
     heads = [line for line in (tmp_path / "two.md").read_text().splitlines() if line.startswith("## ")]

@@ -176,17 +176,17 @@ def test_a_list_of_failed_runs_that_cannot_be_written_stops_no_other_run(
     assert "failures.json: cannot write the failed runs: No space left on device" in caplog.text
 
 
-def refuse_to_write(*_: object) -> None:
+def refuse_to_write(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_an_error_of_the_system_in_the_baseline_leaves_the_results(
+def test_an_error_of_the_system_before_training_leaves_the_results(
     dmlkit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     train_by(monkeypatch, figures)
-    monkeypatch.setattr(study_run, "untrained_figures", refuse_to_write)
+    monkeypatch.setattr(study_run, "evaluate_scope", refuse_to_write)
     result = study(dmlkit, write_study(tmp_path))
-    assert result.code == 0 and "small: no baseline without training: " in result.err
+    assert result.code == 0 and "small: no figures before training: " in result.err
     assert results_of(tmp_path / "out")["verdicts"]
 
 

@@ -142,7 +142,7 @@ def test_figures_intervals_and_verdict_against_scipy(whole: Path):
     assert {key: judged[key] for key in change} == change
     wanted = "holds" if change["low"] > 0 else "does not hold" if change["high"] < 0 else "not separable at this size"
     means = [results["variants"][name]["summary"]["recall@1"]["mean"] for name in NAMES]
-    floors = [results["variants"][name]["untrained"]["recall@1"] for name in NAMES]
+    floors = [results["variants"][name]["pretrained"]["recall@1"] for name in NAMES]
     below = [name for name, mean, floor in zip(NAMES, means, floors, strict=True) if mean < floor]
     assert judged["not_trained"] == below[::-1]  # the better one first
     assert judged["verdict"] == ("not trained" if judged["not_trained"] else wanted) and judged["verdict"] in text
@@ -153,7 +153,7 @@ def test_figures_intervals_and_verdict_against_scipy(whole: Path):
     assert results["cost"]["models"] == 4 and results["cost"]["seconds"] == pytest.approx(sum(seconds), abs=0.1)
 
 
-def test_the_last_epoch_and_the_untrained_network_are_reported_too(dmlkit, whole: Path):
+def test_the_last_epoch_and_the_pretrained_checkpoint_are_reported_too(dmlkit, whole: Path):
     variants, text = results_of(whole)["variants"], (whole / "results.md").read_text()
     for name in NAMES:
         for seed in SEEDS:
@@ -163,20 +163,20 @@ def test_the_last_epoch_and_the_untrained_network_are_reported_too(dmlkit, whole
             "eval", whole / "runs" / name / "seed-0", "--checkpoint", "pretrained", "--json", "--device", "cpu"
         )
         metrics = json.loads(found.out)["metrics"]
-        assert variants[name]["untrained"] == {metric: metrics[metric] for metric in METRICS}
+        assert variants[name]["pretrained"] == {metric: metrics[metric] for metric in METRICS}
         mean = np.mean([run["recall@1"] for run in variants[name]["last"].values()])
         assert f"| {mean:.4f} ± " in text and f"| {metrics['recall@1']:.4f} |" in text
-    assert len(list((whole / "untrained").glob("*.json"))) == 1  # both begin with one network
 
 
 @pytest.mark.parametrize("text", ["", "{}"])
-def test_a_damaged_score_of_the_untrained_network_is_made_again(dmlkit, whole: Path, tmp_path: Path, caplog, text: str):
+def test_a_damaged_score_before_training_is_made_again(dmlkit, whole: Path, tmp_path: Path, text: str):
     out = tmp_path / "out"
     shutil.copytree(whole, out, copy_function=shutil.copy2)
-    (stored,) = (out / "untrained").glob("*.json")
+    stored = out / "runs" / NAMES[0] / "seed-0" / "evaluations" / "test-pretrained.json"
     stored.write_text(text)
     assert dmlkit("study", write_study(tmp_path), "-o", out, "--device", "cpu").code == 0
-    assert results_of(out)["variants"] == results_of(whole)["variants"] and "scored again" in caplog.text
+    assert results_of(out)["variants"] == results_of(whole)["variants"]
+    assert json.loads(stored.read_text())["metrics"]["recall@1"]
 
 
 def test_a_finished_study_repeated_does_nothing_and_more_seeds_train_only_those(dmlkit, whole: Path, tmp_path: Path):
@@ -623,7 +623,7 @@ def test_the_reality_check_is_one_of_the_protocols(dmlkit, tmp_path: Path):
     last = results_of(out)["variants"]["small"]["last"]["3"]
     assert last["separated map@r"] == pytest.approx(np.mean([fold["last"]["test"]["map@r"] for fold in folds]))
     assert not any(name.startswith("concatenated") for name in last)
-    floor = results_of(out)["variants"]["small"]["untrained"]
+    floor = results_of(out)["variants"]["small"]["pretrained"]
     assert floor["separated map@r"] == floor["concatenated map@r"] and len(floor) == len(figures)
     summary = results_of(out)["variants"]["small"]["summary"]["separated map@r"]
     assert (summary["low"], summary["high"]) == (None, None)
@@ -850,7 +850,7 @@ def test_the_plot_of_a_sweep_and_of_single_runs_reads_no_mathematics_t10(
         plain = (tmp_path / "plot.png").read_bytes()
         assert plain.startswith(b"\x89PNG")
         for value in (0.55, -2.0):  # of the network before training: among the runs, and below their intervals
-            before = {"untrained": {"map@r": value}}
+            before = {"pretrained": {"map@r": value}}
             variants = {name: one.model_copy(update=before) for name, one in results.variants.items()}
             plot_study(results.model_copy(update={"variants": variants}), tmp_path / "plot.png")
             is_marked = (tmp_path / "plot.png").read_bytes() != plain

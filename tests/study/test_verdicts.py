@@ -161,14 +161,14 @@ def test_the_figures_of_a_statement_are_those_that_the_study_reports(
 
 @pytest.mark.parametrize("gain", [0.05, -0.05])
 def test_a_variant_below_its_network_before_training_is_not_trained_never_worse(gain: float):
-    base = variant(BASE, untrained={"map@r": 0.3})
-    method = variant([value + gain for value in BASE], untrained={"map@r": 0.6})
+    base = variant(BASE, pretrained={"map@r": 0.3})
+    method = variant([value + gain for value in BASE], pretrained={"map@r": 0.6})
     judged = one(base=base, method=method)
     assert (judged.verdict, judged.not_trained, judged.runs_to_separate) == ("not trained", ("method",), None)
     assert one(base=method, method=base).not_trained == ("base",)
     told = verdict_text(judged, {"base": base, "method": method})
     assert told == "not trained; below the network before training: method (0.6000)"
-    assert one(base=base, method=variant(BASE, untrained={"recall@1": 0.9})).not_trained == ()
+    assert one(base=base, method=variant(BASE, pretrained={"recall@1": 0.9})).not_trained == ()
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_variant_below_its_network_before_training_is_not_trained_never_worse(
 )
 def test_a_variant_that_training_improved_by_the_other_figure_is_judged(other: str, floor: float, verdict: str):
     """By the pair of R@1 and MAP@R; figures of another question do not count, some of which are errors."""
-    method = variant([value + 0.05 for value in BASE], untrained={"map@r": 0.6, other: floor})
+    method = variant([value + 0.05 for value in BASE], pretrained={"map@r": 0.6, other: floor})
     runs = {seed: {**figures, other: 0.98} for seed, figures in method.runs.items()}
     summary = {**method.summary, other: MeanInterval.of([0.98] * len(BASE))}
     judged = one(base=variant(BASE), method=method.model_copy(update={"runs": runs, "summary": summary}))

@@ -38,13 +38,13 @@ class RunHistory:
 
     Args:
         rows: rows of ``metrics.jsonl``.
-        untouched: metrics of the backbone before training on the same split, where they are known.
+        pretrained: metrics of the backbone before training on the same split, where they are known.
         nearest: the most similar training image of each image, (N, 1).
     """
 
     recipe: str
     rows: Sequence[EpochRow]
-    untouched: Metrics | None
+    pretrained: Metrics | None
     training: PointsInMemory
     nearest: Neighbors
 
@@ -124,10 +124,10 @@ def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str
 def _history(
     run: RunFolder, trained: TrainedModel, split: Split, images: PointsInMemory, training: PointsInMemory
 ) -> RunHistory:
-    untouched = Summary.read(run.summary_path).untouched if run.summary_path.exists() else None
+    pretrained = Summary.read(run.summary_path).pretrained if run.summary_path.exists() else None
     figures = None
-    if untouched is not None and split in ("test", "validation"):
-        figures = untouched.test if split == "test" else untouched.validation
+    if pretrained is not None and split in ("test", "validation"):
+        figures = pretrained.test if split == "test" else pretrained.validation
     nearest = Gallery(training.manifold, training.points).search(images.points, 1)
     return RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, training, nearest)
 

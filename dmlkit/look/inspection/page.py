@@ -45,12 +45,12 @@ def _figures(found: ModelInspection) -> list[Block]:
     contents = f"{len(images):,} images of {len(found.names):,} classes, {images.source}; similarity: "
     blocks: list[Block] = [("text", contents + images.manifold.similarity_name.replace("_", " "))]
     if found.report is not None and found.evaluation is not None:
-        untouched = found.history.untouched if found.history else None
-        rows = [["metric", "value", "95 % interval", *(["pretrained baseline"] if untouched else []), "definition"]]
+        pretrained = found.history.pretrained if found.history else None
+        rows = [["metric", "value", "95 % interval", *(["pretrained"] if pretrained else []), "definition"]]
         for name, value in found.report.metrics.items():
             interval = found.report.intervals.get(name)
             row = [name, f"{value:.4f}", f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else ""]
-            row += [f"{untouched[name]:.4f}" if name in untouched else ""] if untouched else []
+            row += [f"{pretrained[name]:.4f}" if name in pretrained else ""] if pretrained else []
             rows.append([*row, found.evaluation.scores.definitions[name]])
         blocks.append(("table", rows))
     notes = [*found.notes, *(found.report.notes if found.report else ())]

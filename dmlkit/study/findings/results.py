@@ -66,7 +66,7 @@ class ExtraFigures:
     """Figures of a variant in addition to those that are compared."""
 
     last: Mapping[int, Metrics]  # on test classes after all epochs, by seed
-    untrained: Metrics | None  # of its backbone before training; None if they are not known
+    pretrained: Metrics | None  # of its backbone before training; None if they are not known
 
 
 class StudyResults(StudySettings, Document, frozen=True):
@@ -149,7 +149,7 @@ def _variant_results(
         tuned=tuned,
         runs=runs,
         last={seed: _of(figures, metrics) for seed, figures in extra.last.items()},
-        untrained=None if extra.untrained is None else _of(extra.untrained, metrics),
+        pretrained=None if extra.pretrained is None else _of(extra.pretrained, metrics),
         summary=summary,
         difference=difference,
         classes=choice.classes,

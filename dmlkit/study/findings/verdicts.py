@@ -63,7 +63,7 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
     """Figures on test classes by seed, of the best checkpoint on validation classes."""
     last: dict[int, Metrics] = {}
     """Figures after all epochs; without those that only the best checkpoints have."""
-    untrained: Metrics | None = None
+    pretrained: Metrics | None = None
     """Figures of the variant's backbone before training, without its head; null if they are not known."""
     summary: dict[str, MeanInterval]
     """Mean of ``runs`` over seeds, by metric."""
@@ -73,14 +73,14 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
     """Figures on each test class, for intervals over seeds and classes. They are in the runs, and not in a file of
     results, of which they were nine tenths; None in what is read, and for the Reality Check."""
 
-    def is_below_untrained(self, metric: str) -> bool:
+    def is_below_pretrained(self, metric: str) -> bool:
         """Return whether the mean is below that of the backbone before training; False if that is unknown."""
-        floor = None if self.untrained is None else self.untrained.get(metric)
+        floor = None if self.pretrained is None else self.pretrained.get(metric)
         return floor is not None and fmean(run[metric] for run in self.runs.values()) < floor
 
     def is_trained(self, metrics: Iterable[str]) -> bool:
         """Return whether training improved the backbone by at least one of some metrics; True if that is unknown."""
-        return not all(self.is_below_untrained(metric) for metric in metrics)
+        return not all(self.is_below_pretrained(metric) for metric in metrics)
 
     @property
     def measured(self) -> "Runs":
@@ -310,7 +310,7 @@ def _judged(
         "corrected_p_value": corrected,
         "corrected_verdict": "not separable at this size" if decided and corrected >= LEVEL else word,
         "at_edge": tuple(name for name, variant in pair.items() if variant.tuned and variant.tuned.edge),
-        "not_trained": tuple(name for name, variant in pair.items() if variant.is_below_untrained(one.metric)),
+        "not_trained": tuple(name for name, variant in pair.items() if variant.is_below_pretrained(one.metric)),
     }
     return JudgedStatement.model_validate({**one.model_dump(), **change.as_dict(), **details})
 

@@ -22,10 +22,10 @@ from dmlkit.study.findings.verdicts import JudgedStatement
 from dmlkit.study.record import StudyFailures
 from dmlkit.study.reports.tables import (
     disagreements,
+    pretrained_text,
     statement_rows,
     trained_rows,
     tuning_rows,
-    untrained_text,
     variant_rows,
     verdict_rows,
 )
@@ -171,7 +171,7 @@ def _setting(results: StudyResults) -> str:
         parts.append(f"{' to '.join(map(str, sorted({min(trials), max(trials)})))} trials per variant")
     if results.negligible:
         parts.append(f"differences up to {results.negligible:g} are negligible")
-    before = {*map(untrained_text, results.variants.values())}
+    before = {*map(pretrained_text, results.variants.values())}
     if len(before) == 1 and before != {""}:
         parts.append(f"before training {before.pop()}")
     cost = results.cost
@@ -300,7 +300,7 @@ def _draw_points(axes: Any, metric: str, named: dict[str, VariantResults]) -> No
     before = {
         place: value
         for place, variant in zip(places, variants, strict=True)
-        if variant.untrained is not None and least <= (value := variant.untrained[metric]) <= most
+        if variant.pretrained is not None and least <= (value := variant.pretrained[metric]) <= most
     }
     axes.plot(list(before.values()), list(before), "|", color="black", markersize=8)
     axes.set(

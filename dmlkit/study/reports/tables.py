@@ -81,7 +81,7 @@ def trained_rows(results: StudyResults) -> Rows:
     """
     rows = [[*row, "before training", "chosen"] for row in mean_rows(results)[:1]]
     for row, one in zip(mean_rows(results)[1:], results.variants.values(), strict=True):
-        rows.append([*row, untrained_text(one), _chosen(one)])
+        rows.append([*row, pretrained_text(one), _chosen(one)])
     known = [len({row[-2] for row in rows[1:]}) > 1, any(row[-1] for row in rows[1:])]
     return [[*row[:-2], *compress(row[-2:], known)] for row in rows]
 
@@ -101,7 +101,7 @@ def short_verdict(judged: JudgedStatement, variants: Mapping[str, VariantResults
     if judged.verdict == "not separable at this size" and judged.classes and judged.runs_to_separate is None:
         parts.append(f"no number of seeds would decide with {judged.classes} test classes")
     if judged.not_trained:
-        floors = (f"{name} ({_untrained(variants[name], judged.metric)})" for name in judged.not_trained)
+        floors = (f"{name} ({_pretrained(variants[name], judged.metric)})" for name in judged.not_trained)
         parts.append(f"below the network before training: {', '.join(floors)}")
     return "; ".join(parts)
 
@@ -130,8 +130,8 @@ def figure_rows(results: StudyResults) -> Rows:
         rows.append([name, "best", *(_mean(variant.summary[metric]) for metric in metrics)])
         if variant.last:
             rows.append(["", "last", *(_last(variant, metric) for metric in metrics)])
-        if variant.untrained is not None:
-            rows.append(["", "untrained", *(_untrained(variant, metric) for metric in metrics)])
+        if variant.pretrained is not None:
+            rows.append(["", "pretrained", *(_pretrained(variant, metric) for metric in metrics)])
     return rows
 
 
@@ -147,7 +147,7 @@ def variant_rows(results: StudyResults) -> Rows:
     """Return one row per variant: every metric, its difference from the reference, and additional results."""
     metrics, reference, variants = results.metrics, results.reference, results.variants.values()
     is_known = {"last": any(variant.last for variant in variants)}
-    is_known["untrained"] = any(variant.untrained is not None for variant in variants)
+    is_known["pretrained"] = any(variant.pretrained is not None for variant in variants)
     extra = [name for name in is_known if is_known[name]]
     rows = [["variant", *(cell for name in metrics for cell in (name, f"minus {reference}", *extra))]]
     for name, variant in results.variants.items():
@@ -156,7 +156,7 @@ def variant_rows(results: StudyResults) -> Rows:
             row.append(_mean(variant.summary[metric]))
             change = variant.difference.get(metric) if variant.difference else None
             row.append(f"{change.difference:+.4f} ({_interval(change)}, p {p_text(change.p_value)})" if change else "")
-            others = {"last": _last(variant, metric), "untrained": _untrained(variant, metric)}
+            others = {"last": _last(variant, metric), "pretrained": _pretrained(variant, metric)}
             row += [others[name] for name in extra]
         rows.append(row)
     return rows
@@ -199,13 +199,13 @@ def _last(variant: VariantResults, metric: str) -> str:
     return _mean(MeanInterval.of(values)) if values else ""
 
 
-def untrained_text(variant: VariantResults) -> str:
+def pretrained_text(variant: VariantResults) -> str:
     """Return all results of a variant's network before training; empty if it was not measured."""
-    return ", ".join(f"{metric} {value:.4f}" for metric, value in (variant.untrained or {}).items())
+    return ", ".join(f"{metric} {value:.4f}" for metric, value in (variant.pretrained or {}).items())
 
 
-def _untrained(variant: VariantResults, metric: str) -> str:
-    floor = (variant.untrained or {}).get(metric)
+def _pretrained(variant: VariantResults, metric: str) -> str:
+    floor = (variant.pretrained or {}).get(metric)
     return "" if floor is None else f"{floor:.4f}"
 
 

@@ -12,20 +12,17 @@ from lightning_fabric import Fabric
 
 from dmlkit.distributed.stopping import TrainingStoppedError, stop_signals
 from dmlkit.errors import UserError, reason_of, warn
-from dmlkit.evaluation.report import store
-from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
+from dmlkit.evaluation.run import evaluate_scope
 from dmlkit.files.outputs import check_place
-from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.study.definition.config import Study
 from dmlkit.study.definition.file import study_notes
 from dmlkit.study.findings.results import Choice, Cost, ExtraFigures, StudyResults, summarize_study
-from dmlkit.study.protocol import Figures, RealityCheckFigures, fold_recipe, is_complete, run_once
+from dmlkit.study.protocol import Figures, RealityCheckFigures, is_complete, run_once
 from dmlkit.study.record import FAILURES, ProtocolName, StudyFailures, open_study
 from dmlkit.study.runs.plan import Plan, check_components
 from dmlkit.study.runs.workers import Happening, Run, train_at_once
 from dmlkit.training.progress import Progress
-from dmlkit.training.untrained_baseline import stored_figures, untrained_model
 
 
 class RunProgress(Progress, Protocol):
@@ -268,47 +265,28 @@ def summaries(folder: Path) -> list[Path]:
 
 
 def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fabric: Fabric) -> dict[str, ExtraFigures]:
-    """Return the figures of each variant after all epochs, and those of its backbone before training.
+    """Return the figures of each variant after all epochs, and those of its checkpoint ``pretrained``.
 
-    Args:
-        fabric: the device and the ranks, for backbones with random weights; see `untrained_figures`.
+    Training has recorded the latter for pretrained weights; a network with random weights is evaluated here.
     """
     protocol, found = study.config.protocol, dict[str, ExtraFigures]()
     for name, choice in choices.items():
         runs = folder / "runs" / name / choice.candidate.label
         models = {seed: [Summary.read(path) for path in summaries(runs / f"seed-{seed}")] for seed in choice.figures}
         last = {seed: _last(protocol, some) for seed, some in models.items()}
-        recipe, untouched = choice.candidate.recipe, next(iter(models.values()))[0].untouched
-        untrained = untouched.test if untouched else None
-        if not recipe.backbone.is_pretrained:
-            recipe = fold_recipe(recipe, 0) if protocol == "reality_check" else recipe
+        seed, (first, *_) = next(iter(models.items()))
+        pretrained = first.pretrained.test if first.pretrained else None
+        if not choice.candidate.recipe.backbone.is_pretrained:
+            run = summaries(runs / f"seed-{seed}")[0].parent
             try:
-                untrained = untrained_figures(recipe, folder / "untrained", fabric)
+                pretrained = evaluate_scope(run, fabric, checkpoint="pretrained", keep=True).report.metrics
             except (UserError, OSError) as error:  # for example, the images are only on the machines of a cluster
-                warn(f"{name}: no baseline without training: {reason_of(error)}")
-        if untrained and protocol == "reality_check":
+                warn(f"{name}: no figures before training: {reason_of(error)}")
+        if pretrained and protocol == "reality_check":
             kinds = RealityCheckFigures.model_fields  # all models start from the same weights, so both kinds are equal
-            untrained = {f"{kind} {metric}": value for kind in kinds for metric, value in untrained.items()}
-        found[name] = ExtraFigures(last, untrained)
+            pretrained = {f"{kind} {metric}": value for kind in kinds for metric, value in pretrained.items()}
+        found[name] = ExtraFigures(last, pretrained)
     return found
-
-
-def untrained_figures(recipe: Recipe, folder: Path, fabric: Fabric) -> Metrics:
-    """Return the figures of a recipe's backbone before training, without its head, on test classes.
-
-    They are scored once for all recipes with the same initial network, test images and metrics.
-    """
-    dataset = recipe.dataset.build("test")
-    model = untrained_model(recipe, dataset)
-    question = untouched_question(model, recipe, "test")
-    path = folder / f"{question.key()}.json"
-    stored = fabric.broadcast(stored_figures(path, question, dataset) if fabric.is_global_zero else None)
-    if stored is not None:
-        return stored.report.metrics
-    report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source="untrained")
-    if fabric.is_global_zero:
-        store(report.with_files(dataset), evaluation, path)
-    return report.metrics
 
 
 def _last(protocol: ProtocolName, models: Sequence[Summary]) -> Metrics:

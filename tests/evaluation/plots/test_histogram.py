@@ -12,7 +12,7 @@ from dmlkit.evaluation.mistakes import ScoreHistograms
 from dmlkit.gallery.split import EmbeddedSplit
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.base import Points
-from dmlkit.plots.similarities import counted, plot_histogram, untouched_points
+from dmlkit.plots.similarities import counted, plot_histogram, pretrained_points
 from dmlkit.training.experiment import assemble
 
 ROUNDING = 3e-7  # of a cosine in float32: a pair so near to an edge may be counted on either side
@@ -35,8 +35,8 @@ def test_both_histograms_are_those_of_a_loop(tested: EmbeddedSplit, tmp_path: Pa
     output, before, after = plot_histogram(tested, tmp_path / "pairs.pdf")
     assert output.stat().st_size > 2000
     check_counts(tested.points, tested.labels, after)
-    untouched = untouched_points(tested)
-    check_counts(torch.as_tensor(untouched.embeddings), torch.as_tensor(untouched.labels), before)
+    pretrained = pretrained_points(tested)
+    check_counts(torch.as_tensor(pretrained.embeddings), torch.as_tensor(pretrained.labels), before)
 
 
 def test_before_is_the_backbone_that_training_began_with(tested: EmbeddedSplit):
@@ -45,7 +45,7 @@ def test_before_is_the_backbone_that_training_began_with(tested: EmbeddedSplit):
     pixels = torch.stack([tested.dataset.sample(index) for index in range(4)])
     with torch.no_grad():
         features = torch.nn.functional.normalize(model.backbone(model.normalization(pixels)))
-    assert torch.allclose(torch.as_tensor(untouched_points(tested).embeddings)[:4], features, atol=1e-5)
+    assert torch.allclose(torch.as_tensor(pretrained_points(tested).embeddings)[:4], features, atol=1e-5)
 
 
 def test_random_numbers_go_on_as_before(tested: EmbeddedSplit):
@@ -53,7 +53,7 @@ def test_random_numbers_go_on_as_before(tested: EmbeddedSplit):
     expected = torch.rand(1)
     torch.manual_seed(5)
     with torch.random.fork_rng(devices=[]):
-        untouched_points(tested)
+        pretrained_points(tested)
     assert torch.rand(1) == expected
 
 

@@ -1,9 +1,10 @@
-"""Baseline of training: the backbone before the first step, scored once and stored in the run folder."""
+"""The checkpoint ``pretrained``: the backbone before the first step, scored once and stored with the evaluations."""
 
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,41 +13,41 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError, warn
-from dmlkit.evaluation.evaluate import Evaluation
+from dmlkit.evaluation.evaluate import Evaluation, evaluate
 from dmlkit.evaluation.report import Figures, Question, Report, store, stored_answer
-from dmlkit.evaluation.run import OWN_TEST, Scope, with_scope
-from dmlkit.evaluation.untouched import evaluate_untouched, untouched_question
+from dmlkit.evaluation.run import OWN_TEST, Scope, random_notes, with_scope
 from dmlkit.loading.image_changes import are_same_files
 from dmlkit.metrics.statistics import paired_differences
-from dmlkit.model import EmbeddingModel, build_model
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
-from dmlkit.run_folder.documents import PairedDifference, UntouchedFigures
+from dmlkit.run_folder.documents import PairedDifference, PretrainedFigures
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.data import TrainingData
 from dmlkit.training.experiment import Experiment, try_model
 from dmlkit.training.progress import Progress
 from dmlkit.vectors.features import CachedFeatures
 from dmlkit.vectors.progress_bar import EMBEDDING, Bar, no_bar
+from dmlkit.vectors.trained import pretrained_model, without_head
 
 _answered: dict[str, Path] = {}  # reports of this process's runs by the key of their question: a study asks it again
 
 
-def score_untouched(
+def score_pretrained(
     experiment: Experiment, data: TrainingData, run: RunFolder, fabric: Ranks, progress: Progress
 ) -> dict[Split, Figures]:
     """Score the pretrained backbone before training on validation and test classes.
 
-    The figures are stored in the run folder and scored only once; a run that asks the same of the same images as an
-    earlier run of this process copies its answer. The result is empty if the backbone is not pretrained.
+    The report is that of ``dmlkit eval --checkpoint pretrained``, computed only once; a run that asks the same of the
+    same images as an earlier run of this process copies its answer. The result is empty if the backbone is not
+    pretrained. The caller's random number generator is not changed.
     """
-    recipe, model = experiment.recipe, experiment.model
-    figures: dict[Split, Figures] = {}
+    recipe, figures = experiment.recipe, dict[Split, Figures]()
     datasets: dict[Split, Dataset | None] = {"validation": data.validation, "test": data.test}
     for split, dataset in datasets.items() if recipe.backbone.is_pretrained else ():
         if dataset is None:
             continue
-        path, question = run.untouched / f"{split}.json", untouched_question(model, recipe, split)
+        path = run.evaluations / f"{split}-pretrained.json"
+        question = Question.of(recipe, without_head(recipe, experiment.model).fingerprint, "pretrained", split)
         started = run.checkpoint_path("last").exists()
         images = dataset.dataset if isinstance(dataset, CachedFeatures) else dataset
         is_first = fabric.is_global_zero
@@ -55,16 +56,14 @@ def score_untouched(
             stored = _copied(_answered.get(question.key()), path, question, images)
         stored = fabric.broadcast(stored)
         if stored is None:
-            with progress.images(f"pretrained baseline, {split}", len(dataset)) as advance:
-                report, evaluation = evaluate_untouched(
-                    fabric,
-                    data.model,
-                    dataset,
-                    recipe,
-                    question,
-                    source=f"{run.path}, untouched",
-                    bar=lambda what, total: nullcontext(advance) if what == EMBEDDING else no_bar(what, total),
-                )
+            with progress.images(f"pretrained, {split}", len(dataset)) as advance, torch.random.fork_rng(devices=[]):
+
+                def bar(what: str, total: int, advance: Any = advance) -> Any:
+                    return nullcontext(advance) if what == EMBEDDING else no_bar(what, total)
+
+                model = without_head(recipe, data.model.to(fabric.device)).model
+                evaluation = evaluate(fabric, model, dataset, recipe, split=split, bar=bar)
+            report = Report.of(evaluation, str(run.path), split, epoch=0, question=question)
             if is_first:
                 report = report.with_files(images, known="")  # the contents too: other commands compare them
                 store(report, evaluation, path)
@@ -80,7 +79,7 @@ def _copied(earlier: Path | None, path: Path, question: Question, images: Datase
     if earlier and stored:
         path.parent.mkdir(exist_ok=True)
         shutil.copyfile(earlier.with_suffix(".npz"), path.with_suffix(".npz"))
-        stored = stored._replace(report=stored.report.model_copy(update={"source": f"{path.parent.parent}, untouched"}))
+        stored = stored._replace(report=stored.report.model_copy(update={"source": str(path.parent.parent)}))
         stored.report.write(path)
     return stored
 
@@ -100,14 +99,14 @@ def stored_figures(path: Path, question: Question, dataset: Dataset, *, started:
         return None
 
 
-def compare_with_untouched(untouched: Mapping[Split, Figures], tuned: Evaluation) -> UntouchedFigures | None:
+def compare_with_pretrained(pretrained: Mapping[Split, Figures], tuned: Evaluation) -> PretrainedFigures | None:
     """Return the figures before training, with the differences of the chosen checkpoint from them on test classes."""
-    if not untouched:
+    if not pretrained:
         return None
-    test, validation = untouched["test"], untouched.get("validation")
+    test, validation = pretrained["test"], pretrained.get("validation")
     same = test.report.images == tuned.fingerprint()  # an image may have been readable only once
     differences = paired_differences(test.per_query, tuned.scores.per_query, tuned.labels) if same else {}
-    return UntouchedFigures(
+    return PretrainedFigures(
         validation=validation.report.metrics if validation else None,
         test=test.report.metrics,
         difference={name: PairedDifference.model_validate(change.as_dict()) for name, change in differences.items()},
@@ -116,41 +115,30 @@ def compare_with_untouched(untouched: Mapping[Split, Figures], tuned: Evaluation
 
 
 def describe_backbone(recipe: Recipe) -> str:
-    """Describe an untrained backbone in a phrase."""
+    """Describe a backbone before training in a phrase."""
     backbone = recipe.backbone
     if isinstance(backbone, IdentityConfig):
         return f"the {backbone.sample}s without training"
     names = [backbone.name, *filter(None, [getattr(backbone, "model", None)])]
     weights = getattr(backbone, "weights", None)
-    return f"untrained {' '.join(names)}, {f'weights {weights}' if weights else 'random weights'}"
+    return f"{' '.join(names)} before training, {f'weights {weights}' if weights else 'random weights'}"
 
 
-def evaluate_untrained(
+def evaluate_recipe(
     path: Path, fabric: Ranks, scope: Scope = OWN_TEST, bar: Bar = no_bar
 ) -> tuple[Report, Evaluation, Recipe]:
-    """Score the features of a recipe's backbone without training; see `dmlkit.evaluation.evaluate_run`.
-
-    With ``backbone.weights: null`` the backbone is the random network from which training would start.
+    """Score the checkpoint ``pretrained`` of a recipe, from which its training would start.
 
     Args:
         scope: the images and the metrics; its overrides may be of any key of the recipe.
     """
-    recipe = RunFolder(path).recipe(scope.overrides) if path.is_dir() else read_recipe(path, scope.overrides)
-    recipe, split = with_scope(recipe, scope), scope.evaluated_split
+    recipe, split = with_scope(read_recipe(path, scope.overrides), scope), scope.evaluated_split
     with recipe.errors_at("dataset") if scope.images is None else nullcontext():
         dataset = recipe.dataset.build(split)
-    model = untrained_model(recipe, dataset)
-    question = untouched_question(model, recipe, split)
-    report, evaluation = evaluate_untouched(fabric, model, dataset, recipe, question, source=str(path), bar=bar)
-    if not isinstance(recipe.backbone, IdentityConfig) and not recipe.backbone.is_pretrained:
-        note = f"backbone.weights is null: scores of a random network (seed {recipe.seed}), the baseline for training"
-        report = report.model_copy(update={"notes": (*report.notes, note)})
+    trained = pretrained_model(recipe, dataset.num_features, fabric)
+    try_model(recipe, trained.model, dataset)
+    question = Question.of(recipe, trained.fingerprint, "pretrained", split)
+    evaluation = evaluate(fabric, trained.model, dataset, recipe, split=split, bar=bar)
+    report = Report.of(evaluation, str(path), split, epoch=0, question=question)
+    report = report.model_copy(update={"notes": (*report.notes, *random_notes(recipe))})
     return report, evaluation, recipe
-
-
-def untrained_model(recipe: Recipe, dataset: Dataset) -> EmbeddingModel:
-    """Build the model from which a training of the recipe starts, and check it on a blank input."""
-    torch.manual_seed(recipe.seed)
-    model = build_model(recipe, dataset.num_features)
-    try_model(recipe, model, dataset)
-    return model

@@ -1,4 +1,4 @@
-"""Untouched beside tuned: the features that training began with, by hand, once a run, and what comes of them."""
+"""Before and after training: the features that training began with, by hand, once a run, and what comes of them."""
 
 import json
 import os
@@ -13,15 +13,16 @@ import timm
 import torch
 
 from dmlkit.distributed.stopping import TrainingStoppedError
-from dmlkit.evaluation.untouched import gain_message
+from dmlkit.evaluation.compare import gain_message
 from dmlkit.metrics.statistics import paired_comparison
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.documents import EpochRow, Summary
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.training import untrained_baseline
+from dmlkit.training import pretrained as pretrained_module
 from dmlkit.training.progress import Silent
 from dmlkit.training.summary import plot_curves, seconds_per_epoch
 from dmlkit.training.train import train
+from dmlkit.vectors.embedder import load
 from tests.conftest import TINY_RECIPE
 from tests.datasets import trees
 from tests.metrics import naive
@@ -29,14 +30,14 @@ from tests.processes import command_line, start_ranks
 
 MODEL = "test_resnet"
 CPU = ("--device", "cpu", "--set", "training.workers=0")
-SCORED = "pretrained baseline, test: 9 images"
+SCORED = "pretrained, test: 9 images"
 NAMES = {"recall@1": ("recall", 1), "recall@2": ("recall", 2), "map@r": ("map@r", 0)}
 
 
 @pytest.fixture(autouse=True)
 def _first_runs(monkeypatch: pytest.MonkeyPatch):
     """No run of another test has answered."""
-    monkeypatch.setattr(untrained_baseline, "_answered", {})
+    monkeypatch.setattr(pretrained_module, "_answered", {})
 
 
 @pytest.fixture
@@ -91,28 +92,28 @@ def test_a_run_tells_what_its_backbone_could_do_before_training(dmlkit, recipe: 
     run = tmp_path / "run"
     result = dmlkit("train", recipe, "-o", run, *CPU)
     assert result.code == 0, result.err
-    untouched = summary_of(run).untouched
-    assert untouched
-    for split, figures in (("validation", untouched.validation), ("test", untouched.test)):
+    pretrained = summary_of(run).pretrained
+    assert pretrained
+    for split, figures in (("validation", pretrained.validation), ("test", pretrained.test)):
         assert figures == pytest.approx(by_hand(loaded(weights), recipe, split), abs=1e-4)
     chosen = summary_of(run).chosen.test
-    assert f"map@r on test: {chosen['map@r']:.3f} after training, {untouched.test['map@r']:.3f} before: " in result.out
+    assert f"map@r on test: {chosen['map@r']:.3f} after training, {pretrained.test['map@r']:.3f} before: " in result.out
     assert "GB of memory" in result.out
-    assert result.out.startswith("pretrained baseline, validation: 18 images in ")
+    assert result.out.startswith("pretrained, validation: 18 images in ")
 
 
 def test_a_run_of_the_same_process_copies_the_figures_of_an_earlier_one(dmlkit, recipe: Path, tmp_path: Path):
     """The runs of a study start from the same network; other metrics are another question."""
-    scored = "pretrained baseline, test: 36 images"
+    scored = "pretrained, test: 36 images"
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     assert scored in dmlkit("train", recipe, "-o", first, *CPU).out
     told = dmlkit("train", recipe, "-o", second, *CPU, "--set", "training.epochs=1")
     assert told.code == 0 and scored not in told.out
     assert scored in dmlkit("train", recipe, "-o", third, *CPU, "--set", "metrics=[mrr, map@r]").out
-    ours, theirs = (json.loads((run / "untouched/test.json").read_text()) for run in (first, second))
-    assert (ours.pop("source"), theirs.pop("source")) == (f"{first}, untouched", f"{second}, untouched")
+    ours, theirs = (json.loads((run / "evaluations/test-pretrained.json").read_text()) for run in (first, second))
+    assert (ours.pop("source"), theirs.pop("source")) == (str(first), str(second))
     assert ours == theirs
-    ours, theirs = (np.load(run / "untouched/test.npz") for run in (first, second))
+    ours, theirs = (np.load(run / "evaluations/test-pretrained.npz") for run in (first, second))
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
@@ -120,28 +121,31 @@ def test_the_difference_is_that_of_the_queries(dmlkit, recipe: Path, tmp_path: P
     run = tmp_path / "run"
     assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
     assert dmlkit("eval", run, "--device", "cpu").code == 0
-    tuned, before = (np.load(run / path) for path in ("evaluations/test-best.npz", "untouched/test.npz"))
-    untouched = summary_of(run).untouched
-    assert untouched and set(untouched.difference) == set(NAMES)
-    for name, found in untouched.difference.items():
+    tuned, before = (np.load(run / path) for path in ("evaluations/test-best.npz", "evaluations/test-pretrained.npz"))
+    pretrained = summary_of(run).pretrained
+    assert pretrained and set(pretrained.difference) == set(NAMES)
+    for name, found in pretrained.difference.items():
         expected = paired_comparison(*(torch.from_numpy(one) for one in (before[name], tuned[name], tuned["class"])))
         assert found.model_dump() == expected.as_dict()
         assert found.difference == pytest.approx((tuned[name] - before[name]).mean())
 
 
-def test_a_backbone_without_weights_has_no_untouched_figures(dmlkit, tiny_recipe: Path, tmp_path: Path):
+def test_a_backbone_without_weights_has_no_pretrained_figures(dmlkit, tiny_recipe: Path, tmp_path: Path):
     run = tmp_path / "run"
     result = dmlkit("train", tiny_recipe, "-o", run, *CPU)
-    assert summary_of(run).untouched is None and not (run / "untouched").exists()
-    assert "untouched" not in result.out
+    assert summary_of(run).pretrained is None and not (run / "evaluations").exists()
+    assert "pretrained" not in result.out
 
 
 def test_without_validation_classes_the_test_classes_are_told(dmlkit, recipe: Path, tmp_path: Path):
     run = tmp_path / "run"
     result = dmlkit("train", recipe, "-o", run, *CPU, "--set", "dataset.validation_fraction=0")
-    untouched = summary_of(run).untouched
-    assert untouched and untouched.validation is None and "map@r on test: " in result.out
-    assert sorted(path.name for path in (run / "untouched").iterdir()) == ["test.json", "test.npz"]
+    pretrained = summary_of(run).pretrained
+    assert pretrained and pretrained.validation is None and "map@r on test: " in result.out
+    assert sorted(path.name for path in (run / "evaluations").iterdir()) == [
+        "test-pretrained.json",
+        "test-pretrained.npz",
+    ]
 
 
 def test_a_metric_that_is_not_made_of_queries_has_no_interval(dmlkit, recipe: Path, tmp_path: Path):
@@ -173,14 +177,14 @@ def test_a_run_that_goes_on_scores_nothing_again_and_ends_with_the_same_bits(
     augmented = (*CPU, "--set", "transform={name: imagenet, size: 16, resize: 16}")
     assert dmlkit("train", recipe, "-o", whole, *augmented).code == 0
     stop_before_training(monkeypatch, dmlkit, recipe, "-o", killed, *augmented)
-    stamps = {path.name: path.stat().st_mtime_ns for path in (killed / "untouched").iterdir()}
+    stamps = {path.name: path.stat().st_mtime_ns for path in (killed / "evaluations").iterdir()}
     assert len(stamps) == 4 and not (killed / "checkpoints" / "last.pt").exists()
     for _ in range(2):  # the second time everything is done
         assert dmlkit("train", recipe, "-o", killed, *augmented, "--resume").code == 0
-        assert {path.name: path.stat().st_mtime_ns for path in (killed / "untouched").iterdir()} == stamps
+        assert {path.name: path.stat().st_mtime_ns for path in (killed / "evaluations").iterdir()} == stamps
         for kept, expected in zip(of_checkpoint(killed), of_checkpoint(whole), strict=True):
             assert torch.equal(kept, expected)
-        assert summary_of(killed).untouched == summary_of(whole).untouched
+        assert summary_of(killed).pretrained == summary_of(whole).pretrained
 
 
 def of_checkpoint(run: Path) -> list[torch.Tensor]:
@@ -190,7 +194,7 @@ def of_checkpoint(run: Path) -> list[torch.Tensor]:
 
 def test_scoring_leaves_training_as_it_is(dmlkit, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert dmlkit("train", recipe, "-o", tmp_path / "scored", *CPU).code == 0
-    monkeypatch.setattr(sys.modules[train.__module__], "score_untouched", lambda *_: {})
+    monkeypatch.setattr(sys.modules[train.__module__], "score_pretrained", lambda *_: {})
     assert dmlkit("train", recipe, "-o", tmp_path / "bare", *CPU).code == 0
     for scored, bare in zip(of_checkpoint(tmp_path / "scored"), of_checkpoint(tmp_path / "bare"), strict=True):
         assert torch.equal(scored, bare)
@@ -201,27 +205,28 @@ def test_other_weights_are_scored_again_before_the_first_checkpoint_and_never_af
 ):
     run = tmp_path / "run"
     stop_before_training(monkeypatch, dmlkit, recipe, "-o", run, *CPU)
-    first = json.loads((run / "untouched" / "test.json").read_text())
+    first = json.loads((run / "evaluations" / "test-pretrained.json").read_text())
     torch.save({name: tensor + 0.01 for name, tensor in loaded(weights).state_dict().items()}, weights)
     assert dmlkit("train", recipe, "-o", run, *CPU, "--resume").code == 0
-    second = json.loads((run / "untouched" / "test.json").read_text())
+    second = json.loads((run / "evaluations" / "test-pretrained.json").read_text())
     assert first["question"]["weights"] != second["question"]["weights"]
-    untouched = summary_of(run).untouched
-    assert untouched and untouched.test == pytest.approx(by_hand(loaded(weights), recipe, "test"), abs=1e-4)
+    pretrained = summary_of(run).pretrained
+    assert pretrained and pretrained.test == pytest.approx(by_hand(loaded(weights), recipe, "test"), abs=1e-4)
     torch.save({name: tensor + 0.02 for name, tensor in loaded(weights).state_dict().items()}, weights)
     assert dmlkit("train", recipe, "-o", run, *CPU, "--resume").code == 0
-    assert summary_of(run).untouched == untouched
+    assert summary_of(run).pretrained == pretrained
 
 
-@pytest.mark.parametrize(("name", "text"), [("test.json", "{}"), ("test.npz", ""), ("test.npz", "gone")])
+@pytest.mark.parametrize(("end", "text"), [("json", "{}"), ("npz", ""), ("npz", "gone")])
 def test_damaged_figures_are_scored_again_and_left_out_of_comparisons(
-    dmlkit, recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, text: str
+    dmlkit, recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, end: str, text: str
 ):
     run, other = tmp_path / "run", tmp_path / "other"
     assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
     assert dmlkit("train", recipe, "-o", other, *CPU, "--set", "seed=4").code == 0
     before = summary_of(run)
-    path = run / "untouched" / name
+    name = f"test-pretrained.{end}"
+    path = run / "evaluations" / name
     path.unlink() if text == "gone" else path.write_text(text)
     shown = dmlkit("compare", run, other, "--device", "cpu")
     assert shown.code == 0 and "is left out here" in " ".join(shown.out.split())
@@ -235,7 +240,7 @@ def test_figures_of_other_images_are_left_out(dmlkit, recipe: Path, tmp_path: Pa
     run = tmp_path / "run"
     assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
     assert "after training" in dmlkit("eval", run, "--device", "cpu").out
-    path = run / "untouched" / "test.json"
+    path = run / "evaluations" / "test-pretrained.json"
     figures = json.loads(path.read_text())
     path.write_text(json.dumps(figures | {"images": figures["images"][::-1]}))
     shown = " ".join(dmlkit("eval", run, "--device", "cpu").out.split())
@@ -279,19 +284,17 @@ def test_figures_of_photos_that_changed_are_left_out_and_scored_again(
 def test_a_new_run_replaces_the_figures_of_an_old_one(dmlkit, recipe: Path, tiny_recipe: Path, tmp_path: Path):
     run = tmp_path / "run"
     assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
-    before = (run / "untouched" / "test.json").read_text()
+    before = (run / "evaluations" / "test-pretrained.json").read_text()
     words = (*CPU, "--overwrite", "--set", "dataset.images_per_class=5")
     assert dmlkit("train", recipe, "-o", run, *words).code == 0
-    after = json.loads((run / "untouched" / "test.json").read_text())
+    after = json.loads((run / "evaluations" / "test-pretrained.json").read_text())
     assert after["queries"] == 30 and json.loads(before)["queries"] == 36
     assert dmlkit("train", tiny_recipe, "-o", run, *CPU, "--overwrite").code == 0
-    assert not (run / "untouched").exists() and not (run / ".new").exists()
+    assert not (run / "evaluations").exists() and not (run / ".new").exists()
 
 
 @pytest.mark.parametrize("weights_are", ["a file", "null"])
-def test_an_untrained_recipe_is_scored_as_its_run_is(
-    dmlkit, recipe: Path, weights: Path, tmp_path: Path, weights_are: str
-):
+def test_a_recipe_is_scored_as_its_run_is(dmlkit, recipe: Path, weights: Path, tmp_path: Path, weights_are: str):
     random = ("--set", "backbone.weights=null") if weights_are == "null" else ()
     result = dmlkit("eval", recipe, "--json", "--device", "cpu", *random)
     assert result.code == 0, result.err
@@ -305,35 +308,60 @@ def test_an_untrained_recipe_is_scored_as_its_run_is(
     of_run = json.loads(dmlkit("eval", run, "--checkpoint", "pretrained", "--json", "--device", "cpu").out)
     assert {**of_run, "source": ""} == {**report, "source": ""} | {"question": of_run["question"]}
     if not random:
-        stored = json.loads((run / "untouched" / "test.json").read_text())
+        stored = json.loads((run / "evaluations" / "test-pretrained.json").read_text())
         assert stored["metrics"] == report["metrics"] and stored["question"]["weights"] == report["question"]["weights"]
     shown = dmlkit("eval", recipe, "--device", "cpu", "--split", "validation", *random)
-    assert "validation split of glyphs, untrained timm test_resnet" in " ".join(shown.out.split())
+    assert "validation split of glyphs, timm test_resnet before training" in " ".join(shown.out.split())
 
 
-def test_mistakes_of_untrained_are_one_line(dmlkit, recipe: Path, weights: Path, tmp_path: Path):
+def test_mistakes_of_recipes_are_one_line(dmlkit, recipe: Path, weights: Path, tmp_path: Path):
     run = tmp_path / "run"
     assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "cut.yaml").write_text("loss: {")
+    for name in ("cut.yaml", "cut.txt"):
+        (tmp_path / name).write_text("loss: {")
+    pretrained = ("--checkpoint", "pretrained")
     cases: list[tuple[tuple[object, ...], str]] = [
         ((recipe, "--checkpoint", "best"), "--checkpoint best: applies to a run, but"),
         ((recipe, "--manifold", "sphere"), "--manifold sphere: applies to an .npy file, but"),
+        ((recipe, "--rerank", "expansion"), "--rerank expansion: applies to"),
+        ((recipe, "--evidence", "center"), "--evidence center: applies to a run, but"),
+        ((tmp_path / "cut.txt",), "expected a run, a folder of embeddings, a gallery or an .npy file"),
         ((recipe, "--labels", recipe), "--labels"),
-        ((tmp_path / "none.yaml",), "none.yaml: no such file"),
+        ((tmp_path / "none.yaml", *pretrained), "none.yaml: no such file"),
         ((tmp_path / "cut.yaml",), "cut.yaml:1"),
-        ((tmp_path / "empty",), "expected a run, a folder of embeddings, a gallery or an .npy file"),
         ((recipe, "--set", "backbone.modl=x"), "unknown key"),
         ((recipe, "--metric", "recal"), "unknown metric 'recal'"),
         ((recipe, "--set", "backbone={name: timm, model: test_resnet, weights: no.pth}"), "no.pth: no such file"),
+        (("align", run, run, run, *pretrained), "expected a folder of embeddings or a gallery"),
+        (("export", run, "--format", "hub", *pretrained), "has no trained weights; use --format onnx or torch-export"),
     ]
     weights.unlink()
-    pretrained = (run, "--checkpoint", "pretrained")
-    cases.append((pretrained, f"{run}/recipe.yaml:"))
-    cases.append((pretrained, f"backbone.weights: {weights}: no such file; if it has moved, use --set backbone"))
+    cases.append(((run, *pretrained), f"{weights}: no such file; restore it, because {run} was trained on it"))
     for words, told in cases:
-        result = dmlkit("eval", *words)
+        result = dmlkit(*(words if words[0] in ("align", "export") else ("eval", *words)))
         assert result.code == 2 and result.err.count("\n") == 1 and told in result.err, (words, result.err)
+
+
+def test_commands_take_the_checkpoint_before_training(dmlkit, recipe: Path, weights: Path, tmp_path: Path):
+    run, alone = tmp_path / "run", ("--checkpoint", "pretrained", "--device", "cpu")
+    assert dmlkit("train", recipe, "-o", run, *CPU).code == 0
+    assert dmlkit("embed", run, "--split", "test", "-o", tmp_path / "out", *alone).code == 0
+    read = read_recipe(recipe)
+    images = read.dataset.build("test")
+    embedder = load(run, checkpoint="pretrained", device="cpu")
+    points = np.load(tmp_path / "out" / "embeddings.npy")
+    transform = read.transform.evaluation()
+    with torch.no_grad():
+        pixels = torch.stack([transform(images.sample(index)) for index in range(4)])
+        features = embedder.trained.model.backbone(embedder.trained.model.normalization(pixels))
+    assert np.allclose(points[:4], torch.nn.functional.normalize(features).numpy(), atol=1e-6)
+    for words in (("plot", "heatmap"), ("plot", "histogram"), ("calibrate",)):
+        result = dmlkit(*words, run, *alone)
+        assert result.code == 0, (words, result.err)
+    result = dmlkit("export", run, "--format", "torch-export", "--checkpoint", "pretrained")
+    assert result.code == 0 and "agrees with the run" in result.out, result.err
+    compared = dmlkit("compare", run, run, *alone)
+    assert compared.code == 2 and "twice" in compared.err
 
 
 def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: Path, tmp_path: Path):
@@ -343,11 +371,11 @@ def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: P
     assert dmlkit("train", tiny_recipe, "-o", fresh, *CPU).code == 0
     runs = json.loads(dmlkit("compare", first, second, fresh, "--json", "--device", "cpu").out)["runs"]
     for run, path in zip(runs, (first, second), strict=False):
-        untouched = summary_of(path).untouched
-        assert untouched and run["untouched"]["metrics"] == untouched.test
-        changes = {name: change.model_dump() for name, change in untouched.difference.items()}
-        assert run["difference_to_untouched"] == changes
-    assert "untouched" not in runs[2]
+        pretrained = summary_of(path).pretrained
+        assert pretrained and run["pretrained"]["metrics"] == pretrained.test
+        changes = {name: change.model_dump() for name, change in pretrained.difference.items()}
+        assert run["difference_to_pretrained"] == changes
+    assert "pretrained" not in runs[2]
     table = dmlkit("compare", first, second, "--markdown", "--device", "cpu")
     names = [line.split(" | ")[1] for line in table.out.splitlines()[2:5]]
     assert names == ["first", "second", "pretrained"]
@@ -355,7 +383,7 @@ def test_compare_shows_what_runs_began_with(dmlkit, recipe: Path, tiny_recipe: P
     mixed = dmlkit("compare", first, fresh, "--markdown", "--device", "cpu").out
     assert "| pretrained (first) |" in mixed
     other = dmlkit("compare", first, second, "--device", "cpu", "--set", "transform.size=20")
-    assert "pretrained baseline is for a different dataset" in " ".join(other.out.split())
+    assert "was not evaluated like this; for that: dmlkit eval" in " ".join(other.out.split())
 
 
 @pytest.mark.parametrize(
@@ -395,16 +423,16 @@ def test_train_eval_and_compare_state_the_same_gain(dmlkit, recipe: Path, tmp_pa
     trained = [dmlkit("train", recipe, "-o", run, *CPU, "--set", f"seed={seed}").out for seed, run in enumerate(runs)]
     lines = [next(line for line in sentences(out) if " before: " in line) for out in trained]
     compared = sentences(dmlkit("compare", *runs, "--markdown", "--device", "cpu").err)
-    classes = json.loads((runs[0] / "untouched" / "test.json").read_text())["classes"]
+    classes = json.loads((runs[0] / "evaluations" / "test-pretrained.json").read_text())["classes"]
     for run, line in zip(runs, lines, strict=True):
         assert line in sentences(dmlkit("eval", run, "--device", "cpu").out)
         assert f"{run.name}: {line}" in compared
         assert "detectable" not in line or f"with {classes} classes" in line
-        assert summary_of(run).untouched.classes == classes  # pyright: ignore[reportOptionalMemberAccess]
+        assert summary_of(run).pretrained.classes == classes  # pyright: ignore[reportOptionalMemberAccess]
     validation = dmlkit("eval", runs[0], "--split", "validation", "--device", "cpu").out
     assert "map@r on validation: " in validation
     other = dmlkit("eval", runs[0], "--set", "transform.size=20", "--device", "cpu")
-    assert other.code == 0 and "untouched" not in other.out
+    assert other.code == 0 and "after training" not in other.out
 
 
 def row(epoch: int, seconds: float | None) -> EpochRow:
@@ -426,7 +454,7 @@ def test_curves_have_a_dashed_line_for_what_training_began_with(tmp_path: Path, 
 
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    plot_curves([row(1, 1.0), row(2, 1.0)], tmp_path / "c.png", untouched={"map@r": 0.15, "nmi": 0.9})
+    plot_curves([row(1, 1.0), row(2, 1.0)], tmp_path / "c.png", pretrained={"map@r": 0.15, "nmi": 0.9})
     plot_curves([row(1, 1.0), row(2, 1.0)], tmp_path / "c.png")
     found = [[(line.get_label(), line.get_linestyle()) for line in figure.axes[1].lines] for figure in drawn]
     assert found == [[("map@r", "-"), ("map@r, pretrained", "--")], [("map@r", "-")]]
@@ -470,7 +498,7 @@ def test_an_epoch_that_was_stopped_in_between_has_no_seconds_of_its_own(tiny_rec
 def test_two_ranks_score_what_one_would(recipe: Path, weights: Path, tmp_path: Path):
     words = ("train", str(recipe), "-o", str(tmp_path / "run"), *CPU, "--set", "training.epochs=1")
     assert "".join(start_ranks(2, command_line, *words)).count("map@r on test: ") == 1
-    untouched = summary_of(tmp_path / "run").untouched
-    assert untouched
-    for split, figures in (("validation", untouched.validation), ("test", untouched.test)):
+    pretrained = summary_of(tmp_path / "run").pretrained
+    assert pretrained
+    for split, figures in (("validation", pretrained.validation), ("test", pretrained.test)):
         assert figures == pytest.approx(by_hand(loaded(weights), recipe, split), abs=1e-4)
