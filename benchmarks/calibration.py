@@ -18,7 +18,7 @@ import torch
 from report import write_report
 
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.evaluation.calibration import calibrate_points, rates_at
+from dmlkit.evaluation.calibration import calibrate_pairs, rates_at
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
@@ -65,7 +65,7 @@ def coverage(what: str, features: torch.Tensor, labels: torch.Tensor, far: float
         sides: list[Points] = []
         for kept in (chosen[labels], ~chosen[labels]):
             sides.append(Points(points[kept], labels[kept].unique(return_inverse=True)[1], manifold))
-        found = calibrate_points(sides[0], far, seed=seed)
+        found = calibrate_pairs(Pairing.of(sides[0]), far, seed=seed)
         rate = rates_at(Pairing.of(sides[1]), found.threshold).far
         if found.interval is None:
             raise ValueError(f"{what}: too few classes for an interval; expected at least 10, 5 on each side")

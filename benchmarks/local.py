@@ -17,6 +17,8 @@ Run: python benchmarks/local.py PHOTOS. PHOTOS is a folder with one subfolder pe
 """
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import process_time
 
@@ -25,16 +27,24 @@ from report import write_report
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.evaluation.local import PairOfScores
+from dmlkit.evaluation.local import weigh_scores
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.statistics import paired_differences
 from dmlkit.model import backbone_alone, build_model
-from dmlkit.nearest.scored import Match, mutual_nearest, patch_matches, score_candidates
+from dmlkit.nearest.rescore import CANDIDATES, Rescorer
 from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.vectors.in_memory import Embeddings, embed_images
-from dmlkit.vectors.local_features import centered, keypoints_of, maps_of, match_keypoints, mean_of, verify_affine
+from dmlkit.vectors.local_features import (
+    centered,
+    keypoints_of,
+    maps_of,
+    match_scores,
+    mean_of,
+    mutual_nearest,
+    verify_affine,
+)
 from dmlkit.vectors.trained import TrainedModel
 
 RECIPE = Path(__file__).parent.parent / "recipes/start/frozen_lite0.yaml"
@@ -51,28 +61,30 @@ def untrained(photos: str) -> tuple[Recipe, Sphere, TrainedModel]:
     return recipe, space, TrainedModel.of(recipe, backbone_alone(model, space).eval())
 
 
-def verified_patches(patches: torch.Tensor) -> Match:
+Scores = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def verified_patches(patches: torch.Tensor) -> Scores:
     """Return the scores of matches of patches that fit one affine map."""
     side = round(patches.shape[1] ** 0.5)
     places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).float()
 
-    def scores(row: int, rows: torch.Tensor) -> torch.Tensor:
-        items = patches.index_select(0, rows).float()
-        cosines = items @ patches[row].float().T  # (K, cells of the image, cells of the query)
+    def score(query: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        cosines = patches[others].float() @ patches[query].float().T  # (K, cells of the image, cells of the query)
         best, nearest, mutual = mutual_nearest(cosines)
         return (best * verify_affine(places, places[nearest], mutual & (best > 0), CELLS)).mean(1)
 
-    return scores
+    return lambda queries, items: torch.stack([score(*pair) for pair in zip(queries, items, strict=True)]).double()
 
 
-def matches_of(trained: TrainedModel, fabric: Ranks, images: Dataset, found: Embeddings) -> dict[str, Match]:
+def scores_of(trained: TrainedModel, fabric: Ranks, images: Dataset, found: Embeddings) -> dict[str, Scores]:
     """Return the local scores by name."""
     maps, keypoints = maps_of(trained, fabric, images, found.indices), keypoints_of(images, found.indices)
     patches = centered(maps, mean_of(maps))
     return {
-        "patches": patch_matches(patches, patches),
+        "patches": match_scores("local", patches.__getitem__),
         "patches, verified": verified_patches(patches),
-        "SIFT": match_keypoints(keypoints, keypoints),
+        "SIFT": match_scores("sift", keypoints.packed.__getitem__),
     }
 
 
@@ -86,18 +98,17 @@ def main(photos: str) -> None:
         images = recipe.dataset.build(split)
         found = embed_images(trained, fabric, images, split)
         plain = score_retrieval(Labeled(found.points, found.labels), manifold=space, metrics=METRICS)
-        for name, match in matches_of(trained, fabric, images, found).items():
-            start = process_time()
-            local = score_candidates(space, (found.points, found.points), match)
-            time = f"{1e3 * (process_time() - start) / len(found.points):.0f} ms"
+        for name, scores in scores_of(trained, fabric, images, found).items():
+            rescorer = Rescorer(scores, 0.0, CANDIDATES)
             if split == "validation":
-                weights, share, alone, together = PairOfScores(found, space, local).choice()
+                weights, share, alone, together = weigh_scores(found, space, rescorer)
                 known = [f"{share:.3f} ({weights})", f"{alone or 0:.4f} -> {together or 0:.4f}"]
                 chosen[name] = share, known
                 continue
             share, known = chosen[name]
-            local = local._replace(share=share)
-            both = score_retrieval(Labeled(found.points, found.labels), manifold=space, metrics=METRICS, rerank=local)
+            side, start = Labeled(found.points, found.labels), process_time()
+            both = score_retrieval(side, None, space, METRICS, rerank=replace(rescorer, share=share))
+            time = f"{1e3 * (process_time() - start) / len(found.points):.0f} ms"
             changes = paired_differences(plain.per_query, both.per_query, found.labels[plain.queries])
             figures = [
                 f"{plain.values[one]:.4f} -> {both.values[one]:.4f} "

@@ -19,7 +19,7 @@ from report import write_report
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, score_retrieval
-from dmlkit.metrics.ranking.codec import Codec, Precision, Rescore, Stored
+from dmlkit.metrics.ranking.codec import Codec, Precision, Stored, by_full_points
 from dmlkit.metrics.statistics import paired_runs, t_interval
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
@@ -62,7 +62,7 @@ def scores(found: Embeddings, dims: int | None, precision: Precision) -> dict[st
     """Score the retrieval of test images among each other, stored in a form."""
     codec = Codec(Sphere(found.points.shape[1]), Stored(dims, precision), found.points)
     kept, rows = codec.decode(found.points), torch.arange(len(found.points))
-    rescore = Rescore(codec.manifold, found.points, found.points) if precision == "rescored" else None
+    rescore = by_full_points(codec.manifold, found.points, found.points) if precision == "rescored" else None
     side = Labeled(kept, found.labels, rows)
     return score_retrieval(side, side, codec.space, METRICS, rerank=rescore).values
 

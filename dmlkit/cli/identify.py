@@ -14,14 +14,13 @@ from dmlkit.cli.options import (
     USE,
     Html,
     QueryPath,
-    RerankMethod,
     SourcePath,
     Writes,
     examples,
     option,
     with_common_options,
 )
-from dmlkit.cli.search import pictures_of, rerank_of, tell_page
+from dmlkit.cli.search import pictures_of, tell_page
 from dmlkit.files.outputs import check_file
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ class RuleOptions:
             "a column of the table of images.",
         ),
     ] = None
-    rerank: RerankMethod = None
 
 
 @app.command(
@@ -90,7 +88,7 @@ def identify(
     from dmlkit.identify.identify import LabelRule
     from dmlkit.identify.identify import identify as identify_images
 
-    asked = LabelRule(rule.by, rule.k, rule.threshold, rule.by_group, rerank_of(rule.rerank))
+    asked = LabelRule(rule.by, rule.k, rule.threshold, rule.by_group)
     asked.check()  # before images are embedded to choose a weight
     model, place = chosen.choose_with_place(source, images, bar=bars(console))
     added = model.fusion or place
@@ -155,7 +153,7 @@ def print_answers(found: "Identified", images: Path, console: Console, *, is_kep
         say(console, f"-o FILE and --html FILE contain all {count}")
     if found.note:
         say_prose(console, f"note: {found.note}")
-    if found.neighbors.rerank is None and any(answer.probability is None for answer in found.answers):
+    if any(answer.probability is None for answer in found.answers):
         say_prose(
             console, "note: no probabilities: they need 2 labels or more, and 10 images of labels with several images"
         )

@@ -20,7 +20,7 @@ from dmlkit.files.source import NAMES, PLACE, Kind, check_options, kind_of, requ
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
-    from dmlkit.identify.scored import PlaceFusion
+    from dmlkit.identify.second import PlaceFusion
     from dmlkit.vectors.fusion import ModelChoice
     from dmlkit.vectors.points import PointSet
     from dmlkit.vectors.progress_bar import Bar

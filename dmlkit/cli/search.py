@@ -73,11 +73,11 @@ def search(
     from dmlkit.identify.answers import write_neighbors
 
     console = Console(stderr=json)
-    from dmlkit.identify.search import check_together
     from dmlkit.identify.search import search as search_images
 
     again = rerank_of(rerank)
-    check_together(again, has_place=chosen.has_place)
+    if again is not None and chosen.has_place:
+        raise UserError("--rerank: does not apply to --with place; leave one out")
     model, place = chosen.choose_with_place(source, queries, bar=bars(console))
     added = model.fusion or place
     answers = search_images(

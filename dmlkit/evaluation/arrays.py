@@ -14,7 +14,7 @@ from dmlkit.evaluation.report import Report
 from dmlkit.gallery.sources import check_same_model
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Labeled, MetricConfig
-from dmlkit.metrics.ranking.codec import Codec, Rescore
+from dmlkit.metrics.ranking.codec import Codec, by_full_points
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import DEFAULT_METRICS, Scores, metric_configs, score_retrieval
 from dmlkit.run_folder.folder import RunFolder
@@ -138,7 +138,7 @@ def _score(
 
     def score_form(codec: Codec) -> Scores:
         is_rescored = codec.stored.precision == "rescored"
-        rescore = Rescore(codec.manifold, queries.points, items.points) if is_rescored else None
+        rescore = by_full_points(codec.manifold, queries.points, items.points) if is_rescored else None
         sides = queries.side(codec), gallery and gallery.side(codec)
         return score_retrieval(*sides, codec.space, searching(metrics), rerank=rescore)
 

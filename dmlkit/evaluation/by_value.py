@@ -18,7 +18,7 @@ from dmlkit.gallery.sources import open_points, split_points
 from dmlkit.identify.calibration import most_tried
 from dmlkit.identify.decisions import labeled_decider
 from dmlkit.identify.probability import Identification, Trials, drawn_rows
-from dmlkit.identify.scored import matched_gallery
+from dmlkit.identify.second import LocalMatches
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, part_comparison
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import RunFolder
@@ -316,12 +316,15 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
     """
     gallery = open_points(path)
     file, root = run_table(column, table, gallery.run)
-    names, decider = labeled_decider(matched_gallery(gallery) or gallery, near=found.near)
+    names, decider = labeled_decider(gallery, near=found.near, second=LocalMatches.of(gallery))
     allowed = np.ones(len(names), bool) if found.is_optimistic else ~np.isin(names, found.trained_labels or ())
     rows = np.flatnonzero(decider.are_repeated & allowed[decider.codes])
     rows = drawn_rows(rows, decider.codes, most_tried(decider))
     points, classes = decider.points_of(rows[:, None]), decider.codes[rows]
-    own, without = (Trials.of(decider, points, classes, rows, absent=absent) for absent in (False, True))
+    numbers = decider.numbers[torch.from_numpy(rows)]
+    own, without = (
+        Trials.of(decider, points, classes, rows, absent=absent, numbers=numbers) for absent in (False, True)
+    )
     fit = found.fits[0]
     said = [fit.sigmoid.of(trials.margins, trials.scores) for trials in (own, without)]
     rates = {

@@ -5,7 +5,7 @@ bootstrap interval and its rates on test classes. Reliability diagrams show the 
 their probability.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -26,7 +26,7 @@ from dmlkit.metrics.reliability import Reliability
 from dmlkit.metrics.statistics import LEAST_CLASSES, effective_number, tail_of
 from dmlkit.metrics.verification import lowest_share
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
-from dmlkit.run_folder.threshold import PairRates, Threshold
+from dmlkit.run_folder.threshold import PairProbability, PairRates, Threshold
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import TrainedModel, load_model
@@ -53,7 +53,7 @@ def calibrate_run(
 ) -> Threshold:
     """Choose the similarity threshold of a run, and fit the probability of pairs; write both into the run.
 
-    Both use pairs of validation images, on which the model was not trained; see `calibrate_points` and
+    Both use pairs of validation images, on which the model was not trained; see `calibrate_pairs` and
     `fit_pair_probability`. The rates of the threshold are also measured on the test images.
 
     Args:
@@ -84,22 +84,35 @@ def threshold_on(validation: Points, run: RunFolder, trained: TrainedModel, far:
     Raises:
         UserError: there are too few pairs for ``far``, or for any rate.
     """
+    name = validation.manifold.similarity_name
+    return threshold_of_pairs(Pairing.of(validation), name, lambda: fit_pair_probability(validation), run, trained, far)
+
+
+def threshold_of_pairs(
+    pairing: Pairing,
+    similarity: str,
+    fit: Callable[[], PairProbability],
+    run: RunFolder,
+    trained: TrainedModel,
+    far: float | None,
+) -> Threshold:
+    """Choose the threshold on pairs of validation images, whose probability is fitted then; see `threshold_on`."""
     if far is None:
-        far = max(USUAL_FAR, lowest_share(LEAST_ACCEPTED, Pairing.of(validation).different))
+        far = max(USUAL_FAR, lowest_share(LEAST_ACCEPTED, pairing.different))
     try:
-        found = calibrate_points(validation, far)
+        found = calibrate_pairs(pairing, far)
     except ValueError as error:
         raise UserError(f"cannot calibrate {run.path} on its validation classes: {error}") from error
     return Threshold(
         weights=trained.fingerprint,
         checkpoint=trained.checkpoint,
-        similarity=validation.manifold.similarity_name,
+        similarity=similarity,
         threshold=found.threshold,
         far=far,
         far_interval=found.interval,
         validation=found.rates,
         test=None,
-        probability=fit_pair_probability(validation),
+        probability=fit(),
     )
 
 
@@ -146,18 +159,17 @@ class Calibration:
     rates: PairRates
 
 
-def calibrate_points(points: Points, far: float, *, seed: int = 0) -> Calibration:
+def calibrate_pairs(pairing: Pairing, far: float, *, seed: int = 0) -> Calibration:
     """Choose a threshold on all pairs of points.
 
     Args:
-        points: points of classes that the model was not trained on.
+        pairing: pairs of points of classes that the model was not trained on.
         far: the share of pairs of different classes that may be accepted.
         seed: seed of the bootstrap.
 
     Raises:
         ValueError: there are fewer than 10 / far pairs of different classes, or no pair of the same class.
     """
-    pairing = Pairing.of(points)
     different = pairing.different
     if pairing.same == 0:
         raise ValueError(

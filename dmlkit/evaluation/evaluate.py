@@ -19,11 +19,11 @@ from dmlkit.files.outputs import write_table
 from dmlkit.loading.inputs import refuse_faults, refuse_nothing_read
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.base import Labeled, Labels, MetricConfig, Points
-from dmlkit.metrics.ranking.codec import Codec, Rescore
+from dmlkit.metrics.ranking.codec import Codec, by_full_points
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import Scores, metric_configs, score_retrieval
 from dmlkit.model import EmbeddingModel
-from dmlkit.nearest.scored import OtherScores
+from dmlkit.nearest.rescore import Rescorer
 from dmlkit.recipe.schema import Recipe
 from dmlkit.vectors.in_memory import Embeddings, embed_dataset
 from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar, no_bar
@@ -178,13 +178,12 @@ class SecondScoring:
     Args:
         rerank: method by which the queries are ranked once more.
         points: other points of the same images, instead of their embeddings.
-        local: returns local scores, or evidence of place and time, for the rows (N,) bool of the queries and of the
-            gallery; replaces the other two.
+        rescorer: second similarity of the images, by their rows; replaces the other two.
     """
 
     rerank: Rerank | None = None
     points: Points | None = None
-    local: Callable[[Tensor, Tensor], OtherScores] | None = None
+    rescorer: Rescorer | None = None
 
 
 PLAIN = SecondScoring()  # no other way
@@ -231,7 +230,8 @@ def score_split(
     refuse_faults(embeddings.faults, recipe.dataset.on_bad_image)
     refuse_nothing_read(len(embeddings.labels), embeddings.faults, f"the {split} split")
     try:
-        with bar("ranking", -(-len(embeddings.labels) // fabric.world_size)) as advance:
+        times = 1 if second == PLAIN else 2
+        with bar("ranking", times * -(-len(embeddings.labels) // fabric.world_size)) as advance:
             return score_dataset(
                 embeddings,
                 dataset,
@@ -287,17 +287,18 @@ def score_dataset(
     def score_form(codec: Codec) -> Scores:
         points, rescore = embeddings.points.cpu(), None
         if codec.stored.precision == "rescored":
-            rescore = Rescore(codec.manifold, points[query], points[found])
+            rescore = by_full_points(codec.manifold, points[query], points[found])
         # by this rank alone, since only the first one reports
         decoded = Points(codec.decode(points), labels, codec.space)
         return score(decoded, searching(metrics), group=None, rerank=rescore)
 
     plain = Points(embeddings.points, labels, manifold)
     scores, alternative = score(plain, metrics, advance=advance), None
-    if second.local is not None:
-        alternative = score(plain, searching(metrics), rerank=second.local(query, found))
+    if second.rescorer is not None:
+        rows = (side.nonzero()[:, 0] for side in (query, found))
+        alternative = score(plain, searching(metrics), advance=advance, rerank=second.rescorer.between(*rows))
     elif second.rerank is not None or second.points is not None:
-        alternative = score(second.points or plain, searching(metrics), rerank=second.rerank)
+        alternative = score(second.points or plain, searching(metrics), advance=advance, rerank=second.rerank)
     own, nearest = labels[query][scores.queries], labels[found][scores.nearest]
     if dataset.members is not None:  # it is no mistake to find an image that shares a label
         nearest = own.where((dataset.members[own] & dataset.members[nearest]).any(1), nearest)

@@ -1,5 +1,6 @@
 """Choice of the weights with which the similarities of two runs are added, on validation classes."""
 
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -19,7 +20,7 @@ from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Labeled
 from dmlkit.metrics.reliability import balanced
 from dmlkit.metrics.scoring import score_retrieval
-from dmlkit.nearest.scored import OtherScores
+from dmlkit.nearest.rescore import Rescorer
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.vectors.fusion import check_fusible, join
 from dmlkit.vectors.manifest import Fusion
@@ -104,7 +105,8 @@ def choose_fusion(
     kept = [torch.isin(one.indices, two.indices) for one, two in (found, found[::-1])]
     spaces = [deepcopy(model.manifold).cpu() for model in models]
     points = [one.points[rows] for one, rows in zip(found, kept, strict=True)]
-    choice = PairOfModels(points, found[0].labels[kept[0]], spaces).choice()
+    labels = found[0].labels[kept[0]]
+    choice = weigh_models(spaces, points, labels).choice()
     second = models[1]
     return Fusion(
         run=str(other.resolve()), checkpoint=second.checkpoint, fingerprint=second.fingerprint, **choice._asdict()
@@ -122,28 +124,26 @@ class WeightChoice(NamedTuple):
     """map@r with it."""
 
 
-class PairOfModels:
-    """Points of the same images by two models.
+Pairs = tuple[Tensor, Tensor]
+"""Rows (P,) of the first and second images of pairs."""
+
+
+class Weighing:
+    """Choice of the weight of a second similarity.
 
     Args:
-        points: (N, D_1) and (N, D_2).
-        labels: (N,) int64.
-        manifolds: their geometry.
-        pairs: rows (P,) of the first and second images of the pairs that fit the weights. Default: `sampled_pairs`.
+        labels: (N,) int64, classes of the images.
+        pairs: pairs of images that fit the weight.
+        scores: both similarities of the pairs, (P,) float64 each.
+        map_at_r: returns for a share of the second similarity the map@r of those of the images asked (N,) bool that
+            have others of their class.
     """
 
     def __init__(
-        self,
-        points: list[Tensor],
-        labels: Tensor,
-        manifolds: list[Manifold],
-        pairs: tuple[Tensor, Tensor] | None = None,
+        self, labels: Tensor, pairs: Pairs, scores: Sequence[np.ndarray], map_at_r: Callable[[float, Tensor], Tensor]
     ) -> None:
-        self.points, self.labels, self.manifolds = points, labels, manifolds
-        first, second = pairs or (torch.from_numpy(rows) for rows in sampled_pairs(labels.numpy()))
-        self.first, self.second = first, second
-        self.classes = labels.numpy()[np.stack([first, second], axis=1)]
-        self.scores = [similarities_of(space, own, first, second) for space, own in zip(manifolds, points, strict=True)]
+        self.labels, self.scores, self.map_at_r = labels, scores, map_at_r
+        self.classes = labels.numpy()[np.stack(pairs, axis=1)]
 
     def choice(self) -> WeightChoice:
         """Choose the share of the second similarity.
@@ -181,19 +181,34 @@ class PairOfModels:
             slopes = alone[0].score_slope, alone[1].score_slope
         return slopes[1] / sum(slopes) if sum(slopes) else 0.5
 
-    def map_at_r(self, share: float, asked: Tensor) -> Tensor:
-        """Return the map@r of those of the images asked (N,) bool that have others of their class."""
-        points = join(self.manifolds, self.points, share)
-        return self.map_at_r_of(points, Sphere(points.shape[1]), asked)
 
-    def map_at_r_of(
-        self, points: Tensor, manifold: Manifold, asked: Tensor, others: OtherScores | None = None
-    ) -> Tensor:
-        """Return the map@r of images asked among all, see `score_retrieval`."""
-        rows = torch.arange(len(points))
-        queries = Labeled(points[asked], self.labels[asked], rows[asked])
-        found = score_retrieval(queries, Labeled(points, self.labels, rows), manifold, ["map@r"], rerank=others)
-        return found.per_query["map@r"]
+def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels: Tensor) -> Weighing:
+    """Return the choice of the weight of the second of two models, given points of the same images (N,) by both."""
+    pairs = pairs_of(labels)
+
+    def joined_map(share: float, asked: Tensor) -> Tensor:
+        both = join(manifolds, points, share)
+        return map_at_r(both, labels, Sphere(both.shape[1]), asked)
+
+    scores = [similarities_of(space, own, *pairs) for space, own in zip(manifolds, points, strict=True)]
+    return Weighing(labels, pairs, scores, joined_map)
+
+
+def map_at_r(
+    points: Tensor, labels: Tensor, manifold: Manifold, asked: Tensor, rescorer: Rescorer | None = None
+) -> Tensor:
+    """Return the map@r of those of the images asked (N,) bool, among all, that have others of their class."""
+    rows = torch.arange(len(points))
+    queries = Labeled(points[asked], labels[asked], rows[asked])
+    second = None if rescorer is None else rescorer.between(rows[asked], rows)
+    found = score_retrieval(queries, Labeled(points, labels, rows), manifold, ["map@r"], rerank=second)
+    return found.per_query["map@r"]
+
+
+def pairs_of(labels: Tensor) -> Pairs:
+    """Return pairs of images of the same and of different classes (N,), see `sampled_pairs`."""
+    first, second = sampled_pairs(labels.numpy())
+    return torch.from_numpy(first), torch.from_numpy(second)
 
 
 def similarities_of(manifold: Manifold, points: Tensor, first: Tensor, second: Tensor) -> np.ndarray:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -13,18 +14,18 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError, warn
-from dmlkit.evaluation.calibration import threshold_on
-from dmlkit.evaluation.fusion import PairOfModels
+from dmlkit.evaluation.calibration import threshold_of_pairs
+from dmlkit.evaluation.fusion import Weighing, WeightChoice, map_at_r, similarities_of
+from dmlkit.evaluation.pair_probability import fit_scores, sampled_pairs
 from dmlkit.files.document import Document
 from dmlkit.files.source import LOCAL, SIFT
 from dmlkit.identify.probability import drawn_rows
-from dmlkit.identify.scored import FeatureStore, MatchedSpace
 from dmlkit.loading.inputs import refuse_faults
 from dmlkit.manifolds.base import Manifold
-from dmlkit.metrics.base import Points
-from dmlkit.nearest.scored import LocalScores, score_candidates
+from dmlkit.metrics.pairing import Pairing
+from dmlkit.nearest.rescore import CANDIDATES, Rescorer, nearest_rows
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
-from dmlkit.run_folder.threshold import Threshold
+from dmlkit.run_folder.threshold import PairProbability, Threshold
 from dmlkit.vectors.features import software_of
 from dmlkit.vectors.fusion import require_torch
 from dmlkit.vectors.images import ImageList
@@ -34,7 +35,7 @@ from dmlkit.vectors.local_features import (
     features_of,
     keypoints_of,
     maps_of,
-    match_features,
+    match_scores,
     mean_of,
     require_one_process,
 )
@@ -92,11 +93,9 @@ def local_choice(run: RunFolder, trained: TrainedModel, kind: str, fabric: Ranks
     dataset = trained.recipe.dataset.build("validation")
     found = split_embeddings(run, trained, fabric, dataset, "validation", bar=bar)
     features, mean = _features(kind, trained, fabric, dataset, found, bar)
-    space = deepcopy(trained.manifold).cpu()
     with bar("matching images", len(found.points)) as advance, torch.no_grad():
-        match = match_features(kind, features, features)
-        local = score_candidates(space, (found.points, found.points), match, advance)
-        choice = PairOfScores(found, space, local).choice()
+        scores = match_scores(kind, features.__getitem__, advance)
+        choice = weigh_scores(found, deepcopy(trained.manifold).cpu(), Rescorer(scores, 0.0, CANDIDATES))
     fusion = LocalFusion(
         run=kind,
         checkpoint=trained.checkpoint,
@@ -108,46 +107,46 @@ def local_choice(run: RunFolder, trained: TrainedModel, kind: str, fabric: Ranks
     return LocalChoice(fusion, found, features)
 
 
-class PairOfScores(PairOfModels):
-    """Similarities and local scores of images and their candidates.
+def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> WeightChoice:
+    """Choose the weight of the scores of each image's nearest ones, each of which is computed once."""
+    from scipy.sparse import csr_array, vstack
 
-    Args:
-        local: local scores among each other.
-    """
+    points, labels, size = found.points, found.labels, len(found.points)
+    assert rescorer.most is not None
+    blocks, parts = list[tuple[Tensor, Tensor]](), list[Any]()
+    for rows in torch.arange(size).split(ROWS):
+        near = nearest_rows(manifold.similarity(points[rows], points).double(), rescorer.most)
+        blocks.append((near, rescorer.score(rows, near)))
+        starts = torch.arange(len(rows) + 1) * near.shape[1]
+        columns = (one.flatten().numpy() for one in reversed(blocks[-1]))
+        parts.append(csr_array((*columns, starts.numpy()), (len(rows), size)))
+    table = csr_array(vstack(parts))
 
-    def __init__(self, found: Embeddings, manifold: Manifold, local: LocalScores) -> None:
-        rows = torch.arange(len(found.points))[:, None].expand_as(local.candidates)
-        others = rows != local.candidates
-        super().__init__([found.points], found.labels, [manifold], (rows[others], local.candidates[others]))
-        self.local = local
-        self.scores.append(local.scores[others].double().numpy())
+    def known(rows: Tensor, items: Tensor) -> Tensor:
+        return torch.from_numpy(table[rows.numpy()].toarray()).gather(1, items)
 
-    def map_at_r(self, share: float, asked: Tensor) -> Tensor:
-        """Return the map@r of those of the images asked (N,) bool that have others of their class."""
-        local = LocalScores(self.local.candidates[asked], self.local.scores[asked], share)
-        return self.map_at_r_of(self.points[0], self.manifolds[0], asked, local)
+    second, scores = (torch.cat(column) for column in zip(*blocks, strict=True))
+    first = torch.arange(size)[:, None].expand_as(second)
+    others = first != second
+    pairs = first[others], second[others]
+    both = [similarities_of(manifold, points, *pairs), scores[others].numpy()]
+
+    def scored_map(share: float, asked: Tensor) -> Tensor:
+        return map_at_r(points, labels, manifold, asked, replace(rescorer, score=known, share=share))
+
+    return Weighing(labels, pairs, both, scored_map).choice()
 
 
-def local_scores(
+def by_local(
     fusion: Fusion, trained: TrainedModel, fabric: Ranks, dataset: Dataset, found: Embeddings, bar: Bar = no_bar
-) -> Callable[[Tensor, Tensor], LocalScores]:
-    """Return a function of the rows (N,) bool of queries and gallery, which scores the candidates of the queries.
+) -> Rescorer:
+    """Return the local scores of the embedded images of a dataset, by their rows; see `maps_of`."""
+    return by_features(_features(fusion.run, trained, fabric, dataset, found, bar)[0], fusion)
 
-    Args:
-        fusion: weight of the local scores.
-        trained, fabric, dataset, bar: see `maps_of`.
-        found: embeddings of the images.
-    """
-    features, points = _features(fusion.run, trained, fabric, dataset, found, bar)[0], found.points
-    space = deepcopy(trained.manifold).cpu()
 
-    def scored(query: Tensor, gallery: Tensor) -> LocalScores:
-        sides = points[query], points[gallery]
-        with bar("matching images", int(query.sum())) as advance, torch.no_grad():
-            match = match_features(fusion.run, features[query], features[gallery])
-            return score_candidates(space, sides, match, advance)._replace(share=fusion.share)
-
-    return scored
+def by_features(features: Tensor, fusion: Fusion) -> Rescorer:
+    """Return the local scores of images by the rows of their features (N, P, C) float16."""
+    return Rescorer(match_scores(fusion.run, features.__getitem__), fusion.share, CANDIDATES)
 
 
 def _features(
@@ -160,34 +159,6 @@ def _features(
     maps = maps_of(trained, fabric, dataset, found.indices, bar)
     mean = mean_of(maps)
     return centered(maps, mean), mean
-
-
-class MatchedPairs(MatchedSpace):
-    """Geometry of matched points, all of whose similarities are computed once.
-
-    Args:
-        space: the geometry.
-        points: (N, D + 1) all points that have features.
-        bar: shows the points.
-    """
-
-    def __init__(self, space: MatchedSpace, points: Tensor, bar: Bar = no_bar) -> None:
-        super().__init__(space.space, space.store)
-        self.table = torch.zeros(len(points), len(points), dtype=torch.float64)
-        with bar("matching images", len(points)) as advance:
-            for rows in torch.arange(len(points)).split(ROWS):
-                first = int(rows[0])
-                self.table[rows, first:] = space.similarity(points[rows], points[first:])
-                advance(len(rows))
-        self.table = self.table.triu() + self.table.triu(1).T  # a pair has one similarity
-
-    def similarity(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the similarities of points x (N, D + 1) and y (M, D + 1): (N, M)."""
-        return self.table[x[:, -1].long()][:, y[:, -1].long()]
-
-    def paired_similarity(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the similarities of points x and y (N, D + 1): (N,)."""
-        return self.table[x[:, -1].long(), y[:, -1].long()]
 
 
 class LocalThreshold(Document, frozen=True, strict=True):
@@ -240,19 +211,35 @@ def local_threshold(
 
 def _chosen_threshold(choice: LocalChoice, run: RunFolder, trained: TrainedModel, far: float, bar: Bar) -> Threshold:
     """Choose the threshold and the probability of matched pairs on validation images, at most `MOST`."""
-    found = choice.found
+    found, space = choice.found, deepcopy(trained.manifold).cpu()
     refuse_faults(found.faults, trained.recipe.dataset.on_bad_image)
     rows = torch.from_numpy(np.sort(drawn_rows(np.arange(len(found.labels)), found.labels.numpy(), MOST)))
-    space = MatchedSpace(deepcopy(trained.manifold).cpu(), FeatureStore(None, choice.fusion))
-    points = space.matched(found.points[rows], space.store.add(choice.features[rows]))
-    labels = found.labels[rows].unique(return_inverse=True)[1]
-    return threshold_on(Points(points, labels, MatchedPairs(space, points, bar)), run, trained, far)
+    points, labels = found.points[rows].double(), found.labels[rows].unique(return_inverse=True)[1]
+    rescorer = by_features(choice.features[rows], choice.fusion)
+    table = torch.zeros(len(points), len(points), dtype=torch.float64)
+    with bar("matching images", len(points)) as advance:
+        for part in torch.arange(len(points)).split(ROWS):
+            first = int(part[0])
+            similarity = space.similarity(points[part], points[first:])
+            others = torch.arange(first, len(points)).expand(len(part), -1)
+            table[part, first:] = rescorer.mixed(similarity, part, others)
+            advance(len(part))
+    table = table.triu() + table.triu(1).T  # a pair has one similarity
+
+    def fit() -> PairProbability:
+        classes = labels.numpy()
+        first, second = sampled_pairs(classes)
+        return fit_scores(table.numpy()[first, second], classes[np.stack([first, second], axis=1)])
+
+    return threshold_of_pairs(
+        Pairing.of_table(table, labels), f"{space.similarity_name}_and_matches", fit, run, trained, far
+    )
 
 
-def matched_images(
+def matched_pairs(
     images: Sequence[str], found: Embeddings, trained: TrainedModel, local: LocalFusion, fabric: Ranks, bar: Bar
-) -> tuple[Embeddings, MatchedSpace]:
-    """Return the points of image files with their local features, and their geometry.
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function of rows (P,) of image files, which returns the similarities with matches of these pairs.
 
     Args:
         local: weight of the matches.
@@ -260,8 +247,13 @@ def matched_images(
     Raises:
         UserError: see `features_of`.
     """
-    space = MatchedSpace(deepcopy(trained.manifold).cpu(), FeatureStore(None, local))
-    features = found.local
+    features, space = found.local, deepcopy(trained.manifold).cpu()
     if features is None:
         features = features_of(local, trained, fabric, ImageList(list(images)), found.indices, bar)
-    return found._replace(points=space.matched(found.points, space.store.add(features))), space
+    rescorer = by_features(features, local)
+
+    def scores(first: Tensor, second: Tensor) -> Tensor:
+        similarity = space.paired_similarity(found.points[first].double(), found.points[second].double())
+        return rescorer.mixed(similarity[:, None], first, second[:, None])[:, 0]
+
+    return scores

@@ -54,7 +54,12 @@ def fit_pair_probability(points: Points) -> PairProbability:
     first, second = sampled_pairs(points.labels.cpu().numpy())
     sides = (points.embeddings[torch.from_numpy(rows).to(points.embeddings.device)] for rows in (first, second))
     scores = points.manifold.paired_similarity(*(side.double() for side in sides)).cpu().numpy()
-    trials = pair_trials(scores, points.labels.cpu().numpy()[np.stack([first, second], axis=1)])
+    return fit_scores(scores, points.labels.cpu().numpy()[np.stack([first, second], axis=1)])
+
+
+def fit_scores(scores: np.ndarray, classes_of: np.ndarray) -> PairProbability:
+    """Fit the probability to the scores (P,) float64 of pairs of images of classes (P, 2) int64."""
+    trials = pair_trials(scores, classes_of)
     fitted, classes = trials.fit(), len(np.unique(trials.classes))
     reliability = trials.reliability() if classes >= LEAST_CLASSES else None
     return PairProbability(slope=fitted.score_slope, offset=fitted.offset, reliability=reliability)

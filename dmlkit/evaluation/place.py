@@ -1,7 +1,8 @@
 """Place and time of the images of a run, and the weight of their evidence, chosen on validation classes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
 
@@ -14,14 +15,15 @@ from dmlkit.datasets.files.table_file import LIMITS, column_names, days_of, degr
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import read_column, table_of
-from dmlkit.evaluation.fusion import PairOfModels
+from dmlkit.evaluation.fusion import Weighing, WeightChoice, map_at_r, pairs_of, similarities_of
 from dmlkit.files.source import PLACE
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.probability import fit_sigmoid
-from dmlkit.identify.scored import PlaceFusion, check_placed
+from dmlkit.identify.second import PlaceFusion, check_placed
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.reliability import balanced
-from dmlkit.nearest.scored import PlaceScores, Range, Sightings, kilometers
+from dmlkit.nearest.place import Range, Sightings, evidence_of, kilometers
+from dmlkit.nearest.rescore import Rescorer
 from dmlkit.recipe.file import plain
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.vectors.in_memory import Embeddings
@@ -57,16 +59,15 @@ def choose_place(
     found = split_embeddings(folder, trained, fabric, dataset, "validation", bar=bar)
     sightings = sightings_of(trained, dataset, found.indices.tolist())
     with torch.no_grad():
-        pair = PairWithPlace(found, deepcopy(trained.manifold).cpu(), sightings)
-        choice = pair.choice()
+        span, choice = weigh_place(found, deepcopy(trained.manifold).cpu(), sightings)
     return PlaceFusion(
         run=PLACE,
         checkpoint=trained.checkpoint,
         fingerprint=trained.fingerprint,
         **choice._asdict(),
-        kilometers=pair.range.kilometers,
-        spread=pair.range.spread,
-        days=pair.range.days if isfinite(pair.range.days) else None,
+        kilometers=span.kilometers,
+        spread=span.spread,
+        days=span.days if isfinite(span.days) else None,
     )
 
 
@@ -90,23 +91,19 @@ def place_in(
     return choose_place(home, checkpoint=checkpoint, fabric=start_ranks(device.partition("+")[0]), bar=bar)
 
 
-class PairWithPlace(PairOfModels):
-    """Similarities and evidence of place and time of pairs of images.
+def weigh_place(found: Embeddings, manifold: Manifold, sightings: Sightings) -> tuple[Range, WeightChoice]:
+    """Choose the home range of sightings (N,) of images, and the weight of their evidence."""
+    pairs = pairs_of(found.labels)
+    sides = sightings.chosen(pairs[0]), sightings.chosen(pairs[1])
+    similarity = similarities_of(manifold, found.points, *pairs)
+    span = fit_range(similarity, (found.labels[pairs[0]] == found.labels[pairs[1]]).numpy(), sides)
+    rescorer = Rescorer(evidence_of(sightings, span), 0.0)
 
-    Args:
-        sightings: where and when they were taken.
-    """
+    def placed_map(share: float, asked: Tensor) -> Tensor:
+        return map_at_r(found.points, found.labels, manifold, asked, replace(rescorer, share=share))
 
-    def __init__(self, found: Embeddings, manifold: Manifold, sightings: Sightings) -> None:
-        super().__init__([found.points], found.labels, [manifold])
-        self.sightings, sides = sightings, (sightings.chosen(self.first), sightings.chosen(self.second))
-        self.range = fit_range(self.scores[0], self.classes[:, 0] == self.classes[:, 1], sides)
-        self.scores.append(self.range.evidence(*sides).numpy())
-
-    def map_at_r(self, share: float, asked: Tensor) -> Tensor:
-        """Return the map@r of those of the images asked (N,) bool that have others of their class."""
-        evidence = PlaceScores(self.sightings.chosen(asked), self.sightings, self.range, share)
-        return self.map_at_r_of(self.points[0], self.manifolds[0], asked, evidence)
+    scores = [similarity, span.evidence(*sides).numpy()]
+    return span, Weighing(found.labels, pairs, scores, placed_map).choice()
 
 
 def fit_range(similarity: np.ndarray, same: np.ndarray, sides: tuple[Sightings, Sightings]) -> Range:
@@ -164,11 +161,6 @@ def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]
     return Sightings.at(degrees[0], degrees[1], days)
 
 
-def place_scores(
-    fusion: PlaceFusion, trained: TrainedModel, dataset: Dataset, found: Embeddings
-) -> Callable[[Tensor, Tensor], PlaceScores]:
-    """Return a function of the rows (N,) bool of queries and gallery, which gives the evidence on them."""
-    sightings = sightings_of(trained, dataset, found.indices.tolist())
-    return lambda query, gallery: PlaceScores(
-        sightings.chosen(query), sightings.chosen(gallery), fusion.range, fusion.share
-    )
+def by_place(fusion: PlaceFusion, trained: TrainedModel, dataset: Dataset, found: Embeddings) -> Rescorer:
+    """Return the evidence of place and time of embedded images of a dataset, by their rows."""
+    return Rescorer(evidence_of(sightings_of(trained, dataset, found.indices.tolist()), fusion.range), fusion.share)

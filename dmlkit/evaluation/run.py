@@ -18,8 +18,8 @@ from dmlkit.evaluation.augmented import Copies, check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
 from dmlkit.evaluation.fusion import choose_fusion
-from dmlkit.evaluation.local import choose_local, local_scores
-from dmlkit.evaluation.place import PlaceFusion, choose_place, place_scores
+from dmlkit.evaluation.local import by_local, choose_local
+from dmlkit.evaluation.place import PlaceFusion, by_place, choose_place
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.files.source import LOCAL, PARTNERS, PLACE, SIFT
 from dmlkit.metrics.base import Points
@@ -243,9 +243,9 @@ def _with_fusion(
 ) -> dict[str, Any]:
     """Embed with two models, or prepare local scores, or place and time, of the images found."""
     if isinstance(fusion, PlaceFusion):
-        return {"local": place_scores(fusion, trained, dataset, found)}
+        return {"rescorer": by_place(fusion, trained, dataset, found)}
     if fusion.run in (LOCAL, SIFT):
-        return {"local": local_scores(fusion, trained, fabric, dataset, found, bar)}
+        return {"rescorer": by_local(fusion, trained, fabric, dataset, found, bar)}
     both = fuse(trained, fusion, fabric)
     second = embedded(both)
     if len(second.points) < len(found.points):

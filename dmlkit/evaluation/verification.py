@@ -3,19 +3,20 @@
 First the files of pairs, then the documents and tables of the results, and last the verification itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import BaseModel, FiniteFloat
+from torch import Tensor
 
 from dmlkit.datasets.files.paths import are_of_windows
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import points_of_split, threshold_on
 from dmlkit.evaluation.fusion import choose_fusion
-from dmlkit.evaluation.local import local_threshold, matched_images
+from dmlkit.evaluation.local import local_threshold, matched_pairs
 from dmlkit.evaluation.pair_probability import check_prior, probability_at
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.document import Document
@@ -23,7 +24,6 @@ from dmlkit.files.escape import command_word, excerpt
 from dmlkit.files.outputs import write_table
 from dmlkit.files.regular import read_text
 from dmlkit.files.source import PARTNERS
-from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.reliability import Share
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import Threshold, threshold_of
@@ -229,9 +229,12 @@ def verify(
         threshold = threshold_on(validation, run, trained, threshold.far)
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
     found, space = embed_files(trained, fabric, ImageList(images), "pairs", bar), trained.manifold.cpu()
-    if local is not None:
-        found, space = matched_images(images, found, trained, local, fabric, bar)
-    judged = judge(pairs, images, found, space, threshold, prior)
+
+    def similarities(first: Tensor, second: Tensor) -> Tensor:
+        return space.paired_similarity(found.points[first].double(), found.points[second].double())
+
+    scores = similarities if local is None else matched_pairs(images, found, trained, local, fabric, bar)
+    judged = judge(pairs, images, found, scores, threshold, prior)
     if all(pair.same is None for pair in judged):
         raise UserError(f"no pair has two images that can be read; the first error is: {found.faults[0]}")
     return Verification(
@@ -251,16 +254,16 @@ def judge(
     pairs: Sequence[ImagePair],
     images: Sequence[str],
     found: Embeddings,
-    manifold: Manifold,
+    similarities: Callable[[Tensor, Tensor], Tensor],
     threshold: Threshold,
     prior: float,
 ) -> list[JudgedPair]:
-    """Compute the verdict and probability of each pair from the points of the images that could be read."""
+    """Compute the verdict and probability of each pair from the similarities (P,) of rows (P,) of the images found."""
     rows = {images[index]: row for row, index in enumerate(found.indices.tolist())}
     read = [pair for pair in pairs if pair.a in rows and pair.b in rows]
-    first, second = (found.points[[rows[name] for name in side]] for side in ([p.a for p in read], [p.b for p in read]))
-    scores = manifold.paired_similarity(first.double(), second.double()).float().tolist()
-    known = iter(scores)
+    sides = [pair.a for pair in read], [pair.b for pair in read]
+    first, second = (torch.tensor([rows[name] for name in side], dtype=torch.int64) for side in sides)
+    known = iter(similarities(first, second).float().tolist())
     judged: list[JudgedPair] = []
     for pair in pairs:
         score = next(known) if pair.a in rows and pair.b in rows else None

@@ -33,13 +33,13 @@ from dmlkit.identify.probability import (
     drawn_rows,
     trials_of,
 )
-from dmlkit.identify.scored import PlaceFusion, matched_gallery, matched_queries, place_gallery, place_queries
+from dmlkit.identify.second import LocalMatches, PlaceFusion, Places, Second
 from dmlkit.metrics.statistics import LEAST_CLASSES
 from dmlkit.metrics.verification import lowest_share
 from dmlkit.nearest.near_pairs import check_reachable
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
-from dmlkit.vectors.points import PointSet, load_same_model
+from dmlkit.vectors.points import PointSet, in_memory, load_same_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 USUAL_FPIR = 0.01
@@ -92,25 +92,24 @@ def calibrate_gallery(
     assert isinstance(gallery, GalleryFolder)
     if near is not None:
         check_reachable(gallery.manifold, near, "--near")
-    matched, run = matched_gallery(gallery), model.run or gallery.run
+    matches, run = LocalMatches.of(gallery), model.run or gallery.run
     home = None if run is None else RunFolder(run)
-    searched = [place_gallery(gallery, place)] if place is not None else []
-    searched += [gallery] if matched is None else [matched, gallery]
-    deciders = [labeled_decider(one, near=near) for one in searched]
+    seconds: list[Second | None] = [] if place is None else [Places(gallery, place)]
+    seconds += [None] if matches is None else [matches, None]
+    searched = gallery if place is None else in_memory(gallery)  # places are compared with all points of it
+    deciders = [labeled_decider(searched, near=near, second=second) for second in seconds]
     names = deciders[0][0]
-    asked, others = None, [NO_STRANGERS] * len(searched)
+    asked, others = None, [NO_STRANGERS] * len(seconds)
     if strangers is not None:
         asked = open_queries(strangers, gallery, model=model, bar=bar)
     elif place is None and home is not None and home.recipe().dataset.validates:
         fabric = model.start()
         asked = split_points(home, load_same_model(gallery, model, fabric), fabric, "validation", bar)
     if asked is not None:
-        rows, classes = drawn_strangers(asked, names, MOST if matched is None else MOST_MATCHED)
-        points = [asked.points_at(rows)]
-        points = points if matched is None else [matched_queries(matched, asked, model, rows, bar).points, *points]
-        if place is not None and strangers is not None:
-            points = [place_queries(strangers, asked, place).points_at(rows), *points]
-        others = [Strangers(one, classes) for one in points]
+        rows, classes = drawn_strangers(asked, names, MOST if matches is None else MOST_MATCHED)
+        alone = Strangers(asked.points_at(rows), classes)
+        numbers = [None if one is None else one.ask(asked, strangers or path, model, rows, bar) for one in seconds]
+        others = [alone._replace(numbers=one) for one in numbers]
     trained = None if home is None else home.training_classes()
     known = tuple(name for name in names if name in (trained or ()))
     is_trained = np.isin(names, known)
@@ -148,7 +147,7 @@ def _fits(
             first = None
             absent = int(trials.absent.sum())
             if size == 1 or (len(trials.absent) - absent >= LEAST and fpir * absent >= LEAST_ACCEPTED):
-                yield fit_of(trials, fpir, decider.searched.manifold.similarity_name, size)
+                yield fit_of(trials, fpir, decider.similarity_name, size)
 
 
 def most_tried(decider: Decider) -> int:

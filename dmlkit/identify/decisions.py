@@ -10,10 +10,10 @@ from torch import Tensor
 
 from dmlkit.errors import UserError
 from dmlkit.identify.answers import Decision, Rule, vote
-from dmlkit.identify.scored import MatchedSearch, MatchedSpace
 from dmlkit.identify.search import searcher_of
+from dmlkit.identify.second import Second
 from dmlkit.nearest.near_pairs import components_of, near_pairs
-from dmlkit.nearest.scored import CANDIDATES
+from dmlkit.nearest.rescore import RescoredSearch
 from dmlkit.nearest.search import Neighbors, PointSearch
 from dmlkit.vectors.items import PointItem
 from dmlkit.vectors.points import PointSet, PointsInMemory, all_points, in_memory, require_one_label
@@ -24,30 +24,35 @@ FIRST = 16  # neighbors in which another label is looked for at first
 
 
 def labeled_decider(
-    searched: PointSet, rule: Rule = "nearest", k: int | None = None, near: float | None = None
+    searched: PointSet,
+    rule: Rule = "nearest",
+    k: int | None = None,
+    near: float | None = None,
+    second: Second | None = None,
 ) -> tuple[list[str], "Decider"]:
     """Return the labels of points, sorted, and the rule that decides by them; images without a label do not count.
 
     Args:
         near: similarity above which images of one label are near-duplicates, which are left out together.
+        second: second similarity of the images.
 
     Raises:
         UserError: no image has a label, or one has several.
     """
     require_one_label(searched)
-    alone = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
+    numbers = torch.arange(len(searched))
     if None in searched.labels:
         searched = LabeledPoints.of(searched)
+        numbers = searched.kept
     if not len(searched):
-        raise UserError(f"{alone.source}: no image has a label; add images with their labels")
+        raise UserError(f"{searched.source}: no image has a label; add images with their labels")
     names, codes = np.unique(np.array(searched.labels, dtype=object), return_inverse=True)
     groups = None
     if near is not None:
-        labeled = torch.tensor([label is not None for label in alone.labels])
-        pairs = near_pairs(alone.manifold, all_points(alone)[labeled], None, near)
+        pairs = near_pairs(searched.manifold, all_points(searched), None, near)
         same = torch.from_numpy(codes[pairs.first.numpy()] == codes[pairs.second.numpy()])
         groups = components_of(pairs.first[same], pairs.second[same], len(codes))
-    return [str(name) for name in names], Decider(searched, codes, rule, k, groups)
+    return [str(name) for name in names], Decider(searched, codes, rule, k, groups, second, numbers)
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ class Decider:
         rule: see `dmlkit.identify.identify.LabelRule`.
         groups: (N,) integers from 0; images of one group, e.g. near-duplicates, are left out together. Default: each
             image is a group.
+        second: second similarity of the images.
+        numbers: (N,) int64, the numbers of the images for it. Default: their rows.
     """
 
     def __init__(
@@ -89,12 +96,18 @@ class Decider:
         rule: Rule = "nearest",
         k: int | None = None,
         groups: np.ndarray | None = None,
+        second: Second | None = None,
+        numbers: Tensor | None = None,
     ) -> None:
         self.searched, self.codes = searched, codes
+        self.numbers = torch.arange(len(codes)) if numbers is None else numbers
         self.groups = np.arange(len(codes)) if groups is None else groups
         self.voters = k or VOTERS if rule == "vote" else 1
         self.sizes = np.bincount(codes)
         self.searcher: PointSearch = searcher_of(searched)
+        self.rescored: RescoredSearch | None = None
+        if second is not None:
+            self.rescored = RescoredSearch(self.searcher, searched, second.rescorer, self.numbers)
 
     def together(self, size: int, seed: int) -> "tuple[Decider, np.ndarray]":
         """Draw random groups of ``size`` images of one label; single images are all, in their order.
@@ -124,7 +137,12 @@ class Decider:
     @property
     def compares_matches(self) -> bool:
         """Whether the matches of the nearest images count, each of which takes 0.08 ms."""
-        return isinstance(self.searched.manifold, MatchedSpace)
+        return self.rescored is not None and self.rescored.rescorer.most is not None
+
+    @property
+    def similarity_name(self) -> str:
+        """Name of the similarity, or of both."""
+        return (self.rescored or self.searched.manifold).similarity_name
 
     def points_of(self, rows: np.ndarray) -> Tensor:
         """Return the points of groups of images (M, n): (M, n, D), or (M, D) for single images."""
@@ -137,7 +155,13 @@ class Decider:
         return min(max(FIRST, self.voters + 1), len(self.codes))
 
     def decide(
-        self, points: Tensor, own: np.ndarray | None = None, *, absent: bool = False, near: Neighbors | None = None
+        self,
+        points: Tensor,
+        own: np.ndarray | None = None,
+        *,
+        absent: bool = False,
+        near: Neighbors | None = None,
+        numbers: Tensor | None = None,
     ) -> list[Decision]:
         """Decide on points (Q, D), or on Q groups of n points, (Q, n, D).
 
@@ -149,13 +173,14 @@ class Decider:
                 Fastest in the order of their labels.
             absent: leave out the whole labels of ``own``, of which at least one other must remain.
             near: the `length` nearest images of each point, if they were searched before. Default: search.
+            numbers: the numbers of the images, (Q,) or (Q, n), with a second similarity.
         """
         if points.ndim == 3:
-            return self._on_groups(points, own, absent)
-        return self._by_pictures(points, own, absent, near)
+            return self._on_groups(points, own, absent, numbers)
+        return self._by_pictures(points, own, absent, near, numbers)
 
     def _by_pictures(
-        self, points: Tensor, own: np.ndarray | None, absent: bool, near: Neighbors | None
+        self, points: Tensor, own: np.ndarray | None, absent: bool, near: Neighbors | None, numbers: Tensor | None
     ) -> list[Decision]:
         """Search among more and more neighbors, until there is one with another label."""
         found: dict[int, Decision] = {}
@@ -163,7 +188,9 @@ class Decider:
         length = self.length
         units, single = self.codes if absent else self.groups, len(self.sizes) - absent == 1
         while remaining:
-            near = near or self._search(points[remaining], length, None if own is None else own[remaining], units)
+            owners = None if own is None else own[remaining]
+            asked = None if numbers is None else numbers[remaining]
+            near = near or self._search(points[remaining], length, owners, units, asked)
             for query, similarities, rows in zip(remaining, near.similarities, near.indices.numpy(), strict=True):
                 kept = np.ones(len(rows), bool) if own is None else units[rows] != units[own[query]]
                 codes = self.codes[rows[kept]]
@@ -174,15 +201,20 @@ class Decider:
             near, length = None, min(2 * length, size)
         return [found[query] for query in range(len(points))]
 
-    def _search(self, points: Tensor, length: int, own: np.ndarray | None, units: np.ndarray) -> Neighbors:
-        """Return the nearest images of points; where matches count, those of other units than their own rows."""
-        if own is not None and isinstance(self.searcher, MatchedSearch):
-            return self.searcher.search_others(points, length, units, units[own])
-        return self.searcher.search(points, length)
+    def _search(
+        self, points: Tensor, length: int, own: np.ndarray | None, units: np.ndarray, numbers: Tensor | None
+    ) -> Neighbors:
+        """Return the nearest images of points; with a second similarity, those of other units than their own rows."""
+        if self.rescored is None or numbers is None:
+            return self.searcher.search(points, length)
+        return self.rescored.search(points, length, numbers, units, None if own is None else units[own])
 
-    def _on_groups(self, points: Tensor, own: np.ndarray | None, absent: bool) -> list[Decision]:
+    def _on_groups(
+        self, points: Tensor, own: np.ndarray | None, absent: bool, numbers: Tensor | None
+    ) -> list[Decision]:
         count, size, _ = points.shape
-        each = self._scores(points.flatten(0, 1), None if own is None else own.repeat(size), absent=absent)
+        owners = None if own is None else own.repeat(size)
+        each = self._scores(points.flatten(0, 1), owners, absent, None if numbers is None else numbers.flatten())
         scores = each.reshape(count, size, len(self.sizes)).mean(1)
         if absent and own is not None:
             scores[torch.arange(count), torch.from_numpy(self.codes[own])] = -torch.inf
@@ -192,24 +224,34 @@ class Decider:
             for values, codes in zip((best.values + 0.0).tolist(), best.indices.tolist(), strict=True)
         ]
 
-    def _scores(self, points: Tensor, own: np.ndarray | None, *, absent: bool) -> Tensor:
+    def _scores(self, points: Tensor, own: np.ndarray | None, absent: bool, numbers: Tensor | None) -> Tensor:
         """Return the similarity (Q, L) float64 of points to the nearest picture of every label."""
+        if self.rescored is None or numbers is None:
+            return self._of_points(points, own, 1.0)
+        rescorer, size = self.rescored.rescorer, len(self.codes)
         found = torch.full((len(points), len(self.sizes)), -torch.inf, dtype=torch.float64)
-        codes, start, space = torch.from_numpy(self.codes), 0, self.searched.manifold
-        compare = space.without_matches if isinstance(space, MatchedSpace) else space.similarity
+        if rescorer.most is not None:  # the nearest images match too, and never lower a score
+            found = self._of_points(points, own, 1 - rescorer.share)
+        width = min(rescorer.most or size, size)
+        codes, units = torch.from_numpy(self.codes), self.codes if absent else self.groups
+        for rows in torch.arange(len(points)).split(max(1, BLOCK_ROWS**2 // width)):
+            near = self._search(points[rows], width, None if own is None else own[rows.numpy()], units, numbers[rows])
+            found[rows] = found[rows].scatter_reduce(1, codes[near.indices], near.similarities, "amax")
+        return found
+
+    def _of_points(self, points: Tensor, own: np.ndarray | None, weight: float) -> Tensor:
+        """Return the weighted similarity (Q, L) float64 of points to the nearest picture of every label."""
+        found = torch.full((len(points), len(self.sizes)), -torch.inf, dtype=torch.float64)
+        codes, start = torch.from_numpy(self.codes), 0
         for block in self.searched.blocks(BLOCK_ROWS):
             columns = slice(start, start + len(block))
             for rows in torch.arange(len(points)).split(BLOCK_ROWS):
-                similarities = compare(points[rows].double(), block.double())
+                similarities = weight * self.searched.manifold.similarity(points[rows].double(), block.double())
                 if own is not None:
                     units = self.groups[own[rows.numpy()]]
                     similarities[torch.from_numpy(units[:, None] == self.groups[columns])] = -torch.inf
                 found[rows] = found[rows].scatter_reduce(1, codes[columns].expand(len(rows), -1), similarities, "amax")
             start += len(block)
-        if isinstance(self.searcher, MatchedSearch):  # the nearest images match too, and never lower a score
-            units = self.codes if absent else self.groups
-            near = self._search(points, min(CANDIDATES, len(self.codes)), own, units)
-            found = found.scatter_reduce(1, codes[near.indices], near.similarities.double(), "amax")
         return found
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.image import is_video
@@ -31,16 +32,14 @@ from dmlkit.identify.answers import (
 from dmlkit.identify.calibration import MORE_IMAGES, SECOND_IMAGE, lacks_absent
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.probability import SIZES, Fit, Identification, estimate_probability
-from dmlkit.identify.scored import PlaceFusion, matched_gallery, matched_queries, place_gallery, place_queries
-from dmlkit.identify.search import RERANKED, RerankedGallery, check_together, nearest, open_searched
-from dmlkit.metrics.ranking.rerank import Rerank
-from dmlkit.nearest.scored import PlacedSpace, ScoredSpace
+from dmlkit.identify.search import nearest, open_searched
+from dmlkit.identify.second import LocalMatches, PlaceFusion, Places, Second
 from dmlkit.nearest.search import QUERY_ROWS, Neighbors
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
 from dmlkit.vectors.images import FOLDER, TABLES
-from dmlkit.vectors.points import PointSet, PointsInMemory, of_other_model
+from dmlkit.vectors.points import PointSet, PointsInMemory, in_memory, of_other_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 STALE = 0.1  # share of the images that may change before a calibration is called old
@@ -61,9 +60,6 @@ class LabelRule:
     by_group: str | None = None
     """``folder``, or a column of a table of images: images with the same one get one answer. The score of a label is
     the mean over the images; its probability is fitted to groups of 1, 2 or 4 images of one label."""
-    rerank: Rerank | None = None
-    """Rank the labeled images once more for each image, see `RerankedGallery`. Answers have no probability then, and
-    an image is unknown only below ``threshold``."""
     place: PlaceFusion | None = None
     """Weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_in`."""
 
@@ -71,17 +67,11 @@ class LabelRule:
         """Raise a `UserError` unless the parts of the rule are in their ranges and apply to each other."""
         if self.by_group is not None and self.by == "vote":
             raise UserError(f"--by-group {self.by_group}: applies to --by nearest, got --by vote")
-        if self.rerank is not None and self.by_group is not None:
-            raise UserError(
-                f"--rerank: does not apply to --by-group {self.by_group}, which compares no images one by one; leave "
-                "one out"
-            )
         check_threshold(self.threshold)
         if self.k is not None and self.by != "vote":
             raise UserError(f"-k {self.k}: applies to --by vote, got --by {self.by}; add --by vote, or remove -k")
         if self.k is not None and self.k < 1:
             raise UserError(f"-k {self.k}: expected at least 1 neighbor, with --by vote")
-        check_together(self.rerank, has_place=self.place is not None)
 
 
 NEAREST_IMAGE = LabelRule()
@@ -102,7 +92,7 @@ def identify(
 
     The probability of a guess is estimated from its margin and score, see `estimate_probability`. In a gallery that was
     calibrated, it is that of the calibration, and an image is `UNKNOWN` if it is too low. In a gallery with local
-    features the matches of the 100 nearest images count, but not with ``rerank`` or ``place``.
+    features the matches of the 100 nearest images count, but not with ``place``.
 
     Args:
         source: a gallery, or other labeled points, see `open_points`.
@@ -121,58 +111,54 @@ def identify(
         rule = replace(rule, by_group=FOLDER)
     rule.check()  # before anything is embedded
     opened = open_searched(source, model, bar, labels=labels, manifold=manifold)
-    matched = matched_gallery(opened) if rule.place is None and rule.rerank is None else None
-    searched = (matched or opened) if rule.place is None else place_gallery(opened, rule.place)
-    identifier = Identifier(searched, rule, bar)
-    asked = open_queries(images, opened, boxes=boxes, local=matched is not None, model=model, bar=bar)
+    second = LocalMatches.of(opened) if rule.place is None else Places(opened, rule.place)
+    identifier = Identifier(opened if rule.place is None else in_memory(opened), rule, second)
+    asked = open_queries(images, opened, boxes=boxes, local=rule.place is None, model=model, bar=bar)
     known = list(known_labels(where, asked.paths, asked.labels, identifier.names))
     groups = None if rule.by_group is None else _group_rows(where, asked, rule.by_group, known)
-    if rule.place is not None:
-        asked = place_queries(where, asked, rule.place)
-    elif matched is not None:
-        asked = matched_queries(matched, asked, model, bar=bar)
-    return identifier.answers(asked, known, groups)
+    numbers = None if second is None else second.ask(asked, where, model, bar=bar)
+    return identifier.answers(asked, known, groups, numbers)
 
 
 class Identifier:
     """Labeled points that decide on the labels of others, see `identify`.
 
+    Args:
+        second: second similarity of the images.
+
     Raises:
         UserError: no point has a label.
     """
 
-    def __init__(self, searched: PointSet, rule: LabelRule = NEAREST_IMAGE, bar: Bar = no_bar) -> None:
+    def __init__(self, searched: PointSet, rule: LabelRule = NEAREST_IMAGE, second: Second | None = None) -> None:
         rule.check()
         self.threshold, self.is_own_threshold = rule.threshold, rule.threshold is not None  # chosen for these queries
         self.source = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
-        self.names, self.decider = labeled_decider(searched, rule.by, rule.k)
+        self.names, self.decider = labeled_decider(searched, rule.by, rule.k, second=second)
         self.searched, self.unlabeled = self.decider.searched, len(searched) - len(self.decider.codes)
         self.fits, self.estimated = dict[int, Fit](), dict[int, Sigmoid | None]()  # by the size of a group
-        self.note, self.reranked = None, None
-        if rule.rerank is not None:
-            self.decider.searcher = self.reranked = RerankedGallery(self.searched, rule.rerank, bar)
-            # gallery images occur in each other's neighbors, and new images do not: the calibration does not hold
-            unknown = "; no image is unknown without --threshold" if self.threshold is None else ""
-            self.note = f"{RERANKED}; its scores are not calibrated: no probabilities{unknown}"
-            return
-        is_placed = isinstance(searched.manifold, PlacedSpace)  # thresholds of similarities do not apply
-        calibration = None
+        self.note, calibration = None, None
+        is_placed = rule.place is not None  # thresholds of similarities do not apply
         if isinstance(self.source, GalleryFolder):
             calibration = Identification.of(self.source)
             if self.threshold is None and self.source.manifest.threshold_is_own and not is_placed:
                 self.threshold = self.source.manifest.threshold
         if calibration is not None:
-            compared = searched.manifold.similarity_name
+            compared = self.decider.similarity_name
             self.fits = {fit.size: fit for fit in calibration.fits if fit.similarity == compared}
         if self.fits:
             self.note = _note_of_changes(self.source, calibration)
         elif self.threshold is None:
-            is_scored = isinstance(searched.manifold, ScoredSpace)  # a threshold for pairs of embeddings does not apply
-            self.threshold = None if is_scored else _pair_threshold(self.source)
+            # a threshold for pairs is one of points alone
+            self.threshold = _pair_threshold(self.source) if second is None else None
             self.note = _advice(self.source, self.threshold, self.decider, f" --with {PLACE}" if is_placed else "")
 
     def answers(
-        self, asked: PointSet, known: Sequence[str | None], groups: dict[str, list[int]] | None = None
+        self,
+        asked: PointSet,
+        known: Sequence[str | None],
+        groups: dict[str, list[int]] | None = None,
+        numbers: Tensor | None = None,
     ) -> Identified:
         """Return the answers on points, or on groups of them.
 
@@ -180,18 +166,20 @@ class Identifier:
             asked: the points (N).
             known: (N,) the correct label of each point, None where it is not known.
             groups: rows of the points of each group, by its name.
+            numbers: (N,) the numbers of their images, with a second similarity.
         """
-        near = nearest(self.searched, asked, self.decider.length if groups is None else NEAREST, reranked=self.reranked)
+        length = self.decider.length if groups is None else NEAREST
+        near = nearest(self.searched, asked, length, rescored=self.decider.rescored, numbers=numbers)
         own = are_nearest(near)
         if groups is None:
-            decisions = list(self._decisions(asked, near))
+            decisions = list(self._decisions(asked, near, numbers))
             sizes, right = [1] * len(decisions), known
             near = replace(near, similarities=near.similarities[:, :NEAREST], rows=near.rows[:, :NEAREST])
         else:
             sizes = [len(rows) for rows in groups.values()]
             right = [next((label for row in rows if (label := known[row])), None) for rows in groups.values()]
             own = [any(own[row] for row in rows) for rows in groups.values()]
-            decisions = _decide_groups(self.decider, asked, list(groups.values()))
+            decisions = _decide_groups(self.decider, asked, list(groups.values()), numbers)
             near = _neighbors_of_groups(near, groups)
         answers = [self._answer(*one) for one in zip(decisions, sizes, right, strict=True)]
         unit = ("image", "images") if groups is None else ("group", "groups")
@@ -224,16 +212,17 @@ class Identifier:
             return f"{other}, so the threshold may not hold; choose one for it with --threshold"
         return None
 
-    def _decisions(self, asked: PointSet, near: Answers) -> Iterator[Decision]:
+    def _decisions(self, asked: PointSet, near: Answers, numbers: Tensor | None) -> Iterator[Decision]:
         """Decide on each point among its nearest images."""
         start = 0
         for block in asked.blocks(QUERY_ROWS):
             rows = slice(start, start + len(block))
-            yield from self.decider.decide(block, near=Neighbors(near.similarities[rows], near.rows[rows]))
+            found = Neighbors(near.similarities[rows], near.rows[rows])
+            yield from self.decider.decide(block, near=found, numbers=None if numbers is None else numbers[rows])
             start = rows.stop
 
     def _answer(self, decision: Decision, size: int, right: str | None) -> Answer:
-        sigmoid, least = (None, None) if self.reranked else self.probability(size)
+        sigmoid, least = self.probability(size)
         return answer_of(self.names, decision, sigmoid, self.threshold, least)._replace(known=right, images=size)
 
     def probability(self, size: int) -> tuple[Sigmoid | None, float | None]:
@@ -320,15 +309,19 @@ def _group_names(images: Path, asked: PointSet, by: str) -> list[str]:
     return [cell or path for cell, path in zip(cells, asked.paths, strict=True)]
 
 
-def _decide_groups(decider: Decider, asked: PointSet, groups: Sequence[Sequence[int]]) -> list[Decision]:
+def _decide_groups(
+    decider: Decider, asked: PointSet, groups: Sequence[Sequence[int]], numbers: Tensor | None
+) -> list[Decision]:
     """Decide on groups of images, given by their rows, those with equally many at once."""
     found: dict[int, Decision] = {}
     for size in {len(rows) for rows in groups}:
         places = torch.tensor([place for place, rows in enumerate(groups) if len(rows) == size])
         for part in places.split(max(1, QUERY_ROWS // size)):
             rows = torch.tensor([groups[place] for place in part.tolist()])
+            rows = rows[:, 0] if size == 1 else rows
             points = asked.points_at(rows.flatten()).reshape(*rows.shape, -1)
-            found.update(zip(part.tolist(), decider.decide(points[:, 0] if size == 1 else points), strict=True))
+            decisions = decider.decide(points, numbers=None if numbers is None else numbers[rows])
+            found.update(zip(part.tolist(), decisions, strict=True))
     return [found[place] for place in range(len(groups))]
 
 

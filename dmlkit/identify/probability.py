@@ -107,7 +107,14 @@ class Trials(NamedTuple):
 
     @classmethod
     def of(
-        cls, decider: Decider, points: Tensor, classes: np.ndarray, own: np.ndarray | None = None, *, absent: bool
+        cls,
+        decider: Decider,
+        points: Tensor,
+        classes: np.ndarray,
+        own: np.ndarray | None = None,
+        *,
+        absent: bool,
+        numbers: Tensor | None = None,
     ) -> Self:
         """Decide on points (M, D) or groups of them (M, n, D), see `Decider.decide`.
 
@@ -115,8 +122,9 @@ class Trials(NamedTuple):
             classes: (M,) codes of their labels; unless absent, those of the decider.
             own: (M,) their rows, if they are labeled points themselves.
             absent: whether the decider has no image of their labels, or shall leave them out.
+            numbers: see `Decider.decide`.
         """
-        found = decider.decide(points, own, absent=absent and own is not None)
+        found = decider.decide(points, own, absent=absent and own is not None, numbers=numbers)
         codes = np.array([decision.code for decision in found], np.int64)
         return cls(
             np.array([decision.margin or 0.0 for decision in found]),
@@ -166,6 +174,7 @@ class Strangers(NamedTuple):
 
     points: Tensor  # (M, D), or (M, n, D) for groups of n points
     classes: np.ndarray  # (M,) int64 from 0
+    numbers: Tensor | None = None  # (M,) or (M, n) int64, those of the images for a second similarity
 
     def together(self, size: int, seed: int, most: int) -> Self:
         """Return random groups of ``size`` points of one class, (G, size, D), at most so many."""
@@ -173,7 +182,8 @@ class Strangers(NamedTuple):
         first = rows.reshape(len(rows), size)[:, 0]
         drawn = np.arange(len(first))
         drawn = drawn if len(first) <= most else drawn_rows(drawn, self.classes[first], most)
-        return type(self)(self.points[torch.from_numpy(rows[drawn])], self.classes[first[drawn]])
+        places, numbers = torch.from_numpy(rows[drawn]), self.numbers
+        return type(self)(self.points[places], self.classes[first[drawn]], None if numbers is None else numbers[places])
 
 
 NO_STRANGERS = Strangers(torch.empty(0, 1), np.empty(0, np.int64))
@@ -213,10 +223,12 @@ def trials_of(
         kinds += [(np.ones(len(first), bool) if few else untrained, True)] if labels > 1 else []
         for allowed, absent in kinds:
             drawn = drawn_rows(np.flatnonzero(allowed), codes[first], most)
-            rows = first[drawn]
-            found.append(Trials.of(part, part.points_of(groups[drawn]), codes[rows], rows, absent=absent))
+            rows, points = first[drawn], part.points_of(groups[drawn])
+            numbers = part.numbers[torch.from_numpy(groups[drawn])].reshape(points.shape[:-1])
+            found.append(Trials.of(part, points, codes[rows], rows, absent=absent, numbers=numbers))
         if len(others.classes):
-            found.append(Trials.of(part, others.points, labels + others.classes, absent=True))
+            points, classes, numbers = others
+            found.append(Trials.of(part, points, labels + classes, absent=True, numbers=numbers))
     return Trials.joined(found), is_optimistic
 
 

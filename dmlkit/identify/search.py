@@ -16,16 +16,7 @@ from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.index import ApproximateGallery
 from dmlkit.gallery.sources import open_points, open_queries, path_of
 from dmlkit.identify.answers import Answers
-from dmlkit.identify.scored import (
-    MatchedSearch,
-    MatchedSpace,
-    PlacedGallery,
-    PlaceFusion,
-    matched_gallery,
-    matched_queries,
-    place_gallery,
-    place_queries,
-)
+from dmlkit.identify.second import LocalMatches, PlaceFusion, Places, Second
 from dmlkit.metrics.ranking.rerank import (
     BLOCK_ENTRIES,
     ExpandedGallery,
@@ -34,7 +25,7 @@ from dmlkit.metrics.ranking.rerank import (
     Rerank,
     check_rerank,
 )
-from dmlkit.nearest.scored import PlacedSpace
+from dmlkit.nearest.rescore import RescoredSearch
 from dmlkit.nearest.search import QUERY_ROWS, Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
 from dmlkit.vectors.items import PointItem
@@ -42,7 +33,7 @@ from dmlkit.vectors.points import PointSet, PointsInMemory, all_points
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 LEAST_HALF = 10_000  # points; fewer are searched in 2 ms
-MATCHED_ROWS = 256  # searched at once where matches are compared: 4 s, so that the bar moves
+RESCORED_ROWS = 256  # searched at once where matches are compared: 4 s, so that the bar moves
 RERANKED = "re-ranking looks at the gallery as a whole, and at no other query"
 
 
@@ -64,7 +55,7 @@ def search(
     """Find the k nearest neighbors of each query, in bounded memory.
 
     In a gallery with local features the 100 nearest images are ordered again by their matches, with the methods
-    ``index`` and ``exact``; its points are in memory then.
+    ``index`` and ``exact``.
 
     Args:
         source: what to search in, see `open_points`.
@@ -84,26 +75,24 @@ def search(
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbor")
     searched = open_searched(source, model, bar, manifold=manifold)
-    matched = matched_gallery(searched) if isinstance(method, str) else None
-    asked = open_queries(queries, searched, boxes=boxes, local=matched is not None, model=model, bar=bar)
+    second: Second | None = LocalMatches.of(searched) if isinstance(method, str) else None
     if isinstance(method, PlaceFusion):
-        searched, asked = place_gallery(searched, method), place_queries(path_of(queries), asked, method)
-    elif matched is not None:
-        searched, asked = matched, matched_queries(matched, asked, model, bar=bar)
+        second = Places(searched, method)
+    asked = open_queries(queries, searched, boxes=boxes, local=isinstance(method, str), model=model, bar=bar)
     reranked = RerankedGallery(searched, method, bar) if isinstance(method, Rerank) else None
-    return nearest(searched, asked, k, exact=method == "exact", reranked=reranked, bar=bar)
+    exact = method == "exact"
+    if second is None:
+        return nearest(searched, asked, k, exact=exact, reranked=reranked, bar=bar)
+    numbers = second.ask(asked, path_of(queries), model, bar=bar)
+    base, own = searcher_of(searched, exact=exact), torch.arange(len(searched))
+    rescored = RescoredSearch(base, searched, second.rescorer, own)
+    return nearest(searched, asked, k, rescored=rescored, numbers=numbers, bar=bar)
 
 
 def open_searched(source: Path, model: ModelChoice, bar: Bar, **options: Any) -> PointSet:
     """Open what to search in, see `open_points`; the second model and the device apply to a run."""
     own = ModelChoice(fusion=model.fusion, device=model.device) if kind_of(source) == "run" else OWN_MODEL
     return open_points(source, model=own, bar=bar, **options)
-
-
-def check_together(rerank: Rerank | None, *, has_place: bool) -> None:
-    """Raise a `UserError` for two changes of the similarity."""
-    if rerank is not None and has_place:
-        raise UserError("--rerank: does not apply to --with place; leave one out")
 
 
 class RerankedGallery:
@@ -155,19 +144,25 @@ def nearest(
     *,
     exact: bool = False,
     reranked: RerankedGallery | None = None,
+    rescored: RescoredSearch | None = None,
+    numbers: Tensor | None = None,
     bar: Bar = no_bar,
 ) -> Answers:
-    """Return the k nearest neighbors of each query; all points if there are fewer."""
-    gallery = reranked or searcher_of(searched, exact=exact)
-    k = min(k, len(searched))
+    """Return the k nearest neighbors of each query; all points if there are fewer.
+
+    Args:
+        rescored: search by a second similarity too, for which the queries' images have the ``numbers`` (Q,).
+    """
+    base = reranked or (rescored.base if rescored else searcher_of(searched, exact=exact))
+    k, start = min(k, len(searched)), 0
     found: list[Neighbors] = []
     with bar("searching", len(asked)) as advance:
-        for block in asked.blocks(MATCHED_ROWS if isinstance(gallery, MatchedSearch) else QUERY_ROWS):
-            found.append(gallery.search(block, k))
+        for block in asked.blocks(QUERY_ROWS if rescored is None else RESCORED_ROWS):
+            own = None if numbers is None else numbers[start : start + len(block)]
+            found.append(base.search(block, k) if rescored is None or own is None else rescored.search(block, k, own))
+            start += len(block)
             advance(len(block))
     neighbors = Neighbors.joined(found, k)
-    base = gallery.base if isinstance(gallery, MatchedSearch) else gallery
-    index = base.index if isinstance(base, ApproximateGallery) else None
     return Answers(
         searched,
         asked.paths,
@@ -176,8 +171,8 @@ def nearest(
         asked.skipped,
         asked.paths,
         asked.boxes,
-        (reranked or searched.manifold).similarity_name,
-        index,
+        (reranked or rescored or searched.manifold).similarity_name,
+        base.index if isinstance(base, ApproximateGallery) else None,
         None if reranked is None else reranked.method,
     )
 
@@ -208,16 +203,8 @@ class SearchedOften(PointsInMemory):
         return StoredGallery(self.manifold, self)
 
 
-def searcher_of(
-    searched: PointSet, *, exact: bool = False
-) -> StoredGallery | Gallery | ApproximateGallery | PlacedGallery | MatchedSearch:
-    """Return the search: through the index of a gallery that has one, unless it shall be exact or looks at places."""
-    if isinstance(searched, PointsInMemory) and isinstance(searched.manifold, MatchedSpace):
-        space = searched.manifold.space
-        alone = searched.stored or PointsInMemory("", space, searched.points[:, :-1].float(), (), ())
-        return MatchedSearch(searched, searcher_of(alone, exact=exact))
-    if isinstance(searched, PointsInMemory) and isinstance(searched.manifold, PlacedSpace):
-        return PlacedGallery(searched.manifold, searched.points)
+def searcher_of(searched: PointSet, *, exact: bool = False) -> StoredGallery | Gallery | ApproximateGallery:
+    """Return the search: through the index of a gallery that has one, unless it shall be exact."""
     if isinstance(searched, SearchedOften):
         return searched.searcher
     if isinstance(searched, GalleryFolder) and not exact and (index := searched.approximate):

@@ -13,7 +13,6 @@ from dmlkit.manifolds.products import inner_products_into
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.cpu_search import thread_pools
 from dmlkit.metrics.ranking.search import Lookup, repeated_rows
-from dmlkit.nearest.scored import ScoredSpace
 
 BLOCK_ENTRIES = 2**24  # scores per thread: 64 MB; 277 rows of 60 502, whose product is as fast as that of more rows
 ALL_ENTRIES = 2**26  # scores in all threads together
@@ -54,7 +53,7 @@ class Pairing:
             sides.append(targets.embeddings)
             labels = [targets.point_labels, targets.labels]
         manifold = points.manifold
-        is_computed = manifold.similarity_name.endswith("distance") or isinstance(manifold, ScoredSpace)
+        is_computed = manifold.similarity_name.endswith("distance")
         if not is_computed:
             sides = [manifold.product_vectors(side) for side in sides]
         is_double = sides[0].dtype == torch.float64
@@ -78,6 +77,24 @@ class Pairing:
             own,
             manifold if is_computed else None,
             exact,
+        )
+
+    @classmethod
+    def of_table(cls, scores: Tensor, labels: Tensor) -> "Pairing":
+        """Build all pairs of N points, given their scores (N, N), which are symmetric, and labels (N,)."""
+        order = labels.argsort(stable=True)
+        ordered, size = labels[order], len(labels)
+        return cls(
+            torch.eye(size, dtype=torch.float64),  # row i of the table is the product of unit vector i and its columns
+            scores.double()[order][:, order].contiguous(),
+            ordered,
+            ordered,
+            torch.searchsorted(ordered, ordered),
+            torch.searchsorted(ordered, ordered, right=True),
+            unordered=True,
+            own=None,
+            manifold=None,
+            exact=True,
         )
 
     @property

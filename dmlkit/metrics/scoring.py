@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from dmlkit.metrics.ranking.rankings import (
 )
 from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, Rerank, expand, k_reciprocal
 from dmlkit.metrics.ranking.search import Search
-from dmlkit.nearest.scored import OtherScores
+from dmlkit.nearest.rescore import Rescorer, rescored_rows
 
 _NEAREST = "nearest"
 DEFAULT_METRICS = ("recall@1", "r_precision", "map@r")
@@ -124,7 +123,7 @@ def score_retrieval(
     metrics: Sequence[MetricConfig | str] = DEFAULT_METRICS,
     *,
     ties: Ties = "expected",
-    rerank: Rerank | OtherScores | None = None,
+    rerank: Rerank | Rescorer | None = None,
     group: Any = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Scores:
@@ -134,9 +133,8 @@ def score_retrieval(
         queries: the embeddings; each one is searched among all the others, or in the gallery.
         gallery: embeddings to search instead.
         manifold, metrics, ties: see `retrieval_metrics`.
-        rerank: another order of the items, on the CPU: a method of re-ranking; or full points or local scores, by
-            which the candidates of each query are ordered again, or evidence of place and time. Metrics that do not
-            search are those of the points given.
+        rerank: another order of the items, on the CPU: a method of re-ranking, or a second similarity of the rows of
+            queries and of the gallery. Metrics that do not search are those of the points given.
         group: a torch.distributed process group whose ranks share the queries; all must pass the same arguments.
         advance: receives how many more queries are ranked.
 
@@ -179,9 +177,8 @@ def score_retrieval(
     search, positives = build_search(vectors, sides, names, labeling.members)
     if isinstance(rerank, KReciprocal):
         search = replace(search, rows=k_reciprocal(manifold, points, among, rerank))
-    elif rerank is not None and not isinstance(rerank, Expansion):
-        others = points if items is None else items
-        search = replace(search, rows=partial(rerank.rows, space=manifold, queries=points, gallery=others))
+    elif isinstance(rerank, Rescorer):
+        search = replace(search, rows=rescored_rows(rerank, manifold, points, points if items is None else items))
     return _score(labeling.in_search(search), positives, described, labeling, configs, ties, group, advance)
 
 

@@ -19,8 +19,8 @@ from dmlkit.files.labels import UNKNOWN
 from dmlkit.gallery.images import ID_LENGTH, LabelledImage
 from dmlkit.gallery.sources import open_queries
 from dmlkit.identify.identify import Identifier
-from dmlkit.identify.scored import matched_gallery, matched_queries
 from dmlkit.identify.search import open_searched
+from dmlkit.identify.second import LocalMatches
 from dmlkit.metrics.reliability import Share
 from dmlkit.nearest.near_pairs import complete_groups, near_pairs
 from dmlkit.vectors.fusion import ModelChoice
@@ -90,16 +90,16 @@ def propose(
     as one in a thousand of such pairs.
     """
     searched = open_searched(gallery, model, bar)
-    matched = matched_gallery(searched)
-    asked = open_queries(images, searched, local=matched is not None, model=model, bar=bar)
+    matches = LocalMatches.of(searched)
+    asked = open_queries(images, searched, local=True, model=model, bar=bar)
     if any(asked.boxes):
         raise UserError(
             f"{images}: has boxes of images, and a review asks about whole images; write each box into a file of its "
             f"own, or label them with dmlkit identify {command_word(gallery)}"
         )
-    identifier = Identifier(matched or searched)
-    compared = asked if matched is None else matched_queries(matched, asked, model, bar=bar)
-    found = identifier.answers(compared, [None] * len(asked))
+    identifier = Identifier(searched, second=matches)
+    numbers = None if matches is None else matches.ask(asked, images, model, bar=bar)
+    found = identifier.answers(asked, [None] * len(asked), numbers=numbers)
     rows = [row for row, one in enumerate(found.answers) if one.label != UNKNOWN and one.probability is not None]
     if not rows:
         raise UserError(

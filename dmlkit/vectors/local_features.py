@@ -18,7 +18,6 @@ from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
 from dmlkit.files.source import LOCAL, SIFT
 from dmlkit.model import EmbeddingModel
-from dmlkit.nearest.scored import Match, mutual_nearest, patch_matches
 from dmlkit.pooling import Pooling
 from dmlkit.vectors.in_memory import Embeddings, embed_dataset, embed_images
 from dmlkit.vectors.manifest import LocalFusion
@@ -146,11 +145,76 @@ def batch_features(
         yield lambda _: centered(maps.pop(), mean)
 
 
-def match_features(kind: str, queries: Tensor, gallery: Tensor) -> Match:
-    """Return a function that scores how well images match, given the local features of queries and of a gallery."""
+Match = Callable[[int, Tensor], Tensor]
+"""Function of a row of some queries and rows (K,) of some images, which returns how well they match (K,), from 0."""
+AT_ONCE = 16  # queries whose candidates are in memory at once: 36 MB of 100 patches of 112 numbers
+
+
+def match_scores(
+    kind: str, features_at: Callable[[Tensor], Tensor], advance: Callable[[int], None] = lambda _: None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the scores of a `dmlkit.nearest.rescore.Rescorer`: how well local features of images match.
+
+    Args:
+        kind: `LOCAL` for patches, `SIFT` for keypoints.
+        features_at: returns the features (M, P, C) float16 of images, given their numbers (M,).
+        advance: receives how many more queries have been scored.
+    """
+
+    def scores(queries: Tensor, items: Tensor) -> Tensor:
+        found = torch.empty(items.shape, dtype=torch.float64)
+        for rows in torch.arange(len(queries)).split(AT_ONCE):
+            once, places = items[rows].unique(return_inverse=True)
+            match = match_features(kind, features_at(queries[rows]), features_at(once))
+            for row, place in enumerate(places):
+                found[rows[row]] = match(row, place)
+            advance(len(rows))
+        return found
+
+    return scores
+
+
+def match_features(kind: str, queries: Tensor, images: Tensor) -> Match:
+    """Return a function that scores how well images match queries, given the local features of both."""
     if kind == SIFT:
-        return match_keypoints(Keypoints.of(queries), Keypoints.of(gallery))
-    return patch_matches(queries, gallery)
+        return match_keypoints(Keypoints.of(queries), Keypoints.of(images))
+    return lambda row, rows: match_patches(queries[row].float(), images.index_select(0, rows).float())
+
+
+def mutual_nearest(cosines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the nearest feature of an image for each one of a query, and whether each is also the nearest of the other.
+
+    Args:
+        cosines: (K, I, P), of I features of each of K images with P of the query.
+
+    Returns:
+        The largest cosine, the number of the feature that has it, and whether both are nearest, (K, P) each.
+    """
+    best, nearest = cosines.max(1)
+    back = torch.from_numpy(cosines.numpy().argmax(2))  # the same as torch's, in a fifth of the time
+    return best, nearest, back.gather(1, nearest) == torch.arange(cosines.shape[2])
+
+
+def match_patches(query: Tensor, items: Tensor) -> Tensor:
+    """Score how well the patches of images match those of a query: the mean cosine of mutual nearest neighbors.
+
+    Pairs of patches that are each other's nearest add their cosine, at least 0; the sum is divided by the number of
+    patches. The score is symmetric.
+
+    Args:
+        query: (P, C) unit vectors of patches.
+        items: (K, P, C) those of K images.
+
+    Returns:
+        (K,) scores from 0 to 1.
+
+    Example:
+        >>> query = torch.eye(2)
+        >>> match_patches(query, torch.stack([query.flip(0), query[[0, 0]]]))
+        tensor([1.0000, 0.5000])
+    """
+    best, _, mutual = mutual_nearest(items @ query.T)
+    return (best.clamp(min=0) * mutual).mean(1)
 
 
 def require_one_process(kind: str, fabric: Ranks) -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from dmlkit.evaluation import calibration
-from dmlkit.evaluation.calibration import best_pairs, calibrate_points, far_interval, plot_reliability, rates_at
+from dmlkit.evaluation.calibration import best_pairs, calibrate_pairs, far_interval, plot_reliability, rates_at
 from dmlkit.manifolds import Euclidean, Sphere
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.pairing import Pairing
@@ -38,7 +38,7 @@ def clusters(classes: int, seed: int, width: int = 12) -> Points:
 def test_the_threshold_is_the_lowest_that_the_rate_allows(far: float, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(calibration, "RESAMPLES", 200)
     points = clusters(12, seed=4)
-    found = calibrate_points(points, far)
+    found = calibrate_pairs(Pairing.of(points), far)
     scores = (points.embeddings @ points.embeddings.T).tolist()
     labels = points.labels.tolist()
     same, different = [], []
@@ -58,7 +58,7 @@ def test_equal_scores_are_rejected_together():
     """Twelve pairs of different classes at the same distance: accepting one would accept all."""
     line = torch.tensor([[0.0], [0.0], [0.0], [1.0], [1.0], [1.0], [9.0], [9.0]])
     points = Points(line, torch.tensor([0, 0, 0, 1, 1, 1, 2, 2]), Euclidean(1))
-    found = calibrate_points(points, 0.5)  # 21 pairs: 9 at distance 1, then 6 at 8 and 6 at 9
+    found = calibrate_pairs(Pairing.of(points), 0.5)  # 21 pairs: 9 at distance 1, then 6 at 8 and 6 at 9
     assert found.threshold > -8 and found.rates.far == pytest.approx(9 / 21)
 
 
@@ -120,7 +120,7 @@ def test_the_interval_holds_what_other_classes_show(classes: int, far: float, mo
             Points(points.embeddings[kept], points.labels[kept].unique(return_inverse=True)[1], points.manifold)
             for kept in sides
         )
-        found = calibrate_points(first, far)
+        found = calibrate_pairs(Pairing.of(first), far)
         assert found.interval is not None
         low, high = found.interval
         held += low <= rates_at(Pairing.of(second), found.threshold).far <= high
@@ -130,24 +130,24 @@ def test_the_interval_holds_what_other_classes_show(classes: int, far: float, mo
 @pytest.mark.parametrize("classes", [2, 3, 4])
 def test_fewer_than_five_classes_have_no_interval(classes: int):
     """Of 2 classes every draw is the same, so that the interval had no width: it held 0 of 60 simulated rates."""
-    found = calibrate_points(clusters(classes, seed=3), 0.3)
+    found = calibrate_pairs(Pairing.of(clusters(classes, seed=3)), 0.3)
     assert found.interval is None and 0 < found.rates.far <= 0.3
 
 
 def test_too_few_pairs_are_told_and_not_extrapolated():
     points = clusters(6, seed=0)
     with pytest.raises(ValueError, match=r"too few for a false accept rate of 1e-05: at least 1,000,000 are needed"):
-        calibrate_points(points, 1e-5)
+        calibrate_pairs(Pairing.of(points), 1e-5)
     with pytest.raises(ValueError, match=r"rate of 1e-300: at least 1e\+301 are needed") as raised:
-        calibrate_points(points, 1e-300)
+        calibrate_pairs(Pairing.of(points), 1e-300)
     assert len(str(raised.value)) < 250
     least = float(re.findall(r"use --far (\S+) or more,", str(raised.value))[0])
     assert least == pytest.approx(10 / Pairing.of(points).different, rel=0.05)
     with pytest.raises(ValueError, match="at least inf are needed"):
-        calibrate_points(points, 5e-324)
+        calibrate_pairs(Pairing.of(points), 5e-324)
     single = Points(torch.eye(40), torch.arange(40), Sphere(40))
     with pytest.raises(ValueError, match="no class has two images"):
-        calibrate_points(single, 0.1)
+        calibrate_pairs(Pairing.of(single), 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from dmlkit.cli.console import fusion_line
 from dmlkit.datasets.files.image import read_image
 from dmlkit.evaluation.calibration import calibrate_run
-from dmlkit.evaluation.fusion import PairOfModels, fusion_of
+from dmlkit.evaluation.fusion import fusion_of, weigh_models
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.identify import identify
 from dmlkit.manifolds import Euclidean, Lorentz, Sphere
@@ -21,6 +21,7 @@ from dmlkit.vectors.fusion import ModelChoice, join
 from tests.conftest import Result
 
 Cli = Callable[..., Result]
+SPACES = [Sphere(16), Sphere(16)]
 
 
 def drawn(classes: int, images: int, spread: float, seed: int) -> torch.Tensor:
@@ -55,7 +56,7 @@ def slopes_of(features: np.ndarray, same: np.ndarray) -> np.ndarray:
 def test_weights_against_scikit_learn():
     labels = torch.arange(12).repeat_interleave(8)
     points = [drawn(12, 8, 2.2, 1), drawn(12, 8, 3.0, 2)]
-    pair = PairOfModels(points, labels, [Sphere(16), Sphere(16)])
+    pair = weigh_models(SPACES, points, labels)
     first, second = np.triu_indices(96, 1)
     cosines = np.stack([(own @ own.T).double().numpy()[first, second] for own in points], axis=1)
     same = labels.numpy()[first] == labels.numpy()[second]
@@ -70,10 +71,10 @@ def test_a_model_of_noise_gets_no_weight_and_the_better_weights_are_taken():
     labels = torch.arange(10).repeat_interleave(8)
     noise = torch.nn.functional.normalize(torch.randn(80, 16, generator=torch.Generator().manual_seed(3)), dim=1)
     good = drawn(10, 8, 1.5, 1)
-    weights, share, alone, together = PairOfModels([good, noise], labels, [Sphere(16), Sphere(16)]).choice()
+    weights, share, alone, together = weigh_models(SPACES, [good, noise], labels).choice()
     assert share < 0.1 and alone is not None and together is not None and abs(alone - together) < 0.03
     assert weights in ("mean", "logistic")
-    pair = PairOfModels([noise, good], labels, [Sphere(16), Sphere(16)])
+    pair = weigh_models(SPACES, [noise, good], labels)
     weights, share, alone, together = pair.choice()
     folds = np.random.default_rng(0).permutation(10) % 5
     values = []
@@ -83,7 +84,7 @@ def test_a_model_of_noise_gets_no_weight_and_the_better_weights_are_taken():
         values.append(pair.map_at_r(pair.share(weights, ~inside), asked))
     assert together == pytest.approx(float(torch.cat(values).mean()))
     assert share > 0.9 and alone is not None and together is not None and together > alone + 0.2
-    few = PairOfModels([noise[:16], good[:16]], labels[:16], [Sphere(16), Sphere(16)]).choice()
+    few = weigh_models(SPACES, [noise[:16], good[:16]], labels[:16]).choice()
     assert few[0] == "mean" and few[2:] == (None, None)
 
 

@@ -13,11 +13,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.manifolds import Euclidean, Sphere
+from dmlkit.manifolds import Euclidean
 from dmlkit.metrics import Labeled, score_retrieval
-from dmlkit.nearest import scored
-from dmlkit.nearest.scored import match_patches, patch_matches, score_candidates
-from dmlkit.vectors.local_features import verify_affine
+from dmlkit.nearest.rescore import CANDIDATES, Rescorer, rescored_rows
+from dmlkit.vectors.local_features import match_patches, match_scores, verify_affine
 from tests.conftest import Result
 
 
@@ -46,38 +45,34 @@ def test_matches_are_those_of_a_loop():
     assert match_patches(a[0], a[:1].flip(1)).item() == pytest.approx(1)  # whatever the order of the patches
 
 
-def test_candidates_are_ordered_by_both_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scored, "CANDIDATES", 7)
+def test_candidates_are_ordered_by_both_and_the_rest_stays():
     generator = torch.Generator().manual_seed(2)
     points, patches = torch.randn(20, 3, generator=generator, dtype=torch.float64), patches_of(20, 3)
     progress: list[int] = []
-    found = score_candidates(
-        Euclidean(3), (points[:4], points), patch_matches(patches[:4], patches.half()), progress.append
-    )
-    assert sum(progress) == 4
-    scores = found._replace(share=0.3).rows(torch.tensor([1, 3]), Euclidean(3), points[:4], points)
+    rescorer = Rescorer(match_scores("local", patches.__getitem__, progress.append), 0.3, 7)
+    scores = rescored_rows(rescorer, Euclidean(3), points[:4], points)(torch.tensor([1, 3]))
+    assert sum(progress) == 2
     for row, values in zip((1, 3), scores, strict=True):
         distances = (points - points[row]).norm(dim=1)
         order = distances.argsort().tolist()
-        mixed = {
-            j: -0.7 * distances[j] + 0.3 * naive_match(patches[row].numpy(), patches[j].numpy()) for j in order[:8]
-        }
-        expected = sorted(mixed, key=lambda j: -float(mixed[j])) + order[8:]
-        assert values.argsort(descending=True).tolist() == expected
-        chosen = found.candidates[row]
-        exact = 0.3 * found.scores[row].double() - 0.7 * distances[chosen]
-        torch.testing.assert_close(values[chosen].diff(), exact.diff(), rtol=0, atol=1e-12)  # in float64
+        matches = [naive_match(patches[row].numpy(), patches[j].numpy()) for j in order[:8]]
+        mixed = {j: 0.3 * match - 0.7 * float(distances[j]) for j, match in zip(order, matches, strict=False)}
+        expected = sorted(mixed, key=lambda j: -mixed[j])
+        assert values.argsort(descending=True).tolist() == expected + order[8:]
+        exact = torch.tensor([mixed[j] for j in expected], dtype=torch.float64)
+        torch.testing.assert_close(values[expected].diff(), exact.diff(), rtol=0, atol=1e-6)  # matches in float32
 
 
 def test_without_weight_the_metrics_stay():
     points = nn.functional.normalize(torch.randn(30, 4, generator=torch.Generator().manual_seed(4)), dim=1)
     labels, patches = torch.arange(30) % 5, patches_of(30, 5)
     plain = score_retrieval(Labeled(points, labels), metrics=["recall@1", "map@r"])
-    found = score_candidates(Sphere(4), (points, points), patch_matches(patches, patches))
-    assert score_retrieval(Labeled(points, labels), metrics=["recall@1", "map@r"], rerank=found).values == plain.values
-    patches[torch.arange(30)] = patches[labels]  # patches that tell the classes apart
-    found = score_candidates(Sphere(4), (points, points), patch_matches(patches, patches))._replace(share=1.0)
-    assert score_retrieval(Labeled(points, labels), metrics=["map@r"], rerank=found).values["map@r"] == 1
+    rescorer = Rescorer(match_scores("local", patches.__getitem__), 0.0, CANDIDATES)
+    found = score_retrieval(Labeled(points, labels), metrics=["recall@1", "map@r"], rerank=rescorer)
+    assert found.values == plain.values
+    patches = patches[labels]  # patches that tell the classes apart
+    rescorer = Rescorer(match_scores("local", patches.__getitem__), 1.0, CANDIDATES)
+    assert score_retrieval(Labeled(points, labels), metrics=["map@r"], rerank=rescorer).values["map@r"] == 1
 
 
 def map_of(places: torch.Tensor, items: torch.Tensor, inliers: torch.Tensor) -> np.ndarray:

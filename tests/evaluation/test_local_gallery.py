@@ -17,15 +17,16 @@ from dmlkit.evaluation.run import choose_second
 from dmlkit.gallery.change import add_images, create_gallery, remove_images, restore_version
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.migrate import migrate_gallery
-from dmlkit.identify import scored
+from dmlkit.identify import second
 from dmlkit.identify.decisions import labeled_decider
 from dmlkit.identify.identify import Identifier
 from dmlkit.identify.probability import Identification, Trials
-from dmlkit.identify.scored import MatchedSpace, matched_gallery
 from dmlkit.identify.search import search
+from dmlkit.identify.second import LocalMatches
 from dmlkit.review.proposals import propose
 from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.manifest import LocalFusion
+from dmlkit.vectors.points import all_points
 from tests.conftest import Result
 from tests.datasets import trees
 from tests.evaluation.test_local import naive_match
@@ -89,7 +90,7 @@ def test_a_gallery_keeps_patches_and_search_compares_them(
     gallery: Path, photos: Path, patches_run: Path, dmlkit: Cli, monkeypatch: pytest.MonkeyPatch
 ):
     """Against a loop: the 5 nearest are ordered by both, and behind them the others by their cosine."""
-    monkeypatch.setattr(scored, "CANDIDATES", 5)
+    monkeypatch.setattr(second, "CANDIDATES", 5)
     folder = GalleryFolder(gallery)
     local = folder.manifest.local
     assert local is not None and local.shape == (64, 16)
@@ -120,18 +121,17 @@ def test_a_gallery_keeps_patches_and_search_compares_them(
 @pytest.mark.parametrize("size", [1, 2])
 def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch: pytest.MonkeyPatch):
     """Decisions without the image, or group of images, itself and without its label, against loops over all pairs."""
-    monkeypatch.setattr(scored, "CANDIDATES", 3)
-    monkeypatch.setattr("dmlkit.identify.decisions.CANDIDATES", 3)
-    searched = matched_gallery(GalleryFolder(gallery))
-    assert searched is not None and isinstance(searched.manifold, MatchedSpace)
-    _, decider = labeled_decider(searched)
+    monkeypatch.setattr(second, "CANDIDATES", 3)
+    folder = GalleryFolder(gallery)
+    decider = labeled_decider(folder, second=LocalMatches.of(folder))[1]
     part, groups = decider.together(size, 0)
     groups = groups[:8]
     rows = groups[:, 0]
-    cosines = (searched.points[:, :-1] @ searched.points[:, :-1].T).numpy()
-    patches = searched.manifold.store.at(torch.arange(len(searched))).float().numpy()
+    points, every = all_points(folder), torch.arange(len(folder))
+    cosines, patches = (points @ points.T).numpy(), folder.local_at(every).float().numpy()
+    numbers = torch.from_numpy(rows if size == 1 else groups)
     for absent in (False, True):
-        trials = Trials.of(part, part.points_of(groups), part.codes[rows], rows, absent=absent)
+        trials = Trials.of(part, part.points_of(groups), part.codes[rows], rows, absent=absent, numbers=numbers)
         units = part.codes if absent else part.groups
         for place, (row, members) in enumerate(zip(rows, groups.tolist(), strict=True)):
             scores = np.zeros(len(part.sizes))
@@ -158,12 +158,15 @@ def test_identify_and_calibrate_agree(gallery: Path, photos: Path, tmp_path: Pat
     result = dmlkit("calibrate", own, "--fpir", "0.3", "--strangers", strangers, "--json", "--device", "cpu")
     assert result.code == 0, result.err
     folder = GalleryFolder(own)
-    stored, searched = Identification.of(folder), matched_gallery(folder)
-    assert stored is not None and searched is not None
+    stored = Identification.of(folder)
+    assert stored is not None
     fits = {(fit.similarity, fit.size): fit for fit in stored.fits}
     with_matches, alone = fits["cosine_and_matches", 1], fits["cosine", 1]
     assert stored.fits[0] == with_matches and with_matches.threshold != alone.threshold
-    assert Identifier(searched).fits[1] == with_matches and Identifier(folder).fits[1] == alone
+    assert (
+        Identifier(folder, second=LocalMatches.of(folder)).fits[1] == with_matches
+        and Identifier(folder).fits[1] == alone
+    )
     x, labels = folder.points_at(torch.arange(len(folder))).double().numpy(), np.array(folder.labels)
     reached = list[bool]()
     for row, label in enumerate(labels):  # without its label, and without matches

@@ -11,10 +11,10 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from dmlkit.evaluation.image_gallery import open_gallery
-from dmlkit.evaluation.place import PairWithPlace, fit_range
+from dmlkit.evaluation.place import fit_range, weigh_place
 from dmlkit.files.source import partner_path
 from dmlkit.manifolds import Sphere
-from dmlkit.nearest.scored import Range, Sightings
+from dmlkit.nearest.place import Range, Sightings
 from dmlkit.vectors.in_memory import Embeddings
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
@@ -90,10 +90,10 @@ def test_the_weight_is_chosen_by_classes_that_did_not_fit_it():
     rows, labels = simulated(12, 6, 5)
     noise = torch.nn.functional.normalize(torch.randn(72, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     found = Embeddings(noise, torch.from_numpy(labels), torch.arange(72), [])
-    _, share, alone, together = PairWithPlace(found, Sphere(4), sightings(rows)).choice()
+    _, share, alone, together = weigh_place(found, Sphere(4), sightings(rows))[1]
     assert share > 0.5 and alone is not None and together is not None and together > alone + 0.3
     elsewhere = sightings(np.random.default_rng(0).permutation(rows))  # of other images: they say nothing
-    assert PairWithPlace(found, Sphere(4), elsewhere).choice()[3] == pytest.approx(alone, abs=0.05)
+    assert weigh_place(found, Sphere(4), elsewhere)[1].together == pytest.approx(alone, abs=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -212,9 +212,8 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
     from dmlkit.evaluation.place import place_in
     from dmlkit.gallery.folder import GalleryFolder
     from dmlkit.identify.probability import Identification
-    from dmlkit.identify.scored import place_gallery
 
-    gallery, table, _ = asked
+    gallery, table, rows = asked
     words = ("identify", gallery, table, "--with", "place", "-o", tmp_path / "a.json", "--device", "cpu")
     calibrate = ("calibrate", gallery, "--fpir", "0.2", "--device", "cpu")
     assert dmlkit(*calibrate).code == 0
@@ -225,8 +224,11 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
     stored = Identification.read(gallery / "identification.json")
     fit = stored.fits[0]
     assert fit.similarity == "cosine_and_place" and "cosine" in {one.similarity for one in stored.fits}
-    placed = place_gallery(GalleryFolder(gallery), place_in(GalleryFolder(gallery), device="cpu"))
-    scores, labels = placed.manifold.similarity(placed.points, placed.points).numpy(), np.array(placed.labels)
+    folder = GalleryFolder(gallery)
+    place, points = place_in(folder, device="cpu"), folder.points_at(torch.arange(len(folder))).numpy()
+    seen = rows[[int(Path(path).stem) for path in folder.paths]]
+    evidence = np.array([[naive_evidence(one, other, place.range) for other in seen] for one in seen])
+    scores, labels = (1 - place.share) * points @ points.T + place.share * evidence, np.array(folder.labels)
     reached: list[bool] = []
     for row, label in enumerate(labels):
         best = sorted((scores[row, labels == other].max() for other in {*labels} - {label}), reverse=True)

@@ -198,7 +198,6 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("gallery photos -o new.csv", "by_group=folder html run threshold"),
         ("gallery photos -o new.csv --by vote", "k html run threshold"),
         ("x.npy z.npy -o new.csv --labels y.npy", "by html manifold threshold"),
-        ("gallery photos -o new.csv", "rerank=expansion:n=1,k_reciprocal html run threshold"),
     ),
     "inspect": (
         ("run -o new.html", "split device overrides=dataset.seed=3"),

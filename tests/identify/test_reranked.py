@@ -1,10 +1,9 @@
-"""`dmlkit search` and `dmlkit identify` with re-ranking, which looks at the gallery alone."""
+"""`dmlkit search` with re-ranking, which looks at the gallery alone; `dmlkit identify` searches once."""
 
 import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from dmlkit.identify.identify import Identifier, LabelRule
 from dmlkit.identify.search import RerankedGallery
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, ReciprocalGallery
-from dmlkit.nearest.search import Neighbors, PointSearch, StoredGallery
+from dmlkit.nearest.search import Neighbors, StoredGallery
 from dmlkit.vectors.points import PointsInMemory
 from tests.conftest import Result
 
@@ -76,38 +75,16 @@ def test_search_by_k_reciprocal_does_not_look_at_other_queries(arrays: Path, dml
     assert plain["rerank"] is None and plain["queries"][0]["neighbors"] != found["queries"][0]["neighbors"][:10]
 
 
-@pytest.mark.parametrize("method", ["expansion:n=3,alpha=2", "k_reciprocal:k1=8,k2=3"])
-def test_identify_takes_the_label_of_the_first_after_re_ranking(arrays: Path, dmlkit: Cli, tmp_path: Path, method: str):
-    searched = ("search", arrays / "x.npy", arrays / "z.npy", "-k", "32", "--rerank", method, "--json")
-    ranked = [query["neighbors"] for query in json.loads(dmlkit(*searched).out)["queries"]]
-    words = ("identify", arrays / "x.npy", arrays / "z.npy", "--labels", arrays / "y.npy", "--rerank", method)
-    shown = dmlkit(*words, "-o", tmp_path / "answers.json")
-    assert "at no other query" in shown.out.replace("\n", " ")
-    answers = json.loads((tmp_path / "answers.json").read_text())["images"]
-    for answer, near in zip(answers, ranked, strict=True):
-        first = LABELS[near[0]["id"]]
-        other = next(one for one in near if LABELS[one["id"]] != first)
-        assert answer["label"] == answer["guess"] == first and answer["probability"] is None
-        assert answer["score"] == pytest.approx(near[0]["similarity"], abs=1e-6)
-        assert answer["margin"] == pytest.approx(near[0]["similarity"] - other["similarity"], abs=1e-6)
-        assert [one["id"] for one in answer["nearest"]] == [one["id"] for one in near[:3]]
-    middle = str(sorted(answer["score"] for answer in answers)[6])
-    dmlkit(*words, "--threshold", middle, "-o", tmp_path / "some.json")
-    some = json.loads((tmp_path / "some.json").read_text())["images"]
-    assert 5 <= sum(answer["label"] == "unknown" for answer in some) <= 7
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (("--rerank", "k_recip"), "--rerank k_recip: unknown method 'k_recip'"),
         (("--rerank", "k_reciprocal:k1=32"), "--rerank: k1: expected 1 to 31, since there are 32 images"),
         (("--rerank", "expansion:n=0"), "--rerank: n: expected 1 to 31"),
-        (("--rerank", "expansion", "--by-group", "folder"), "--rerank: does not apply to --by-group"),
     ],
 )
 def test_mistakes(arrays: Path, dmlkit: Cli, more: tuple[str, ...], message: str):
-    wrong = dmlkit("identify", arrays / "x.npy", arrays / "z.npy", "--labels", arrays / "y.npy", *more)
+    wrong = dmlkit("search", arrays / "x.npy", arrays / "z.npy", *more)
     assert wrong.code == 2 and message in wrong.err, wrong.err
 
 
@@ -117,8 +94,7 @@ def test_a_gallery_too_small():
         RerankedGallery(points, Expansion())
 
 
-@pytest.mark.parametrize("rerank", [None, KReciprocal(6, 2, 0.3)])
-def test_identify_searches_once(rerank: KReciprocal | None, monkeypatch: pytest.MonkeyPatch):
+def test_identify_searches_once(monkeypatch: pytest.MonkeyPatch):
     """Each of 40 queries is compared with the labeled points once, and the answers are those of two searches."""
     generator = torch.Generator().manual_seed(0)
     points = torch.nn.functional.normalize(torch.randn(104, 6, generator=generator), dim=1)
@@ -126,19 +102,17 @@ def test_identify_searches_once(rerank: KReciprocal | None, monkeypatch: pytest.
     labels = [str(row % 8) for row in range(64)]
     searched = PointsInMemory("labeled", Sphere(6), points[:64], names[:64], labels)
     asked = PointsInMemory("asked", Sphere(6), points[64:], names[64:], [None] * 40)
-    identifier = Identifier(searched, LabelRule(rerank=rerank, threshold=0.0))
+    identifier = Identifier(searched, LabelRule(threshold=0.0))
     identifier.estimated = {1: None}  # whose fit searches for labeled points
     expected = identifier.decider.decide(asked.points)
     counted: list[int] = []
-    searchers = [type(identifier.decider.searcher), StoredGallery]
-    for searcher in set(searchers):
-        original = searcher.search
+    original = StoredGallery.search
 
-        def search(self: PointSearch, queries: torch.Tensor, k: int, original: Any = original) -> Neighbors:
-            counted.append(len(queries))
-            return original(self, queries, k)
+    def search(self: StoredGallery, queries: torch.Tensor, k: int) -> Neighbors:
+        counted.append(len(queries))
+        return original(self, queries, k)
 
-        monkeypatch.setattr(searcher, "search", search)
+    monkeypatch.setattr(StoredGallery, "search", search)
     found = identifier.answers(asked, [None] * 40)
     assert sum(counted) == 40
     assert [(one.guess, one.score, one.margin) for one in found.answers] == [

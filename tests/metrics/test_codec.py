@@ -10,8 +10,9 @@ import torch
 
 from dmlkit.manifolds import Euclidean, Lorentz, Manifold, Sphere
 from dmlkit.metrics import Labeled, retrieval_metrics
-from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Rescore, Stored
+from dmlkit.metrics.ranking.codec import RESCORED, Codec, Precision, Stored, by_full_points
 from dmlkit.metrics.scoring import score_retrieval
+from dmlkit.nearest.rescore import rescored_rows
 from tests.conftest import Result
 
 LABELS = torch.arange(60) % 6
@@ -64,7 +65,7 @@ def test_candidates_are_ordered_again_by_the_full_points():
     whole = points(count=240)
     codec = Codec(Sphere(16), Stored(None, "rescored"), whole)
     stored, block = codec.decode(whole), torch.tensor([0, 7, 200])
-    rows = Rescore(Sphere(16), whole, whole).rows(block, codec.space, stored, stored).numpy()
+    rows = rescored_rows(by_full_points(Sphere(16), whole, whole), codec.space, stored, stored)(block).numpy()
     for row, query in zip(rows, block.tolist(), strict=True):
         hamming, exact = ((whole > 0) != (whole[query] > 0)).sum(1).numpy(), (whole @ whole[query]).numpy()
         order = np.argsort(-row, kind="stable")
@@ -76,7 +77,7 @@ def test_candidates_are_ordered_again_by_the_full_points():
 def test_rescoring_all_candidates_equals_the_full_search():
     whole, metrics = points(), ["recall@1", "map@r"]
     codec = Codec(Sphere(16), Stored(None, "rescored"), whole)
-    rescore = Rescore(Sphere(16), whole, whole)
+    rescore = by_full_points(Sphere(16), whole, whole)
     found = score_retrieval(Labeled(codec.decode(whole), LABELS), None, codec.space, metrics, rerank=rescore)
     assert found.values == pytest.approx(retrieval_metrics(whole, LABELS, metrics=metrics))
 

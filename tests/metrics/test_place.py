@@ -8,7 +8,8 @@ import torch
 
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, metrics_from_hits, score_retrieval
-from dmlkit.nearest.scored import PlaceScores, Range, Sightings, kilometers
+from dmlkit.nearest.place import Range, Sightings, evidence_of, kilometers
+from dmlkit.nearest.rescore import Rescorer, rescored_rows
 
 
 def haversine(one: tuple[float, float], other: tuple[float, float]) -> float:
@@ -52,12 +53,13 @@ def test_scores_and_metrics_are_those_of_a_loop(span: Range):
     rows[3, 0], rows[4, 2] = nan, nan
     points = torch.nn.functional.normalize(torch.randn(30, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     where = sightings(rows)
-    scores = PlaceScores(where, where, span, 0.4).rows(torch.arange(30), Sphere(4), points, points)
+    rescorer = Rescorer(evidence_of(where, span), 0.4)
+    scores = rescored_rows(rescorer, Sphere(4), points, points)(torch.arange(30))
     expected = np.array([[naive_evidence(one, other, span) for other in rows] for one in rows])
     expected = 0.6 * (points @ points.T).double().numpy() + 0.4 * expected
     assert np.abs(scores.numpy() - expected).max() < 1e-6
     labels = torch.arange(30) % 5
-    found = score_retrieval(Labeled(points, labels), metrics=["map@r"], rerank=PlaceScores(where, where, span, 0.4))
+    found = score_retrieval(Labeled(points, labels), metrics=["map@r"], rerank=rescorer)
     np.fill_diagonal(expected, -inf)
     order = np.argsort(-expected, axis=1)[:, :29]
     hits = labels[torch.from_numpy(order)] == labels[:, None]

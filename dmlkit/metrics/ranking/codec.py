@@ -11,7 +11,7 @@ from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.rankings import as_directions
-from dmlkit.nearest.scored import ordered_first
+from dmlkit.nearest.rescore import Rescorer
 
 Precision = Literal["fp32", "fp16", "int8", "binary", "rescored"]
 BITS: dict[Precision, int] = {"fp32": 32, "fp16": 16, "int8": 8, "binary": 1, "rescored": 1}
@@ -130,18 +130,10 @@ class Codec:
         return as_directions(vectors, "embeddings") if isinstance(self.manifold, Sphere) else vectors
 
 
-class Rescore(NamedTuple):
-    """Full points, by which the candidates of a search are ordered again."""
+def by_full_points(manifold: Manifold, queries: Tensor, gallery: Tensor) -> Rescorer:
+    """Return the rescorer that orders the candidates of a search by full points (Q, D) and (N, D) alone."""
 
-    manifold: Manifold
-    queries: Tensor
-    """(Q, D)"""
-    gallery: Tensor
-    """(N, D)"""
+    def scores(rows: Tensor, items: Tensor) -> Tensor:
+        return manifold.similarity(queries[rows], gallery).double().gather(1, items)
 
-    def rows(self, block: Tensor, space: Manifold, queries: Tensor, gallery: Tensor) -> Tensor:
-        """Return the scores of `OtherScores` for stored points, highest for the candidates, in their new order."""
-        scores = space.similarity(queries[block], gallery).double()
-        chosen = scores.topk(min(RESCORED + 1, len(gallery))).indices  # an image may find itself
-        exact = self.manifold.similarity(self.queries[block], self.gallery).double()
-        return ordered_first(scores, chosen, exact.gather(1, chosen))
+    return Rescorer(scores, 1.0, RESCORED)

@@ -1,0 +1,201 @@
+"""Second similarities of a gallery's images: matches of their local features, or evidence of their places and times.
+
+Images are numbered: those of the gallery come first, and then those that are added to be compared with them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import inf, isfinite
+from pathlib import Path
+
+import torch
+from pydantic import PositiveFloat
+from torch import Tensor
+
+from dmlkit.datasets.files.table_file import LIMITS, SightingCells, days_of, degrees_of, read_sightings
+from dmlkit.errors import UserError
+from dmlkit.files.source import PLACE
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.nearest.place import Range, Sightings, evidence_of
+from dmlkit.nearest.rescore import CANDIDATES, Rescorer
+from dmlkit.vectors.fusion import ModelChoice, with_local
+from dmlkit.vectors.images import TABLES
+from dmlkit.vectors.local_features import features_of, match_scores
+from dmlkit.vectors.manifest import Fusion, LocalFusion
+from dmlkit.vectors.points import PointSet, PointsInMemory
+from dmlkit.vectors.progress_bar import Bar, no_bar
+
+KEPT_NUMBERS = 2**28  # of a gallery's features in memory, 0.5 GB; those of larger galleries are read for each block
+
+
+class Second(ABC):
+    """Second similarity of the images of a gallery.
+
+    Attributes:
+        rescorer: the similarity.
+        added: (M, ...) what is compared of images that were added, see `add`.
+    """
+
+    rescorer: Rescorer
+    added: Tensor
+
+    def __init__(self, gallery: GalleryFolder) -> None:
+        self.gallery = gallery
+
+    def add(self, compared: Tensor) -> Tensor:
+        """Add what is compared of images (M, ...), and return the numbers (M,) of the images."""
+        first = self._stored + len(self.added)
+        self.added = torch.cat([self.added, compared])
+        return torch.arange(first, first + len(compared))
+
+    @property
+    def _stored(self) -> int:
+        """Number of images that are not in ``added``."""
+        return 0
+
+    @abstractmethod
+    def ask(
+        self, asked: PointSet, images: Path, model: ModelChoice, rows: Tensor | None = None, bar: Bar = no_bar
+    ) -> Tensor:
+        """Add the images of queries, and return their numbers.
+
+        Args:
+            asked: points of images that were embedded now, or of a gallery.
+            images: where they are from.
+            model: device.
+            rows: (M,) the rows of the queries that are wanted. Default: all.
+
+        Raises:
+            UserError: what is compared of them is not known.
+        """
+
+
+class LocalMatches(Second):
+    """Matches of the local features that a gallery keeps, in the share of `LocalFusion`, for the nearest images."""
+
+    def __init__(self, gallery: GalleryFolder, local: LocalFusion) -> None:
+        super().__init__(gallery)
+        self.local, self.added = local, torch.empty(0, *local.shape, dtype=torch.float16)
+        count = len(gallery) if len(gallery) * local.shape[0] * local.shape[1] <= KEPT_NUMBERS else 0
+        self.kept, self.is_read = torch.empty(count, *local.shape, dtype=torch.float16), torch.zeros(count).bool()
+        self.rescorer = Rescorer(match_scores(local.run, self.at), local.share, CANDIDATES, "matches")
+
+    @classmethod
+    def of(cls, opened: PointSet) -> "LocalMatches | None":
+        """Return the matches that a gallery with local features compares; None for other points."""
+        if isinstance(opened, GalleryFolder) and opened.manifest.local is not None:
+            return cls(opened, opened.manifest.local)
+        return None
+
+    @property
+    def _stored(self) -> int:
+        return len(self.gallery)
+
+    def at(self, numbers: Tensor) -> Tensor:
+        """Return the features (M, P, C) float16 of images; those of the gallery are read when they are needed."""
+        found, stored = torch.empty(len(numbers), *self.local.shape, dtype=torch.float16), numbers < self._stored
+        found[~stored] = self.added[numbers[~stored] - self._stored]
+        rows = numbers[stored]
+        if not len(self.kept):
+            found[stored] = self.gallery.local_at(rows)
+            return found
+        missing = rows[~self.is_read[rows]].unique()
+        if len(missing):
+            self.kept[missing], self.is_read[missing] = self.gallery.local_at(missing), True
+        found[stored] = self.kept[rows]
+        return found
+
+    def ask(
+        self, asked: PointSet, images: Path, model: ModelChoice, rows: Tensor | None = None, bar: Bar = no_bar
+    ) -> Tensor:
+        chosen, local = torch.arange(len(asked)) if rows is None else rows, self.local
+        if not len(chosen):
+            return chosen
+        if isinstance(asked, GalleryFolder) and asked.manifest.local == local:
+            return self.add(asked.local_at(chosen))
+        if isinstance(asked, PointsInMemory) and asked.local is not None:
+            return self.add(asked.local[chosen])
+        if isinstance(asked, PointsInMemory) and asked.trained and asked.dataset and asked.rows is not None:
+            trained = with_local(asked.trained, local, self.gallery.source)
+            return self.add(features_of(local, trained, model.start(), asked.dataset, asked.rows[chosen], bar))
+        raise UserError(
+            f"{asked.source}: has no {local.what}, which {self.gallery.source} compares; give the images themselves"
+        )
+
+
+class PlaceFusion(Fusion, frozen=True, extra="forbid", strict=True):
+    """Weight of the evidence of place and time, see `Range`."""
+
+    kilometers: PositiveFloat
+    """Home range r."""
+    spread: PositiveFloat
+    """Spread R of different individuals, in km."""
+    days: PositiveFloat | None
+    """Decay tau; null for none."""
+
+    @property
+    def range(self) -> Range:
+        """Home range and decay."""
+        return Range(self.kilometers, self.spread, inf if self.days is None else self.days)
+
+
+class Places(Second):
+    """Evidence of the places and times of a gallery's images, in the share of `PlaceFusion`.
+
+    Raises:
+        UserError: see `check_placed`, or no place has a time although the evidence decays.
+    """
+
+    def __init__(self, gallery: PointSet, fusion: PlaceFusion) -> None:
+        super().__init__(check_placed(gallery))
+        self.fusion = fusion
+        self.added = self._sightings(self.gallery.sightings, gallery.source)
+        self.rescorer = Rescorer(self._evidence, fusion.share, what="place")
+
+    def _evidence(self, queries: Tensor, items: Tensor) -> Tensor:
+        return evidence_of(Sightings(self.added[:, :-1], self.added[:, -1]), self.fusion.range)(queries, items)
+
+    def ask(
+        self, asked: PointSet, images: Path, model: ModelChoice, rows: Tensor | None = None, bar: Bar = no_bar
+    ) -> Tensor:
+        if isinstance(asked, GalleryFolder):
+            cells, where = asked.sightings, asked.source
+        elif images.suffix.lower() not in TABLES or not isinstance(asked, PointsInMemory) or asked.rows is None:
+            raise UserError(
+                f"--with {PLACE}: {images} is no table and has no places; give a table with the columns path, "
+                "latitude, longitude and time"
+            )
+        else:
+            read, where = read_sightings(images), str(images)
+            cells = [read[row] for row in asked.rows.tolist()]
+        numbers = self.add(self._sightings(cells, where))
+        return numbers if rows is None else numbers[rows]
+
+    def _sightings(self, cells: Sequence[SightingCells], where: str) -> Tensor:
+        """Return places and days (N, 4) float64 of sightings; times count only where the evidence decays."""
+        degrees = [[degrees_of(getattr(one, column), column, where) for one in cells] for column in LIMITS]
+        decays = isfinite(self.fusion.range.days)
+        days = [days_of(one.time, where) if decays else 0.0 for one in cells]
+        found = Sightings.at(*(torch.tensor(column, dtype=torch.float64) for column in (*degrees, days)))
+        if not (found.places.isfinite().all(1) & found.days.isfinite()).any():
+            needed = "latitude, longitude and time" if decays else "latitude and longitude"
+            raise UserError(
+                f"--with {PLACE}: no image of {where} has {needed}; fill these columns, or leave the option out"
+            )
+        return torch.cat([found.places, found.days[:, None]], dim=1)
+
+
+def check_placed(gallery: PointSet) -> GalleryFolder:
+    """Return a gallery whose images have places.
+
+    Raises:
+        UserError: it is a fusion of two runs, or no image has a place.
+    """
+    if gallery.manifest is not None and gallery.manifest.fusion is not None:
+        raise UserError(f"--with {PLACE}: {gallery.source} has embeddings of two runs; expected a gallery of one run")
+    if not isinstance(gallery, GalleryFolder) or not any(one.latitude for one in gallery.sightings):
+        raise UserError(
+            f"--with {PLACE}: no image of {gallery.source} has a place; create a gallery from a table with the columns "
+            "path, label, latitude, longitude and time"
+        )
+    return gallery

@@ -1,0 +1,163 @@
+"""A second similarity of images, by which the nearest ones are ordered again.
+
+It looks at more than points: at matching patches of two images, or at their places and times.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmlkit.manifolds.base import Manifold
+from dmlkit.nearest.search import Neighbors, PointSearch, StoredPoints
+
+CANDIDATES = 100  # images per query whose patches are compared, as many as WildFusion compares at its budget of 100
+BLOCK_ENTRIES = 2**24  # scores at once: 128 MB
+BLOCK_ROWS = 65_536  # points compared at once
+
+
+@dataclass(frozen=True)
+class Rescorer:
+    """Second similarity of images, which are given by numbers, with its weight.
+
+    Example:
+        >>> hours = torch.tensor([9.0, 10.0, 18.0])
+        >>> by_hour = Rescorer(lambda queries, items: -(hours[queries, None] - hours[items]).abs(), share=0.5)
+        >>> by_hour.mixed(torch.tensor([[4.0, 2.0]]), torch.tensor([0]), torch.tensor([[1, 2]]))
+        tensor([[ 1.5000, -3.5000]], dtype=torch.float64)
+    """
+
+    score: Callable[[Tensor, Tensor], Tensor]
+    """Function of queries (Q,) and K images for each, (Q, K), both int64, that returns their scores (Q, K)."""
+    share: float
+    """Weight of the scores, in [0, 1]; the similarity of points has the rest."""
+    most: int | None = None
+    """Number of nearest images of a query that are scored; the scores are then at least 0, and 0 for the others.
+    Default: all."""
+    what: str = ""
+    """What is compared; it follows the name of the similarity of points."""
+
+    def mixed(self, similarity: Tensor, queries: Tensor, items: Tensor) -> Tensor:
+        """Return the weighted sums (Q, K) float64 of the similarities (Q, K) of points and the scores."""
+        return (1 - self.share) * similarity.double() + self.share * self.score(queries, items).double()
+
+    def between(self, queries: Tensor, items: Tensor) -> "Rescorer":
+        """Return the same for rows of (M,) and (N,) images, which are given by their numbers."""
+
+        def scores(rows: Tensor, others: Tensor) -> Tensor:
+            return self.score(queries[rows], items[others])
+
+        return replace(self, score=scores)
+
+
+def nearest_rows(similarity: Tensor, most: int) -> Tensor:
+    """Return the columns (n, K) of the candidates of n queries: one more than ``most``, since one may be the query."""
+    return similarity.topk(min(most + 1, similarity.shape[1])).indices
+
+
+def rescored_rows(rescorer: Rescorer, space: Manifold, queries: Tensor, gallery: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a function of rows (n,) of queries (Q, D), which returns the scores (n, N) of a gallery (N, D).
+
+    Where only the nearest are scored, they are before the others, in their new order.
+    """
+
+    def scores(block: Tensor) -> Tensor:
+        similarity = space.similarity(queries[block], gallery).double()
+        if rescorer.most is None:
+            return rescorer.mixed(similarity, block, torch.arange(len(gallery)).expand(len(block), -1))
+        chosen = nearest_rows(similarity, rescorer.most)
+        values = rescorer.mixed(similarity.gather(1, chosen), block, chosen)
+        return similarity.scatter(1, chosen, values + (similarity.amax() - values.amin() + 1))
+
+    return scores
+
+
+class Searched(StoredPoints, Protocol):
+    """Points with their geometry."""
+
+    @property
+    def manifold(self) -> Manifold:
+        """Geometry of the points."""
+        ...
+
+
+class RescoredSearch:
+    """Search by the similarity of points and a second one.
+
+    Where a rescorer scores the nearest images alone, these are found by the search of the points: scores are never
+    negative then, so that an image without one is never before one of them.
+
+    Args:
+        base: search of the points.
+        searched: the points (N, D).
+        rescorer: the second similarity.
+        numbers: (N,) int64, the numbers of the points' images.
+    """
+
+    def __init__(self, base: PointSearch, searched: Searched, rescorer: Rescorer, numbers: Tensor) -> None:
+        self.base, self.searched, self.rescorer, self.numbers = base, searched, rescorer, numbers
+
+    @property
+    def similarity_name(self) -> str:
+        """Name of both similarities."""
+        return f"{self.searched.manifold.similarity_name}_and_{self.rescorer.what}"
+
+    @torch.no_grad()
+    def search(
+        self,
+        queries: Tensor,
+        k: int,
+        asked: Tensor,
+        units: np.ndarray | None = None,
+        own: np.ndarray | None = None,
+    ) -> Neighbors:
+        """Return the k most similar points of each query (Q, D), those of its own unit with a similarity of -inf.
+
+        Args:
+            asked: (Q,) int64, the numbers of the queries' images.
+            units: (N,) integers from 0, the unit of each point.
+            own: (Q,) the unit of each query.
+        """
+        found: list[Neighbors] = []
+        height = len(queries) if self.rescorer.most else BLOCK_ENTRIES // len(self.numbers)
+        for rows in torch.arange(len(queries)).split(max(1, height)):
+            left_out = None if units is None or own is None else (units, own[rows.numpy()])
+            near = self._nearest(queries[rows], k, left_out)
+            scores = self._mixed(near, asked[rows])
+            scores, order = scores.sort(dim=1, descending=True, stable=True)
+            found.append(Neighbors(scores[:, :k], near.indices.gather(1, order[:, :k])))
+        return Neighbors.joined(found, k)
+
+    def _nearest(self, queries: Tensor, k: int, left_out: tuple[np.ndarray, np.ndarray] | None) -> Neighbors:
+        """Return the images of queries that may be among the k most similar ones, nearest first if not all."""
+        size = len(self.numbers)
+        if self.rescorer.most is None:
+            near = Neighbors(self._similarities(queries), torch.arange(size).expand(len(queries), -1))
+            width = size
+        else:
+            width = min(max(k, self.rescorer.most), size)
+            most = 0 if left_out is None else int(np.bincount(left_out[0])[left_out[1]].max(initial=0))
+            near = self.base.search(queries, min(width + most, size))
+        if left_out is None:
+            return near
+        units, own = left_out
+        scores = near.similarities.double()
+        scores[torch.from_numpy(units[near.indices.numpy()] == own[:, None])] = -inf
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        return Neighbors(scores[:, :width], near.indices.gather(1, order[:, :width]))
+
+    def _similarities(self, queries: Tensor) -> Tensor:
+        blocks = self.searched.blocks(BLOCK_ROWS)
+        return torch.cat([self.searched.manifold.similarity(queries.double(), one.double()) for one in blocks], dim=1)
+
+    def _mixed(self, near: Neighbors, asked: Tensor) -> Tensor:
+        """Return the scores (Q, W) float64 of the images found; those that are left out stay at -inf."""
+        scores, most = near.similarities.double(), self.rescorer.most
+        first = slice(most)
+        mixed = (1 - self.rescorer.share) * scores
+        mixed[:, first] = self.rescorer.mixed(scores[:, first], asked, self.numbers[near.indices[:, first]])
+        return torch.where(scores == -inf, scores, mixed)
