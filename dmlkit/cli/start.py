@@ -1,6 +1,8 @@
 """``dmlkit start``: a first recipe for your photos."""
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,11 +16,12 @@ from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import command_word, printable
 from dmlkit.files.outputs import check_file, writing
 from dmlkit.files.source import require_dataset
+from dmlkit.recipe.start import TUNING_WORDS
 
 if TYPE_CHECKING:
     from dmlkit.datasets.base import DatasetConfig
     from dmlkit.loading.check import Survey
-    from dmlkit.training.estimate import Estimate
+    from dmlkit.training.estimate import TrainingPlan
 
 app = typer.Typer()
 WIDTH = 80  # columns of a terminal
@@ -40,6 +43,10 @@ def start(
             "FILE", "Recipe to write. Default: the name of ROOT with .yaml, in the current folder.", "--output", "-o"
         ),
     ] = None,
+    budget: Annotated[
+        str | None,
+        option("TIME", "Time that training may take, e.g. 10m or 2h. Default: 10m, with a GPU 30m."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Inspect your photos and write a first recipe for them, with a comment on each choice."""
@@ -53,30 +60,32 @@ def start(
     from dmlkit.loading.check import dataset_at, survey
     from dmlkit.recipe.file import parse_recipe
     from dmlkit.recipe.start import Photos, starting_recipe
-    from dmlkit.training.estimate import estimate_training
+    from dmlkit.training.estimate import plan_training
 
+    gpu = resolve_device(device)[0] != "cpu"
+    seconds = seconds_of(("30m" if gpu else "10m") if budget is None else budget)
     console, config = Console(), dataset_at(photos)
     print_nesting(config, console)
     found = survey(config, bars(console))
     print_survey(found, str(photos), console)
     print_several_labels(config, found, console)
-    gpu = resolve_device(device)[0] != "cpu"
     backbone, at_hand = choose(gpu=gpu)
     images, classes, own = found.images["train"], found.classes["train"], found.names_validation
     setting = Photos(found.dataset, images, classes, found.trained, own, backbone, at_hand, gpu)
-    text = starting_recipe(setting)
-    recipe = parse_recipe(text, str(output))
     try:
-        estimate = estimate_training(recipe, device, at_hand=at_hand)
+        plan = plan_training(setting, seconds, device)
     except UserError as error:
-        estimated = f"training time is not known: {error}"
+        chosen, lines = replace(setting, tuning="none"), [f"training time is not known: {error}"]
     else:
-        estimated = shown(estimate)
+        chosen, lines = plan.setting, shown(plan, seconds)
+    text = starting_recipe(chosen)
+    recipe = parse_recipe(text, str(output))
     with writing(output), atomic_write(output) as written:
         written.write_text(text, encoding="utf-8")
     say(console, f"wrote {output}: {recipe.training.epochs} epochs")
-    say(console, f"{backbone.title}, {'all weights trained' if gpu else 'frozen, with a trained head'}")
-    say_prose(console, estimated)
+    say(console, f"{backbone.title}: trains {TUNING_WORDS[chosen.tuning]}")
+    for line in lines:
+        say_prose(console, line)
     run = command_word(f"runs/{output.stem}")
     say(console, f"next: dmlkit train {command_word(output)} -o {run}")
     say(console, f"then: dmlkit final {run}, to train on every class")
@@ -159,8 +168,36 @@ def with_names(text: str, names: Sequence[str]) -> str:
     return line
 
 
-def shown(estimate: "Estimate") -> str:
-    """Return how long a recipe trains on this machine, as text."""
-    minutes = max(1, round(estimate.seconds / 60))
-    time = f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
-    return f"training takes about {time} on this machine ({estimate.images_per_second:.3g} images/s)"
+def shown(plan: "TrainingPlan", budget: float) -> list[str]:
+    """Return how long a recipe trains on this machine, and what a larger budget would change."""
+    seconds, speed, larger = plan.estimate.seconds, plan.estimate.images_per_second, plan.larger
+    lines = [f"training takes about {duration(seconds)} on this machine ({speed:.3g} images/s)"]
+    if seconds > budget:
+        lines.append(f"this is more than the budget of {duration(budget)}, and nothing here takes less")
+    if larger is not None:
+        lines.append(f"{TUNING_WORDS[larger[0]]} would take {duration(larger[1])} and give more: see --budget")
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words.
+
+    Example:
+        >>> duration(20), duration(400), duration(90_000)
+        ('1 min', '7 min', '25 h')
+    """
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
+
+
+def seconds_of(budget: str) -> float:
+    """Return the seconds of a time such as 90s, 10m or 2h.
+
+    Example:
+        >>> seconds_of("10m"), seconds_of("1.5h")
+        (600.0, 5400.0)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|m|min|h)", budget.strip())
+    if match is None or not float(match[1]):
+        raise UserError(f"--budget {budget}: expected a time above 0, e.g. 90s, 10m or 2h")
+    return float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[match[2]]

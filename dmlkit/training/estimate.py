@@ -1,5 +1,6 @@
 """Estimate of how long a recipe trains on this machine, from a timed batch of its backbone."""
 
+from dataclasses import replace
 from math import ceil
 from time import perf_counter
 from timeit import repeat
@@ -18,7 +19,9 @@ from dmlkit.errors import UserError
 from dmlkit.loading.batches import collate, default_workers
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.model import EmbeddingModel, build_model
+from dmlkit.recipe.file import parse_recipe
 from dmlkit.recipe.schema import Recipe
+from dmlkit.recipe.start import MOST_TUNING_EPOCHS, TUNINGS, Photos, least_epochs, starting_recipe
 from dmlkit.vectors.trained import without_pretrained_weights
 
 TIMED = 16  # images: on one CPU core a batch of EfficientNet-Lite0 takes 0.6 s
@@ -44,7 +47,7 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
     fabric = start_fabric(device, recipe.training.precision)
     train = recipe.dataset.build("train")
     held_out: list[Split] = [split for split in recipe.dataset.own_splits if split != "train"]
-    evaluated = sum(len(recipe.dataset.build(split)) for split in held_out)
+    sizes = {split: len(recipe.dataset.build(split)) for split in held_out}
     with torch.random.fork_rng(devices=[]):
         model = build_model(recipe if at_hand else without_pretrained_weights(recipe)).to(fabric.device)
         pixels, reading = _read(train, recipe)
@@ -55,9 +58,48 @@ def estimate_training(recipe: Recipe, device: str = "auto", *, at_hand: bool = F
     per_image = _per_image(computing, reading, workers, fabric)
     if isinstance(tuning, NoTuningConfig) and tuning.features == "cached":
         views = len(train) * max(1, tuning.feature_views)
-        return Estimate((views + evaluated) * per_image + epochs * EPOCH, 1 / per_image)
+        return Estimate((views + sum(sizes.values())) * per_image + epochs * EPOCH, 1 / per_image)
     trained = _per_image(_computing(model.train(), pixels, fabric, backward=not is_frozen), reading, workers, fabric)
-    return Estimate(epochs * len(train) * trained + (epochs + 1) * evaluated * per_image, 1 / trained)
+    # every split is embedded before the first step, validation after each epoch, and test after the last
+    evaluated = (epochs + 1) * sizes.get("validation", 0) + 2 * sizes.get("test", 0)
+    return Estimate(epochs * len(train) * trained + evaluated * per_image, 1 / trained)
+
+
+class TrainingPlan(NamedTuple):
+    """What `plan_training` chooses."""
+
+    setting: Photos
+    estimate: Estimate
+    larger: tuple[str, float] | None  # the strongest tuning and its seconds, if they exceed the budget
+
+
+def plan_training(setting: Photos, budget: float, device: str = "auto") -> TrainingPlan:
+    """Choose how much of a backbone to train: the most that the budget allows, with as many epochs as pay.
+
+    Each tuning is timed by a batch; all weights come first and a head on frozen features last, which is chosen even
+    where it exceeds the budget.
+
+    Args:
+        setting: the photos and the backbone.
+        budget: seconds.
+        device: see `start_fabric`.
+
+    Raises:
+        UserError: see `estimate_training`.
+    """
+    larger = None
+    least = least_epochs(setting.images, setting.trained)
+    for tuning in TUNINGS:
+        trial = replace(setting, tuning=tuning, epochs=least)
+        estimate = estimate_training(parse_recipe(starting_recipe(trial), "recipe"), device, at_hand=setting.at_hand)
+        if tuning == "none":
+            break
+        if estimate.seconds <= budget:
+            epochs = min(max(least, MOST_TUNING_EPOCHS), int(least * budget / estimate.seconds))
+            seconds = estimate.seconds * epochs / least
+            return TrainingPlan(replace(trial, epochs=epochs), estimate._replace(seconds=seconds), larger)
+        larger = larger or (tuning, estimate.seconds)
+    return TrainingPlan(trial, estimate, larger)
 
 
 def _read(dataset: Dataset, recipe: Recipe) -> tuple[Tensor, float]:

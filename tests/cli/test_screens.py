@@ -301,7 +301,7 @@ def test_the_screens_of_the_first_hour_fit_80_columns(
     for number, name in enumerate(names):
         for image in range(4):
             trees.photo(Path("photos") / name / f"{image}.png", 10 * number + image)
-    quick = ["backbone.tuning.feature_views=0", "transform={name: plain, size: 32}", "training.epochs=2"]
+    quick = ["backbone.tuning={name: none}", "transform={name: plain, size: 32}", "training.epochs=2"]
     for words in SCREENS:
         more = [part for change in [*quick, "training.workers=0"] for part in ("--set", change)]
         result = dmlkit(*words.split(), "--device", "cpu", *(more if words.startswith("train") else []))

@@ -198,11 +198,48 @@ def test_the_estimate_counts_the_passes_through_the_backbone(
     monkeypatch.setattr(estimate, "_per_image", lambda *_: 1.0)
     changes = [f"backbone.tuning={tuning}", PLAIN]
     found = estimate.estimate_training(read_recipe(tiny_recipe, changes), "cpu")
-    train, rest, epochs = 3 * 6, (3 + 6) * 6, 3
-    seconds = epochs * train + (epochs + 1) * rest
+    train, validation, test, epochs = 3 * 6, 3 * 6, 6 * 6, 3
+    seconds = epochs * train + (epochs + 1) * validation + 2 * test
     if "none" in tuning:
-        seconds = train * (4 if "4" in tuning else 1) + rest + epochs * estimate.EPOCH
+        seconds = train * (4 if "4" in tuning else 1) + validation + test + epochs * estimate.EPOCH
     assert found.seconds == pytest.approx(seconds) and found.images_per_second == 1
+
+
+@pytest.mark.parametrize(
+    ("budget", "tuning", "epochs", "lines"),
+    [
+        ("20m", "full", 200, ["training takes about 20 min"]),  # twice the fewest epochs, which take 10 minutes
+        ("600s", "full", 100, ["training takes about 10 min"]),
+        ("9m", "last_blocks", 108, ["training takes about 9 min", "all weights would take 10 min and give more"]),
+        ("1m", "none", 200, ["training takes about 1 min", "all weights would take 10 min and give more"]),
+        ("0.2m", "none", 200, ["this is more than the budget of 1 min, and nothing here takes less"]),
+    ],
+)
+def test_the_budget_chooses_how_much_is_trained(
+    budget: str, tuning: str, epochs: int, lines: list[str], dmlkit: Cli, birds: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With made-up times of the fewest epochs: 10 minutes for all weights, 8 1/3 for the last blocks, 1 for a head."""
+    seconds = {"full": 600.0, "last_blocks": 500.0, "none": 60.0}
+    monkeypatch.setattr(estimate, "MOST_TUNING_EPOCHS", 200)
+    monkeypatch.setattr(
+        estimate,
+        "estimate_training",
+        lambda recipe, *_, **__: estimate.Estimate(seconds[recipe.backbone.tuning.name], 1.0),
+    )
+    result = dmlkit("start", birds, "--budget", budget, "--device", "cpu")
+    said = " ".join(result.out.split())
+    assert result.code == 0 and all(line in said for line in lines), said
+    recipe = read_recipe(Path("birds.yaml"))
+    assert (recipe.backbone.tuning.name, recipe.training.epochs) == (tuning, epochs)
+    assert (recipe.transform.size, recipe.transform.resizing.side) == ((224, 256) if tuning == "none" else (160, 182))
+
+
+@pytest.mark.parametrize("budget", ["3x", "0m", "-1h", ""])
+def test_a_budget_that_is_no_time_is_refused(budget: str, dmlkit: Cli, birds: Path):
+    result = dmlkit("start", birds, f"--budget={budget}", "--device", "cpu")
+    assert (
+        result.code == 2 and result.err == f"error: --budget {budget}: expected a time above 0, e.g. 90s, 10m or 2h\n"
+    )
 
 
 def test_the_screen_says_which_of_nested_folders_are_the_classes(
