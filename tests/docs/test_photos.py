@@ -23,7 +23,7 @@ from tests.docs.blocks import blocks_of, page, run_blocks
 
 GROCERY = ROOT.parent / "shared" / "grocery"
 KINDS = ("Anjou", "Avocado", "Banana", "Cantaloupe", "Kiwi", "Lemon", "Lime", "Mango")
-FEW_STEPS = ["--set", "training.epochs=2", "--set", "backbone.tuning.feature_views=1"]
+FEW_STEPS = ["--set", "training.epochs=2"]
 
 
 @pytest.mark.heavy
