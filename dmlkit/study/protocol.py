@@ -24,8 +24,6 @@ from dmlkit.training.train import train
 from dmlkit.vectors.in_memory import embed_dataset
 from dmlkit.vectors.trained import load_model
 
-Figures = dict[str, Metrics]
-"""Metrics by kind, e.g. ``{"separated": {"map@r": 0.4}, ...}``."""
 StartModel = Callable[[str, Recipe], Progress]
 """Called with the name and recipe of each model that trains."""
 EMBEDDING_DIM = 128  # of each Reality Check model; the four together have 512
@@ -40,6 +38,10 @@ class RealityCheckFigures(Document, frozen=True):
     separated: Metrics
     concatenated: Metrics
 
+    def flat(self) -> Metrics:
+        """Return the figures by names such as ``separated map@r``."""
+        return {f"{kind} {name}": value for kind, metrics in self.plain().items() for name, value in metrics.items()}
+
 
 def run_once(
     name: ProtocolName,
@@ -47,7 +49,7 @@ def run_once(
     folder: Path,
     fabric: Fabric,
     progress: StartModel,
-) -> Figures:
+) -> Metrics:
     """Train a recipe under a protocol, with its own seed. Complete trainings are kept, and interrupted ones resumed.
 
     ``official``: the recipe unchanged. The figures are those of the best checkpoint on validation classes.
@@ -62,7 +64,7 @@ def run_once(
         folder: folder of the run, or of ``fold-F/`` of each model.
     """
     if name == "official":
-        return {"test": _test_metrics(_trained(recipe, folder, fabric, progress))}
+        return _test_metrics(_trained(recipe, folder, fabric, progress))
     return _reality_check(recipe, folder, fabric, progress)
 
 
@@ -71,19 +73,19 @@ def is_complete(name: ProtocolName, folder: Path) -> bool:
     return (folder / ("summary.json" if name == "official" else "result.json")).exists()
 
 
-def _reality_check(recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel) -> Figures:
+def _reality_check(recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel) -> Metrics:
     folds = [folder / f"fold-{fold}" for fold in range(FOLDS)]
     models = [_trained(fold_recipe(recipe, fold), path, fabric, progress) for fold, path in enumerate(folds)]
     tests = [_test_metrics(summary) for summary in models]
     target = folder / "result.json"
     if target.exists():
-        return RealityCheckFigures.read(target).plain()
+        return RealityCheckFigures.read(target).flat()
     separated = {name: sum(test[name] for test in tests) / FOLDS for name in tests[0]}
     figures = RealityCheckFigures(separated=separated, concatenated=_concatenated(folds, fabric))
     fabric.barrier()
     if fabric.is_global_zero:
         figures.write(target)
-    return figures.plain()
+    return figures.flat()
 
 
 def _test_metrics(summary: Summary) -> Metrics:

@@ -87,7 +87,7 @@ class Trained:
             if isinstance(ending, OSError):
                 raise ending
             write_run(recipe, folder, ending)
-        return {"test": Summary.read(run.summary_path).chosen.test}
+        return Summary.read(run.summary_path).chosen.test
 
     def names(self, out: Path) -> list[str]:
         return [str(folder.relative_to(out / "runs")) for folder in self.folders]

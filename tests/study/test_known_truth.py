@@ -10,7 +10,7 @@ import torch
 
 from dmlkit.metrics.statistics import holm, paired_differences
 from dmlkit.study.definition.config import Expectation
-from dmlkit.study.findings.verdicts import JudgedStatement, MeanInterval, VariantResults, judge
+from dmlkit.study.findings.verdicts import JudgedStatement, VariantResults, judge
 
 CLASSES, QUERIES = 41, 20  # a class
 SHUFFLED = 0.1  # of the labels
@@ -49,8 +49,7 @@ def study(rng: np.random.Generator, shares: dict[str, float]) -> tuple[JudgedSta
     for name, share in shares.items():
         values = [float(model(rng, easy, share)["map@r"].mean()) for _ in range(5)]
         runs = {seed: {"map@r": value} for seed, value in enumerate(values)}
-        summary = {"map@r": MeanInterval.of(values)}
-        variants[name] = VariantResults(tuned=None, runs=runs, summary=summary, difference=None)
+        variants[name] = VariantResults.of(runs, ["map@r"])
     statements = [Expectation(better="base", than=name, metric="map@r") for name in shares if name != "base"]
     return judge(statements, variants, 5, 0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dmlkit.study.findings.results import Cost, StudyResults
-from dmlkit.study.findings.verdicts import Tuned, VariantResults, over_seeds
+from dmlkit.study.findings.verdicts import Tuned, VariantResults
 from dmlkit.study.reports.overview import read_results
 from dmlkit.study.reports.tables import MARK, best_cells, study_tables, write_tables
 from tests.conftest import ROOT
@@ -49,15 +49,7 @@ SPECIALS = {
 def results_of(figures: dict[str, list[dict[str, float]]], claim: str = "A claim") -> StudyResults:
     """The results of variants whose runs have these figures, by seed."""
     metrics = tuple(next(iter(figures.values()))[0])
-    variants = {
-        name: VariantResults(
-            tuned=None,
-            runs=dict(enumerate(runs)),
-            summary=over_seeds((dict(enumerate(runs)), None), None, metrics)[0],
-            difference=None,
-        )
-        for name, runs in figures.items()
-    }
+    variants = {name: VariantResults.of(dict(enumerate(runs)), metrics) for name, runs in figures.items()}
     return StudyResults(
         claim=claim,
         paper=None,

@@ -46,7 +46,7 @@ def test_without_tuning_every_run_is_known_at_once_seed_by_seed(tmp_path: Path):
     plan = plan_of(tmp_path, STUDY)
     assert end(plan, lambda _: (0.5, 0.6)) == [["small/seed-0", "large/seed-0", "small/seed-1", "large/seed-1"]]
     assert plan.num_runs == 4
-    assert {name: choice.figures for name, choice in plan.choices().items()} == {
+    assert {name: one.runs for name, one in plan.results().items()} == {
         name: {0: {"map@r": 0.6}, 1: {"map@r": 0.6}} for name in ("small", "large")
     }
 
@@ -69,9 +69,10 @@ def test_tuning_seeds_choose_by_their_mean_and_their_runs_are_not_trained_twice(
     assert len(first) == 18 and [name[-1] for name in first] == ["0"] * 6 + ["1"] * 6 + ["7"] * 6
     assert later == ["small/lr=0.002/seed-2", "large/lr=0.002/seed-2"]
     assert plan.num_runs == 20 == plan.study.num_runs
-    choice = plan.choices()["small"]
-    assert choice.scores == pytest.approx([np.mean(list(one.values())) for one in scores.values()])
-    assert choice.candidate.label == "lr=0.002" and list(choice.figures) == [0, 1, 2]  # seed 7 chose alone
+    choice = plan.results()["small"]
+    means = [np.mean(list(one.values())) for one in scores.values()]
+    assert choice.tuned and list(choice.tuned.validation.values()) == pytest.approx(means)
+    assert choice.tuned.chosen == "lr=0.002" and list(choice.runs) == [0, 1, 2]  # seed 7 chose alone
     alone = plan_of(tmp_path, text.replace("tune_seeds: [0, 1, 7]\n", ""))
     assert end(alone, tell)[1][0] == "small/lr=0.001/seed-1"
 
@@ -95,7 +96,7 @@ def test_a_choice_at_the_edge_extends_the_grid(
     for variant in plan.as_tried().variants:
         assert [one.values["optimizer.lr"] for one in variant.candidates] == tried
         assert [rate_of(one.recipe) for one in variant.candidates] == tried
-        assert len(plan.choices()[variant.name].scores) == len(tried)
+        assert len(plan.results()[variant.name].tuned.validation) == len(tried)
     assert plan.num_runs == sum(map(len, rounds))
 
 
@@ -175,7 +176,7 @@ def test_added_values_lead_to_a_best_one_that_is_not_at_an_edge(tmp_path: Path, 
 def test_with_every_candidate_failed_a_variant_has_no_choice(tmp_path: Path):
     plan = plan_of(tmp_path, TUNED)
     rounds = end(plan, lambda recipe: "no" if margin_of(recipe) == 0.3 else (0.5, 0.5))
-    assert rounds[1] == ["small/lr=0.001/seed-1"] and list(plan.choices()) == ["small"]
+    assert rounds[1] == ["small/lr=0.001/seed-1"] and list(plan.results()) == ["small"]
 
 
 def noisy(shift: float) -> Callable[[Recipe], tuple[float, float]]:
@@ -191,7 +192,7 @@ def test_seeds_are_added_to_statements_that_are_not_separable(tmp_path: Path, sh
     plan = plan_of(tmp_path, STUDY.replace("seeds: [0, 1]", "seeds: [0, 1, 5]\nmore_seeds: 4"))
     rounds = end(plan, noisy(shift))
     assert rounds[1:] == [[f"small/seed-{seed}", f"large/seed-{seed}"] for seed in (2, 3, 4, 6)[:added]]
-    assert list(plan.choices()["large"].figures) == [0, 1, 5, *(2, 3, 4, 6)[:added]]
+    assert list(plan.results()["large"].runs) == [0, 1, 5, *(2, 3, 4, 6)[:added]]
     assert plan.num_runs == 6 + 2 * added
 
 
@@ -228,4 +229,4 @@ def test_the_rounds_are_the_same_whatever_was_known_before(tmp_path: Path, best:
     whole = plan_of(tmp_path, text)
     rounds = end(whole, peak(best))
     again = plan_of(tmp_path, text)
-    assert end(again, peak(best)) == rounds and again.choices() == whole.choices()
+    assert end(again, peak(best)) == rounds and again.results() == whole.results()

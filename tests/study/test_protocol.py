@@ -68,9 +68,9 @@ def test_reality_check_trains_and_reports_what_it_says(recipe, tmp_path):
         joined = np.concatenate(unit, 1)
         joined /= np.linalg.norm(joined, axis=1, keepdims=True)
         concatenated = retrieval_metrics(joined, embeddings.labels, metrics=["map@r"])["map@r"]
-        assert figures["separated"]["map@r"] == pytest.approx(np.mean(separated), abs=1e-9)
-        assert figures["concatenated"]["map@r"] == pytest.approx(concatenated, abs=5e-3)  # near ties of 96 queries
-        assert set(figures["separated"]) == {"precision@1", "r_precision", "map@r"}
+        assert figures["separated map@r"] == pytest.approx(np.mean(separated), abs=1e-9)
+        assert figures["concatenated map@r"] == pytest.approx(concatenated, abs=5e-3)  # near ties of 96 queries
+        assert {f"separated {name}" for name in ("precision@1", "r_precision", "map@r")} < set(figures)
 
 
 def test_concatenation_gives_each_model_the_same_weight():

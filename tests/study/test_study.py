@@ -28,7 +28,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Axis, StudyConfig
 from dmlkit.study.definition.file import read_study
 from dmlkit.study.findings.results import Cost, StudyResults
-from dmlkit.study.findings.verdicts import MeanInterval, VariantResults
+from dmlkit.study.findings.verdicts import VariantResults
 from dmlkit.study.protocol import RealityCheckFigures
 from dmlkit.study.reports.report import plot_study
 from dmlkit.study.runs import run_study as study_run
@@ -828,8 +828,7 @@ def test_the_plot_of_a_sweep_and_of_single_runs_reads_no_mathematics_t10(
 ):
     def variant(*values: float) -> VariantResults:
         runs = {seed: {"map@r": value} for seed, value in enumerate(values)}
-        summary = {"map@r": MeanInterval.of(list(values))}
-        return VariantResults(tuned=None, runs=runs, summary=summary, difference=None)
+        return VariantResults.of(runs, ["map@r"])
 
     for axis in (None, Axis(key=key, values=(1.0, 0.01, 0.1))):
         results = StudyResults(

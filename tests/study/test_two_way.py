@@ -14,13 +14,12 @@ from dmlkit.study.definition.config import Expectation
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.findings.two_way import PairedClasses, VariantClasses
 from dmlkit.study.findings.verdicts import (
-    MeanInterval,
     VariantResults,
     compare_at_looks,
+    differences,
     is_decided,
     judge,
     least_p_values,
-    over_seeds,
 )
 from dmlkit.study.reports.tables import verdict_text
 from tests.study.fakes import STUDY, write_study
@@ -176,8 +175,7 @@ def variant(changes: Array, queries: Array) -> VariantResults:
     runs = {seed: {"map@r": float(np.average(row, weights=queries))} for seed, row in enumerate(changes)}
     by_class = {seed: {"map@r": tuple(row.tolist())} for seed, row in enumerate(changes)}
     classes = VariantClasses(names=names, queries=tuple(int(one) for one in queries), runs=by_class)
-    summary = {"map@r": MeanInterval.of([run["map@r"] for run in runs.values()])}
-    return VariantResults(tuned=None, runs=runs, summary=summary, difference=None, classes=classes)
+    return VariantResults.of(runs, ["map@r"], classes=classes)
 
 
 def variants_that_differ_on_classes() -> dict[str, VariantResults]:
@@ -208,7 +206,7 @@ def test_differences_from_the_reference_are_over_seeds_and_classes_as_the_statem
     variants = variants_that_differ_on_classes()
     (judged,) = judge([STATEMENT], variants, 5, 0)
     base, method = variants["base"], variants["method"]
-    _, difference = over_seeds((method.runs, method.classes), (base.runs, base.classes), ["map@r"])
+    difference = differences(method, base, ["map@r"])
     assert difference is not None
     found = difference["map@r"]
     assert (found.low, found.p_value) == pytest.approx((judged.low, judged.p_value))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Tuned(BaseModel, frozen=True, extra="forbid"):
 class VariantResults(BaseModel, frozen=True, extra="forbid"):
     """Figures of a variant."""
 
-    tuned: Tuned | None
+    tuned: Tuned | None = None
     """Tuning; null if nothing was tuned."""
     runs: dict[int, Metrics]
     """Figures on test classes by seed, of the best checkpoint on validation classes."""
@@ -67,11 +67,17 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
     """Figures of the variant's backbone before training, without its head; null if they are not known."""
     summary: dict[str, MeanInterval]
     """Mean of ``runs`` over seeds, by metric."""
-    difference: dict[str, PairedDifference] | None
+    difference: dict[str, PairedDifference] | None = None
     """Difference from the reference by metric; null for the reference itself, or if they share no seed."""
     classes: VariantClasses | None = Field(default=None, exclude=True)
     """Figures on each test class, for intervals over seeds and classes. They are in the runs, and not in a file of
     results, of which they were nine tenths; None in what is read, and for the Reality Check."""
+
+    @classmethod
+    def of(cls, runs: dict[int, Metrics], metrics: Sequence[str], **others: Any) -> "VariantResults":
+        """Return the figures of runs with their means over seeds."""
+        summary = {name: MeanInterval.of([run[name] for run in runs.values()]) for name in metrics}
+        return cls(runs=runs, summary=summary, **others)
 
     def is_below_pretrained(self, metric: str) -> bool:
         """Return whether the mean is below that of the backbone before training; False if that is unknown."""
@@ -82,51 +88,34 @@ class VariantResults(BaseModel, frozen=True, extra="forbid"):
         """Return whether training improved the backbone by at least one of some metrics; True if that is unknown."""
         return not all(self.is_below_pretrained(metric) for metric in metrics)
 
-    @property
-    def measured(self) -> "Runs":
-        """Figures by seed, and on each class."""
-        return self.runs, self.classes
-
-
-Runs = tuple[Mapping[int, Metrics], VariantClasses | None]  # figures of a variant by seed, and on each class
-
 
 class PairedFigures(NamedTuple):
-    """A figure of two variants for the seeds that both have, in the order of the first variant.
-
-    Example:
-        >>> first, second = {0: {"mrr": 0.1}, 1: {"mrr": 0.2}}, {1: {"mrr": 0.3}, 2: {"mrr": 0.4}}
-        >>> PairedFigures.of((first, None), (second, None), "mrr")
-        PairedFigures(base=[0.2], method=[0.3], by_class=None)
-    """
+    """A figure of two variants for the seeds that both have, in the order of the first variant."""
 
     base: list[float]
     method: list[float]
     by_class: PairedClasses | None  # differences on each class, if they are known
 
     @classmethod
-    def of(cls, base: Runs, method: Runs, metric: str) -> "PairedFigures":
+    def of(cls, base: VariantResults, method: VariantResults, metric: str) -> "PairedFigures":
         """Pair the runs of two variants by their seeds."""
-        (first, first_classes), (second, second_classes) = base, method
+        first, second = base.runs, method.runs
         seeds = [seed for seed in first if seed in second]
-        by_class = PairedClasses.of(first_classes, second_classes, metric, seeds)
+        by_class = PairedClasses.of(base.classes, method.classes, metric, seeds)
         return cls([first[seed][metric] for seed in seeds], [second[seed][metric] for seed in seeds], by_class)
 
 
-def over_seeds(
-    variant: Runs, reference: Runs | None, metrics: Sequence[str]
-) -> tuple[dict[str, MeanInterval], dict[str, PairedDifference] | None]:
-    """Return by metric a variant's mean over seeds, and its difference from the reference, if that is another one."""
-    summary = {name: MeanInterval.of([run[name] for run in variant[0].values()]) for name in metrics}
-    if reference is None:
-        return summary, None
+def differences(
+    variant: VariantResults, reference: VariantResults, metrics: Sequence[str]
+) -> dict[str, PairedDifference] | None:
+    """Return by metric the difference of a variant from the reference; None if they share no seed."""
     changes: dict[str, PairedDifference] = {}
     for name in metrics:
         base, method, by_class = PairedFigures.of(reference, variant, name)
         if base:
             change = paired_runs(base, method) if by_class is None else by_class.compare()
             changes[name] = PairedDifference.model_validate(change.as_dict())
-    return summary, changes or None
+    return changes or None
 
 
 def edges_of(candidates: Sequence[Candidate], chosen: Candidate) -> dict[str, End]:
@@ -240,7 +229,7 @@ def judge(
     found: list[tuple[Expectation, PairedFigures, Comparison, Verdict]] = []
     for one in statements:
         if one.better in variants and one.than in variants:
-            pairs = PairedFigures.of(variants[one.than].measured, variants[one.better].measured, one.metric)
+            pairs = PairedFigures.of(variants[one.than], variants[one.better], one.metric)
             if pairs.base:
                 change = compare_at_looks(pairs.base, pairs.method, seeds, seeds + more_seeds, pairs.by_class)
                 found.append((one, pairs, change, _aside(one, variants) or verdict(change, negligible)))

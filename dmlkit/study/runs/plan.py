@@ -14,9 +14,8 @@ from dmlkit.run_folder.documents import ClassMetrics, Metrics
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.study.definition.config import Candidate, Study, Variant
 from dmlkit.study.definition.methods import beyond_edge, with_values
-from dmlkit.study.findings.results import Choice
 from dmlkit.study.findings.two_way import VariantClasses
-from dmlkit.study.findings.verdicts import PairedFigures, edges_of, end_text, is_decided
+from dmlkit.study.findings.verdicts import PairedFigures, Tuned, VariantResults, edges_of, end_text, is_decided
 from dmlkit.study.protocol import fold_recipe
 from dmlkit.study.record import ProtocolName
 from dmlkit.study.runs.workers import Run
@@ -70,10 +69,10 @@ class Plan:
         unused = (seed for seed in count() if seed not in config.seeds and seed not in config.tune_seeds)
         return tuple(islice(unused, config.more_seeds))
 
-    def choices(self) -> dict[str, Choice]:
-        """Return the choice of each variant that has complete runs, with their figures."""
-        found: dict[str, Choice] = {}
-        for variant in self.study.variants:
+    def results(self) -> dict[str, VariantResults]:
+        """Return the results of each variant that has complete runs, without differences from the reference."""
+        results: dict[str, VariantResults] = {}
+        for variant in self.as_tried().variants:
             candidate = self.chosen.get(variant.name)
             if candidate is None:
                 continue
@@ -81,11 +80,18 @@ class Plan:
                 seed: self.run(variant, candidate, seed).name for seed in (*self.study.config.seeds, *self.added_seeds)
             }
             figures = {seed: self.figures[name] for seed, name in names.items() if name in self.figures}
-            if figures:
-                mean = fmean(self.scores[names[seed]] for seed in figures)
-                scores = tuple(score for _, score in self._scored(variant)) if self.study.is_tuned else (mean,)
-                found[variant.name] = Choice(candidate, scores, figures, self._classes(variant, candidate, figures))
-        return found
+            if not figures:
+                continue
+            tuned = None
+            if len(variant.candidates) > 1:
+                scores = {one.label: score for one, score in self._scored(variant)}
+                edge = edges_of(variant.candidates, candidate)
+                tuned = Tuned(chosen=candidate.label, validation=scores, edge=edge)
+            classes = self._classes(variant, candidate, figures)
+            results[variant.name] = VariantResults.of(
+                figures, self.study.config.reported(), tuned=tuned, classes=classes
+            )
+        return results
 
     def _classes(self, variant: Variant, candidate: Candidate, seeds: Iterable[int]) -> VariantClasses | None:
         """Return the figures of runs on each class; None if a run has none, as those of an older dmlkit."""
@@ -184,12 +190,12 @@ class Plan:
 
     def _undecided(self) -> set[str]:
         """Return the variants of statements that more seeds might decide."""
-        config, choices = self.study.config, self.choices()
+        config, results = self.study.config, self.results()
         looks = len(config.seeds), len(config.seeds) + config.more_seeds
         names: set[str] = set()
         for one in config.expect:
-            if one.better in choices and one.than in choices:
-                pairs = PairedFigures.of(choices[one.than].measured, choices[one.better].measured, one.metric)
+            if one.better in results and one.than in results:
+                pairs = PairedFigures.of(results[one.than], results[one.better], one.metric)
                 if not is_decided(pairs.base, pairs.method, *looks, config.negligible, pairs.by_class):
                     names |= {one.better, one.than}
         return names

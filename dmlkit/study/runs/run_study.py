@@ -17,8 +17,9 @@ from dmlkit.files.outputs import check_place
 from dmlkit.run_folder.documents import Metrics, Summary
 from dmlkit.study.definition.config import Study
 from dmlkit.study.definition.file import study_notes
-from dmlkit.study.findings.results import Choice, Cost, ExtraFigures, StudyResults, summarize_study
-from dmlkit.study.protocol import Figures, RealityCheckFigures, is_complete, run_once
+from dmlkit.study.findings.results import Cost, StudyResults, summarize_study
+from dmlkit.study.findings.verdicts import VariantResults
+from dmlkit.study.protocol import RealityCheckFigures, is_complete, run_once
 from dmlkit.study.record import FAILURES, ProtocolName, StudyFailures, open_study
 from dmlkit.study.runs.plan import Plan, check_components
 from dmlkit.study.runs.workers import Happening, Run, train_at_once
@@ -144,13 +145,44 @@ class _Runs:
 
     def results(self, command: str) -> StudyResults | None:
         """Return the results of the complete runs; None if no variant has one."""
-        choices = self.plan.choices()
-        if not choices:
+        variants = {name: self._with_extra_figures(name, one) for name, one in self.plan.results().items()}
+        if not variants:
             return None
-        study, folder = self.plan.as_tried(), self.plan.folder
-        cost = Cost.of([path.parent for path in summaries(folder / "runs")])
-        extra = extra_figures(study, choices, folder, self.fabric)
-        return summarize_study(study, choices, cost, command, failed=self.failures, extra=extra)
+        cost = Cost.of([path.parent for path in summaries(self.plan.folder / "runs")])
+        return summarize_study(self.plan.study, variants, cost, command, self.failures)
+
+    def _with_extra_figures(self, name: str, variant: VariantResults) -> VariantResults:
+        """Add the figures of a variant after all epochs, and those of its checkpoint ``pretrained``.
+
+        Training has recorded the latter for pretrained weights; a network with random weights is evaluated here.
+        """
+        config, chosen = self.plan.study.config, self.plan.chosen[name]
+        paths = {
+            seed: summaries(self.plan.folder / "runs" / name / chosen.label / f"seed-{seed}") for seed in variant.runs
+        }
+        models = {seed: [Summary.read(path) for path in some] for seed, some in paths.items()}
+        seed = next(iter(models))
+        before = models[seed][0].pretrained
+        pretrained = before.test if before else None
+        if not chosen.recipe.backbone.is_pretrained:
+            run = paths[seed][0].parent
+            try:
+                pretrained = evaluate_scope(run, self.fabric, checkpoint="pretrained", keep=True).report.metrics
+            except (UserError, OSError) as error:  # for example, the images are only on the machines of a cluster
+                warn(f"{name}: no figures before training: {reason_of(error)}")
+        last = {seed: _last(config.protocol, some) for seed, some in models.items()}
+        if pretrained and config.protocol == "reality_check":  # all models start from the same weights
+            pretrained = RealityCheckFigures(separated=pretrained, concatenated=pretrained).flat()
+
+        def kept(figures: Metrics) -> Metrics:
+            return {metric: figures[metric] for metric in config.reported() if metric in figures}
+
+        return variant.model_copy(
+            update={
+                "last": {seed: kept(figures) for seed, figures in last.items()},
+                "pretrained": None if pretrained is None else kept(pretrained),
+            }
+        )
 
     def _is_complete(self, run: Run) -> bool:
         return is_complete(self.plan.study.config.protocol, run.folder)
@@ -174,17 +206,12 @@ class _Runs:
             if name not in started:
                 started[name] = self._start(named[name])
             run, progress = named[name], started[name]
-            match happening:
-                case "step":
-                    progress.step(**values)
-                case "epoch":
-                    progress.epoch(**values)
-                case "start_model":
-                    progress.start_model()
-                case "finish":
-                    self._finish(run, progress)
-                case "fail":
-                    self._fail(run, progress, **values)
+            if happening == "finish":
+                self._finish(run, progress)
+            elif happening == "fail":
+                self._fail(run, progress, **values)
+            else:
+                getattr(progress, happening)(**values)
 
         train_at_once(runs, self.plan.study.config.protocol, self.jobs, self.fabric, self.stop_requested, notify)
 
@@ -206,7 +233,7 @@ class _Runs:
             return progress
 
         config = self.plan.study.config
-        figures = flat_figures(run_once(config.protocol, run.recipe, run.folder, self.fabric, start_model))
+        figures = run_once(config.protocol, run.recipe, run.folder, self.fabric, start_model)
         self.fabric.barrier()  # the first rank has written the summary
         reported = config.reported()
         if not set(reported) <= set(figures):
@@ -234,20 +261,6 @@ class _Runs:
 MIN_COMMON_FAILURES = 8  # to stop a study: one with a wrong folder of features failed all its 873 runs
 
 
-def flat_figures(figures: Figures) -> Metrics:
-    """Flatten figures to one name each: ``map@r`` for a run, ``separated map@r`` for a Reality Check.
-
-    Example:
-        >>> flat_figures({"test": {"map@r": 0.5}}), flat_figures({"separated": {"map@r": 0.4}})
-        ({'map@r': 0.5}, {'separated map@r': 0.4})
-    """
-    return {
-        name if kind == "test" else f"{kind} {name}": value
-        for kind, metrics in figures.items()
-        for name, value in metrics.items()
-    }
-
-
 def validation_score(folder: Path) -> float:
     """Return the score that selected a run's checkpoint, or the mean of the 4 models for a Reality Check."""
     scores: list[float] = []
@@ -262,31 +275,6 @@ def validation_score(folder: Path) -> float:
 def summaries(folder: Path) -> list[Path]:
     """Return the summaries of all finished trainings in a folder."""
     return sorted(folder.rglob("summary.json"))
-
-
-def extra_figures(study: Study, choices: Mapping[str, Choice], folder: Path, fabric: Fabric) -> dict[str, ExtraFigures]:
-    """Return the figures of each variant after all epochs, and those of its checkpoint ``pretrained``.
-
-    Training has recorded the latter for pretrained weights; a network with random weights is evaluated here.
-    """
-    protocol, found = study.config.protocol, dict[str, ExtraFigures]()
-    for name, choice in choices.items():
-        runs = folder / "runs" / name / choice.candidate.label
-        models = {seed: [Summary.read(path) for path in summaries(runs / f"seed-{seed}")] for seed in choice.figures}
-        last = {seed: _last(protocol, some) for seed, some in models.items()}
-        seed, (first, *_) = next(iter(models.items()))
-        pretrained = first.pretrained.test if first.pretrained else None
-        if not choice.candidate.recipe.backbone.is_pretrained:
-            run = summaries(runs / f"seed-{seed}")[0].parent
-            try:
-                pretrained = evaluate_scope(run, fabric, checkpoint="pretrained", keep=True).report.metrics
-            except (UserError, OSError) as error:  # for example, the images are only on the machines of a cluster
-                warn(f"{name}: no figures before training: {reason_of(error)}")
-        if pretrained and protocol == "reality_check":
-            kinds = RealityCheckFigures.model_fields  # all models start from the same weights, so both kinds are equal
-            pretrained = {f"{kind} {metric}": value for kind in kinds for metric, value in pretrained.items()}
-        found[name] = ExtraFigures(last, pretrained)
-    return found
 
 
 def _last(protocol: ProtocolName, models: Sequence[Summary]) -> Metrics:

@@ -45,14 +45,6 @@ class Run:
     folder: Path
 
 
-@dataclass(frozen=True)
-class _Worker:
-    """State that a process keeps between runs."""
-
-    device: str
-    events: "SimpleQueue[Event]"
-
-
 @dataclass
 class ForwardedProgress(Silent):
     """Progress of a run that is forwarded as events, with at most one step per `STEP_INTERVAL`."""
@@ -77,7 +69,7 @@ class ForwardedProgress(Silent):
         return self
 
 
-_workers: list[_Worker] = []  # at most one per process
+_workers: list[tuple[str, "SimpleQueue[Event]"]] = []  # device and events; at most one per process
 
 
 def train_at_once(
@@ -192,7 +184,7 @@ def _begin(
     threading.Thread(target=_listen, args=(request, listen), daemon=True).start()
     limit_workers(cores)
     torch.set_num_threads(threads)
-    _workers.append(_Worker(devices.get(), events))
+    _workers.append((devices.get(), events))
 
 
 def _listen(request: StopRequest, listen: "connection.Connection[Any, Any]") -> None:
@@ -206,6 +198,6 @@ def _listen(request: StopRequest, listen: "connection.Connection[Any, Any]") -> 
 
 
 def _train(run: Run, protocol: ProtocolName) -> None:
-    (worker,) = _workers
-    fabric = start_fabric(worker.device, run.recipe.training.precision)
-    run_once(protocol, run.recipe, run.folder, fabric, ForwardedProgress(run.name, worker.events.put).start_model)
+    ((device, events),) = _workers
+    fabric = start_fabric(device, run.recipe.training.precision)
+    run_once(protocol, run.recipe, run.folder, fabric, ForwardedProgress(run.name, events.put).start_model)
