@@ -120,37 +120,24 @@ def test_members_that_guides_name_exist(guide: str):
     assert len(losses) >= {"from_pml": 12, "from_oml": 2, "which_loss": 19}[guide]
 
 
-def cells_of(study: str) -> dict[str, list[str]]:
-    """The MAP@R of each loss, its difference from Proxy-Anchor and the verdict, and its R@1."""
+def cells_of(study: str) -> dict[str, str]:
+    """The MAP@R of Proxy-Anchor, and the difference of each other loss; bold if it is decided, or not trained."""
     results = json.loads((ROOT / "docs/results" / study / "results.json").read_text("utf-8"))
-    words = {"holds": "lower", "does not hold": "higher", "makes no difference": "no difference"}
-    found = dict[str, list[str]]()
-    for name, variant in results["variants"].items():
-        figures = {
-            key: f"{one['mean']:.4f} ± {one['high'] - one['mean']:.4f}" for key, one in variant["summary"].items()
-        }
-        found[name] = [figures["map@r"], "", "", figures["recall@1"]]
+    cells = {"proxy_anchor": f"{results['variants']['proxy_anchor']['summary']['map@r']['mean']:.3f}"}
     for one in results["verdicts"]:  # that proxy_anchor is better than each
         if one["metric"] == "map@r":
-            difference, low, high = -one["difference"], -one["high"], -one["low"]
-            verdict: str = words.get(one["corrected_verdict"]) or one["corrected_verdict"].removesuffix(" at this size")
-            found[one["than"]][1:3] = [f"{difference:+.4f} ({low:+.4f} .. {high:+.4f})", verdict]
-    return found
-
-
-def rows_of(pattern: str) -> dict[str, list[str]]:
-    rows = re.findall(pattern, page("guides/which_loss"), re.MULTILINE)
-    return {name: [cell.strip() for cell in cells.split("|")[:-1]] for name, cells in rows}
+            is_bold = one["corrected_verdict"] in ("holds", "does not hold", "not trained")
+            cells[one["than"]] = f"**{-one['difference']:+.3f}**" if is_bold else f"{-one['difference']:+.3f}"
+    return cells
 
 
 def test_the_figures_of_which_loss_are_those_of_the_studies():
-    assert rows_of(r"^\| `(\w+)` \| (?:pairs|proxies)[^|]* \|((?:[^|]*\|){4})$") == cells_of("which_loss")
-    glyphs, modes = cells_of("which_loss_glyphs"), cells_of("which_loss_modes")
-    expected = {
-        name: [cell for score, *verdict, _ in (one, modes[name]) for cell in (score, ", ".join(filter(None, verdict)))]
-        for name, one in glyphs.items()
-    }
-    assert rows_of(r"^\| `(\w+)` \|((?: 0\.\d{4} ± [^|]*\|[^|]*\|){2})$") == expected
+    rows = re.findall(
+        r"^\| `(\w+)` \| (?:pairs|proxies)[^|]* \|((?:[^|]*\|){3})$", page("guides/which_loss"), re.MULTILINE
+    )
+    found = {name: tuple(cell.strip() for cell in cells.split("|")[:-1]) for name, cells in rows}
+    studies = [cells_of(study) for study in ("which_loss", "which_loss_glyphs", "which_loss_modes")]
+    assert found == {name: tuple(cells[name] for cells in studies) for name in studies[0]} and len(found) == 27
 
 
 def test_the_figures_of_photos_are_those_of_tuning():
