@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
 from threading import Timer
 from typing import Annotated, Any
 
@@ -47,6 +49,7 @@ from dmlkit.cli import (
     why,
 )
 from dmlkit.cli.console import wrapped
+from dmlkit.cli.options import option
 from dmlkit.errors import UserError, killed_reader, out_of_memory, reason_of
 from dmlkit.files.escape import excerpt, printable
 
@@ -60,6 +63,17 @@ MOST_CHARACTERS = 2000  # per line of a message
 
 class Commands(TyperGroup):
     """The group of all commands. Errors of usage repeat what was typed, with control characters escaped."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options of all commands, ``--debug`` and ``--plugin``, wherever they are in the line."""
+        own: list[str] = []
+        others: list[str] = []
+        words = iter(args)
+        for word in words:
+            is_own = word in ("--debug", "--plugin") or word.startswith("--plugin=")
+            (own if is_own else others).append(word)
+            own += islice(words, 1) if word == "--plugin" else []
+        return super().parse_args(ctx, own if own[-1:] == ["--plugin"] else [*own, *others])
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the options before the command's name."""
@@ -315,6 +329,18 @@ def print_message(text: str, color: str) -> None:
     typer.secho(text, fg=color, err=True)
 
 
+def load_plugins(files: list[Path] | None) -> None:
+    """Load the files of ``--plugin`` before a command reads a recipe that may name their members."""
+    if files:
+        from importlib import import_module
+
+        from dmlkit.recipe.plugin import load_file
+
+        import_module("dmlkit.recipe.schema")  # registers installed plug-ins first: a file must not reuse their names
+        for file in files:
+            load_file(file)
+
+
 def _show_version(value: bool) -> None:
     if value:
         typer.echo(f"dmlkit {__version__}")
@@ -326,4 +352,13 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    plugin: Annotated[
+        list[Path] | None,
+        option(
+            "FILE",
+            "For any command: load a Python file that defines components of your own. Repeatable.",
+            callback=load_plugins,
+        ),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="For any command: print the traceback of an error.")] = False,
 ) -> None: ...

@@ -22,7 +22,7 @@ from dmlkit.cli.options import (
     examples,
     option,
     second_option,
-    with_common_options,
+    with_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
@@ -103,7 +103,7 @@ class CalibratedModelOptions(PlacedModelOptions):
     rich_help_panel=TRAIN,
     epilog=examples("dmlkit calibrate runs/demo --far 1e-3", "dmlkit calibrate galleries/birds --fpir 0.01"),
 )
-@with_common_options
+@with_options
 def calibrate(
     source: Annotated[Path, argument("SOURCE", "Run, or gallery.", check=require_calibratable)],
     far: Annotated[

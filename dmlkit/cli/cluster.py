@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import USE, Html, SourcePath, Writes, examples, option, with_common_options
+from dmlkit.cli.options import USE, Html, SourcePath, Writes, examples, option, with_options
 from dmlkit.cli.search import tell_page
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
@@ -28,7 +28,7 @@ MOST_SHOWN = 15  # clusters printed in the terminal
         "dmlkit cluster runs/demo --method hdbscan --csv clusters.csv",
     ),
 )
-@with_common_options
+@with_options
 def cluster(
     source: SourcePath,
     clusters: Annotated[int | None, option("COUNT", "Number of clusters (kmeans, agglomerative).")] = None,

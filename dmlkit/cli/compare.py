@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import counted, print_table, say, say_json
-from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, argument, each, examples, option, with_common_options
+from dmlkit.cli.options import TRAIN, Checkpoint, Device, Json, argument, each, examples, option, with_options
 from dmlkit.errors import UserError
 from dmlkit.files.escape import as_latex, as_markdown
 from dmlkit.files.source import require_run
@@ -20,7 +20,7 @@ app = typer.Typer()
 
 
 @app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit compare runs/proxy_anchor runs/triplet --markdown"))
-@with_common_options
+@with_options
 def compare(
     runs: Annotated[
         list[Path], argument("RUN", "Two or more run folders; the first is the baseline.", check=each(require_run))

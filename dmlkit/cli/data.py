@@ -16,7 +16,7 @@ from dmlkit.cli.options import (
     examples,
     option,
     plain_device,
-    with_common_options,
+    with_options,
 )
 from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import printable
@@ -36,7 +36,7 @@ DATA_ERROR = 1  # exit code of check if it finds errors in the data
         "dmlkit data check data/ --model runs/demo --threshold 0.95",
     )
 )
-@with_common_options
+@with_options
 def check(
     target: Annotated[
         Path, argument("RECIPE|ROOT|TABLE", "Recipe, folder of a dataset, or table of images and labels.")

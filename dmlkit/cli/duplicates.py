@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_prose, say_skipped
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import USE, Html, SourcePath, Writes, argument, examples, option, with_common_options
+from dmlkit.cli.options import USE, Html, SourcePath, Writes, argument, examples, option, with_options
 from dmlkit.cli.search import tell_page
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
@@ -31,7 +31,7 @@ MOST_SHOWN = 10  # groups or pairs printed in the terminal
         "dmlkit duplicates embeddings/photos embeddings/new --threshold 0.95",
     ),
 )
-@with_common_options
+@with_options
 def duplicates(
     source: SourcePath,
     other: Annotated[

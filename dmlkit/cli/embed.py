@@ -20,7 +20,7 @@ from dmlkit.cli.options import (
     argument,
     examples,
     option,
-    with_common_options,
+    with_options,
 )
 from dmlkit.files.outputs import check_folder
 from dmlkit.files.source import require_images
@@ -32,7 +32,7 @@ app = typer.Typer()
     rich_help_panel=USE,
     epilog=examples("dmlkit embed runs/demo photos/ -o embeddings/photos", "dmlkit embed runs/demo --split test"),
 )
-@with_common_options
+@with_options
 def embed(
     run: RunPath,
     images: Annotated[

@@ -23,7 +23,7 @@ from dmlkit.cli.options import (
     option,
     plain_device,
     second_option,
-    with_common_options,
+    with_options,
 )
 from dmlkit.cli.search import rerank_of
 from dmlkit.errors import UserError
@@ -56,7 +56,7 @@ app = typer.Typer()
         "dmlkit eval recipe.yaml --set backbone.weights=resnet18.pth",
     ),
 )
-@with_common_options
+@with_options
 def evaluate(
     source: Annotated[
         Path, argument("SOURCE", "Run, embeddings folder, gallery, .npy file, or recipe: its pretrained backbone.")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from dmlkit.cli.console import bars, say
-from dmlkit.cli.options import USE, Checkpoint, SetDataset, argument, examples, option, with_common_options
+from dmlkit.cli.options import USE, Checkpoint, SetDataset, argument, examples, option, with_options
 from dmlkit.export.wanted import (
     MODEL_FORMATS,
     PROGRAMS,
@@ -73,7 +73,7 @@ class ExportedModelOptions:
         "dmlkit export embeddings/photos --format pgvector -o postgresql://me@db/birds",
     ),
 )
-@with_common_options
+@with_options
 def export(
     source: Annotated[
         Path,

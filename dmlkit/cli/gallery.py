@@ -21,8 +21,7 @@ from dmlkit.cli.options import (
     examples,
     option,
     second_option,
-    with_common_options,
-    with_debug,
+    with_options,
 )
 from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import command_word, near_path
@@ -54,7 +53,7 @@ class MovedModelOptions(FusedModelOptions):
 
 
 @app.command(epilog=examples("dmlkit gallery create runs/demo photos/ -o galleries/birds"))
-@with_common_options
+@with_options
 def create(
     run: RunPath,
     output: Annotated[
@@ -103,7 +102,7 @@ def create(
 
 
 @app.command(epilog=examples("dmlkit gallery add galleries/birds more/ --label robin"))
-@with_common_options
+@with_options
 def add(
     gallery: GalleryPath,
     images: Annotated[Path, argument("IMAGES", IMAGES, check=require_addable)],
@@ -142,7 +141,7 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: Console) -> Non
 
 
 @app.command(epilog=examples("dmlkit gallery remove galleries/birds --label robin"))
-@with_debug
+@with_options
 def remove(
     gallery: GalleryPath,
     label: Annotated[list[str] | None, option("LABEL", "Remove all images with this label. Repeatable.")] = None,
@@ -159,7 +158,7 @@ def remove(
 
 
 @app.command(epilog=examples("dmlkit gallery rename galleries/birds robyn robin"))
-@with_debug
+@with_options
 def rename(
     gallery: GalleryPath,
     old: Annotated[str, argument("OLD", "Label that some images have.")],
@@ -174,7 +173,7 @@ def rename(
 
 
 @app.command(epilog=examples("dmlkit gallery info galleries/birds"))
-@with_debug
+@with_options
 def info(
     gallery: GalleryPath,
     verify: Annotated[
@@ -239,7 +238,7 @@ for command, example in (
 
 
 @app.command(epilog=examples("dmlkit gallery compact galleries/birds"))
-@with_debug
+@with_options
 def compact(gallery: GalleryPath) -> None:
     """Merge small files, add all images to the index, and delete versions older than 7 days."""
     from dmlkit.gallery.change import compact_gallery
@@ -249,7 +248,7 @@ def compact(gallery: GalleryPath) -> None:
 
 
 @app.command(epilog=examples("dmlkit gallery index galleries/birds --kind ivf_hnsw_sq --recall 0.95"))
-@with_debug
+@with_options
 def index(
     gallery: GalleryPath,
     kind: Annotated[

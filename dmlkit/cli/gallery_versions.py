@@ -15,8 +15,7 @@ from dmlkit.cli.options import (
     argument,
     existing,
     second_option,
-    with_common_options,
-    with_debug,
+    with_options,
 )
 from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.source import LOCAL, SIFT, require_gallery
@@ -61,7 +60,7 @@ class KeptModelOptions:
         return ModelChoice(checkpoint=self.checkpoint, fusion=fusion, device=self.device)
 
 
-@with_debug
+@with_options
 def history(gallery: GalleryPath, json: Json = False) -> None:
     """List the versions that gallery restore can restore."""
     from dmlkit.gallery.files import read_summary
@@ -87,7 +86,7 @@ def history(gallery: GalleryPath, json: Json = False) -> None:
     print_table([header, *rows], Console())
 
 
-@with_debug
+@with_options
 def restore(
     gallery: GalleryPath,
     version: Annotated[int, argument("VERSION", "Number of a version, as listed by gallery history.")],
@@ -102,7 +101,7 @@ def restore(
     say(Console(), f"restored version {version} of {gallery}: {counted(count, 'image', 'images')}{model}")
 
 
-@with_common_options
+@with_options
 def migrate(
     gallery: GalleryPath,
     run: RunPath,

@@ -15,7 +15,7 @@ from dmlkit.cli.options import (
     SplitName,
     examples,
     option,
-    with_common_options,
+    with_options,
 )
 
 app = typer.Typer()
@@ -24,7 +24,7 @@ app = typer.Typer()
 @app.command(
     rich_help_panel=RESEARCH, epilog=examples("dmlkit curvature runs/demo", "dmlkit curvature embeddings/photos")
 )
-@with_common_options
+@with_options
 def curvature(
     source: SourcePath,
     split: Annotated[

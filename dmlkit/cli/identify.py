@@ -18,7 +18,7 @@ from dmlkit.cli.options import (
     Writes,
     examples,
     option,
-    with_common_options,
+    with_options,
 )
 from dmlkit.cli.search import pictures_of, tell_page
 from dmlkit.files.outputs import check_file
@@ -64,7 +64,7 @@ class RuleOptions:
         "dmlkit identify galleries/birds bursts --by-group folder",
     ),
 )
-@with_common_options
+@with_options
 def identify(
     source: SourcePath,
     images: QueryPath,

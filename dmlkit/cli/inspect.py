@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say, say_prose
 from dmlkit.cli.option_groups import SourceOptions
-from dmlkit.cli.options import LOOK, SourcePath, Writes, examples, option, with_common_options
+from dmlkit.cli.options import LOOK, SourcePath, Writes, examples, option, with_options
 from dmlkit.cli.search import why_missing
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import kind_of
@@ -20,7 +20,7 @@ PAGE = "inspection.html"
 @app.command(
     rich_help_panel=LOOK, epilog=examples("dmlkit inspect runs/demo", "dmlkit inspect embeddings/photos -o report.html")
 )
-@with_common_options
+@with_options
 def inspect(
     source: SourcePath,
     output: Annotated[

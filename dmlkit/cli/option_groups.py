@@ -1,4 +1,4 @@
-"""Groups of options that several commands share; a group is one parameter of a command, see `with_common_options`."""
+"""Groups of options that several commands share; a group is one parameter of a command, see `with_options`."""
 
 from dataclasses import dataclass
 from pathlib import Path

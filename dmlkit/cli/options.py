@@ -28,7 +28,7 @@ from dmlkit.files.source import (
 TRAIN, USE, LOOK, RESEARCH, MORE = "Train and measure", "Use", "Look", "Research", "More"
 """The panels of `dmlkit --help`."""
 SplitName = Literal["train", "validation", "test", "all"]
-LAST = ("json", "device", "plugins", "debug")
+LAST = ("json", "device")
 """Options that end the screen of every command that has them, in this order."""
 
 
@@ -67,7 +67,7 @@ def argument(metavar: str, meaning: str, *, check: Callable[[Any], object] | Non
 
 
 class Writes:
-    """Mark of an option whose path a command writes; `with_common_options` checks it before torch is imported.
+    """Mark of an option whose path a command writes; `with_options` checks it before torch is imported.
 
     Args:
         check: raises an error unless a path may be written; it gets ``args``, the paths that the command reads as
@@ -142,7 +142,6 @@ ArrayManifold = Annotated[
 ArrayLabels = Annotated[
     Path | None, option("FILE", "For an .npy file: .npy file of its N labels, integers or text.", check=require_array)
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; write nothing.")]
 
@@ -152,45 +151,15 @@ def examples(*commands: str) -> str:
     return "\n  ".join(["Example:" if len(commands) == 1 else "Examples:", *commands])
 
 
-def load_plugins(files: list[Path] | None) -> list[Path] | None:
-    """Load the files of ``--plugin`` before the command reads a recipe that may name their members."""
-    if files:
-        from importlib import import_module
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that has the fields of parameters that are dataclasses as its options, with `LAST` at the end.
 
-        from dmlkit.recipe.plugin import load_file
-
-        import_module("dmlkit.recipe.schema")  # registers installed plug-ins first: a file must not reuse their names
-        for file in files:
-            load_file(file)
-    return files
-
-
-Plugins = Annotated[
-    list[Path] | None,
-    option(
-        "FILE", "Load a Python file that defines components of your own. Repeatable.", "--plugin", callback=load_plugins
-    ),
-]
-
-
-def with_debug(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --debug, for which `main` looks, to a command that reads no recipe; others have `with_common_options`."""
-    return with_common_options(command, plugins=False)
-
-
-def with_common_options(command: Callable[..., None], *, plugins: bool = True) -> Callable[..., None]:
-    """Add --plugin and --debug to a command that does not read them, and check what it writes by `check_written`.
-
-    A parameter whose type is a dataclass stands for several options, its fields. `LAST` are the last ones. A callback
-    loads plug-ins, and `main` looks for --debug.
+    What it writes is checked by `check_written`.
     """
     own = signature(command).parameters
     kinds = {name: one.annotation for name, one in own.items() if isinstance(one.annotation, type)}
     groups = {name: signature(kind).parameters for name, kind in kinds.items() if is_dataclass(kind)}
     fields = {field.name: field for name, one in own.items() for field in groups.get(name, {name: one}).values()}
-    added = (("plugins", None, Plugins), ("debug", False, Debug))
-    for name, default, kind in added if plugins else added[1:]:
-        fields.setdefault(name, Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
     parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in fields.values()]
     parameters.sort(key=lambda one: LAST.index(one.name) if one.name in LAST else -1)
     annotations = {one.name: one.annotation for one in parameters}

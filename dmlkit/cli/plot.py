@@ -21,7 +21,7 @@ from dmlkit.cli.options import (
     each,
     examples,
     option,
-    with_common_options,
+    with_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
@@ -126,7 +126,7 @@ def add_map(kind: "MapKind", help_text: str) -> None:
     """Add the command for a kind of map; the kinds have the same options."""
 
     @app.command(kind, help=help_text, epilog=examples(f"dmlkit plot {kind} runs/demo --images"))
-    @with_common_options
+    @with_options
     def _draw(
         run: PlottedRun,
         split: Split = "test",
@@ -150,7 +150,7 @@ add_map("tsne", "Draw a t-SNE map of the embeddings, colored by class.")
 
 
 @app.command(epilog=examples("dmlkit plot retrieval runs/demo --queries 4 --neighbors 5"))
-@with_common_options
+@with_options
 def retrieval(
     run: PlottedRun,
     split: Split = "test",
@@ -176,7 +176,7 @@ def retrieval(
 
 
 @app.command(epilog=examples("dmlkit plot heatmap runs/demo --split train"))
-@with_common_options
+@with_options
 def heatmap(run: PlottedRun, split: Split = "test", classes: Classes = 20, *, options: PictureOptions) -> None:
     """Draw the similarities between images and proxies, and between classes."""
     from dmlkit.plots.similarities import plot_heatmap
@@ -192,7 +192,7 @@ def heatmap(run: PlottedRun, split: Split = "test", classes: Classes = 20, *, op
 
 
 @app.command(epilog=examples("dmlkit plot histogram runs/demo"))
-@with_common_options
+@with_options
 def histogram(run: PlottedRun, split: Split = "test", *, options: PictureOptions) -> None:
     """Draw the similarities of same-class and different-class pairs, before and after training."""
     from dmlkit.plots.similarities import plot_histogram
@@ -206,7 +206,7 @@ def histogram(run: PlottedRun, split: Split = "test", *, options: PictureOptions
 @app.command(
     epilog=examples("dmlkit plot epochs runs/demo", "dmlkit plot epochs runs/one runs/two --metric map@r -o epochs.pdf")
 )
-@with_common_options
+@with_options
 def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -> None:
     """Draw the loss and a validation metric over the epochs of runs, or of the variants of a study."""
     from dmlkit.run_folder.folder import RunFolder
@@ -233,7 +233,7 @@ def epochs(sources: RunsOrStudy, metric: Metric = None, output: Output = None) -
 
 
 @app.command(epilog=examples("dmlkit plot results runs/study/mpa --metric map@r -o mpa.pdf"))
-@with_common_options
+@with_options
 def results(
     study: Annotated[Path, argument("STUDY", "Study folder, written by study.", check=require_results)],
     metric: Annotated[str | None, option("NAME", "Metric to draw. Default: all.")] = None,

@@ -1,6 +1,7 @@
 """``dmlkit list``, ``copy``, ``check`` and ``schema``: recipes and their components."""
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -15,14 +16,12 @@ from rich.text import Text
 from dmlkit.cli.console import cells, say, show_table
 from dmlkit.cli.options import (
     MORE,
-    Plugins,
     RecipePath,
     Set,
     argument,
     examples,
     option,
-    with_common_options,
-    with_debug,
+    with_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.escape import printable
@@ -42,7 +41,7 @@ LEAST_ROOM = 20  # characters of a description, also where the terminal is narro
     rich_help_panel=MORE,
     epilog=examples("dmlkit list losses", "dmlkit list losses proxy_anchor", "dmlkit list recipes start"),
 )
-@with_common_options
+@with_options
 def list_members(
     family: Annotated[str | None, argument("FAMILY", "Family of components, e.g. losses; or the word recipes.")] = None,
     name: Annotated[
@@ -52,7 +51,6 @@ def list_members(
         Path | None, option("FOLDER", "List the recipes in this folder. Default: those installed with dmlkit.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print all keys of all families as Markdown.")] = False,
-    plugins: Plugins = None,
 ) -> None:
     """List the families of components, the members of one family with their keys, or the recipes."""
     if root is not None and family != "recipes":
@@ -62,20 +60,21 @@ def list_members(
             raise UserError(f"list: --markdown prints all families; remove {family}")
         from dmlkit.recipe.reference import as_markdown
 
-        typer.echo(as_markdown(find_reference(plugins)), nl=False)
+        typer.echo(as_markdown(find_reference()), nl=False)
     elif family == "recipes":
         print_recipes(root, name, Console())
     elif family is None:
-        print_families(find_reference(plugins).families, Console())
+        print_families(find_reference().families, Console())
     else:
-        print_members(members_of(find_reference(plugins).families, family, name), Console())
+        print_members(members_of(find_reference().families, family, name), Console())
 
 
-def find_reference(plugins: list[Path] | None) -> "Reference":
+def find_reference() -> "Reference":
     """Return the reference of recipes, stored or, with a spinner, made from the classes."""
     from dmlkit.recipe.reference import new_reference, stored_reference
 
-    if not plugins and (stored := stored_reference()):
+    plugins = sys.modules.get("dmlkit.recipe.plugin")  # loaded for --plugin, or because a recipe was read
+    if not (plugins and plugins.plugin_files()) and (stored := stored_reference()):
         return stored
     with Console(stderr=True).status("Reading the components; without plug-ins the result is kept for the next time"):
         return new_reference()
@@ -181,7 +180,7 @@ def print_headers(group: str, headers: "Iterable[RecipeHeader]", console: Consol
 
 
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit copy glyphs/proxy_anchor mine.yaml"))
-@with_debug
+@with_options
 def copy(
     name: Annotated[str, argument("NAME", "Name of a recipe, as listed by dmlkit list recipes.")],
     file: Annotated[
@@ -196,7 +195,7 @@ def copy(
 
 
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit check glyphs/proxy_anchor --set loss.margin=0.2"))
-@with_common_options
+@with_options
 def check(recipe: RecipePath, overrides: Set = None) -> None:
     """Check a recipe, and print it with all defaults."""
     from dmlkit.recipe.overrides import read_tree
@@ -209,7 +208,7 @@ def check(recipe: RecipePath, overrides: Set = None) -> None:
 
 
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit schema > recipe.schema.json"))
-@with_common_options
-def schema(plugins: Plugins = None) -> None:
+@with_options
+def schema() -> None:
     """Print the JSON schema of recipes, with which editors check and complete them."""
-    typer.echo(json.dumps(find_reference(plugins).schema, indent=2))
+    typer.echo(json.dumps(find_reference().schema, indent=2))

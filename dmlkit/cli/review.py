@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
-from dmlkit.cli.options import USE, Writes, argument, examples, option, with_common_options
+from dmlkit.cli.options import USE, Writes, argument, examples, option, with_options
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_folder
@@ -27,7 +27,7 @@ app = typer.Typer()
         "dmlkit review galleries/birds inbox -o reviews/june --add",
     ),
 )
-@with_common_options
+@with_options
 def review(
     gallery: Annotated[
         Path,

@@ -21,7 +21,7 @@ from dmlkit.cli.options import (
     Writes,
     examples,
     option,
-    with_common_options,
+    with_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
@@ -44,7 +44,7 @@ MOST_SHOWN = 10  # queries printed in the terminal
         "dmlkit search embeddings/photos new.jpg --rerank expansion",
     ),
 )
-@with_common_options
+@with_options
 def search(
     source: SourcePath,
     queries: QueryPath,

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_json, say_skipped
 from dmlkit.cli.option_groups import ArrayOptions, ModelOptions
-from dmlkit.cli.options import USE, Json, SourcePath, SplitName, Writes, argument, examples, option, with_common_options
+from dmlkit.cli.options import USE, Json, SourcePath, SplitName, Writes, argument, examples, option, with_options
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import check_options, kind_of, require_queries
@@ -29,7 +29,7 @@ MOST_SHOWN = 10  # images printed in the terminal
         "dmlkit select galleries/birds --measure -n 50",
     ),
 )
-@with_common_options
+@with_options
 def select(
     source: SourcePath,
     images: Annotated[

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
-from dmlkit.cli.options import USE, argument, examples, option, with_common_options
+from dmlkit.cli.options import USE, argument, examples, option, with_options
 from dmlkit.errors import UserError
 from dmlkit.files.source import require_source
 
@@ -61,7 +61,7 @@ class AccessOptions:
         "DMLKIT_TOKEN=secret dmlkit serve runs/birds --host 0.0.0.0",
     ),
 )
-@with_common_options
+@with_options
 def serve(
     source: Annotated[Path, argument("SOURCE", "Gallery, run or embeddings folder.", check=require_source)],
     port: Annotated[int, option("PORT", "Port; 0 takes a free one.", min=0, max=65535)] = 8765,

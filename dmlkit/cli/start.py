@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, print_table, say, say_prose
-from dmlkit.cli.options import TRAIN, Device, Writes, argument, examples, option, with_debug
+from dmlkit.cli.options import TRAIN, Device, Writes, argument, examples, option, with_options
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.escape import command_word, printable
@@ -28,7 +28,7 @@ WIDTH = 80  # columns of a terminal
 
 
 @app.command(rich_help_panel=TRAIN, epilog=examples("dmlkit start photos/"))
-@with_debug
+@with_options
 def start(
     photos: Annotated[
         Path,

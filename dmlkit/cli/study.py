@@ -18,15 +18,13 @@ from dmlkit.cli.options import (
     Device,
     DryRun,
     Json,
-    Plugins,
     Set,
     Writes,
     argument,
     each,
     examples,
     option,
-    with_common_options,
-    with_debug,
+    with_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file, check_folder
@@ -43,7 +41,7 @@ app = typer.Typer()
 
 
 @app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit study recipes/study/mpa.yaml -o runs/study/mpa"))
-@with_common_options
+@with_options
 def study(
     study: Annotated[Path, argument("STUDY", "YAML file of a study.", check=require_study_file)],
     output: Annotated[
@@ -59,7 +57,6 @@ def study(
         str | None, option("TIME", "Stop after this time, e.g. 90m or 1h30m, with the results of the finished runs.")
     ] = None,
     dry_run: DryRun = False,
-    plugins: Plugins = None,
 ) -> None:
     """Test a claim: train variants of a recipe with several seeds and compare them.
 
@@ -71,6 +68,7 @@ def study(
     from dmlkit.cli.study_progress import RunsProgress
     from dmlkit.distributed.launch import start_fabric
     from dmlkit.distributed.stopping import STOPPED, TrainingStoppedError
+    from dmlkit.recipe.plugin import plugin_files
     from dmlkit.study.definition.file import read_study
     from dmlkit.study.runs.run_study import BudgetUsedError, run_study
     from dmlkit.study.status import parse_duration
@@ -89,7 +87,7 @@ def study(
         )
     console.quiet = not fabric.is_global_zero
     sets = [word for override in overrides or [] for word in ("--set", override)]
-    files = [word for file in plugins or [] for word in ("--plugin", str(file))]
+    files = [word for file in plugin_files() for word in ("--plugin", str(file))]
     command = shlex.join(["dmlkit", "study", str(study), "-o", str(output), *sets, *files])
     progress = RunsProgress(console)
     is_cut_off = False
@@ -169,7 +167,7 @@ def describe(study: "Study", output: Path, console: Console) -> None:
         "dmlkit report runs/study/mpa -o tables.tex",
     ),
 )
-@with_common_options
+@with_options
 def report(
     folders: Annotated[
         list[Path], argument("STUDY", "One or more study folders, written by study.", check=each(require_study))
@@ -199,7 +197,7 @@ def report(
 
 
 @app.command(rich_help_panel=RESEARCH, epilog=examples("dmlkit status runs/study/mpa"))
-@with_debug
+@with_options
 def status(
     folder: Annotated[Path, argument("STUDY", "Study folder, written by study.", check=require_study)],
     json: Json = False,

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, say, say_metrics, say_prose
-from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, examples, option, with_common_options
+from dmlkit.cli.options import TRAIN, Device, DryRun, RecipePath, Set, examples, option, with_options
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import require_review
@@ -35,7 +35,7 @@ KEPT = ("levels", "on_bad_image")  # keys of a recipe's dataset that hold for an
         "dmlkit train start/frozen_lite0 --from-review reviews/june -o runs/june",
     ),
 )
-@with_common_options
+@with_options
 def train(
     recipe: RecipePath,
     output: Annotated[

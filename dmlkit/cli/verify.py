@@ -20,7 +20,7 @@ from dmlkit.cli.options import (
     existing,
     option,
     second_option,
-    with_common_options,
+    with_options,
 )
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
@@ -84,7 +84,7 @@ class PairOptions:
     rich_help_panel=USE,
     epilog=examples("dmlkit verify runs/demo a.jpg b.jpg", "dmlkit verify runs/demo --pairs pairs.csv --csv out.csv"),
 )
-@with_common_options
+@with_options
 def verify(
     run: RunPath,
     *,

@@ -17,7 +17,7 @@ from dmlkit.cli.options import (
     argument,
     examples,
     option,
-    with_common_options,
+    with_options,
 )
 from dmlkit.files.outputs import check_file
 from dmlkit.files.pictures import PICTURES
@@ -30,7 +30,7 @@ app = typer.Typer()
 
 
 @app.command(rich_help_panel=LOOK, epilog=examples("dmlkit why runs/demo a.jpg b.jpg -o why.png"))
-@with_common_options
+@with_options
 def why(
     run: RunPath,
     a: Annotated[Path, argument("A", "Image.", check=require_image)],

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from inspect import signature, unwrap
 from pathlib import Path
 from typing import Any
 
@@ -364,13 +363,11 @@ def test_each_option_of_a_path_is_checked_early():
 
 
 def test_every_screen_ends_with_the_same_options():
-    last = ["json", "device", "plugins", "debug"]
+    last = ["json", "device"]
     for name, command in leaves(get_command(app), ()):
         names = [one.name for one in command.params]
         shared = [one for one in last if one in names]
         assert names[len(names) - len(shared) :] == shared, name
-        own = signature(unwrap(command.callback)).parameters
-        assert "debug" in names and "debug" not in own, name  # main looks for it, so no command gets what it ignores
 
 
 def leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

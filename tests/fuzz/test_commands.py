@@ -255,10 +255,9 @@ FORMS: dict[str, tuple[Form, ...]] = {
 }
 """Of every command words that make it work, and options that go with them: with values of their own where the usual
 ones do not fit, or one of several where they exclude each other."""
-KEPT_OUT = {"debug", "engine", "id", "jobs", "paper", "path", "plugins"}
-KEPT_OUT |= {"box_source", "box_margin", "box_confidence", "by", "table", "second"}
-"""Options that show a traceback, start processes, or load a file whose members would stay in this process, or want
-what is not in the files here."""
+KEPT_OUT = {"engine", "id", "jobs", "paper", "path"}
+KEPT_OUT |= {"box_source", "box_margin", "box_confidence", "by", "second"}
+"""Options that start processes, or want what is not in the files here."""
 VALUES: dict[str, tuple[str, ...]] = {
     "csv": ("new.csv",),
     "device": ("cpu",),

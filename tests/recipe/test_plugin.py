@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from dmlkit.cli.app import app
 from tests.conftest import ROOT
-from tests.docs.test_readme import leaves
 from tests.processes import Forked, command_lines, run_code
 
 TOY = ROOT / "tests" / "toy_plugin"
@@ -39,11 +36,6 @@ expect: [{better: steep, than: flat, metric: recall@1}]
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 Told = list[tuple[int, str, str]]
-
-
-def commands_with(option: str) -> set[str]:
-    """The commands that take an option."""
-    return {name for name, command in leaves(get_command(app)) if option in {one.name for one in command.params}}
 
 
 def commands(folder: Path, *lines: str, installed: Path | None = None) -> Told:
@@ -291,11 +283,6 @@ def test_the_page_does_what_it_says(tmp_path: Path):
     ]
     (message,) = re.findall(r"^    (my_pairs on .*\n    .*)$", page, re.MULTILINE)
     assert " ".join(message.split()) in failed
-
-
-@pytest.mark.parametrize("command", sorted(commands_with("device") - {"start"}))
-def test_every_command_that_runs_a_model_takes_plugins(command: str):
-    assert command in commands_with("plugins")
 
 
 def test_the_command_line_starts_without_plugins(site: Path, tmp_path: Path):
