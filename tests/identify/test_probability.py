@@ -107,6 +107,19 @@ def test_the_probabilities_are_those_of_new_images():
         assert said[third].mean() == pytest.approx(right[third].mean(), abs=0.08)
 
 
+def test_a_vote_is_never_more_probable_than_the_nearest():
+    """So a threshold that was chosen for the nearest accepts no more strangers by vote."""
+    labels = [f"c{row % 6}" for row in range(60)]
+    _, codes = np.unique(labels, return_inverse=True)
+    searched, asked = points_of(labels), points_of(labels * 5, seed=1).points
+    nearest, voted = (Decider(searched, codes, rule, 7).decide(asked) for rule in ("nearest", "vote"))
+    differs = sum(one.code != other.code for one, other in zip(nearest, voted, strict=True))
+    assert 50 < differs < 250
+    for one, other in zip(nearest, voted, strict=True):
+        assert one.margin is not None and other.margin is not None
+        assert (other == one) if one.code == other.code else (other.score <= one.score and other.margin <= 0)
+
+
 def test_too_few_images_give_no_probability():
     for labels in (["a"] * 30, [str(row) for row in range(30)], ["a", "b"] * (LEAST // 2 - 1) + ["c"]):
         _, codes = np.unique(labels, return_inverse=True)
