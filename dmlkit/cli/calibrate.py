@@ -170,17 +170,20 @@ def calibrate(
 
 def print_identification(found: "Identification", gallery: Path, console: Console) -> None:
     """Print the rates of identification, of single images and of groups, and the reliability of its probabilities."""
-    first = found.fits[0]
-    rows = [["rate", "of images of", "labels", "images", "value", "95 % interval"]]
-    for name, whose, rate in (("FPIR", "absent labels", first.fpir), ("FNIR", "labels in it", first.fnir)):
-        interval = "none" if rate.interval is None else "{:.3f} to {:.3f}".format(*rate.interval)
-        rows.append([name, whose, f"{rate.labels:,}", f"{rate.images:,}", f"{rate.rate:.3f}", interval])
-    print_table(rows, console, str(gallery))
+    first, rows = found.fits[0], [["similarity", "images", "least probability", "FPIR", "FNIR"]]
+    for one in found.fits:
+        figures = (one.threshold, one.fpir.rate, one.fnir.rate)
+        rows.append([one.similarity, str(one.size), *(f"{figure:.3f}" for figure in figures)])
+    print_table(rows, console, f"{gallery}, for one image and for groups of images (--by-group)")
+    absent, present = (f"{rate.images:,} images of {rate.labels:,}" for rate in (first.fpir, first.fnir))
     say_prose(
         console,
-        "FPIR is the share of these images that get a label, where each label meets the threshold that the others "
-        "choose; FNIR is the share that do not get their own; the intervals are for other sets of as many labels",
+        f"FPIR is the share of {absent} absent labels that get a label, where each label meets the threshold that the "
+        f"others choose; FNIR is the share of {present} labels of the gallery that do not get their own",
     )
+    if first.fpir.interval and first.fnir.interval:
+        ends = "FPIR {:.3f} to {:.3f}, FNIR {:.3f} to {:.3f}".format(*first.fpir.interval, *first.fnir.interval)
+        say(console, f"on as many other labels: {ends} (95 %)")
     if first.fpir.rate > found.requested:
         say_prose(
             console,
@@ -190,12 +193,6 @@ def print_identification(found: "Identification", gallery: Path, console: Consol
     say(console, f"threshold: a label is given if its probability is at least {first.threshold:.3f}")
     say(console, f"without the threshold {first.guessed:.3f} of the best guesses are correct")
     say_reliability(found.reliability, console)
-    if len(found.fits) > 1:
-        table = [["similarity", "images of a group", "least probability", "FPIR", "FNIR"]]
-        for one in found.fits:
-            figures = (one.threshold, one.fpir.rate, one.fnir.rate)
-            table.append([one.similarity, str(one.size), *(f"{figure:.3f}" for figure in figures)])
-        print_table(table, console, "by similarity, and number of images that get one answer (--by-group)")
     if found.near is None:
         say_prose(
             console,

@@ -6,9 +6,9 @@ their probability.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -131,32 +131,19 @@ def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, fabric:
     return Points(found.points.to(device), labels.to(device), trained.manifold)
 
 
-@dataclass(frozen=True)
-class BestPairs:
-    """Pairs of different classes that score highest.
+class BestPairs(NamedTuple):
+    """Pairs of different classes that score highest."""
 
-    Args:
-        scores: (K,) float32, descending.
-        classes: (2, K) int64, the labels of the two images.
-    """
-
-    scores: Tensor
-    classes: Tensor
+    scores: Tensor  # (K,) float32, descending
+    classes: Tensor  # (2, K) int64, the labels of the two images
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Chosen threshold and its error rates.
+class Calibration(NamedTuple):
+    """Chosen threshold and its error rates."""
 
-    Args:
-        threshold: the lowest float32 that at most the share ``far`` of the pairs of different classes reaches.
-        interval: 95 % interval of the false accept rate on as many other classes; None for fewer than `LEAST_CLASSES`.
-        rates: rates on the classes on which it was chosen.
-    """
-
-    threshold: float
-    interval: tuple[float, float] | None
-    rates: PairRates
+    threshold: float  # the lowest float32 that at most the share of the pairs of different classes reaches
+    interval: tuple[float, float] | None  # 95 %, of the rate on as many other classes; None for few classes
+    rates: PairRates  # on the classes on which it was chosen
 
 
 def calibrate_pairs(pairing: Pairing, far: float, *, seed: int = 0) -> Calibration:

@@ -193,9 +193,7 @@ class AnswersFile(Document, frozen=True):
     """Score below which an image is unknown."""
     accuracy: Accuracy | None
     """Counts over images whose correct label is known; null if there are none."""
-    images: tuple[
-        dict[str, str | float | list[float] | list[dict[str, str | float | int | list[float] | None]] | None], ...
-    ]
+    images: tuple[dict[str, Any], ...]
     """Path, box, label, guess, probability, score, margin, least probability of a label, known, number of images and
     nearest images of each answer. A box is x1, y1, x2, y2 in pixels, without its margin; null for a full image or a
     group."""
