@@ -32,7 +32,7 @@ TOLD = {
     "makes no difference": r"(\d+) makes? no difference",
     "not separable at this size": r"(\d+) are not separable",
     "not trained": r"(\d+) compare variants of which one or both score below",
-}  # how the README counts each verdict
+}  # how docs/measured.md counts each verdict
 
 
 def number_of(text: str) -> int:
@@ -95,9 +95,9 @@ def test_the_number_of_losses_and_metrics_in_the_comparison_of_libraries():
     assert f"PML has about 34 losses, dmlkit {own(LossConfig)}." in from_pml
 
 
-def test_the_readme_counts_the_verdicts_of_the_claims():
+def test_the_page_of_measurements_counts_the_verdicts_of_the_claims():
     claims = {name: one for name, one in studies().items() if one.paper is None}
-    row = next(line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if "claim by claim" in line)
+    row = next(line for line in (ROOT / "docs/measured.md").read_text("utf-8").splitlines() if "claim by claim" in line)
     found = re.search(r"by R@1 (\d.*); by MAP@R (\d.*?disagree on (\d+))", row)
     assert found and int(found[3]) == len(disagreements(claims))
     for metric, part in (("recall@1", found[1]), ("map@r", found[2])):
