@@ -107,10 +107,7 @@ def print_alternative(report: "Report", console: Console) -> None:
     parts += [f"re-ranked by {found.rerank}: {options}"] if found.rerank else []
     print_table(rows, console, "; ".join(parts))
     if found.rerank:
-        others = " and at the other queries" if found.rerank == "k_reciprocal" else ""
-        say_prose(
-            console, f"note: re-ranking looks at the gallery as a whole{others}; not for images that come one by one"
-        )
+        say(console, "note: re-ranking looks at the gallery as a whole")
 
 
 def print_forms(report: "Report", console: Console) -> None:

@@ -26,7 +26,7 @@ from dmlkit.metrics.ranking.rankings import (
     require_points,
     search_vectors,
 )
-from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, Rerank, expand, k_reciprocal
+from dmlkit.metrics.ranking.rerank import ExpandedGallery, Expansion, KReciprocal, ReciprocalGallery, Rerank
 from dmlkit.metrics.ranking.search import Search
 from dmlkit.nearest.rescore import Rescorer, rescored_rows
 
@@ -168,17 +168,24 @@ def score_retrieval(
     described = Points(points, keys[0].unique(return_inverse=True)[1].to(points.device), manifold, targets)
     if rerank is not None:
         manifold, points, items = deepcopy(manifold).cpu(), points.cpu(), None if items is None else items.cpu()
-    among = None if items is None or torch.equal(points, items) else items  # each image is in the pool once
+    is_among = items is None or torch.equal(points, items)  # each image is a query and in the gallery
+    others = points if items is None else items
     if isinstance(rerank, Expansion):
-        points, new = expand(manifold, points, among, rerank)
-        items = points if items is not None and new is None else new
+        expanded = ExpandedGallery(manifold, others, rerank)
+        points = expanded.points if is_among else expanded.expanded(points)
+        items = None if items is None else expanded.points
     vectors = search_vectors(manifold, points, items)
     sides = keys if items is not None else (keys[0], keys[0])
     search, positives = build_search(vectors, sides, names, labeling.members)
     if isinstance(rerank, KReciprocal):
-        search = replace(search, rows=k_reciprocal(manifold, points, among, rerank))
+        reranked, asked = ReciprocalGallery(manifold, others, rerank), points
+
+        def rows(block: Tensor) -> Tensor:
+            return reranked.own_scores(block) if is_among else reranked.scores(asked[block])
+
+        search = replace(search, rows=rows)
     elif isinstance(rerank, Rescorer):
-        search = replace(search, rows=rescored_rows(rerank, manifold, points, points if items is None else items))
+        search = replace(search, rows=rescored_rows(rerank, manifold, points, others))
     return _score(labeling.in_search(search), positives, described, labeling, configs, ties, group, advance)
 
 

@@ -17,8 +17,6 @@ from dmlkit.metrics.ranking.rerank import (
     KReciprocal,
     ReciprocalGallery,
     check_rerank,
-    expand,
-    k_reciprocal,
     parse_rerank,
 )
 from tests.conftest import Result
@@ -78,10 +76,10 @@ def test_k_reciprocal(name: str, k1: int, k2: int, monkeypatch: pytest.MonkeyPat
     manifold, points = points_on(name, 40, 1)
     expected = naive_k_reciprocal(manifold.similarity(points, points).numpy(), k1, k2, 0.3)
     options = KReciprocal(k1, k2, 0.3)
-    among = k_reciprocal(manifold, points, None, options)(torch.arange(40))
-    assert np.abs(among.numpy() + expected).max() < 1e-6
-    apart = k_reciprocal(manifold, points[:10], points[10:], options)(torch.tensor([3, 7]))
-    assert np.abs(apart.numpy() + expected[[3, 7], 10:]).max() < 1e-6
+    prepared = ReciprocalGallery(manifold, points, options)
+    assert np.abs(prepared.own_scores(torch.arange(40)).numpy() + expected).max() < 1e-6
+    few = prepared.own_scores(torch.tensor([3, 7]))
+    assert np.abs(few.numpy() + expected[[3, 7]]).max() < 1e-6
 
 
 @pytest.mark.parametrize("name", ["sphere", "euclidean", "poincare"])
@@ -131,22 +129,20 @@ def test_expansion_on_the_sphere():
         total = one + sum(max(cosines[j], 0) ** 3 * others[j] for j in nearest)
         return total / np.linalg.norm(total)
 
-    among, nothing = expand(manifold, points, None, Expansion(5, 3))
-    assert nothing is None
+    among = ExpandedGallery(manifold, points, Expansion(5, 3)).points
     expected = np.array([naive(x[i], np.delete(x, i, 0)) for i in range(40)])
     assert np.abs(among.numpy() - expected).max() < 1e-6
-    queries, gallery = expand(manifold, points[:10], points[10:], Expansion(5, 3))
-    alone = ExpandedGallery(manifold, points[10:], Expansion(5, 3))
-    assert gallery is not None and torch.equal(alone.points, gallery)
-    assert np.abs(alone.expanded(points[4:5]).numpy() - queries[4].numpy()).max() < 1e-12
+    gallery = ExpandedGallery(manifold, points[10:], Expansion(5, 3))
+    queries = gallery.expanded(points[:10])
+    assert np.abs(gallery.expanded(points[4:5]).numpy() - queries[4].numpy()).max() < 1e-12
     assert np.abs(queries.numpy() - [naive(one, x[10:]) for one in x[:10]]).max() < 1e-6
     expected = np.array([naive(x[i], np.delete(x[10:], i - 10, 0)) for i in range(10, 40)])
-    assert np.abs(gallery.numpy() - expected).max() < 1e-6
+    assert np.abs(gallery.points.numpy() - expected).max() < 1e-6
 
 
 def test_expansion_stays_on_the_ball():
     manifold, points = points_on("poincare", 40, 3)
-    assert float(manifold.distance_off(expand(manifold, points, None, Expansion())[0]).max()) < 1e-9
+    assert float(manifold.distance_off(ExpandedGallery(manifold, points, Expansion()).points).max()) < 1e-9
 
 
 @pytest.mark.parametrize("method", [KReciprocal(6, 3, 0.3), Expansion(3, 3)])
@@ -158,7 +154,7 @@ def test_metrics_after_re_ranking(method: rerank.Rerank):
     if isinstance(method, KReciprocal):
         similarity = -naive_k_reciprocal(manifold.similarity(points, points).numpy(), *method)
     else:
-        expanded = expand(manifold, points, None, method)[0]
+        expanded = ExpandedGallery(manifold, points, method).points
         similarity = manifold.similarity(expanded, expanded).numpy()
     np.fill_diagonal(similarity, -np.inf)
     hits = (labels[:, None] == labels)[torch.arange(40)[:, None], torch.from_numpy(-similarity).argsort(1)][:, :39]
@@ -169,6 +165,10 @@ def test_metrics_after_re_ranking(method: rerank.Rerank):
     same = Labeled(points, labels, rows)
     again = score_retrieval(same, same, manifold, ["map@r"], rerank=method)
     assert again.values == pytest.approx(expected)
+    queries, gallery = Labeled(points[:10], labels[:10]), Labeled(points[10:], labels[10:])
+    apart = score_retrieval(queries, gallery, manifold, ["map@r"], rerank=method)
+    alone = score_retrieval(Labeled(points[3:4], labels[3:4]), gallery, manifold, ["map@r"], rerank=method)
+    assert alone.per_query["map@r"][0] == apart.per_query["map@r"][3]  # no query affects another
 
 
 @pytest.mark.parametrize(
@@ -203,11 +203,11 @@ def test_eval_compares_with_re_ranking(tmp_path: Path, dmlkit: Callable[..., Res
     assert change["difference"] == pytest.approx(reranked["metrics"]["map@r"] - found["metrics"]["map@r"])
     assert change["low"] <= change["difference"] <= change["high"]
     shown = dmlkit(*words, "--rerank", "expansion").out
-    assert "re-ranked by expansion: n 5, alpha 3" in shown and "the gallery as a whole;" in shown
+    assert "re-ranked by expansion: n 5, alpha 3" in shown and "the gallery as a whole" in shown
     for more, message in (
         (("--rerank", "k_reciprocal:k1=40"), "k1: expected 1 to 39"),
         (("--rerank", "k_recip"), "--rerank k_recip: unknown method"),
-        (("--by", "camera"), "--by does not apply to arrays"),
+        (("--by", "camera"), "--by camera: applies to a run"),
     ):
         wrong = dmlkit(*words, *more)
         assert wrong.code == 2 and message in wrong.err, wrong.err

@@ -1,8 +1,7 @@
 """Re-ranking by the neighbors of neighbors: k-reciprocal encoding, and query expansion with database augmentation.
 
-Both look at the gallery as a whole, and `k_reciprocal` also at the other queries: its metrics are not those of queries
-that come one by one. `ReciprocalGallery` and `ExpandedGallery` look at the gallery alone. Memory holds a block of rows
-and the sparse sets of neighbors.
+Both look at the gallery as a whole, and at no other query. Memory holds a block of rows and the sparse sets of
+neighbors.
 """
 
 from collections.abc import Callable, Iterator
@@ -97,62 +96,22 @@ def check_rerank(rerank: Rerank, images: int) -> None:
         raise ValueError(f"weight: expected more than 0 and at most 1, got {rerank.weight:g}")
 
 
-def k_reciprocal(
-    manifold: Manifold, queries: Tensor, gallery: Tensor | None, options: KReciprocal
-) -> Callable[[Tensor], Any]:
-    r"""Prepare re-ranking by k-reciprocal encoding (Zhong et al. 2017, arXiv:1701.08398).
+class ReciprocalGallery:
+    r"""Gallery that re-ranks its images for each query by k-reciprocal encoding (Zhong et al. 2017, arXiv:1701.08398).
 
-    Each of the P images, queries and gallery, is described by weights on all of them: :math:`V_{ij} = e^{-d(i, j)}` for
-    the images of the expanded k-reciprocal set :math:`R^*(i, k_1)` (eq. 3-5), which contains i itself, averaged over
-    the :math:`k_2` nearest images (eq. 11). The final distance (eq. 10, 12) is
+    Each of the N images is described by weights on all of them: :math:`V_{ij} = e^{-d(i, j)}` for the images of the
+    expanded k-reciprocal set :math:`R^*(i, k_1)` (eq. 3-5), which contains i itself, averaged over the :math:`k_2`
+    nearest images (eq. 11). The final distance (eq. 10, 12) is
 
     .. math:: (1 - \lambda) \left( 1 - \frac{\sum_j \min(V_{qj}, V_{gj})}{\sum_j \max(V_{qj}, V_{gj})} \right)
               + \lambda d(q, g).
 
     As in the authors' code, distances are in units of an image's largest, so that they fit any manifold:
-    d(i, j) = (max s_i - s_ij) / (max s_i - min s_i), with the similarities s_i of image i to all P.
+    d(i, j) = (max s_i - s_ij) / (max s_i - min s_i), with the similarities s_i of image i to all.
 
-    Args:
-        manifold: the geometry.
-        queries: (Q, D) points.
-        gallery: (N, D) points; None: the queries, among each other.
-        options: see `KReciprocal`.
-
-    Returns:
-        A function of rows (n,) of the queries, which returns minus their final distances, (n, N).
-
-    Raises:
-        ValueError: see `check_rerank`.
-
-    Example:
-        >>> from dmlkit.manifolds import Euclidean
-        >>> points = torch.tensor([[0.0], [1.0], [3.0], [4.0], [7.0]])
-        >>> rows = k_reciprocal(Euclidean(1), points, None, KReciprocal(k1=2, k2=1))
-        >>> rows(torch.tensor([0])).abs().round(decimals=3)
-        tensor([[0.0000, 0.3010, 0.7120, 0.8710, 1.0000]])
-    """
-    pool = queries if gallery is None else torch.cat([queries, gallery])
-    size = len(queries if gallery is None else gallery)
-    check_rerank(options, size)
-    neighbors = _Neighbors(manifold, pool, options.k1)
-    sets = _averaged(neighbors.sets(), neighbors.lists, options.k2)
-    first = len(pool) - size  # of the gallery in the pool
-    targets = _Targets(sets[first:])
-
-    def rows(block: Tensor) -> Tensor:
-        similarity = manifold.similarity(queries[block], pool[first:])
-        scale = neighbors.largest[block], neighbors.smallest[block]
-        return targets.scores(similarity, sets[block.numpy()], *scale, options.weight)
-
-    return rows
-
-
-class ReciprocalGallery:
-    r"""Gallery that re-ranks its images for each query by k-reciprocal encoding, without looking at other queries.
-
-    As `k_reciprocal`, except that the weights of the gallery's images are those of the gallery alone, so that they are
-    computed once. A query q has an image g in its set :math:`R(q, k_1)` if g is among its :math:`k_1` nearest, and q is
-    at least as similar to g as the :math:`k_1`-th nearest image of the gallery is. Weights are on the gallery's images.
+    The weights of the gallery's images are those of the gallery alone, so that they are computed once, and no query
+    affects another. A query q has an image g in its set :math:`R(q, k_1)` if g is among its :math:`k_1` nearest, and q
+    is at least as similar to g as the :math:`k_1`-th nearest image of the gallery is.
 
     Args:
         manifold: the geometry.
@@ -169,6 +128,8 @@ class ReciprocalGallery:
         >>> gallery = ReciprocalGallery(Euclidean(1), points, KReciprocal(k1=2, k2=1))
         >>> gallery.scores(torch.tensor([[3.4]])).round(decimals=3)
         tensor([[-0.9830, -0.7600, -0.2560, -0.2690, -0.8340]])
+        >>> gallery.own_scores(torch.tensor([0])).round(decimals=3)
+        tensor([[-0.0000, -0.3010, -0.7120, -0.8710, -1.0000]])
     """
 
     def __init__(
@@ -178,7 +139,14 @@ class ReciprocalGallery:
         self.manifold, self.points, self.options = manifold, gallery, options
         self.neighbors = _Neighbors(manifold, gallery, options.k1, advance)
         self.sets = self.neighbors.sets()
-        self.targets = _Targets(_averaged(self.sets, self.neighbors.lists, options.k2))
+        self.averaged = _averaged(self.sets, self.neighbors.lists, options.k2)
+        self.targets = _Targets(self.averaged)
+
+    def own_scores(self, rows: Tensor) -> Tensor:
+        """Return minus the final distances (n, N) in [-1, 0] of the gallery's own images, given their rows (n,)."""
+        similarity = self.manifold.similarity(self.points[rows], self.points)
+        scale = self.neighbors.largest[rows], self.neighbors.smallest[rows]
+        return self.targets.scores(similarity, self.averaged[rows.numpy()], *scale, self.options.weight)
 
     def scores(self, queries: Tensor) -> Tensor:
         """Return minus the final distances (Q, N) in [-1, 0] of queries (Q, D)."""
@@ -197,42 +165,14 @@ class ReciprocalGallery:
         return found
 
 
-def expand(
-    manifold: Manifold, queries: Tensor, gallery: Tensor | None, options: Expansion
-) -> tuple[Tensor, Tensor | None]:
-    """Average each query and each image of the gallery with its nearest images of the gallery.
+class ExpandedGallery:
+    """Gallery whose images are averaged with their nearest ones, as are the queries.
 
     Query expansion with the weights of Radenović et al. (2018, arXiv:1711.02512, section 3.3), and the same for the
     images of the gallery, database augmentation (Arandjelović & Zisserman 2012): an image counts 1, and each of its n
-    nearest others s^alpha, with s the cosine, at least 0, or e^-d on manifolds with distances. The average is taken of
-    features, see `Manifold.to_features`, which on the sphere gives the direction of the weighted sum.
-
-    Args:
-        manifold: the geometry.
-        queries: (Q, D) points.
-        gallery: (N, D) points; None: the queries, among each other.
-        options: see `Expansion`.
-
-    Returns:
-        The new queries and gallery, on the manifold.
-
-    Raises:
-        ValueError: see `check_rerank`.
-
-    Example:
-        >>> from dmlkit.manifolds import Sphere
-        >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]])
-        >>> expand(Sphere(2), points[:1], points[1:], Expansion(n=1, alpha=0))[0]
-        tensor([[0.9487, 0.3162]])
-    """
-    items = queries if gallery is None else gallery
-    check_rerank(options, len(items))
-    new = _with_nearest(manifold, items, items, options, own=True)
-    return (new, None) if gallery is None else (_with_nearest(manifold, queries, items, options), new)
-
-
-class ExpandedGallery:
-    """Gallery whose images are averaged with their nearest ones, as are the queries that come, see `expand`.
+    nearest others of the gallery s^alpha, with s the cosine, at least 0, or e^-d on manifolds with distances. The
+    average is taken of features, see `Manifold.to_features`, which on the sphere gives the direction of the weighted
+    sum.
 
     Args:
         manifold: the geometry.
