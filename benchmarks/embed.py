@@ -16,6 +16,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import torch
 from report import write_report
 
@@ -27,11 +28,11 @@ from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
+from dmlkit.vectors.fill import FillJob, PartEmbedder
 from dmlkit.vectors.images import dataset_of
 from dmlkit.vectors.in_memory import embed_images
-from dmlkit.vectors.job import EmbedJob, PartEmbedder
-from dmlkit.vectors.parts import BATCH_IMAGES
 from dmlkit.vectors.run import embed
+from dmlkit.vectors.store import BATCH_IMAGES, image_keys, stored_model
 from dmlkit.vectors.trained import TrainedModel, computed_by, load_model
 
 ROUNDS, EVERY = 5, 5
@@ -70,9 +71,9 @@ def bare_loop(run: Path, photos: Path, output: Path) -> None:
     fabric = start_fabric("cpu")
     trained = load_model(RunFolder(run), fabric)
     dataset = dataset_of(photos, "test", trained.recipe)
-    job = EmbedJob(dataset, source="bare", output=output, skip_bad_images=False)
+    job = FillJob(dataset, image_keys(dataset), output, stored_model(trained), missing=np.arange(len(dataset)))
     embedder = PartEmbedder(job, trained, fabric, workers=None)
-    embedder.batches.numbers = [*range(len(job.parts))]
+    embedder.batches.numbers = job.numbers()
     torch.cat([trained.model(batch.inputs) for batch in embedder.loaders[0][1]])
 
 

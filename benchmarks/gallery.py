@@ -27,7 +27,7 @@ from torch.nn.functional import normalize
 
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.gallery.change import add_images, create_gallery
-from dmlkit.gallery.commit import PointBlock, changing, commit, write_part
+from dmlkit.gallery.commit import changing, commit, new_rows
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.gallery.index import ApproximateGallery, index_gallery
@@ -39,6 +39,7 @@ from dmlkit.training.train import train
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.manifest import Manifest
+from dmlkit.vectors.store import VectorStore, keys_of, write_part
 from dmlkit.vectors.trained import describe, load_model
 
 RECIPE = """\
@@ -94,12 +95,12 @@ def gallery_on_disk(folder: Path, count: int, dim: int) -> Path:
     create_gallery(trained_run(folder, dim), None, path, model=ModelChoice(device="cpu"))
     names = [f"{row:032x}" for row in range(count)]
     images = {name: LabelledImage(f"/none/{name}.jpg", name) for name in names}
-    starts = range(0, count, BLOCK)
-    points = (
-        PointBlock(names[at : at + BLOCK], block, None) for at, block in zip(starts, blocks(count, dim), strict=True)
-    )
+    place, keys = path / "vectors" / "made", keys_of([*map(bytes.fromhex, names)])
+    for start, block in zip(range(0, count, BLOCK), blocks(count, dim), strict=True):
+        write_part(place, keys[start : start + BLOCK], block)
+    store = VectorStore(place, dim)
     with changing(path) as manifest:
-        commit(path, *write_part(path, manifest, images, points))
+        commit(path, manifest, new_rows(images, store, store.find(keys), 0))
     return path
 
 

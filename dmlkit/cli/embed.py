@@ -22,7 +22,7 @@ from dmlkit.cli.options import (
     option,
     with_options,
 )
-from dmlkit.files.outputs import check_folder
+from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder
 from dmlkit.files.source import require_images
 
 app = typer.Typer()
@@ -59,7 +59,7 @@ def embed(
     boxes: BoxOptions,
     output: Annotated[
         Path | None,
-        Writes(check_folder, "interrupted embeddings", "parts/job.json"),
+        Writes(check_folder, "embeddings", *EMBEDDING_MARKS),
         option("FOLDER", "Folder to write. Default: a folder in RUN/embeddings.", "--output", "-o"),
     ] = None,
     dims: Annotated[

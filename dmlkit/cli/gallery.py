@@ -26,7 +26,7 @@ from dmlkit.cli.options import (
 from dmlkit.errors import UserError, merged
 from dmlkit.files.escape import command_word, near_path
 from dmlkit.files.outputs import check_folder
-from dmlkit.files.source import CREATING_MARK, INCOMING, require_addable
+from dmlkit.files.source import CREATING_MARK, require_addable
 
 if TYPE_CHECKING:
     from dmlkit.gallery.incoming import Incoming
@@ -58,7 +58,7 @@ def create(
     run: RunPath,
     output: Annotated[
         Path,
-        Writes(check_folder, "an interrupted gallery", CREATING_MARK, f"{INCOMING}*"),
+        Writes(check_folder, "an interrupted gallery", CREATING_MARK),
         option("FOLDER", "Folder to write.", "--output", "-o"),
     ],
     images: Annotated[

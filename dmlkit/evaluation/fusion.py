@@ -25,7 +25,8 @@ from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.vectors.fusion import check_fusible, join
 from dmlkit.vectors.manifest import Fusion
 from dmlkit.vectors.progress_bar import Bar, no_bar
-from dmlkit.vectors.stored import hash_images, split_embeddings
+from dmlkit.vectors.store import hash_images
+from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import load_model
 
 Weights = Literal["mean", "logistic"]

@@ -26,7 +26,6 @@ from dmlkit.metrics.pairing import Pairing
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer, nearest_rows
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import PairProbability, Threshold
-from dmlkit.vectors.features import software_of
 from dmlkit.vectors.fusion import require_torch
 from dmlkit.vectors.images import ImageList
 from dmlkit.vectors.in_memory import Embeddings
@@ -39,9 +38,10 @@ from dmlkit.vectors.local_features import (
     mean_of,
     require_one_process,
 )
-from dmlkit.vectors.manifest import Fusion, LocalFusion, SplitRecord
+from dmlkit.vectors.manifest import Fusion, LocalFusion
 from dmlkit.vectors.progress_bar import Bar, no_bar
-from dmlkit.vectors.stored import hash_images, split_embeddings
+from dmlkit.vectors.store import hash_images, stored_model
+from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import TrainedModel, load_model
 
 MOST = 600  # validation images, all pairs of which are matched: 180 000 pairs in 30 s
@@ -170,8 +170,10 @@ class LocalThreshold(Document, frozen=True, strict=True):
     """Weight of the matches."""
     threshold: Threshold
     """Threshold of both, for the model's fingerprint and the false accept rate in it."""
-    split: SplitRecord
-    """What both depend on besides."""
+    images: str
+    """Hash of the validation images and their labels."""
+    points: str
+    """Key of the points of the model, see `StoredModel`."""
 
 
 def local_threshold(
@@ -189,19 +191,14 @@ def local_threshold(
         UserError: there are too few pairs for ``far``, or see `choose_local`.
     """
     config, place = trained.recipe.dataset, run.path / f"threshold-{kind}.json"
-    record = SplitRecord(
-        images=hash_images(config.build("validation"), config),
-        software=software_of(trained.recipe),
-        device=trained.place,
-        checkpoint=trained.saved,
-    )
+    own = (hash_images(config.build("validation"), config), stored_model(trained).key)
     with suppress(UserError):  # there is none, or it is damaged
         kept = LocalThreshold.read(place)
-        if (kept.threshold.weights, kept.threshold.far, kept.split) == (trained.fingerprint, far, record):
+        if (kept.images, kept.points, kept.threshold.far) == (*own, far):
             return kept
     choice = local_choice(run, trained, kind, fabric, bar)
     threshold = _chosen_threshold(choice, run, trained, far, bar)
-    found = LocalThreshold(fusion=choice.fusion, threshold=threshold, split=record)
+    found = LocalThreshold(fusion=choice.fusion, threshold=threshold, images=own[0], points=own[1])
     try:
         found.write(place)
     except OSError as error:

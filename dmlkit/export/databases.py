@@ -102,7 +102,7 @@ def store_manifest(folder: EmbeddingFolder) -> StoreManifest:
     dim = _vectors(folder, torch.from_numpy(np.array(folder.points[:1])), search).shape[1]
     index = StoreIndex(**search, distance=distance, dim=dim)
     # checksums of the embeddings are of other files
-    fields: dict[str, Any] = {**dict(manifest), "index": index, "checksums": None, "split": None}
+    fields: dict[str, Any] = {**dict(manifest), "index": index, "checksums": None}
     return StoreManifest(**fields)
 
 

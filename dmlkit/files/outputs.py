@@ -15,6 +15,8 @@ GALLERY_MARK, RUN_MARKS = "gallery.json", ("recipe.yaml", "environment.json")  #
 PLACES_OF_RUN = ("embeddings", "evaluations", "exports", "plots")
 """Folders of a run into which commands may write."""
 EMBEDDING_FILES = ("embeddings.npy", "items.parquet", "manifest.json")  # in the order in which they are written
+EMBEDDING_MARKS = ("manifest.json", ".lock", "vectors/*/model.json")
+"""What a folder of embeddings has, the last two after a kill."""
 BOX = ("x1", "y1", "x2", "y2")
 """Columns of a box in tables."""
 OTHER_BOX = tuple(f"other_{side}" for side in BOX)

@@ -16,7 +16,7 @@ from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
 from dmlkit.files.regular import EXTENSIONS, TABLES, VIDEOS
 
 STUDY_MARK, REVIEW_MARK = "study.json", "review.json"
-CREATING_MARK, INCOMING = "creating.json", "incoming-"
+CREATING_MARK = "creating.json"
 """File of a gallery whose creation is not complete, and start of the folders of images that are not yet added."""
 Kind = Literal["run", "embeddings", "gallery", "array", "images", "backbone"]
 NAMES: dict[Kind, str] = {

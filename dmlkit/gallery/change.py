@@ -3,20 +3,22 @@
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from math import inf
 from pathlib import Path
+from time import time
 from typing import Any, NamedTuple
+
+import torch
 
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
+from dmlkit.files.arrays import Values
 from dmlkit.files.escape import command_word
 from dmlkit.files.labels import stated_label
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder, check_place, writing
-from dmlkit.files.source import CREATING_MARK, INCOMING
-from dmlkit.gallery.commit import changing, commit, copied_part, moved, schema, write_part
+from dmlkit.files.source import CREATING_MARK
+from dmlkit.gallery.commit import changing, check_vectors, commit, moved, new_rows, schema, write_thumbnails
 from dmlkit.gallery.files import (
     MANIFEST,
     THUMBNAILS,
@@ -29,7 +31,7 @@ from dmlkit.gallery.files import (
 )
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage, images_of
-from dmlkit.gallery.incoming import Incoming, remove_interrupted
+from dmlkit.gallery.incoming import Incoming
 from dmlkit.gallery.index import extend_index
 from dmlkit.gallery.manifest import GalleryManifest, GalleryModel
 from dmlkit.run_folder.folder import RunFolder
@@ -38,8 +40,10 @@ from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice, with_local
 from dmlkit.vectors.manifest import check_same_description
 from dmlkit.vectors.points import load_same_model, warn_of_other_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.store import PART_IMAGES, SUFFIX, VectorStore, keys_of, write_part
 from dmlkit.vectors.trained import TrainedModel, describe
 
+JOINED = 8 * PART_IMAGES  # images of a part that joins others: 134 MB at 512 dimensions
 KEPT = timedelta(days=7)  # of a version that is no longer the newest one, until `compact_gallery` removes it
 
 
@@ -55,7 +59,7 @@ def add_images(
 ) -> Incoming:
     """Add images to a gallery; an image that it already has is reported and left unchanged, unless it gets a label.
 
-    If the process is stopped, the gallery is unchanged, and the same call resumes with the parts that were embedded.
+    If the process is stopped, no version changes, and the same call resumes with the parts that were embedded.
 
     Args:
         images: see `images_of`; or images that were listed before.
@@ -71,28 +75,42 @@ def add_images(
     run = model.run or gallery.run
     listed, left_out = images_of(images, label, boxes, run) if isinstance(images, Path) else (images, ())
     incoming = Incoming.of(listed, left_out)
-    place = incoming.place(path)
-    with sole_writer(place, what="an addition of these images", patience=inf):
-        gallery = GalleryFolder(path)  # now: another process may have added the same images meanwhile
+    incoming.drop(gallery)
+    fabric = model.start()
+    if trained is None:
+        trained = load_same_model(gallery, model, fabric)
+    else:  # loaded before a migration, perhaps
+        check_same_description(describe(trained), "the loaded model", gallery.manifest, str(path))
+    trained = with_local(trained, gallery.manifest.local, str(path))
+    warn_of_other_model(describe(trained), gallery)
+    store = incoming.embed(path, trained, fabric, bar, {Path(part).name for part in gallery.parts})
+    with changing(path) as manifest:
+        if manifest.current != gallery.manifest.current:
+            raise UserError(f"{path}: was migrated to another model in the meantime; rerun the same command")
+        gallery = GalleryFolder(path)  # another process may have added some meanwhile
         incoming.drop(gallery)
-        fabric = model.start()
-        if trained is None:
-            trained = load_same_model(gallery, model, fabric)
-        else:  # loaded before a migration, perhaps
-            check_same_description(describe(trained), "the loaded model", gallery.manifest, str(path))
-        trained = with_local(trained, gallery.manifest.local, str(path))
-        warn_of_other_model(describe(trained), gallery)
-        with incoming.embedded(trained, fabric, place, bar) as blocks, changing(path) as manifest:
-            if manifest.current != gallery.manifest.current:
-                raise UserError(f"{path}: was migrated to another model in the meantime; rerun the same command")
-            gallery = GalleryFolder(path)  # another process may have added some meanwhile
-            incoming.drop(gallery)
-            if incoming.new:
-                manifest, rows = write_part(path, manifest, incoming.new, blocks)
-                commit(path, manifest, joined(without(gallery.table, "id", incoming.labeled), rows))
-    with suppress(OSError):  # another process waited for this one, and is there now
-        place.rmdir()
+        if incoming.new:
+            manifest, rows = added(path, manifest, incoming, store)
+            commit(path, manifest, joined(without(gallery.table, "id", incoming.labeled), rows))
     return incoming
+
+
+def added(path: Path, manifest: GalleryManifest, incoming: Incoming, store: VectorStore) -> tuple[GalleryManifest, Any]:
+    """Return the manifest and the rows of a version for new images, and write their thumbnails.
+
+    Raises:
+        UserError: a point has no vector of an index.
+    """
+    images = incoming.new
+    if not all((store.path / name).exists() for name in store.parts):  # left by a command that was killed a week ago
+        raise UserError(f"{path}: was compacted in the meantime; rerun the same command")
+    places, count = store.find(keys_of([*map(bytes.fromhex, images)])), len(images)
+    check_vectors(store, places, manifest.build_manifold(), [image.path for image in images.values()])
+    if manifest.thumbnails:
+        write_thumbnails(path, images)
+    incoming.added = count
+    rows = new_rows(images, store, places, manifest.numbers)
+    return manifest.model_copy(update={"numbers": manifest.numbers + count}), rows
 
 
 def joined(rows: Any, new: Any) -> Any:
@@ -181,9 +199,9 @@ def restore_version(path: Path, version: int) -> int:
 
 
 def compact_gallery(path: Path) -> None:
-    """Join all points in one part, and remove files that belong to no version of the last 7 days; no image changes.
+    """Join the parts, and remove files that belong to no version of the last 7 days; no image changes.
 
-    What interrupted additions and migrations have embedded is removed too.
+    What interrupted additions and migrations have embedded is kept as long.
 
     Raises:
         UserError: there is no gallery, or its folder cannot be written.
@@ -193,15 +211,22 @@ def compact_gallery(path: Path) -> None:
         index = gallery.manifest.approximate
         if index is not None:
             manifest = manifest.model_copy(update={"approximate": extend_index(gallery, index)})
-        if len(gallery.parts) > 1:
-            images = {name: LabelledImage(file, None) for name, file in zip(gallery.ids, gallery.paths, strict=True)}
-            bare = manifest.model_copy(update={"thumbnails": False})
-            changed, rows = write_part(path, bare, images, copied_part(gallery))
-            kept = {"thumbnails": manifest.thumbnails, "numbers": manifest.numbers}
-            manifest = changed.model_copy(update=kept)
-            manifest = commit(path, manifest, moved(gallery.table, rows["part"][0].as_py()))
+        if len(gallery.parts) > -(-len(gallery) // JOINED):
+            manifest = commit(path, manifest, moved(gallery.table, *_joined_parts(gallery)))
         _forget(path, manifest)
-    remove_interrupted(path)
+
+
+def _joined_parts(gallery: GalleryFolder) -> tuple[VectorStore, Values]:
+    """Write the points of a gallery into as few parts as possible; return the store and the row of each image."""
+    place, keys = gallery.path / VECTORS / Path(gallery.parts[0]).parent, keys_of([*map(bytes.fromhex, gallery.ids)])
+    names = list[str]()
+    for rows in torch.arange(len(gallery)).split(JOINED):
+        local = gallery.local_at(rows) if gallery.manifest.local else None
+        names.append(write_part(place, keys[rows.numpy()], gallery.points_at(rows), local))
+    others = {file.name for file in place.iterdir()}.difference(names)
+    local = gallery.manifest.local
+    store = VectorStore(place, gallery.manifest.dim, local.shape if local else None, used=others)
+    return store, store.find(keys)
 
 
 def _forget(path: Path, manifest: GalleryManifest) -> None:
@@ -209,21 +234,20 @@ def _forget(path: Path, manifest: GalleryManifest) -> None:
     *older, newest = manifest.versions
     versions = [*(one for one in older if datetime.now(UTC) - one.time < KEPT), newest]
     rows = [read_rows(path, one, ["part", "id"]) for one in versions]
-    parts = {part for one in rows for part in one["part"].unique().to_pylist()}
+    parts = {path / VECTORS / part for one in rows for part in one["part"].unique().to_pylist()}
     names = {one.model for one in versions}
     others = {name: model for name, model in manifest.others.items() if name in names}
-    update: dict[str, Any] = {"versions": tuple(versions), "others": others}
-    update["parts"] = {name: part for name, part in manifest.parts.items() if name in parts}
-    manifest.model_copy(update=update).write(path / MANIFEST)
+    manifest.model_copy(update={"versions": tuple(versions), "others": others}).write(path / MANIFEST)
     models: list[GalleryModel] = [manifest, *others.values()]
     indexes = {index_file(path, one.approximate.name) for one in models if one.approximate}
-    wanted = {rows_file(path, one.rows) for one in versions} | {path / VECTORS / part for part in parts} | indexes
+    wanted = {rows_file(path, one.rows) for one in versions} | parts | indexes
     pictures = {f"{name}.jpg" for one in rows for name in one["id"].to_pylist()} if manifest.thumbnails else set[str]()
-    for place in (f"{VERSIONS}/*", f"{VECTORS}/*", "index-*.faiss", f"{THUMBNAILS}/*"):
+    for file in (path / VECTORS).glob(f"*/*{SUFFIX}"):
+        if file not in parts and time() - file.stat().st_mtime > KEPT.total_seconds():
+            file.unlink(missing_ok=True)
+    for place in (f"{VERSIONS}/*", "index-*.faiss", f"{THUMBNAILS}/*"):
         for file in path.glob(place):
-            if file.is_dir() and file not in wanted:
-                shutil.rmtree(file, ignore_errors=True)
-            elif file.is_file() and file not in wanted and file.name not in pictures:
+            if file not in wanted and file.name not in pictures:
                 file.unlink(missing_ok=True)
 
 
@@ -274,19 +298,19 @@ def create_gallery(
     trained = model.load(RunFolder(run), fabric)
     manifest = GalleryManifest(**dict(gallery_model(trained, run, settings.threshold)), thumbnails=settings.thumbnails)
     with sole_writer(output, what="the creation of a gallery"):
-        check_folder(output, "an interrupted gallery", CREATING_MARK, f"{INCOMING}*")
+        check_folder(output, "an interrupted gallery", CREATING_MARK)
         check_place(output, [images, trained.recipe.dataset.data_root])
         with writing(output):
             manifest.write(output / CREATING_MARK)
-        for name in (VECTORS, VERSIONS, THUMBNAILS):  # of a creation that was stopped
+        for name in (VERSIONS, THUMBNAILS):  # of a creation that was stopped
             shutil.rmtree(output / name, ignore_errors=True)
-        place, rows = incoming.place(output), schema().empty_table()
-        with incoming.embedded(trained, fabric, place, bar) as blocks, writing(output / MANIFEST):
+        (output / VECTORS).mkdir(exist_ok=True)
+        store, rows = incoming.embed(output, trained, fabric, bar), schema().empty_table()
+        with writing(output / MANIFEST):
             if incoming.new:
-                manifest, rows = write_part(output, manifest, incoming.new, blocks)
+                manifest, rows = added(output, manifest, incoming, store)
             commit(output, manifest, rows)
         (output / CREATING_MARK).unlink()
-        remove_interrupted(output)  # of other images
     return incoming
 
 

@@ -2,7 +2,7 @@
 
     gallery.json            model, versions, parts; its rename is the commit of every change
     versions/7.parquet      a row per image of version 7: id, label, path, box, place, time, and where its point is
-    vectors/PART/           points.npy, and local.npy of a model with local features
+    vectors/KEY/            points of a model by the ids of their images, and its local features, see `VectorStore`
     thumbnails/ID.jpg       small pictures, if the gallery keeps them
     index-NAME.faiss        approximate index, if there is one
 
@@ -75,14 +75,6 @@ class GalleryVersion(BaseModel, frozen=True, extra="forbid", strict=True):
     """CRC-32 of this file."""
 
 
-class StoredPart(BaseModel, frozen=True, extra="forbid", strict=True):
-    """Points that were added together."""
-
-    images: PositiveInt
-    checksums: dict[str, NonNegativeInt]
-    """CRC-32 of each file of the part."""
-
-
 class RecordedGallery(Document, frozen=True, strict=True):
     """What ``gallery.json`` records besides the models."""
 
@@ -94,7 +86,6 @@ class RecordedGallery(Document, frozen=True, strict=True):
     """Name of the model described here, which is that of the newest version."""
     versions: tuple[GalleryVersion, ...] = ()
     """Versions that can be restored, the newest last."""
-    parts: dict[str, StoredPart] = Field(default_factory=dict[str, StoredPart])
     numbers: NonNegativeInt = 0
     """Number of images that were ever added, which the column ``number`` counts; see `ApproximateIndex`."""
 

@@ -11,17 +11,16 @@ from torch import Tensor
 
 from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.errors import UserError
-from dmlkit.files.arrays import Values, read_array
+from dmlkit.files.arrays import Values
 from dmlkit.files.image_file import Box, box_of_cell
-from dmlkit.files.regular import file_checksum
 from dmlkit.gallery.files import VECTORS, ApproximateIndex, damaged, read_rows, thumbnail_file
 from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.manifolds.base import check_points
 from dmlkit.run_folder.folder import find_run
 from dmlkit.vectors.items import PointItem
+from dmlkit.vectors.store import DTYPES, open_part
 
 KEPT = 2**26  # bytes of points that stay in memory: to gather scattered rows from files takes milliseconds each time
-POINTS, LOCAL = "points.npy", "local.npy"
 
 
 class GalleryFolder:
@@ -43,11 +42,14 @@ class GalleryFolder:
         names = np.array([codes[name] for name in part.dictionary.to_pylist()], np.int64)
         self.part_codes: Values = names[part.indices.to_numpy()] if self.parts else np.zeros(0, np.int64)
         self.part_rows: Values = self.table["row"].to_numpy()
-        self._arrays: dict[tuple[str, str], Values] = {}
+        local = self.manifest.local
+        self._shapes: dict[str, tuple[int, ...]] = {"points": (self.manifest.dim,)}
+        self._shapes |= {"local": local.shape} if local else {}
+        self._read: dict[str, dict[str, Tensor]] = {}
         self._columns: dict[str, list[Any]] = {}
         self._kept: Tensor | None = None
         for name in self.parts:
-            self._array(name, POINTS, is_read=False)
+            self._open(name, is_read=False)
 
     @property
     def run(self) -> Path | None:
@@ -80,8 +82,7 @@ class GalleryFolder:
 
     def local_at(self, rows: Tensor) -> Tensor:
         """Return the local features (M, P, C) float16 of rows (M,), of a gallery that has them."""
-        assert self.manifest.local is not None
-        return torch.from_numpy(self._gather(rows.numpy(), LOCAL, self.manifest.local.shape, np.float16))
+        return self._gather(rows.numpy(), "local")
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
         taken = self.table.select(["id", "label", "path", "box"]).take(rows.numpy())
@@ -140,36 +141,31 @@ class GalleryFolder:
             UserError: a file is missing, cannot be read, or has another checksum.
         """
         for name in self.parts:
-            for file in self.manifest.parts[name].checksums:
-                self._array(name, file)
+            self._open(name)
 
-    def _array(self, part: str, file: str, *, is_read: bool = True) -> Values:
-        """Map a file of a part, and compare it with its checksum before its numbers are first read."""
-        place, stored = self.path / VECTORS / part / file, self.manifest.parts.get(part)
-        if (part, file) not in self._arrays:
+    def _open(self, part: str, *, is_read: bool = True) -> dict[str, Tensor]:
+        """Map a part into memory, and compare it with its checksum before its numbers are first read."""
+        if part not in self._read:
+            file = self.path / VECTORS / part
             try:
-                array = read_array(place)
+                tensors, _ = open_part(file, self._shapes, is_read=is_read)
             except UserError as error:
-                raise damaged(self.path, place, "is missing" if not place.exists() else "cannot be read") from error
-            if stored is None or len(array) != stored.images or file not in stored.checksums:
-                raise damaged(self.path, place, "is not what was written")
+                raise damaged(self.path, file, str(error).removeprefix(f"{file}: ")) from error
             if not is_read:
-                return array
-            if file_checksum(place) != stored.checksums[file]:
-                raise damaged(self.path, place, "is not what was written")
-            self._arrays[part, file] = array
-        return self._arrays[part, file]
+                return tensors
+            self._read[part] = tensors
+        return self._read[part]
 
-    def _gather(self, rows: Values, file: str, shape: tuple[int, ...], dtype: Any) -> Values:
+    def _gather(self, rows: Values, what: str) -> Tensor:
         codes, places = self.part_codes[rows], self.part_rows[rows]
-        found = np.empty((len(rows), *shape), dtype)
+        found = torch.empty(len(rows), *self._shapes[what], dtype=DTYPES[what])
         for code in np.unique(codes):
             own = codes == code
-            found[own] = self._array(self.parts[code], file)[places[own]]
+            found[torch.from_numpy(own)] = self._open(self.parts[code])[what][torch.from_numpy(places[own])]
         return found
 
     def _points(self, rows: Values) -> Tensor:
-        points = torch.from_numpy(self._gather(rows, POINTS, (self.manifest.dim,), np.float32))
+        points = self._gather(rows, "points")
 
         def name(place: int) -> str:
             return f"{self.path}: image {int(rows[place])} ({self.table['path'][int(rows[place])].as_py()})"

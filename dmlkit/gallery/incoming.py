@@ -1,30 +1,25 @@
 """Images that come into a gallery: which ones are new, and their embeddings."""
 
-import hashlib
-import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import BadImageError
-from dmlkit.files.lock import is_held
 from dmlkit.files.outputs import writing
-from dmlkit.files.source import INCOMING
-from dmlkit.gallery.commit import PointBlock, blocks_of
+from dmlkit.gallery.files import VECTORS
 from dmlkit.gallery.folder import GalleryFolder
-from dmlkit.gallery.images import ID_LENGTH, LabelledImage, LabelledImages
+from dmlkit.gallery.images import LabelledImage, LabelledImages
 from dmlkit.loading.inputs import refuse_nothing_read
-from dmlkit.vectors.in_memory import Known
-from dmlkit.vectors.job import EmbedJob, PartEmbedder
-from dmlkit.vectors.parts import BATCH_IMAGES
-from dmlkit.vectors.progress_bar import EMBEDDING, Bar
+from dmlkit.vectors.fill import Filled, FillJob, fill
+from dmlkit.vectors.progress_bar import Bar
+from dmlkit.vectors.store import PART_IMAGES, VectorStore, keys_of, stored_model, write_part
 from dmlkit.vectors.stored import known_points
 from dmlkit.vectors.trained import TrainedModel
-
-RESUMES = "finished parts are kept; fix the problem and run the same command again"
 
 
 @dataclass
@@ -73,87 +68,71 @@ class Incoming:
 
     def drop(self, gallery: GalleryFolder) -> None:
         """Drop the images that a gallery has, except those without a label there that get one now."""
-        known = {name: label for name, label in zip(gallery.ids, gallery.labels, strict=True) if name in self.new}
+        import pyarrow as pa
+        from pyarrow import compute
+
+        own = compute.is_in(gallery.table["id"], pa.array([*self.new], pa.string()))  # pyright: ignore[reportAttributeAccessIssue]
+        found = gallery.table.select(["id", "label"]).filter(own)
+        known = dict(zip(*(found[name].to_pylist() for name in ("id", "label")), strict=True))
         self.labeled = {name for name, label in known.items() if label is None and self.new[name].label is not None}
         for id, label in known.items():  # noqa: A001
             if id not in self.labeled:
                 image = self.new.pop(id)
                 self.repeated.append(f"{image.path}: is in the gallery already{_other_label(image, label)}")
 
-    def place(self, gallery: Path) -> Path:
-        """Return the folder in a gallery that keeps the embeddings of these images until all are added."""
-        digest = hashlib.sha256("\n".join(self.new).encode())
-        return gallery / f"{INCOMING}{digest.hexdigest()[:ID_LENGTH]}"
+    def embed(
+        self, gallery: Path, trained: TrainedModel, fabric: Ranks, bar: Bar, used: Container[str] = ()
+    ) -> VectorStore:
+        """Embed the new images into the gallery's store, and return it; those that cannot be read are dropped.
 
-    @contextmanager
-    def embedded(self, trained: TrainedModel, fabric: Ranks, place: Path, bar: Bar) -> Generator[Iterator[PointBlock]]:
-        """Embed the new images, and yield their embeddings, which are in parts on the disk until the block ends.
-
-        The parts are those of `dmlkit.vectors.job.embed_job`. If the process is stopped or the block fails, finished
-        parts are kept, and the same call resumes.
+        If the process is stopped, finished parts are kept, and the same call resumes.
 
         Args:
-            place: folder in the gallery for the parts, of which this process is the sole writer.
+            used: parts that need not be opened, since they have none of the images.
 
         Raises:
-            UserError: none of the images could be read, or see `PartEmbedder`.
+            UserError: none of the images could be read, or see `fill`.
         """
-        images = LabelledImages(self.new)
-        job = EmbedJob(images, "images for a gallery", place, skip_bad_images=True)
-        parts = job.parts
-        try:
-            with writing(place, advice=RESUMES):
-                self.resumed = embed_parts(job, trained, fabric, lambda: known_points(trained, images, fabric), bar)
-                for number, part in enumerate(parts.read()):
-                    missing = sorted({*parts.images(number)}.difference(part.indices.tolist()))
-                    self.skipped += part.faults
-                    for row in missing:
-                        del self.new[images.ids[row]]
-                if not self.new:
-                    parts.discard()
-                refuse_nothing_read(len(self.new) + len(self.repeated), self.skipped, "the images")
-                yield blocks_of(images.ids, parts)
-            parts.discard()
-            self.added = len(self.new)
-        finally:
-            parts.leave()
-            with suppress(OSError):  # it has complete parts, or a lock
-                place.rmdir()
+        filled = fill_gallery(gallery, self.new, trained, fabric, bar, used=used)
+        self.resumed = filled.known
+        self.skipped += filled.faults
+        for name, row in zip([*self.new], filled.rows.tolist(), strict=True):
+            if row < 0:
+                del self.new[name]
+        refuse_nothing_read(len(self.new) + len(self.repeated), self.skipped, "the images")
+        return filled.store
 
 
-def embed_parts(
-    job: EmbedJob, trained: TrainedModel, fabric: Ranks, known: Callable[[], Known | None], bar: Bar
-) -> int:
-    """Embed the images of a job in one process, and return how many were embedded before.
+def fill_gallery(
+    gallery: Path,
+    images: Mapping[str, LabelledImage],
+    trained: TrainedModel,
+    fabric: Ranks,
+    bar: Bar,
+    job: type[FillJob] = FillJob,
+    used: Container[str] = (),
+) -> Filled:
+    """Embed images, given by their ids, into the store of a gallery.
 
-    Parts of other images are removed. ``known`` returns points that need not be computed; local features always are.
-
-    Raises:
-        UserError: see `PartEmbedder`.
+    Points that the model's run has are copied; local features are always computed.
     """
-    parts, description, count = job.parts, job.describe(trained), len(job.dataset)
-    try:
-        parts.check(description)
-    except UserError:  # there are none, or the gallery got some of these images meanwhile
-        parts.discard()
-        parts.begin(description)
-    wanted = parts.missing(range(len(parts)), trained.manifold.point_dim, skip_bad_images=job.skip_bad_images)
-    resumed = count - sum(len(parts.images(part)) for part in wanted)
-    if wanted:
-        found = None if trained.local else known()
-        computed = count - (0 if found is None else len(found.rows))
-        workers = 0 if computed <= BATCH_IMAGES else trained.recipe.training.workers
-        with bar(EMBEDDING, count) as advance:
-            advance(resumed)
-            PartEmbedder(replace(job, known=found), trained, fabric, workers=workers)(wanted, advance)
-    return resumed
+    listed, home = LabelledImages(images), gallery / VECTORS
+    options: dict[str, Any] = {"used": used, "on_damage": _leave}
+    keys, model = keys_of([*map(bytes.fromhex, listed.ids)]), stored_model(trained)
+    store = VectorStore.at(home / model.key, trained, **options)
+    missing = torch.from_numpy(store.find(keys) < 0)
+    if missing.any() and trained.local is None and (known := known_points(trained, listed)):
+        new = missing[known.indices].nonzero()[:, 0]
+        with writing(store.path / "points"):
+            for part in new.split(PART_IMAGES) if len(new) else ():
+                write_part(store.path, keys[known.indices[part].numpy()], known.points[part])
+    wanted = job(listed, keys, home, model, exact=False, skip_bad_images=job is FillJob)
+    filled = fill(wanted, trained, fabric, bar=bar, **options)
+    return filled._replace(known=len(images) - int(missing.sum()))
 
 
-def remove_interrupted(gallery: Path) -> None:
-    """Remove the embeddings of interrupted additions and migrations that nobody has resumed."""
-    for place in gallery.glob(f"{INCOMING}*"):
-        if not is_held(place):
-            shutil.rmtree(place, ignore_errors=True)
+def _leave(error: UserError, file: Path) -> None:
+    """Leave a damaged part of a gallery: an earlier version may name it."""
 
 
 def _other_label(image: LabelledImage, label: str | None) -> str:

@@ -159,4 +159,4 @@ def _backbone_features(run: RunFolder, trained: TrainedModel, fabric: Ranks, spl
     recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
     before = TrainedModel.of(recipe, features, trained.checkpoint, trained.epoch)
     dataset = recipe.dataset.build(split)
-    return split_embeddings(run, before, fabric, dataset, split, of="features").points
+    return split_embeddings(run, before, fabric, dataset, split).points

@@ -36,7 +36,7 @@ class RunFolder:
         recipe.yaml           environment.json      classes.json      metrics.jsonl      summary.json
         curves.png            checkpoints/{last,best}.pt
         test_classes.json
-        basis.json            features/{train,validation,test,all}/ loggers.json    tensorboard/    threshold.json
+        basis.json            features/KEY/    vectors/KEY/    loggers.json    tensorboard/    threshold.json
         alignment.json        threshold-{local,sift}.json
         evaluations/ embeddings/ exports/ plots/    outputs of other commands that use the weights
 
@@ -46,6 +46,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.embeddings = path / "embeddings"
+        self.vectors = path / "vectors"
         self.exports = path / "exports"
         self.plots = path / "plots"
         self.threshold_path = path / "threshold.json"

@@ -14,7 +14,7 @@ OF_RUN = (
     *("recipe.yaml", "environment.json", "classes.json", "basis.json", "metrics.jsonl", "summary.json", "curves.png"),
     *("alignment.json", "test_classes.json", "loggers.json", "threshold.json", "threshold-local.json"),
     *("threshold-sift.json", CHECKPOINTS, "features", "tensorboard"),
-    *("embeddings", "evaluations", "exports", "plots"),  # computed with its weights
+    *("embeddings", "vectors", "evaluations", "exports", "plots"),  # computed with its weights
 )
 """Files and folders of a run; others in its folder are not."""
 

@@ -1,7 +1,5 @@
 """Training data: images, or cached features of a frozen backbone."""
 
-from contextlib import nullcontext
-from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +11,6 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.errors import UserError
 from dmlkit.files.document import differences
-from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_place
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.manifolds.base import ManifoldConfig
@@ -27,8 +24,6 @@ from dmlkit.vectors.features import (
     DrawnViews,
     cached_features,
     features_folder,
-    is_complete,
-    place_of,
 )
 from dmlkit.vectors.stored import embed_files
 from dmlkit.vectors.trained import describe, load_model
@@ -60,21 +55,14 @@ def training_data(experiment: Experiment, run: RunFolder, fabric: Fabric, progre
     folder = features_folder(run, tuning)
 
     def features(split: Split, dataset: Dataset, views: int) -> CachedFeatures:
-        place = folder / place_of(recipe.dataset, split)
-        return cached_features(dataset, recipe, model, fabric, place, views=views, bar=progress.images, split=split)
+        return cached_features(dataset, recipe, model, fabric, folder, views=views, bar=progress.images, split=split)
 
     if folder.exists() and not folder.is_dir():
         text = f"{folder}: is a file; expected a folder for features"
         raise UserError(recipe.fault(("backbone", "tuning", "cache"), text))
-    # one of several runs that share a folder computes the features, the others wait; complete features need no lock
-    writes = fabric.is_global_zero and not all(
-        is_complete(folder / place_of(recipe.dataset, split)) for split in recipe.dataset.own_splits
-    )
-    with sole_writer(folder, what="a training", patience=inf) if writes else nullcontext():
-        fabric.barrier()
-        training = features("train", experiment.train, tuning.feature_views)
-        validation = experiment.validation and features("validation", experiment.validation, 0)
-        tested = experiment.test and features("test", experiment.test, 0)
+    training = features("train", experiment.train, tuning.feature_views)
+    validation = experiment.validation and features("validation", experiment.validation, 0)
+    tested = experiment.test and features("test", experiment.test, 0)
     return TrainingData(head_alone(model), DrawnViews(training), validation, tested)
 
 

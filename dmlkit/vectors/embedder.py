@@ -29,8 +29,8 @@ from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.vectors.hub import SCHEME, download, is_hub_folder, load_hub
 from dmlkit.vectors.in_memory import embed_images
-from dmlkit.vectors.parts import BATCH_IMAGES
 from dmlkit.vectors.progress_bar import image_progress, no_bar
+from dmlkit.vectors.store import BATCH_IMAGES
 from dmlkit.vectors.trained import TrainedModel, computed_by, load_model, pretrained_model
 
 Picture = str | Path | Image.Image | NDArray[np.uint8]

@@ -15,8 +15,8 @@ from dmlkit.manifolds.base import check_points
 from dmlkit.model import EmbeddingModel
 from dmlkit.transforms.base import TransformConfig
 from dmlkit.vectors.fusion import join
-from dmlkit.vectors.parts import BATCH_IMAGES
 from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar, no_bar
+from dmlkit.vectors.store import BATCH_IMAGES
 from dmlkit.vectors.trained import TrainedModel
 
 UNSOUND = "the training diverged, or the model does not fit such inputs; use another --checkpoint or run"
@@ -33,23 +33,6 @@ class Embeddings(NamedTuple):
     local: Tensor | None = None  # (N, P, C) float16, local features, if they were computed with the points
 
 
-class Known(NamedTuple):
-    """Points of some images of a list, which an earlier command has computed."""
-
-    rows: Tensor  # (M,) int64, places in the list, ascending
-    points: Tensor  # (M, D) float32 on the CPU
-
-    def within(self, images: range) -> "Known":
-        """Return those of consecutive images."""
-        low, high = torch.searchsorted(self.rows, torch.tensor([images.start, images.stop])).tolist()
-        return Known(self.rows[low:high], self.points[low:high])
-
-    def joined(self, indices: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all places (N,) in ascending order and their points, with those computed now."""
-        order = torch.cat([self.rows, indices]).argsort()
-        return torch.cat([self.rows, indices])[order], torch.cat([self.points, points])[order]
-
-
 @torch.inference_mode()
 def embed_dataset(
     fabric: Ranks,
@@ -63,8 +46,8 @@ def embed_dataset(
 ) -> Embeddings:
     """Embed all images in float32, a share on each rank; every rank gets all points in the order of the dataset.
 
-    A share is whole batches, and the batches are those of `PartFolder`: with any number of ranks, and in a folder that
-    ``dmlkit embed`` wrote, every embedding is the same to the bit.
+    A share is whole batches, and the batches are those of `FillJob`: with any number of ranks, and in a store, every
+    embedding is the same to the bit.
 
     Args:
         model: model on the device; its mode is restored afterwards.
@@ -120,7 +103,7 @@ def embed_images(
     dataset: Dataset,
     source: str,
     bar: Bar = no_bar,
-    known: Known | None = None,
+    known: Embeddings | None = None,
 ) -> Embeddings:
     """Embed the images of a dataset that are not known; those that cannot be read are reported in the result.
 
@@ -132,9 +115,9 @@ def embed_images(
     dataset.limit(trained.recipe.dataset.max_pixels)
     missing: Sequence[int] = range(len(dataset))
     if known is not None:
-        missing = sorted({*missing}.difference(known.rows.tolist()))
+        missing = sorted({*missing}.difference(known.indices.tolist()))
         if not missing:
-            return Embeddings(known.points, dataset.labels, known.rows, [])
+            return known
     with bar(EMBEDDING, len(missing)) as advance:
         found = embed_dataset(
             fabric,
@@ -146,8 +129,9 @@ def embed_images(
             advance=advance,
         )
     if known is not None:
-        rows, points = known.joined(found.indices, found.points)
-        found = Embeddings(points, dataset.labels[rows], rows, found.faults)
+        rows = torch.cat([known.indices, found.indices])
+        order, points = rows.argsort(), torch.cat([known.points, found.points])
+        found = Embeddings(points[order], dataset.labels[rows[order]], rows[order], found.faults)
     refuse_nothing_read(len(found.points), found.faults, source)
     return found
 

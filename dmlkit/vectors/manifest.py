@@ -1,5 +1,7 @@
 """Metadata stored with embeddings: model, preprocessing, geometry, index."""
 
+import hashlib
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -197,21 +199,28 @@ class Checksums(BaseModel, frozen=True, extra="forbid", strict=True):
     """Checksum of ``items.parquet``."""
 
 
-class SplitRecord(BaseModel, frozen=True, extra="forbid", strict=True):
-    """What embeddings in a run depend on besides the model: they are read again only while it is equal."""
+class StoredModel(Document, frozen=True, strict=True):
+    """``model.json`` of a `VectorStore`: what its points depend on besides their images."""
 
-    images: str = ""
-    """Hash of the names and labels of a split's images, and of the sizes and modification times of their files; empty
-    for other images, each of which is found by its own file."""
+    kind: ClassVar[str] = "description of stored points"
+
+    saved: str
+    """Hash of what the checkpoint holds of the model, from which its fingerprint is known without building it; empty
+    for a model that is not the whole one of a run."""
+    fingerprint: str
+    """Hash of all weights."""
+    description: dict[str, Any]
+    """Geometry, preprocessing, and what computes the points."""
     software: dict[str, str]
     """Versions of the packages that decode and embed images, and hashes of the recipe's plug-ins."""
-    device: str = ""
-    """Kind of the device that computed the embeddings, e.g. ``cpu`` or ``cuda``: results of others differ in the last
-    bits."""
-    checkpoint: str = ""
-    """Hash of what the checkpoint holds of the model, from which its fingerprint is known without building it."""
-    omitted: tuple[NonNegativeInt, ...] = ()
-    """Positions in the list of the images that could not be read."""
+    device: str
+    """Kind of the device, e.g. ``cpu`` or ``cuda+bf16``: results of others differ in the last bits."""
+
+    @property
+    def key(self) -> str:
+        """Name of the folder of the points."""
+        text = json.dumps(self.plain() | {"saved": ""}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class RunPlace(BaseModel, frozen=True, extra="forbid", strict=True):
@@ -253,8 +262,6 @@ class Manifest(Description, frozen=True, strict=True):
     """Run whose model made the embeddings; null where its path is not UTF-8."""
     checksums: Checksums | None = None
     """Checksums of the files next to it; null in folders of earlier versions."""
-    split: SplitRecord | None = None
-    """What the embeddings depend on besides the model; null in folders of earlier versions."""
 
 
 def index_of(manifold: Manifold) -> SearchIndex:

@@ -2,30 +2,45 @@
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.datasets.files.table_file import BOX
 from dmlkit.distributed.launch import count_ranks, start_ranks
 from dmlkit.errors import UserError, merged, warn_once
-from dmlkit.files.outputs import check_place
+from dmlkit.files.arrays import Values
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.lock import sole_writer
+from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder, check_place, check_writable, writing
+from dmlkit.files.regular import file_checksum
+from dmlkit.loading.inputs import refuse_nothing_read
 from dmlkit.recipe.plugin import refuse_plugin_files
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
 from dmlkit.run_folder.threshold import threshold_of
-from dmlkit.vectors.features import software_of
+from dmlkit.vectors.fill import Filled, FillJob, PartEmbedder, fill
 from dmlkit.vectors.images import dataset_of
-from dmlkit.vectors.job import Compute, EmbedJob, PartEmbedder, embed_job
-from dmlkit.vectors.manifest import Manifest, SplitRecord
-from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar, no_bar
-from dmlkit.vectors.stored import StoredSplit, known_points, sole_embedding, split_job, stamps_of
-from dmlkit.vectors.trained import TrainedModel, load_model, shortened
+from dmlkit.vectors.manifest import Checksums, Manifest, RunPlace
+from dmlkit.vectors.progress_bar import Advance, Bar, no_bar
+from dmlkit.vectors.store import PART_IMAGES, image_keys, stored_model
+from dmlkit.vectors.trained import TrainedModel, describe, load_model, shortened
 
 Engine = Literal["local", "torchrun", "ray"]
+KNOWN = "these images are embedded already"
 MAX_READERS = 8  # processes per GPU of a Ray worker that read images
 
 
@@ -95,7 +110,7 @@ def embed(
         The manifest, on the first rank; None on others.
 
     Raises:
-        UserError: see `embed_job` and `EmbedOptions.check`.
+        UserError: an image cannot be read, the disk is full, the folder has other files, or see `EmbedOptions.check`.
     """
     options.check(images, split)
     engine, dims = choose_engine(options.engine), options.dims
@@ -103,37 +118,111 @@ def embed(
     folder = RunFolder(run)
     trained = load_model(folder, fabric, options.checkpoint, overrides=options.overrides)
     trained = trained if dims is None else _short(trained, dims, engine)
-    if output is not None:
-        check_place(output, [images, trained.recipe.dataset.data_root])
+    source = str(images) if split is None else f"{trained.recipe.dataset.name}:{split}"
+    place = output or output_of(folder, images, split, trained.checkpoint, dims)
+    check_folder(place, "embeddings", *EMBEDDING_MARKS, sources=[])
+    check_place(place, [images, trained.recipe.dataset.data_root])
+    if (place / "manifest.json").exists():
+        theirs = Manifest.read(place / "manifest.json").source
+        if output is None and theirs != source:
+            raise UserError(f"{place}: has embeddings of {theirs}; choose another folder with --output, or remove it")
     skip = options.skip_bad_images or trained.recipe.dataset.on_bad_image == "skip"
     boxes = options.boxes and options.boxes._replace(skips=skip)
     dataset = dataset_of(images, split or "test", trained.recipe, options.labels, boxes)
     for line in merged(dataset.left_out):
         warn_once(line)
-    place = output or output_of(folder, images, split, trained.checkpoint, dims)
-    threshold = threshold_of(folder, trained.fingerprint)
-    if split is None:
-        known = known_points(trained, dataset, fabric) if fabric.is_global_zero else None
-        job = EmbedJob(dataset, str(images), place, skip_bad_images=skip, threshold=threshold, run=run)
-        record = SplitRecord(software=software_of(trained.recipe), checkpoint=trained.saved)
-        job = replace(job, known=fabric.broadcast(known), split=record, stamps=stamps_of(dataset))
-    else:
-        job = split_job(folder, trained, dataset, split, device="" if engine == "ray" else trained.place)
-        job = replace(job, output=place, skip_bad_images=skip, threshold=threshold)
-    if engine == "ray":
-        compute = ray_compute(job, run, trained.checkpoint, device)
-    else:
-        compute = PartEmbedder(job, trained, fabric, workers=trained.recipe.training.workers)
-    is_first = fabric.is_global_zero
-    say = say if is_first else lambda _: None
-    stored = StoredSplit(job, trained) if is_first and split is not None and output is None else None
-    with sole_embedding(None if stored is None else job):
-        manifest = None if stored is None else stored.finished()
-        if fabric.broadcast(manifest is not None):
-            say("these images are embedded already")
-            return manifest
-        with bar(EMBEDDING, len(dataset)) as advance:
-            return embed_job(job, trained, fabric, compute, advance=advance, say=say)
+    home = fabric.broadcast(_home(folder, place) if fabric.is_global_zero else place)
+    with RayWorkers.started(device) if engine == "ray" else nullcontext() as workers:
+        model = stored_model(trained, workers.device if workers else "")
+        keys = image_keys(dataset, trained.recipe.dataset)
+        job = FillJob(dataset, keys, home, model, exact=split is not None, skip_bad_images=skip)
+        compute = None if workers is None else partial(workers.compute, run, trained.checkpoint)
+        filled = fill(job, trained, fabric, bar=bar, compute=compute)
+    if not fabric.is_global_zero:
+        return None
+    if filled.known:
+        is_all = filled.known == len(dataset)
+        say(KNOWN if is_all else f"{filled.known} of {len(dataset)} images were embedded already")
+    refuse_nothing_read(len(dataset) - len(filled.faults), filled.faults, source)
+    with sole_writer(place, what="dmlkit embed", patience=inf), writing(place / "manifest.json"):
+        manifest = write_embeddings(folder, trained, dataset, source, place, filled)
+    if home.is_relative_to(place):
+        shutil.rmtree(home, ignore_errors=True)
+    return manifest
+
+
+def _home(run: RunFolder, output: Path) -> Path:
+    """Return the folder of a run for its points; for a run that cannot be written one in the output, for this command.
+
+    The output gets the embeddings alone at the end.
+    """
+    try:
+        run.vectors.mkdir(exist_ok=True)
+        check_writable(run.vectors)
+    except (OSError, UserError):
+        return output / "vectors"
+    return run.vectors
+
+
+def write_embeddings(
+    run: RunFolder,
+    trained: TrainedModel,
+    dataset: Dataset,
+    source: str,
+    output: Path,
+    filled: Filled,
+) -> Manifest:
+    """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json``, one part in memory at a time.
+
+    Args:
+        source: name of the images.
+
+    Returns:
+        The manifest.
+    """
+    path, description = output / "manifest.json", describe(trained)
+    path.unlink(missing_ok=True)  # a kill leaves no manifest of other embeddings
+    store, rows, faults, _ = filled
+    kept, checksum = np.flatnonzero(rows >= 0), 0
+    parts = [kept[start : start + PART_IMAGES] for start in range(0, len(kept), PART_IMAGES)]
+    with atomic_write(output / "embeddings.npy") as partial, partial.open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(kept), description.dim)}
+        npy.write_array_header_1_0(file, header)
+        for part in parts:
+            content = np.ascontiguousarray(store.points_at(rows[part]).numpy(), dtype="<f4").tobytes()
+            checksum = crc32(content, checksum)
+            file.write(content)
+            store.release()
+    _write_items(output / "items.parquet", dataset, parts)
+    manifest = Manifest(
+        **dict(description),
+        source=source,
+        count=len(kept),
+        skipped=tuple(faults),
+        threshold=threshold_of(run, trained.fingerprint),
+        run=RunPlace.of(run.path, output),
+        checksums=Checksums(points=checksum, items=file_checksum(output / "items.parquet")),
+    )
+    manifest.write(path)
+    return manifest
+
+
+def _write_items(path: Path, dataset: Dataset, parts: Sequence[Values]) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    columns: list[tuple[str, Any]] = [("id", pa.int64()), ("path", pa.string()), ("label", pa.string())]
+    columns += [(name, pa.float64()) for name in BOX] if dataset.boxes is not None else []
+    schema, written = pa.schema(columns), 0
+    with atomic_write(path) as partial, parquet.ParquetWriter(partial, schema) as writer:
+        for part in parts:
+            labels = dataset.label_names(dataset.labels[torch.from_numpy(part)])
+            ids = range(written, written + len(part))
+            rows: list[Any] = [list(ids), [dataset.paths[index] for index in part.tolist()], labels]
+            if dataset.boxes is not None:
+                rows += [pa.array(sides, from_pandas=True) for sides in dataset.boxes[part].T]  # NaN becomes null
+            writer.write_table(pa.table(rows, schema=schema))
+            written = ids.stop
 
 
 def choose_engine(engine: Engine | None) -> Engine:
@@ -176,78 +265,75 @@ def output_of(
     return place if dims is None else place.with_name(f"{place.name}-{dims}")
 
 
-def ray_compute(job: EmbedJob, run: Path, checkpoint: CheckpointName, device: str) -> Compute:
-    """Return a function that computes parts on Ray: on the cluster of ``RAY_ADDRESS``, of this machine, or a new one.
+class RayWorkers:
+    """Workers of Ray: on the cluster of ``RAY_ADDRESS``, of this machine, or a new one.
 
     A worker takes a GPU and its share of the processors, which read images; without a GPU one processor. Each loads
     the model once.
-
-    Args:
-        job: images to embed, and the output; its dataset is sent to the workers.
-        run: run folder, which all workers can reach, like the images and the output.
-        checkpoint: name of the checkpoint.
-        device: ``auto`` (GPUs where the cluster has some), ``cpu`` or ``cuda``.
-
-    Raises:
-        UserError: Ray is not installed, or it cannot give such a device.
     """
-    try:
-        ray: Any = import_module("ray")
-        import_module("ray.data")
-    except ImportError:
-        raise UserError("--engine ray: Ray is not installed; install it with: pip install 'dmlkit[ray]'") from None
-    if device not in ("auto", "cpu", "cuda"):
-        raise UserError(f"--device {device}: expected auto, cpu or cuda, because Ray assigns devices to workers")
-    refuse_plugin_files()
 
-    def compute(numbers: list[int], advance: Advance) -> None:
-        if not numbers:
+    def __init__(self, gpus: int, processors: int) -> None:
+        self.gpus, self.processors = gpus, processors
+        self.device = "cuda" if gpus else "cpu"
+
+    @classmethod
+    @contextmanager
+    def started(cls, device: str) -> "Generator[RayWorkers]":
+        """Connect to Ray within the block, unless the program is connected, with few messages from Ray itself.
+
+        Args:
+            device: ``auto`` (GPUs where the cluster has some), ``cpu`` or ``cuda``.
+
+        Raises:
+            UserError: Ray is not installed, it cannot give such a device, or a worker fails.
+        """
+        try:
+            ray: Any = import_module("ray")
+            import_module("ray.data")
+        except ImportError:
+            raise UserError("--engine ray: Ray is not installed; install it with: pip install 'dmlkit[ray]'") from None
+        if device not in ("auto", "cpu", "cuda"):
+            raise UserError(f"--device {device}: expected auto, cpu or cuda, because Ray assigns devices to workers")
+        refuse_plugin_files()
+        if ray.is_initialized():
+            yield cls(*_worker_share(device))
             return
-        with _ray_cluster() as is_new:
-            if is_new:  # its errors reach the user as exceptions
-                ray.data.DataContext.get_current().enable_progress_bars = False
-                logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-            gpus, processors = _worker_share(device)
-            arguments = (ray.put(job), run, checkpoint, "cuda" if gpus else "cpu", processors, Path.cwd())
-            items = ray.data.from_items([{"part": part} for part in numbers], override_num_blocks=len(numbers))
-            done = items.map_batches(
-                RayWorker,
-                fn_constructor_args=arguments,
-                batch_size=1,
-                num_gpus=gpus,
-                num_cpus=processors,
-                compute=ray.data.ActorPoolStrategy(min_size=1, max_size=len(numbers)),
-            )
-            for row in done.iter_rows():
-                if row["fault"]:
-                    raise UserError(row["fault"])
-                advance(len(job.parts.images(row["part"])))
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports from our clusters
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else it warns about how Ray Data starts workers
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.data.DataContext.get_current().enable_progress_bars = False  # its errors reach the user as exceptions
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+        try:
+            yield cls(*_worker_share(device))
+        except ray.exceptions.RayError as error:
+            words = str(error).strip().splitlines()[-1]
+            raise UserError(
+                f"--engine ray: a worker failed: {words}; every machine needs the same version of dmlkit and its "
+                "dependencies; finished parts are kept, and the same command resumes (--debug shows Ray's error)"
+            ) from error
+        finally:
+            ray.shutdown()
 
-    return compute
+    def compute(
+        self, run: Path, checkpoint: CheckpointName, job: FillJob, numbers: list[int], advance: Advance
+    ) -> None:
+        """See `Compute`; the images, which all workers can reach, are sent by their paths."""
+        import ray
 
-
-@contextmanager
-def _ray_cluster() -> Generator[bool]:
-    """Connect to Ray, unless the program is connected, with few messages from Ray itself; yield whether it is new."""
-    import ray
-    from ray.exceptions import RayError
-
-    if ray.is_initialized():
-        yield False
-        return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports from our clusters
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else it warns about how Ray Data starts workers
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    try:
-        yield True
-    except RayError as error:
-        words = str(error).strip().splitlines()[-1]
-        raise UserError(
-            f"--engine ray: a worker failed: {words}; every machine needs the same version of dmlkit and its "
-            "dependencies; finished parts are kept, and the same command resumes (--debug shows Ray's error)"
-        ) from error
-    finally:
-        ray.shutdown()
+        arguments = (ray.put(job), run, checkpoint, self.device, self.processors, Path.cwd())
+        items: Any = ray.data.from_items([{"part": part} for part in numbers], override_num_blocks=len(numbers))
+        done = items.map_batches(
+            RayWorker,
+            fn_constructor_args=arguments,
+            batch_size=1,
+            num_gpus=self.gpus,
+            num_cpus=self.processors,
+            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=len(numbers)),
+        )
+        for row in done.iter_rows():
+            if row["fault"]:
+                raise UserError(row["fault"])
+            advance(len(job.rows(row["part"])))
 
 
 def _worker_share(device: str) -> tuple[int, int]:
@@ -283,11 +369,12 @@ class RayWorker:
         self.fault = ""
         try:
             os.chdir(folder)
-            self.job: EmbedJob = ray.get(job)
+            given: FillJob = ray.get(job)
             fabric = start_ranks(device)
             trained = load_model(RunFolder(run), fabric, checkpoint)
-            self.job.parts.check(self.job.describe(trained))
-            self.embed = PartEmbedder(self.job, trained, fabric, workers=processors if device == "cuda" else 0)
+            job = replace(given, model=stored_model(trained))  # of another version of a package it is another folder
+            job.check_reachable()
+            self.embed = PartEmbedder(job, trained, fabric, workers=processors if device == "cuda" else 0)
         except (UserError, OSError) as error:  # reported by the first call: Ray would retry forever
             self.fault = f"a Ray worker cannot start: {error}"
 

@@ -28,9 +28,9 @@ from dmlkit.vectors.manifest import (
     Description,
     Fusion,
     LocalFusion,
-    Manifest,
     ModelSource,
     Preprocessing,
+    StoredModel,
     VectorInput,
     index_of,
 )
@@ -231,12 +231,12 @@ def _hash_saved(state: Mapping[str, Any], recipe: Recipe) -> str:
 
 
 def _recorded(run: RunFolder, saved: str) -> str:
-    """Return the fingerprint of a network that embeddings of the run record; empty if none does."""
-    for path in sorted(run.embeddings.glob("*/manifest.json")) if saved else ():
+    """Return the fingerprint of a network that stored points of the run record; empty if none do."""
+    for path in sorted(run.vectors.glob("*/model.json")) if saved else ():
         with suppress(UserError, OSError):
-            manifest = Manifest.read(path)
-            if manifest.split is not None and manifest.split.checkpoint == saved:
-                return manifest.model.fingerprint
+            stored = StoredModel.read(path)
+            if stored.saved == saved:
+                return stored.fingerprint
     return ""
 
 

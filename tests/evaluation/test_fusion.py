@@ -19,6 +19,7 @@ from dmlkit.identify.identify import identify
 from dmlkit.manifolds import Euclidean, Lorentz, Sphere
 from dmlkit.vectors.fusion import ModelChoice, join
 from tests.conftest import Result
+from tests.vectors.stored import split_of
 
 Cli = Callable[..., Result]
 SPACES = [Sphere(16), Sphere(16)]
@@ -219,8 +220,8 @@ def test_eval_search_and_verify_with_a_second_run(two: Path, tmp_path: Path, dml
     assert result.code == 0, result.err
     found = json.loads(result.out)["alternative"]
     share = found["fusion"]["share"]
-    arrays = [np.load(two / name / "embeddings" / "test" / "embeddings.npy") for name in ("one", "two")]
-    joined = join([Sphere(8), Sphere(6)], [torch.from_numpy(array) for array in arrays], share)
+    arrays = [split_of(two / name).points for name in ("one", "two")]
+    joined = join([Sphere(8), Sphere(6)], arrays, share)
     metrics = ["recall@1", "recall@2", "map@r"]
     expected = retrieval_metrics(joined, np.arange(36) // 6, manifold=Sphere(14), metrics=metrics)
     assert found["metrics"] == pytest.approx(expected, abs=1e-9)  # the tiny networks have ties, up to rounding

@@ -30,6 +30,7 @@ from dmlkit.vectors.points import all_points
 from tests.conftest import Result
 from tests.datasets import trees
 from tests.evaluation.test_local import naive_match
+from tests.vectors.stored import split_of
 
 Cli = Callable[..., Result]
 pytestmark = pytest.mark.slow
@@ -231,17 +232,15 @@ def test_an_interrupted_addition_resumes(
     gallery: Path, photos: Path, tmp_path: Path, patches_run: Path, model: ModelChoice, monkeypatch: pytest.MonkeyPatch
 ):
     from dmlkit.gallery import change
-    from dmlkit.vectors import parts
 
     place = tmp_path / "gallery"
     create_gallery(patches_run, None, place, model=model)
-    monkeypatch.setattr(parts, "BATCH_IMAGES", 8)
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(change, "write_part", killed)
+        patched.setattr(change, "commit", killed)
         add_images(place, photos / "known", model=ON_CPU)
     assert len(GalleryFolder(place)) == 0
     found = add_images(place, photos / "known", model=ON_CPU)
@@ -335,7 +334,7 @@ def test_verify_keeps_what_it_calibrates_with_patches(
     first, second = sorted(map(str, (photos / "asked").rglob("*.jpg")))[:2]
     words = ("verify", run, first, second, "--with", "local", "--json", *device)
     assert dmlkit("calibrate", run, "--far", "0.1", *device).code == 0
-    validation = len(np.load(run / "embeddings" / "validation" / "embeddings.npy"))
+    validation = len(split_of(run, "validation"))
     embedded.clear()
     found = dmlkit(*words)
     once = validation + 2

@@ -19,6 +19,7 @@ from dmlkit.vectors.in_memory import Embeddings
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
 from tests.metrics.test_place import naive_evidence
+from tests.vectors.stored import split_of
 
 Cli = Callable[..., Result]
 KM = 1 / 111.195  # degrees of latitude
@@ -121,22 +122,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_eval_adds_the_evidence_to_the_similarity(run: Path, dmlkit: Cli):
     """Against a loop over pairs of test images, with the range and the weight that are reported."""
     from dmlkit.metrics.scoring import metrics_from_hits
-    from dmlkit.vectors.folder import EmbeddingFolder
 
     words = ("eval", run, "--with", "place", "--metric", "map@r", "--device", "cpu")
     found = json.loads(dmlkit(*words, "--json").out)
     fusion = found["alternative"]["fusion"]
     assert fusion["run"] == "place" and 0 < fusion["share"] <= 1
     span = Range(fusion["kilometers"], fusion["spread"], fusion["days"] or inf)
-    folder = EmbeddingFolder(run / "embeddings" / "test")
-    places = [int(Path(path).stem) for path in folder.items["path"].to_pylist()]
+    stored = split_of(run)
+    places = [int(Path(path).stem) for path in stored.paths]
     rows = simulated(12, 6, 7)[0][places]
     rows[np.array(places) == 71, :2] = np.nan
-    points = np.load(run / "embeddings" / "test" / "embeddings.npy").astype(float)
+    points = stored.points.numpy().astype(float)
     evidence = np.array([[naive_evidence(one, other, span) for other in rows] for one in rows])
     scores = (1 - fusion["share"]) * points @ points.T + fusion["share"] * evidence
     np.fill_diagonal(scores, -inf)
-    labels = np.array(folder.items["label"].to_pylist())
+    labels = np.array(stored.labels)
     same = labels == labels[:, None]
 
     def map_at_r(favor: float) -> float:

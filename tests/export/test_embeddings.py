@@ -84,7 +84,6 @@ def test_the_manifest_of_an_index_is_that_of_the_embeddings_and_the_index(tmp_pa
         "threshold": None,
         "run": None,
         "checksums": None,
-        "split": None,
     }
     assert found == {**manifest(), "index": index, **keys}
     assert FaissManifest.read(tmp_path / "index.faiss.json").index.dim == 8

@@ -53,7 +53,7 @@ def test_a_kill_anywhere_costs_no_file(
         assert in_child(words, folder, step) == -1
         with chdir(folder):
             code, said = command(*words)
-        assert code == 0 or "not interrupted embeddings" in said, (step, said)  # ended after the last file
+        assert code == 0, (step, said)
         found = contents(folder)
         assert found == expected, (step, {key for key in found | expected if found.get(key) != expected.get(key)})
         shutil.rmtree(folder)
@@ -107,8 +107,12 @@ def _counted(change: Callable[..., Any], made: list[int], last: int | None) -> C
 def contents(folder: Path) -> dict[str, Any]:
     """What files hold, without times. A lock that nobody holds may stay."""
     found: dict[str, Any] = {name: value for name, value in hashes(folder).items() if not name.endswith("/.lock")}
-    for name in found:
+    for name in [*found]:
         path = folder / name
+        if path.parent.parent.name == "vectors" and path.suffix == ".safetensors":  # named by the places of the images
+            del found[name]
+            found[f"{path.parent}/{path.stat().st_size} bytes".removeprefix(str(folder))] = True
+            continue
         if path.suffix in (".json", ".jsonl"):
             found[name] = [without_times(json.loads(line)) for line in _documents(path, folder)]
         elif path.suffix == ".md":

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
+from safetensors.numpy import load_file
 
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box
@@ -62,11 +63,12 @@ def test_what_is_put_in_is_there(place: Path, tmp_path: Path, dmlkit: Cli):
     points = torch.from_numpy(np.array(folder.points))
     assert torch.equal(torch.cat(list(found.blocks(5))), points)
     assert torch.equal(found.points_at(torch.tensor([7, 0, 7])), points[[7, 0, 7]])
-    (part,) = (gallery / "vectors").iterdir()
-    np.testing.assert_array_equal(np.load(part / "points.npy"), points)  # any program reads them
+    (part,) = (gallery / "vectors").glob("*/*.safetensors")
+    np.testing.assert_array_equal(load_file(part)["points"], points)  # any program reads them
     listed = parquet.read_table(gallery / "versions" / "1.parquet")
     assert listed["path"].to_pylist() == folder.items["path"].to_pylist()
-    assert listed["row"].to_pylist() == list(range(12)) and set(listed["part"].to_pylist()) == {part.name}
+    assert listed["row"].to_pylist() == list(range(12))
+    assert set(listed["part"].to_pylist()) == {f"{part.parent.name}/{part.name}"}
     manifest = json.loads((gallery / "gallery.json").read_text())
     assert manifest["model"]["fingerprint"] == folder.manifest.model.fingerprint
 
@@ -158,7 +160,7 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     assert "+3" in shown and "-4" in shown
     result = dmlkit("gallery", "restore", gallery, versions[-2]["version"])
     assert result.code == 0 and "9 images" in result.out and rows_of(gallery) == whole
-    files = len(list((gallery / "vectors").iterdir()))
+    files = len(list((gallery / "vectors").glob("*/*.safetensors")))
     assert dmlkit("gallery", "compact", gallery).code == 0
     found = GalleryFolder(gallery)
     assert rows_of(gallery) == whole and files == 3 and len(found.parts) == 1

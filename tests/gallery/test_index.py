@@ -18,7 +18,7 @@ from torch import Tensor
 from dmlkit.errors import UserError
 from dmlkit.gallery import index as building
 from dmlkit.gallery.change import compact_gallery, create_gallery, joined, remove_images, restore_version
-from dmlkit.gallery.commit import PointBlock, changing, commit, write_part
+from dmlkit.gallery.commit import changing, commit, new_rows
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.gallery.index import ApproximateGallery, index_gallery
@@ -31,6 +31,7 @@ from dmlkit.manifolds.poincare import Poincare
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.nearest.search import StoredGallery
 from dmlkit.vectors.manifest import index_of
+from dmlkit.vectors.store import VectorStore, keys_of, write_part
 from tests.conftest import Result
 from tests.gallery.test_faults import FRACTIONS
 from tests.gallery.test_gallery import refused, rows_of
@@ -66,8 +67,11 @@ def add_points(path: Path, features: Tensor, start: int, labels: list[str] | Non
     with changing(path) as manifest:
         gallery = GalleryFolder(path)
         points = gallery.manifold.from_features(features)
-        manifest, rows = write_part(path, manifest, images, [PointBlock(ids, points, None)])
-        commit(path, manifest, joined(gallery.table, rows))
+        place, keys = path / "vectors" / "made", keys_of([*map(bytes.fromhex, ids)])
+        write_part(place, keys, points)
+        store = VectorStore(place, points.shape[1])
+        rows = new_rows(images, store, store.find(keys), manifest.numbers)
+        commit(path, manifest.model_copy(update={"numbers": manifest.numbers + len(ids)}), joined(gallery.table, rows))
 
 
 def searched(path: Path, queries: Tensor, k: int = 10) -> tuple[Any, Any, GalleryFolder]:

@@ -14,8 +14,8 @@ from dmlkit.errors import UserError
 from dmlkit.gallery.change import GallerySettings, add_images, create_gallery, remove_images, restore_version
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.migrate import migrate_gallery
-from dmlkit.vectors import parts
-from dmlkit.vectors.job import PartEmbedder
+from dmlkit.vectors import fill, store
+from dmlkit.vectors.fill import PartEmbedder
 from dmlkit.vectors.progress_bar import Advance
 from tests.conftest import ONE_EPOCH, Result
 from tests.datasets import trees
@@ -69,7 +69,6 @@ def test_a_migrated_gallery_equals_a_new_one_and_the_old_comes_back(
     found = GalleryFolder(gallery).manifest
     assert (found.threshold, found.dim, found.manifold.name, found.run) == (None, 8, "sphere", str(flat))
     assert dmlkit("gallery", "info", gallery, "--verify").code == 0
-    assert not list(gallery.glob("incoming-*"))
     again = dmlkit("gallery", "migrate", gallery, flat, "--device", "cpu")
     assert again.code == 0 and "has the embeddings of" in again.out and GalleryFolder(gallery).version == 2
     history = json.loads(dmlkit("gallery", "history", gallery, "--json").out)
@@ -121,13 +120,14 @@ def test_a_kill_changes_nothing_and_costs_one_part_also_of_a_gallery_that_grew(
     embed = PartEmbedder.__call__
 
     def counted(self: PartEmbedder, numbers: list[int], advance: Advance) -> None:
-        images.append(sum(len(batch) for number in numbers for batch in self.batches.of(number)))
+        images.append(sum(len(self.job.rows(number)) for number in numbers))
         embed(self, numbers, advance)
 
-    monkeypatch.setattr(parts, "BATCH_IMAGES", 4)
+    for module in (store, fill):
+        monkeypatch.setattr(module, "BATCH_IMAGES", 4)
     monkeypatch.setattr(PartEmbedder, "__call__", counted)
     found = migrate_gallery(gallery, place / "other", model=ON_CPU)
-    assert images == [5] and found.resumed == 8 and not list(gallery.glob("incoming-*"))
+    assert images == [5] and found.resumed == 7
     create_gallery(place / "other", place / "photos", fresh, model=ON_CPU)
     add_images(fresh, new, label="wren", model=ON_CPU)
     remove_images(fresh, paths=[str(place / "photos" / "crow" / "1.jpg")])

@@ -13,7 +13,7 @@ from dmlkit.run_folder.replacement import NEW, take_over
 NEW_FILES = ("recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "checkpoints/best.pt")
 OLD_FILES = (
     *(*NEW_FILES, "checkpoints/last.pt", "summary.json", "test_classes.json", "curves.png"),
-    *("evaluations/test-best.json", "embeddings/test/embeddings.npy", "embeddings/test/parts/job.json"),
+    *("evaluations/test-best.json", "embeddings/test/embeddings.npy", "vectors/0123/model.json"),
 )
 FOREIGN = ("notes.txt", "mine/notes.txt")
 

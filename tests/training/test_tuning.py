@@ -195,7 +195,7 @@ def test_other_or_no_pretrained_weights_are_refused_in_one_line(tuned: Path, pre
         torch.save({name: tensor + 1 for name, tensor in tensors.items()}, pretrained)
         commands = (["eval", tuned], ["train", tuned / "recipe.yaml", "-o", tuned, "--resume"])
         for command in commands:
-            shutil.rmtree(tuned / "embeddings", ignore_errors=True)  # what is stored needs no weights
+            shutil.rmtree(tuned / "vectors", ignore_errors=True)  # what is stored needs no weights
             refused = dmlkit(*command, "--device", "cpu")
             assert refused.code == 2 and refused.err.count("\n") == 1, refused.err
             # a run that goes on looks at its cached features first

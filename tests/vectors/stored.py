@@ -8,7 +8,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from dmlkit.datasets.base import Split
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.gallery.sources import split_points
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.fusion import ModelChoice
+from dmlkit.vectors.points import PointsInMemory
+from dmlkit.vectors.trained import load_model
 
 ON_CPU = ModelChoice(device="cpu")
 
@@ -86,3 +92,9 @@ def embeddings_at(path: Path, points: np.ndarray = POINTS, **changes: Any) -> Pa
     np.save(path / "embeddings.npy", points)
     parquet.write_table(pa.table(items(len(points))), path / "items.parquet")
     return path
+
+
+def split_of(run: Path, split: Split = "test") -> PointsInMemory:
+    """The images of a split of a run, which are read from its store if they are there."""
+    fabric = start_fabric("cpu")
+    return split_points(RunFolder(run), load_model(RunFolder(run), fabric), fabric, split)

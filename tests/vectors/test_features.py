@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.numpy import load_file
 
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.folder import FolderConfig
-from dmlkit.datasets.glyphs import GlyphsConfig
 from dmlkit.distributed.launch import start_fabric
-from dmlkit.loading.image_changes import are_same_files
 from dmlkit.loading.inputs import TransformedImages
 from dmlkit.model import EmbeddingModel
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.transforms.presets import ImageNetConfig
-from dmlkit.vectors import parts
+from dmlkit.vectors import fill, store
 from dmlkit.vectors.features import AugmentedViews, Views
 from dmlkit.vectors.in_memory import embed_images
 from dmlkit.vectors.stored import split_embeddings
@@ -88,40 +87,58 @@ def test_views_are_the_training_transforms_and_each_draw_takes_one(photos: Path,
         assert not torch.equal(shown[0].input, shown[1].input)  # pyright: ignore[reportArgumentType]
     options = ("--set", "transform={name: imagenet, size: 16, resize: 18}", "--set", "backbone.tuning.feature_views=3")
     assert dmlkit("train", "r.yaml", "-o", "views", *options).code == 0
-    features = np.load("views/features/train/embeddings.npy")
-    assert len(features) == 3 * 3 * 5  # 3 of the 6 training classes validate
-    assert not np.array_equal(features[0], features[1])
+    numbers = [sum(map(len, features_of(path))) for path in stores("views")]
+    assert sorted(numbers) == [3 * 3 * 5 + 3 * 5 + 6 * 5]  # 3 of the 6 training classes validate
+    features = np.concatenate(features_of(*stores("views")))
+    assert len(np.unique(features, axis=0)) == len(features)
+
+
+def stores(run: str) -> list[Path]:
+    """The stores of a run's features, or of a shared cache: one for each backbone, preprocessing and engine."""
+    folder = Path(run)
+    return sorted(path.parent for path in folder.rglob("model.json") if "vectors" not in path.parts)
+
+
+def features_of(store: Path) -> list[np.ndarray]:
+    return [load_file(path)["points"] for path in sorted(store.glob("*.safetensors"))]
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "kept"),
     [
-        ("seed=4", "(other weights of the backbone)"),
-        ("transform={name: plain, size: 16}", "transform.name: was imagenet, now plain"),
-        ("backbone.tuning.feature_views=2", "views: was 0, now 2"),
-        ("dataset.validation_fraction=0.5", "dataset.validation_fraction: was 0.34, now 0.5"),
+        ("seed=4", 0),  # other weights
+        ("transform={name: plain, size: 16}", 0),
+        ("backbone.tuning.feature_views=2", 3 * 5 + 6 * 5),  # validation and test images have no views
+        ("dataset.validation_fraction=0.2", 6 * 5),  # other batches of the others
+        ("optimizer.lr=0.01", 12 * 5),
     ],
 )
-def test_features_of_something_else_are_refused(
-    photos: Path, dmlkit: Callable[..., Result], change: str, told: str
+def test_features_of_something_else_are_computed_and_those_of_the_same_are_read(
+    photos: Path, dmlkit: Callable[..., Result], change: str, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     augmented = "transform={name: imagenet, size: 16, resize: 16}"  # else there are no views
     cache = ("--set", "backbone.tuning.cache=cache", "--set", augmented)
     assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
-    before = {path: path.read_bytes() for path in Path("cache").rglob("*") if path.is_file()}
-    found = dmlkit("train", "r.yaml", "-o", "two", *cache, "--set", change)
-    assert (found.code, told in found.err) == (2, True), found.err
-    assert "cache/train: contains features with other settings" in found.err
-    assert before == {path: path.read_bytes() for path in Path("cache").rglob("*") if path.is_file()}
+    before, computed = {path: path.read_bytes() for path in Path("cache").rglob("*.*")}, list[int]()
+    write = fill.write_part
+    monkeypatch.setattr(fill, "write_part", lambda *own: (computed.append(len(own[1])), write(*own)))
+    assert dmlkit("train", "r.yaml", "-o", "two", *cache, "--set", change).code == 0
+    assert sum(computed) == 12 * 5 - kept + 3 * 5 * ("views" in change)
+    assert before.items() <= {path: path.read_bytes() for path in Path("cache").rglob("*.*")}.items()
+    monkeypatch.setattr(fill, "write_part", write)
+    assert dmlkit("train", "r.yaml", "-o", "alone", "--set", augmented, "--set", change).code == 0
+    trained, expected = weights_of("two"), weights_of("alone")
+    assert all(torch.equal(trained[name], expected[name]) for name in expected)
 
 
-def test_a_photo_that_has_changed_makes_features_stale(photos: Path, dmlkit: Callable[..., Result]) -> None:
+def test_a_photo_that_has_changed_gets_new_features(photos: Path, dmlkit: Callable[..., Result]) -> None:
     cache = ("--set", "backbone.tuning.cache=cache")
     assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
-    assert dmlkit("train", "r.yaml", "-o", "two", *cache, "--set", "optimizer.lr=0.01").code == 0
     shutil.copy(photos / "class00" / "1.png", photos / "class00" / "0.png")
-    found = dmlkit("train", "r.yaml", "-o", "three", *cache)
-    assert (found.code, "(1 image changed: photos/class00/0.png)" in found.err) == (2, True), found.err
+    assert dmlkit("train", "r.yaml", "-o", "two", *cache).code == 0
+    assert dmlkit("train", "r.yaml", "-o", "live", "--set", "backbone.tuning.features=live").code == 0
+    trained, expected = weights_of("two"), weights_of("live")
+    assert all(torch.equal(trained[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("way_on", ["removed", "repaired"])
@@ -139,23 +156,6 @@ def test_a_photo_that_stops_the_features_is_removed_or_repaired(
     assert dmlkit("train", "r.yaml", "-o", "whole").code == 0
     trained, expected = weights_of("run"), weights_of("whole")
     assert all(torch.equal(trained[name], expected[name]) for name in expected)
-
-
-def test_features_cut_in_half_are_told(photos: Path, dmlkit: Callable[..., Result]) -> None:
-    cache = ("--set", "backbone.tuning.cache=cache")
-    assert dmlkit("train", "r.yaml", "-o", "one", *cache).code == 0
-    path = Path("cache/train/embeddings.npy")
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    found = dmlkit("train", "r.yaml", "-o", "two", *cache)
-    assert (found.code, "cache/train/embeddings.npy" in found.err) == (2, True), found.err
-
-
-def test_a_folder_of_others_is_left_alone(photos: Path, dmlkit: Callable[..., Result]) -> None:
-    (Path("mine") / "train").mkdir(parents=True)
-    (Path("mine") / "train" / "notes.txt").write_text("mine")
-    found = dmlkit("train", "r.yaml", "-o", "one", "--set", "backbone.tuning.cache=mine")
-    assert (found.code, "contains files other than features of dmlkit" in found.err) == (2, True), found.err
-    assert [path.name for path in (Path("mine") / "train").iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize(
@@ -180,14 +180,14 @@ def test_a_photo_that_cannot_be_read_is_told_and_the_same_command_goes_on(
 
 def train_slowly(run: str) -> None:
     """Train; each image is one part, and a while passes between parts."""
-    parts.BATCH_IMAGES = parts.PART_IMAGES = 1
-    write = parts.PartFolder.write
+    store.BATCH_IMAGES = fill.BATCH_IMAGES = fill.PART_IMAGES = 1
+    write = fill.write_part
 
     def slow(*arguments: Any) -> None:
         write(*arguments)
         time.sleep(0.05)
 
-    parts.PartFolder.write = slow
+    fill.write_part = slow
     command_line("train", "r.yaml", "-o", run, "--resume")
 
 
@@ -196,12 +196,11 @@ def train_slowly(run: str) -> None:
 def test_a_kill_while_features_are_computed_costs_no_part(photos: Path, dmlkit: Callable[..., Result]) -> None:
     """A kill falls between parts, and the same weights come out."""
     process = Forked(train_slowly, "killed")
-    wait_until(lambda: len(list(Path("killed/features").glob("train/parts/part-*"))) >= 5, process)
+    wait_until(lambda: len(list(Path("killed/features").rglob("*.safetensors"))) >= 5, process)
     process.kill()
     process.communicate()
-    kept = list(Path("killed/features/train/parts").glob("part-*"))
-    assert kept
-    assert not Path("killed/features/train/manifest.json").exists()
+    kept = list(Path("killed/features").rglob("*.safetensors"))
+    assert 5 <= len(kept) < 12 * 5
     again = Forked(train_slowly, "killed")
     assert again.wait(END) == 0, again.communicate()[0]
     assert dmlkit("train", "r.yaml", "-o", "whole").code == 0
@@ -212,7 +211,7 @@ def test_a_kill_while_features_are_computed_costs_no_part(photos: Path, dmlkit: 
 def test_stored_features_give_the_embeddings_of_their_images(
     photos: Path, dmlkit: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit, with the head alone; not if a photo has changed, or if the software of the features is not known."""
+    """To the bit, with the head alone; not if a photo has changed, or by other software."""
     assert dmlkit("train", "r.yaml", "-o", "run").code == 0
     dimensions, forward = list[int](), EmbeddingModel.forward
 
@@ -236,11 +235,11 @@ def test_stored_features_give_the_embeddings_of_their_images(
     assert computed("test") == computed("validation") == computed("train") == {2}  # plain draws no views
     dimensions.clear()
     assert dmlkit("plot", "histogram", "run").code == 0 and {*dimensions} == {2}
-    description = Path("run/features/validation/features.json")
-    known = json.loads(description.read_text())
-    description.write_text(json.dumps({**known, "software": {**known["software"], "torch": "1.0"}}))
-    shutil.rmtree("run/embeddings")
-    assert computed("validation") == {4}
+    shutil.rmtree("run/vectors")
+    assert computed("validation") == {2}
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "software_of", lambda _: {"torch": "1.0"})
+        assert computed("validation") == {4}
     shutil.copy(photos / "class11" / "1.png", photos / "class11" / "0.png")
     assert computed("test") == {4}
 
@@ -254,28 +253,17 @@ def test_an_engine_computes_the_features_of_training_images_alone(
     assert dmlkit("train", "r.yaml", "-o", "torch", "--device", "cpu").code == 0
     result = dmlkit("train", "r.yaml", "-o", "fast", *chosen)
     assert result.code == 0, result.err
-    ours, theirs = (
-        {split: np.load(f"{run}/features/{split}/embeddings.npy") for split in ("train", "validation", "test")}
-        for run in ("torch", "fast")
-    )
-    assert not np.array_equal(ours["train"], theirs["train"])
-    np.testing.assert_allclose(theirs["train"], ours["train"], rtol=tolerance, atol=tolerance)
-    for split in ("validation", "test"):  # so that figures are torch's
-        assert np.array_equal(ours[split], theirs[split])
-    assert json.loads(Path("fast/features/train/features.json").read_text())["engine"] == engine
-    mixed = dmlkit("train", "r.yaml", "-o", "mixed", *chosen, "--set", "backbone.tuning.cache=torch-features")
-    assert mixed.code == 0, mixed.err
-    again = dmlkit("train", "r.yaml", "-o", "other", "--device", "cpu", "--set", "backbone.tuning.cache=torch-features")
-    assert again.code == 2 and f"engine: was {engine}, now torch" in again.err and again.err.count("\n") == 1
+    devices = {json.loads((path / "model.json").read_text())["device"]: path for path in stores("fast")}
+    assert sorted(devices) == ["cpu", f"cpu+{engine}"]
+    (ours,), (theirs,) = ([features_of(path) for path in paths] for paths in (stores("torch"), [devices["cpu"]]))
+    assert {one.tobytes() for one in theirs} < {one.tobytes() for one in ours}  # figures are torch's
+    (of_engine,) = features_of(devices[f"cpu+{engine}"])
+    (of_torch,) = (one for one in ours if one.tobytes() not in {other.tobytes() for other in theirs})
+    assert not np.array_equal(of_engine, of_torch)
+    np.testing.assert_allclose(of_engine, of_torch, rtol=tolerance, atol=tolerance)
 
 
 def test_live_features_take_no_engine(photos: Path, dmlkit: Callable[..., Result]) -> None:
     live = ("--set", "backbone.tuning={name: none, features: live, engine: bf16}")
     result = dmlkit("train", "r.yaml", "-o", "live", *live)
     assert result.code == 2 and "engine need features: cached" in result.err
-
-
-def test_images_in_memory_have_no_files_that_could_have_changed():
-    """Before format 4 their names were hashed as if they were files."""
-    images = GlyphsConfig(classes=4, images_per_class=2).build("all")
-    assert are_same_files(images, "hash of an older version", None)

@@ -52,13 +52,12 @@ def test_what_is_written_is_that_and_a_format(tmp_path: Path):
             "threshold": None,
             "run": None,
             "checksums": None,
-            "split": None,
         },
     }
     names = list(json.loads(MANIFEST))
     after = names.index("preprocessing") + 1
     names[after:after] = ["fusion", "computation", "aligned_to"]
-    assert list(json.loads(text)) == [*names, "threshold", "run", "checksums", "split"]
+    assert list(json.loads(text)) == [*names, "threshold", "run", "checksums"]
     assert Manifest.read(tmp_path / "new.json") == Manifest.read(tmp_path / "old.json")
 
 

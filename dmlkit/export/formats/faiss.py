@@ -98,7 +98,7 @@ class Faiss(Format, name="faiss", file_name="index.faiss"):
             raise UserError(f"{folder.path}: there are no embeddings to index")
         _, items, manifest = self.files(output)
         described = FaissIndex(**manifold.index_form(), type=self.type, dim=index.d)
-        fields: dict[str, Any] = {**dict(folder.manifest), "index": described, "checksums": None, "split": None}
+        fields: dict[str, Any] = {**dict(folder.manifest), "index": described, "checksums": None}
         with (
             writing(output, RuntimeError),
             atomic_write(output) as index_path,

@@ -1,0 +1,327 @@
+"""Filling of a store: images are embedded in parts, by one process, by ranks or by workers of Ray."""
+
+import hashlib
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import inf
+from pathlib import Path
+from time import sleep
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import Ranks
+from dmlkit.errors import UserError, killed_reader
+from dmlkit.files.arrays import Values
+from dmlkit.files.lock import sole_writer
+from dmlkit.loading.batches import make_loader
+from dmlkit.loading.inputs import Draw, Inputs, inputs_of
+from dmlkit.manifolds.base import check_points
+from dmlkit.vectors.in_memory import UNSOUND, Embeddings, fused
+from dmlkit.vectors.local_features import batch_features
+from dmlkit.vectors.manifest import StoredModel
+from dmlkit.vectors.progress_bar import EMBEDDING, Advance, Bar
+from dmlkit.vectors.store import BATCH_IMAGES, HASH, PART_IMAGES, PARTS, VectorStore, names_of, write_part
+from dmlkit.vectors.trained import TrainedModel
+
+MODEL = "model.json"
+
+
+class UnwritableError(UserError):
+    """The folder of a store cannot be written."""
+
+
+@dataclass(frozen=True)
+class FillJob:
+    """Images of a list for a store; which ones it lacks is known once it is opened.
+
+    Parts are cut by the length of the list alone, and at whole batches: however many processes share the work, every
+    image is in the same batch and its point the same to the bit.
+
+    Args:
+        dataset: all images of the list.
+        keys: their keys (N, 24).
+        home: folder of stores, which all processes can reach.
+        model: what the points depend on.
+        exact: take only points that were computed in the same batches, see `VectorStore.find`.
+        skip_bad_images: leave out images that cannot be read, instead of stopping.
+        missing: places (M,) in the list of the images to embed, ascending.
+    """
+
+    dataset: Dataset
+    keys: Values
+    home: Path
+    model: StoredModel
+    exact: bool = True
+    skip_bad_images: bool = True
+    missing: Values = field(default_factory=lambda: np.zeros(0, np.int64))
+    again: ClassVar[str] = "rerun the same command"
+    way_on: ClassVar[str] = (
+        "repair or remove it, or skip such images with --skip-bad-images, and rerun the same command to resume"
+    )
+
+    @property
+    def path(self) -> Path:
+        """Folder of the store."""
+        return self.home / self.model.key
+
+    def inputs(self, trained: TrainedModel) -> Inputs:
+        """Return the samples as a model takes them."""
+        self.dataset.limit(trained.recipe.dataset.max_pixels)
+        return inputs_of(self.dataset, trained.recipe.transform, training=False)
+
+    @property
+    def part_images(self) -> int:
+        """Number of images of a part, of which some may be in the store already."""
+        return min(PART_IMAGES, BATCH_IMAGES * max(1, -(-len(self.dataset) // (PARTS * BATCH_IMAGES))))
+
+    def numbers(self) -> list[int]:
+        """Return the parts that lack images."""
+        return np.unique(self.missing // self.part_images).tolist()
+
+    def rows(self, number: int) -> Values:
+        """Return the images to embed of a part."""
+        return self.missing[self.missing // self.part_images == number]
+
+    def batches(self, number: int) -> list[list[Draw]]:
+        """Return the batches in which a part is computed, without the images that the store has."""
+        rows = self.rows(number)
+        starts = np.flatnonzero(np.diff(rows // BATCH_IMAGES)) + 1
+        return [[(row, 0) for row in batch.tolist()] for batch in np.split(rows, starts) if len(batch)]
+
+    def check_reachable(self) -> None:
+        """Raise a `UserError` unless this process sees the folder that the first one has created for its points."""
+        StoredModel.read(self.path / MODEL)
+
+
+Compute = Callable[[FillJob, list[int], Advance], None]
+"""Compute parts of a job, given by their numbers, and report how many more images are done."""
+
+
+class PartEmbedder:
+    """Computation of parts with one model in one process; images of the next part are read during the current one.
+
+    Args:
+        workers: number of processes that read images; see `dmlkit.loading.batches.make_loader`. Default: that of the
+            recipe, and 0 for few images.
+    """
+
+    def __init__(self, job: FillJob, trained: TrainedModel, fabric: Ranks, *, workers: int | None = -1) -> None:
+        if workers == -1:
+            workers = 0 if len(job.missing) <= BATCH_IMAGES else trained.recipe.training.workers
+        self.job, self.trained, self.device = job, trained, fabric.device
+        self.kept: list[Tensor] = []  # local features of the batches of a part
+        self.batches = PartBatches(job)
+        self.loaders: list[tuple[TrainedModel, Any]] = []
+        for model in trained.members or (trained,):
+            model.model.check_takes(job.dataset)
+            on_gpu = self.device.type == "cuda"
+            self.loaders.append(
+                (model, make_loader(job.inputs(model), self.batches, workers=workers, pin_memory=on_gpu))
+            )
+
+    def __call__(self, numbers: list[int], advance: Advance) -> None:
+        """Compute parts, given by their numbers, and report how many more images are done."""
+        try:
+            self._compute(numbers, advance)
+        except RuntimeError as error:
+            if killed := killed_reader(error):
+                raise UserError(f"{killed}; finished parts are kept: {self.job.again} to resume") from error
+            raise
+
+    def _compute(self, numbers: list[int], advance: Advance) -> None:
+        job, self.batches.numbers = self.job, numbers
+        batches = [(model, iter(loader)) for model, loader in self.loaders]
+        local = self.trained.local
+        with batch_features(local, self.trained, job.dataset) if local else nullcontext() as features:
+            for number in numbers:
+                rows, count = job.rows(number), len(job.batches(number))
+                self.kept = [torch.empty(0, *local.shape, dtype=torch.float16)] if local else []
+                found = [self._part(model, islice(given, count), advance, features) for model, given in batches]
+                part = found[0] if len(found) == 1 else fused(self.trained, found)
+                lost = np.setdiff1d(rows, part.indices.numpy())
+                faults = dict(zip(names_of(job.keys[lost]), part.faults, strict=False))
+                kept = torch.cat(self.kept) if local else None
+                write_part(job.path, job.keys[part.indices.numpy()], part.points, kept, faults)
+
+    @torch.inference_mode()
+    def _part(
+        self,
+        trained: TrainedModel,
+        batches: Iterator[Any],
+        advance: Advance,
+        features: Callable[[Tensor], Tensor] | None,
+    ) -> Embeddings:
+        """Embed the images of a part with one model, and keep their local features."""
+        points = [torch.empty(0, trained.manifold.point_dim)]
+        labels = [torch.empty(0, dtype=torch.int64)]
+        indices = [torch.empty(0, dtype=torch.int64)]
+        faults: list[str] = []
+        for batch in batches:
+            if batch.faults and not self.job.skip_bad_images:
+                raise UserError(f"{batch.faults[0]}; {self.job.way_on}")
+            faults += batch.faults
+            if len(batch.labels):
+                points.append(trained.model(batch.inputs.to(self.device)).float().cpu())
+                labels.append(batch.labels)
+                indices.append(batch.indices)
+                names = [str(self.job.dataset.paths[index]) for index in batch.indices.tolist()]
+                check_points(trained.manifold, points[-1], names.__getitem__, UNSOUND)
+                if features is not None:
+                    self.kept.append(features(batch.indices))
+            if trained is self.loaders[0][0]:
+                advance(len(batch.labels) + len(batch.faults))
+        return Embeddings(torch.cat(points), torch.cat(labels), torch.cat(indices), faults)
+
+
+class PartBatches:
+    """Batches of some parts, one after another; set ``numbers`` before each pass."""
+
+    def __init__(self, job: FillJob) -> None:
+        self.job = job
+        self.numbers: list[int] = []
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        for number in self.numbers:
+            yield from self.job.batches(number)
+
+
+class Filled(NamedTuple):
+    """A store that has the points of a list of images."""
+
+    store: VectorStore
+    rows: Values
+    """Row (N,) of each image in the store; -1 for one that cannot be read."""
+    faults: list[str]
+    """One message for each of these."""
+    known: int
+    """Number of images that the store had before."""
+
+
+def fill(
+    job: FillJob,
+    trained: TrainedModel,
+    fabric: Ranks,
+    *,
+    bar: Bar,
+    title: str = EMBEDDING,
+    compute: Compute | None = None,
+    **options: Any,
+) -> Filled:
+    """Embed what a store lacks; each rank writes an equal share of the parts, and those of a killed one are kept.
+
+    Another process that fills it with the same list waits, and computes nothing. An image that could not be read
+    before is tried again: a disk may have failed for a moment.
+
+    Args:
+        job: the keys are those of the first rank.
+        bar: shows the images under a title.
+        compute: computes the share of a rank. Default: this process does.
+        options: of the store, see `VectorStore`.
+
+    Raises:
+        UnwritableError: no rank can write.
+        UserError: an image cannot be read, or not all processes see the same folder.
+    """
+    store = VectorStore.at(job.path, trained, **options)
+    job = _with_missing(job, store, trained, fabric)
+    known = len(job.dataset) - len(job.missing)
+    if len(job.missing):
+        with _sole_filling(job, fabric), bar(title, len(job.dataset)) as advance:
+            try:
+                _compute(_with_missing(job, store, trained, fabric), trained, fabric, compute, advance)
+            except OSError as error:
+                kind = UserError if fabric.world_size > 1 else UnwritableError  # the others wait for its parts
+                reason = f"{error.filename or job.path}: {error.strerror or error}"
+                raise kind(f"{reason}; finished parts are kept; fix the problem and {job.again} to resume") from error
+    rows, faults = _wait(job, store, fabric)
+    if faults and not job.skip_bad_images:
+        raise UserError(f"{faults[0]}; {job.way_on}")
+    return Filled(store, rows, faults, known)
+
+
+def _with_missing(job: FillJob, store: VectorStore, trained: TrainedModel, fabric: Ranks) -> FillJob:
+    """Return a job of what a store lacks now, as the first rank sees it."""
+    store.open_new()
+    missing = np.flatnonzero(store.find(job.keys, exact=job.exact) < 0)
+    if store.faults and fabric.is_global_zero:
+        inputs, names = job.inputs(trained), names_of(job.keys[missing])
+        tried = zip(missing.tolist(), names, strict=True)
+        kept = [name not in store.faults or inputs[row, 0].input is not None for row, name in tried]
+        missing = missing[np.array(kept, bool)]
+    keys, missing = fabric.broadcast((job.keys, missing))
+    return replace(job, keys=keys, missing=missing)
+
+
+@contextmanager
+def _sole_filling(job: FillJob, fabric: Ranks) -> Generator[None]:
+    """Create the folder of a store, and wait until no other process embeds the same list of images into it.
+
+    Raises:
+        UnwritableError: the folder cannot be written.
+        UserError: not all processes see it.
+    """
+    with ExitStack() as stack:
+        error = ""
+        try:
+            if fabric.is_global_zero:
+                place = job.path / hashlib.sha256(job.keys.tobytes()).hexdigest()[:HASH]
+                stack.enter_context(sole_writer(place, what="an embedding of these images", patience=inf))
+                if not (job.path / MODEL).exists():
+                    job.model.write(job.path / MODEL)
+        except (UserError, OSError) as unwritable:
+            error = str(unwritable)
+        if error := fabric.broadcast(error):
+            raise UnwritableError(error)
+        job.check_reachable()
+        yield
+
+
+def _compute(job: FillJob, trained: TrainedModel, fabric: Ranks, compute: Compute | None, advance: Advance) -> None:
+    """Compute the share of this rank."""
+    advance(len(job.dataset) - len(job.missing))
+    share = job.numbers()[fabric.global_rank :: fabric.world_size]
+    if not share:
+        return
+    report = _scaled(advance, sum(len(job.rows(part)) for part in share), len(job.missing))
+    if compute is None:
+        PartEmbedder(job, trained, fabric)(share, report)
+    else:
+        compute(job, share, report)
+
+
+def _wait(job: FillJob, store: VectorStore, fabric: Ranks) -> tuple[Values, list[str]]:
+    """Wait until this rank sees all points; return their rows, and messages on images that could not be read.
+
+    A barrier would time out after 30 minutes, and ranks of unequal speed can be further apart than that; if one of
+    them dies, torchrun ends this one too.
+    """
+    while True:
+        store.open_new()
+        rows, faults = store.find(job.keys, exact=job.exact), store.faults_of(job.keys, exact=job.exact)
+        lacking = np.count_nonzero(rows < 0) - len(faults)
+        if not lacking:
+            return rows, faults
+        if fabric.world_size == 1:
+            raise UserError(
+                f"{job.path}: lacks {lacking} points, although a worker has written them; expected a folder that all "
+                "workers can reach under the same path"
+            )
+        sleep(0.5)
+
+
+def _scaled(advance: Advance, share: int, whole: int) -> Advance:
+    """Report the progress of this rank as progress of all."""
+    done = 0
+
+    def report(images: int) -> None:
+        nonlocal done
+        advance((done + images) * whole // share - done * whole // share)
+        done += images
+
+    return report

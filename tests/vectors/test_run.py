@@ -1,0 +1,340 @@
+"""Embeddings as files: every engine, and any death and restart on the way, ends in the same files to the byte."""
+
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from dmlkit.distributed.launch import start_fabric
+from dmlkit.errors import UserError
+from dmlkit.run_folder.folder import RunFolder
+from dmlkit.vectors import fill
+from dmlkit.vectors.fill import PartEmbedder
+from dmlkit.vectors.images import dataset_of
+from dmlkit.vectors.in_memory import embed_dataset
+from dmlkit.vectors.run import EmbedOptions
+from dmlkit.vectors.run import embed as embed_images
+from dmlkit.vectors.trained import load_model
+from tests.conftest import END, ROOT, TINY_RECIPE
+from tests.processes import command_line, start_ranks
+
+FILES = ["embeddings.npy", "items.parquet", "manifest.json"]
+IMAGES = 300  # three parts: two of 128, one of 44
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``run``, a trained tiny model, and ``photos``."""
+
+    from dmlkit.recipe.file import parse_recipe
+    from dmlkit.training.train import train
+
+    home = tmp_path_factory.mktemp("home")
+    recipe = parse_recipe(TINY_RECIPE.replace("epochs: 3", "epochs: 1, workers: 0"), "tiny.yaml")
+    train(recipe, home / "run", device=start_fabric("cpu"))
+    (home / "photos").mkdir()
+    for index, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (IMAGES, 16, 16, 3), dtype=np.uint8)):
+        Image.fromarray(pixels).save(home / "photos" / f"{index:03}.png")
+    return home
+
+
+def embed(home: Path, output: Path, *, photos: Path | None = None, skip: bool = False) -> None:
+    options = EmbedOptions(skip_bad_images=skip)
+    embed_images(home / "run", photos or home / "photos", output=output, device="cpu", options=options)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files, without the run's place in the manifest, which depends on the folder."""
+    assert sorted(path.name for path in folder.iterdir()) == FILES  # and nothing that was needed on the way
+    found = {name: (folder / name).read_bytes() for name in FILES}
+    return {**found, "manifest.json": re.sub(rb'  "run": (null|\{[^}]*\}),\n', b"", found["manifest.json"])}
+
+
+@pytest.fixture(scope="module")
+def unbroken(home: Path) -> dict[str, bytes]:
+    embed(home, home / "unbroken")
+    return contents(home / "unbroken")
+
+
+def test_parts_in_a_row_are_the_list_embedded_in_one_go(home, unbroken):
+    trained = load_model(RunFolder(home / "run"), start_fabric("cpu"))
+    dataset = dataset_of(home / "photos", "test", trained.recipe)
+    whole = embed_dataset(start_fabric("cpu"), trained.model, dataset, trained.recipe.transform, workers=0)
+    np.testing.assert_array_equal(np.load(home / "unbroken" / "embeddings.npy"), whole.points.numpy())
+    items = parquet.read_table(home / "unbroken" / "items.parquet").to_pydict()
+    paths = [str(home / "photos" / f"{index:03}.png") for index in range(IMAGES)]
+    assert items == {"id": list(range(IMAGES)), "path": paths, "label": [None] * IMAGES}
+    manifest = json.loads(unbroken["manifest.json"])
+    assert manifest["count"] == IMAGES and manifest["skipped"] == []
+    assert manifest["model"]["fingerprint"] == trained.model.fingerprint()
+
+
+@pytest.mark.parametrize("name", ["embeddings.npy", "items.parquet", "manifest.json"])
+def test_files_of_somebody_else_are_refused(name: str, home, tmp_path, dmlkit):
+    (tmp_path / name).write_text("{}")
+    result = dmlkit("embed", home / "run", home / "photos", "-o", tmp_path, "--device", "cpu")
+    reason = "got one without a format" if name == "manifest.json" else f"has {name} but not embeddings; choose another"
+    assert result.code == 2 and reason in result.err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["{}"]
+
+
+def test_a_folder_of_embeddings_is_written_again_but_not_by_default_with_other_images(home, unbroken, tmp_path):
+    out, others = tmp_path / "out", tmp_path / "others" / "photos"
+    others.mkdir(parents=True)
+    shutil.copy(home / "photos" / "000.png", others)
+    run = tmp_path / "run"
+    shutil.copytree(home / "run", run)
+    embed_images(run, others, output=out, device="cpu")
+    (out / "mine.txt").write_text("mine")
+    embed(home, out)
+    assert (out / "mine.txt").read_text() == "mine"
+    (out / "mine.txt").unlink()
+    assert contents(out) == unbroken
+    embed_images(run, others, device="cpu")
+    with pytest.raises(
+        UserError, match=r"embeddings/photos: has embeddings of \S+others/photos; choose another folder"
+    ):
+        embed_images(run, home / "photos", device="cpu")
+
+
+def test_a_run_that_cannot_be_written_embeds_too(home, unbroken, tmp_path, monkeypatch):
+    mkdir = Path.mkdir
+
+    def refused(self: Path, *arguments: Any, **options: Any) -> None:
+        if self.is_relative_to(home / "run"):
+            raise OSError(30, os.strerror(30))
+        mkdir(self, *arguments, **options)
+
+    shutil.rmtree(home / "run" / "vectors")
+    monkeypatch.setattr(Path, "mkdir", refused)
+    embed(home, tmp_path)
+    assert contents(tmp_path) == unbroken
+
+
+def lives(step: int, action: Callable[[], None]) -> bool:
+    """Whether a child process that does this lives: at its ``step``-th renaming or removal of a file it is killed."""
+
+    def child() -> None:
+        steps = count(1)
+
+        def or_die(original: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*arguments: Any, **options: Any) -> Any:
+                if next(steps) == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return original(*arguments, **options)
+
+            return counted
+
+        Path.replace, Path.unlink = or_die(Path.replace), or_die(Path.unlink)
+        action()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(END)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode == 0
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the parts that this process computes."""
+    numbers: list[int] = []
+    embed_parts = PartEmbedder.__call__
+
+    def noted(self: PartEmbedder, own: list[int], advance: Any) -> None:
+        numbers.extend(own)
+        embed_parts(self, own, advance)
+
+    monkeypatch.setattr(PartEmbedder, "__call__", noted)
+    return numbers
+
+
+def parts_of(run: Path) -> list[Path]:
+    return sorted(run.glob("vectors/*/*.safetensors"))
+
+
+@pytest.fixture
+def fresh(home: Path, tmp_path: Path) -> Path:
+    """Another home with the same photos, whose run has embedded nothing."""
+    place = tmp_path / "fresh"
+    place.mkdir()
+    shutil.copytree(home / "run", place / "run", ignore=shutil.ignore_patterns("vectors", "embeddings"))
+    (place / "photos").symlink_to(home / "photos")
+    return place
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
+def test_killed_anywhere_the_same_command_goes_on(fresh, unbroken, computed, tmp_path):
+    """A kill costs one part, and the files are the same to the byte."""
+    photos = fresh / "photos"
+    for step in count(1):
+        output = tmp_path / str(step)
+        shutil.rmtree(fresh / "run" / "vectors", ignore_errors=True)
+        if lives(step, lambda output=output: embed(fresh, output, photos=photos.resolve())):
+            break
+        computed.clear()
+        complete = len(parts_of(fresh / "run"))
+        embed(fresh, output, photos=photos.resolve())
+        assert len(computed) == 3 - complete and contents(output) == unbroken, f"killed at step {step}"
+        assert not list((fresh / "run" / "vectors").rglob("*.partial"))
+    assert step > 14  # 7 files are renamed, and 7 times a partial one is cleared away
+
+
+class StoppedError(Exception):
+    pass
+
+
+def embed_until(last: int, home: Path, output: Path, **options) -> None:
+    """Embed, but stop before a part after ``last`` is written."""
+    write, numbers = fill.write_part, count()
+
+    def guarded(*arguments: Any) -> None:
+        if next(numbers) > last:
+            raise StoppedError
+        write(*arguments)
+
+    before = len(parts_of(home / "run"))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(fill, "write_part", guarded)
+        embed(home, output, **options)
+    assert len(parts_of(home / "run")) == before + last + 1
+
+
+def test_a_damaged_part_is_computed_again(fresh, home, unbroken, computed, tmp_path):
+    photos = home / "photos"
+    embed_until(0, fresh, tmp_path / "out", photos=photos)
+    with parts_of(fresh / "run")[0].open("rb+") as file:
+        file.truncate(2000)
+    computed.clear()
+    embed(fresh, tmp_path / "out", photos=photos)
+    assert computed == [0, 1, 2] and contents(tmp_path / "out") == unbroken
+
+
+def test_two_commands_at_once_leave_whole_files(fresh, home, unbroken, tmp_path, monkeypatch):
+    """The second one, of other images in part, runs from beginning to end within the first."""
+    write, outputs = fill.write_part, [tmp_path / "one", tmp_path / "two"]
+
+    def overtaken(*arguments: Any) -> None:
+        monkeypatch.setattr(fill, "write_part", write)
+        embed(fresh, outputs[1], photos=home / "photos" / "000.png")
+        write(*arguments)
+
+    monkeypatch.setattr(fill, "write_part", overtaken)
+    embed(fresh, outputs[0], photos=home / "photos")
+    assert contents(outputs[0]) == unbroken and len(np.load(outputs[1] / "embeddings.npy")) == 1
+
+
+def test_bad_images_stop_or_are_left_out_and_a_repaired_one_is_taken(fresh, home, unbroken, computed, tmp_path):
+    photos = tmp_path / "photos"
+    shutil.copytree(home / "photos", photos)
+    bad = photos / "200.png"  # in the second part
+    good = bad.read_bytes()
+    bad.write_bytes(b"no")
+    output = tmp_path / "out"
+    with pytest.raises(UserError, match=r"200\.png.*--skip-bad-images"):
+        embed(fresh, output, photos=photos)
+    assert len(parts_of(fresh / "run")) == 1
+    embed_until(0, fresh, output, photos=photos, skip=True)  # goes on past the second part
+    embed(fresh, output, photos=photos, skip=True)
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest["count"] == IMAGES - 1 and len(manifest["skipped"]) == 1 and "200.png" in manifest["skipped"][0]
+    paths = parquet.read_table(output / "items.parquet")["path"].to_pylist()
+    assert [Path(path).name for path in paths] == [f"{index:03}.png" for index in range(IMAGES) if index != 200]
+    with pytest.raises(UserError, match=r"200\.png.*--skip-bad-images"):
+        embed(fresh, output, photos=photos)
+    bad.write_bytes(good)
+    computed.clear()
+    embed(fresh, output, photos=photos)
+    assert computed == [1]  # one image
+    found, expected = np.load(output / "embeddings.npy"), np.load(home / "unbroken" / "embeddings.npy")
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert np.array_equal(np.delete(found, range(128, 256), 0), np.delete(expected, range(128, 256), 0))
+
+
+def test_output_that_is_a_file_is_refused(home, tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match="out: this is a file; expected the name of a folder"):
+        embed(home, tmp_path / "out")
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+def test_two_ranks_finish_what_one_process_began(fresh, home, unbroken, tmp_path):
+    output = tmp_path / "out"
+    embed_until(0, fresh, output, photos=home / "photos")
+    words = ("embed", str(fresh / "run"), str(home / "photos"), "-o", str(output), "--device", "cpu")
+    first, second = start_ranks(2, command_line, *words)
+    assert first.splitlines() == [
+        "128 of 300 images were embedded already",
+        f"300 embeddings of 8 dimensions in {output}",
+    ]
+    assert not second
+    assert contents(output) == unbroken
+
+
+@pytest.fixture(scope="module")
+def ray_environment() -> Iterator[None]:
+    """Ray for tests: it starts on a slow machine too, and kills no worker because others fill the memory."""
+    pytest.importorskip("ray", reason="the extra dmlkit[ray] is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ADDRESS", "local")  # not a cluster that happens to run here
+        patch.setenv("PYTHONPATH", str(ROOT))  # for the workers
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
+        patch.setenv("RAY_gcs_server_port_wait_time_s", f"{END:g}")
+        patch.setenv("RAY_worker_register_timeout_seconds", f"{END:g}")
+        yield
+
+
+@pytest.mark.heavy
+@pytest.mark.slow
+def test_ray_equals_one_process_and_tells_a_users_mistake(fresh, home, unbroken, tmp_path, ray_environment: None):
+    pytest.importorskip("ray.data", reason="the extra dmlkit[ray] is not installed")
+    import ray
+
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    try:
+        output, on_ray = tmp_path / "out", EmbedOptions(engine="ray")
+        embed_until(0, fresh, output, photos=home / "photos")
+        embed_images(fresh / "run", home / "photos", output=output, device="cpu", options=on_ray)
+        assert contents(output) == unbroken
+        photos = tmp_path / "photos"
+        photos.mkdir()
+        (photos / "broken.jpg").write_bytes(b"no")
+        with pytest.raises(UserError, match=r"broken\.jpg"):
+            embed_images(home / "run", photos, output=tmp_path / "broken", device="cpu", options=on_ray)
+        with pytest.raises(UserError, match="no machine of this Ray cluster has a GPU"):
+            embed_images(home / "run", photos, output=tmp_path / "broken", device="cuda", options=on_ray)
+    finally:
+        ray.shutdown()
+
+
+def test_engines_that_do_not_fit_are_refused(dmlkit, home, tmp_path, monkeypatch):
+    command = ("embed", home / "run", home / "photos", "-o", tmp_path / "out", "--device", "cpu", "--engine")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    result = dmlkit(*command, "torchrun")
+    assert result.code == 2 and "torchrun --nproc-per-node=N -m dmlkit embed" in result.err
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = dmlkit(*command, "ray")
+    assert result.code == 2 and "pip install 'dmlkit[ray]'" in result.err
+    for name, value in {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0, "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    for engine in ("local", "ray"):
+        result = dmlkit(*command, engine)
+        assert result.code == 2 and "torchrun has started 2 processes; remove --engine" in result.err
+    assert not (tmp_path / "out").exists()
