@@ -21,14 +21,12 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.points import PointSet, all_points
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
-WantedMetrics = Sequence[MetricConfig | str]
-
 
 def evaluate_points(
     points: PointSet,
     gallery: PointSet | None = None,
     *,
-    metrics: WantedMetrics = (),
+    metrics: Sequence[MetricConfig | str] = (),
     bar: Bar = no_bar,
     rerank: Rerank | None = None,
 ) -> tuple[Report, Evaluation]:
@@ -53,7 +51,11 @@ def evaluate_points(
                 f"{gallery.source}: has the same points as {points.source}, so that every query would find itself; "
                 "name one of them alone, to search each query among all others"
             )
-    evaluation = _score(points.source, queries, items, points.manifold, _configs(metrics), bar, rerank)
+    try:
+        metrics = metric_configs(metrics or DEFAULT_METRICS)
+    except ValueError as error:
+        raise UserError(f"--metric: {error}") from None
+    evaluation = _score(points.source, queries, items, points.manifold, metrics, bar, rerank)
     report = Report.of(evaluation, points.source, "all")
     return report.model_copy(update={"notes": (*report.notes, *notes)}), evaluation
 
@@ -63,7 +65,14 @@ def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":
     dataset = None if points.run is None else RunFolder(points.run).recipe().dataset
     if dataset is not None:
         dataset.require_one_label(points.source)
-    rows = LabeledRows.of(all_points(points), points.labels, points.paths, dataset.levels if dataset else ())
+    levels = dataset.levels if dataset else ()
+    kept = [row for row, label in enumerate(points.labels) if label is not None]
+    labels = np.array([points.labels[row] for row in kept], dtype=str)
+    if not levels and all(label.isdecimal() and label == str(int(label)) and len(label) < 19 for label in labels):
+        labels = labels.astype(np.int64)  # in the order of numbers
+    whole = all_points(points)
+    chosen = whole if len(kept) == len(whole) else whole[kept]  # without a copy where all have one
+    rows = LabeledRows(chosen, labels, [points.paths[row] for row in kept], levels)
     without = len(points) - len(rows.labels)
     if without == len(points):
         raise UserError(f"{points.source}: none of {counted(without, 'item', 'items')} has a label; add labels")
@@ -74,27 +83,10 @@ def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":
 class LabeledRows(NamedTuple):
     """Points or features with their labels, names that a report shows, and the levels of labels that are paths."""
 
-    points: Any
+    points: Tensor
     labels: Any
-    names: Sequence[str] = ()
-    levels: Sequence[str] = ()
-
-    @classmethod
-    def of(
-        cls,
-        points: Tensor,
-        labels: Sequence[str | None],
-        names: Sequence[str] = (),
-        levels: Sequence[str] = (),
-    ) -> "LabeledRows":
-        """Return the rows that have a label; labels that are all numbers are in the order of numbers."""
-        kept = [row for row, label in enumerate(labels) if label is not None]
-        given = np.array([labels[row] for row in kept], dtype=str)
-        if not levels and all(label.isdecimal() and label == str(int(label)) and len(label) < 19 for label in given):
-            given = given.astype(np.int64)
-        if len(kept) == len(labels):
-            return cls(points, given, names, levels)
-        return cls(points[kept], given, [names[row] for row in kept] if names else (), levels)
+    names: Sequence[str]
+    levels: Sequence[str]
 
     def side(self, codec: Codec | None = None) -> Labeled:
         """Return the points, as a codec stores them if there is one, with their labels at each level.
@@ -109,19 +101,12 @@ class LabeledRows(NamedTuple):
         return Labeled(points, {level: ["/".join(path[: depth + 1]) for path in parts] for depth, level in levels})
 
 
-def _configs(metrics: WantedMetrics) -> WantedMetrics:
-    try:
-        return metric_configs(metrics or DEFAULT_METRICS)
-    except ValueError as error:
-        raise UserError(f"--metric: {error}") from None
-
-
 def _score(
     source: str,
     queries: LabeledRows,
     gallery: LabeledRows | None,
     manifold: Manifold,
-    metrics: WantedMetrics,
+    metrics: Sequence[MetricConfig | str],
     bar: Bar,
     rerank: Rerank | None,
 ) -> Evaluation:

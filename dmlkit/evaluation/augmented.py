@@ -76,13 +76,7 @@ def embed_with_copies(
 
 
 def scaled_transform(recipe: Recipe, scale: float) -> TransformConfig | None:
-    """Return the transform of a recipe whose images have other sides, with the same part of each image.
-
-    Example:
-        >>> recipe = parse_recipe("dataset: {name: glyphs}\\nloss: {name: triplet}", "recipe.yaml")
-        >>> recipe.transform.size, scaled_transform(recipe, 2**0.5).size
-        (32, 45)
-    """
+    """Return the transform of a recipe whose images have other sides, with the same part of each image."""
     sizes = {key: getattr(recipe.transform, key) for key in ("size", "resize") if hasattr(recipe.transform, key)}
     overrides = [f"transform.{key}={round(scale * side)}" for key, side in sizes.items()]
     try:

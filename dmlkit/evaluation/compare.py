@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from os.path import commonprefix
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.report import Figures, Report, stored_answer
 from dmlkit.evaluation.run import EvaluatedRun, Scope, evaluate_scope
 from dmlkit.files.escape import Rows, command_word
+from dmlkit.files.pictures import distinct_tails, shortened_apart
 from dmlkit.files.source import require_runs
 from dmlkit.metrics.statistics import (
     Comparison,
@@ -145,12 +147,6 @@ def gain_message(
         interval: 95 % interval of their difference on the same queries; None if there are too few classes for one.
         units: what the interval is over, e.g. "30 classes".
         epoch, epochs: epoch of the checkpoint, and number of epochs of the run.
-
-    Example:
-        >>> gain_message("map@r", 0.42, 0.327, (0.081, 0.105), "30 classes", epoch=9, epochs=20)
-        'map@r on test: 0.420 after training, 0.327 before: +0.093 (0.081 to 0.105)'
-        >>> gain_message("mrr", 0.3, 0.3, (-0.1, 0.1), "9 classes", epoch=9, epochs=20).partition("); ")[2]
-        'epoch 9 of 20 is the best, so try backbone.tuning last_blocks or more classes, see docs/tuning.md'
     """
     line = f"{metric} on {split}: {tuned:.3f} after training, {before:.3f} before:"
     change = f"{tuned - before:+.3f}"
@@ -247,46 +243,15 @@ def narrow_rows(lines: Sequence[Line]) -> tuple[Rows, Rows]:
     return values, [head, *body] if body else []
 
 
-LEFT_OUT = "..."
-BETWEEN_WORDS = "/_-. "
-
-
 def short_names(names: Sequence[str], width: int | None = None) -> list[str]:
-    """Return the shortest ends of paths that distinguish them; see `cut_names` for names longer than ``width``.
+    """Return the ends of paths that distinguish them; longer ones than ``width`` lose the words that all start with.
 
-    Example:
-        >>> short_names(["runs/birds/seed-0", "runs/birds/seed-1"]), short_names(["runs/a/seed-0", "runs/b/seed-0"])
-        (['seed-0', 'seed-1'], ['a/seed-0', 'b/seed-0'])
+    If they still are longer, they are cut to about that many characters, unless they would not be distinct.
     """
-    parts = [Path(name).parts or (name,) for name in names]
-    depths = range(1, max(map(len, parts)) + 1)
-    ends = ([str(Path(*own[-depth:])) for own in parts] for depth in depths)
-    short = next((tails for tails in ends if len(set(tails)) == len(tails)), list(names))
-    return short if width is None else cut_names(short, width)
-
-
-def cut_names(names: Sequence[str], width: int) -> list[str]:
-    """Cut names to at most ``width`` characters: remove the words that all start with, then the middles.
-
-    Names that would not be distinct afterwards are returned unchanged.
-
-    Example:
-        >>> cut_names(["grocery_tuned_mpa", "grocery_tuned_isa"], 12), cut_names(["a" * 20 + "1", "a" * 20 + "2"], 8)
-        (['mpa', 'isa'], ['aa...aa1', 'aa...aa2'])
-    """
-    if max(map(len, names)) <= width:
-        return list(names)
-    columns = enumerate(zip(*names, strict=False))
-    shared = next((place for place, letters in columns if len(set(letters)) > 1), min(map(len, names)))
-    words = 1 + max(names[0].rfind(mark, 0, shared) for mark in BETWEEN_WORDS)
-    own = [name[words:] for name in names]
-    kept = width - len(LEFT_OUT)
-    for head in sorted(range(kept + 1), key=lambda head: abs(head - kept // 2)):
-        cut = [name if len(name) <= width else _without_middle(name, head, kept - head) for name in own]
-        if len(set(cut)) == len(cut) and all(cut):
-            return cut
-    return list(names)
-
-
-def _without_middle(name: str, head: int, tail: int) -> str:
-    return f"{name[:head]}{LEFT_OUT}{name[len(name) - tail :]}"
+    ends = distinct_tails([Path(name) for name in names])
+    if width is None or max(map(len, ends)) <= width:
+        return ends
+    shared = commonprefix(ends)  # noqa: RUF071 - of characters
+    words = 1 + max(shared.rfind(mark) for mark in "/_-. ")
+    short = shortened_apart([end[words:] for end in ends], width)
+    return short if len(set(short)) == len(short) and all(short) else ends

@@ -56,11 +56,6 @@ def class_figures(per_query: Mapping[str, Tensor], labels: Tensor, names: Sequen
     Args:
         per_query: (Q,) values by name.
         labels: (Q,) int64, labels of the queries, indices of ``names``.
-
-    Example:
-        >>> values = {"recall@1": torch.tensor([1.0, 0.0, 1.0])}
-        >>> class_figures(values, torch.tensor([2, 1, 2]), ["auk", "coot", "duck"])[0]
-        ClassFigures(name='coot', queries=1, metrics={'recall@1': 0.0})
     """
     classes, index, counts = labels.unique(return_inverse=True, return_counts=True)
     columns: dict[str, list[float]] = {
@@ -81,10 +76,6 @@ def confusions(labels: Tensor, nearest_labels: Tensor, names: Sequence[str]) -> 
     Args:
         labels: (Q,) int64, labels of the queries, indices of ``names``.
         nearest_labels: (Q,) int64, labels of their nearest neighbors.
-
-    Example:
-        >>> confusions(torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1]), ["auk", "coot"])
-        [ConfusedClasses(name='auk', taken_for='coot', queries=1, share=0.5)]
     """
     wrong = labels != nearest_labels
     pairs, counts = torch.stack([labels[wrong], nearest_labels[wrong]]).unique(dim=1, return_counts=True)

@@ -28,11 +28,6 @@ def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int)
     Args:
         labels: (N,) int64.
         neighbors: (N, k), neighbors of each image.
-
-    Example:
-        >>> near = Neighbors(torch.tensor([[0.9], [0.9], [0.5]]), torch.tensor([[1], [0], [1]]))
-        >>> [column.tolist() for column in similar_pairs_across_labels(torch.tensor([0, 1, 2]), near, 5)[:2]]
-        [[0, 1], [1, 2]]
     """
     rows = torch.arange(len(labels))[:, None].expand_as(neighbors.indices)
     across = labels[neighbors.indices] != labels[:, None]
@@ -59,11 +54,6 @@ def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: i
         values: (Q,) values of a metric.
         labels: (Q,) int64.
         nearest_wrong: (Q,) similarity of the nearest image of another label.
-
-    Example:
-        >>> values, labels = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0, 0, 1])
-        >>> worst_queries(values, labels, torch.tensor([0.1, 0.2, 0.9]), 2).tolist()
-        [2, 1]
     """
     by_similarity = nearest_wrong.argsort(descending=True, stable=True)
     order = by_similarity[values[by_similarity].argsort(stable=True)]
@@ -161,11 +151,6 @@ def suspects(labels: Tensor, neighbors: Tensor) -> Suspects:
     Args:
         labels: (N,) int64.
         neighbors: (N, k) int64, rows of the nearest other images.
-
-    Example:
-        >>> labels = torch.tensor([0, 0, 0, 1, 1, 0])  # the last one is among those of label 1
-        >>> suspects(labels, torch.tensor([[1, 2], [0, 2], [0, 1], [4, 5], [3, 5], [3, 4]])).rows.tolist()
-        [5]
     """
     found = labels[neighbors]  # (N, k)
     positives = labels.bincount()[labels] - 1

@@ -274,14 +274,7 @@ def judge(
 
 
 def correctness(pairs: Sequence[JudgedPair]) -> Correctness | None:
-    """Compute the error rates of verdicts; return None if no answer is known.
-
-    Example:
-        >>> pair = JudgedPair(a="a", b="b", score=0.9, same=True, known=True, probability=0.8)
-        >>> pairs = [pair, pair.model_copy(update={"known": False})]
-        >>> correctness(pairs).accuracy, correctness(pairs).far
-        (0.5, 1.0)
-    """
+    """Compute the error rates of verdicts; return None if no answer is known."""
     same = [pair.same for pair in pairs if pair.known is True and pair.same is not None]
     different = [pair.same for pair in pairs if pair.known is False and pair.same is not None]
     if not same and not different:

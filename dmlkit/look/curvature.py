@@ -84,14 +84,6 @@ def relative_delta(distances: Tensor) -> float:
 
     .. math:: (x|y) = \tfrac12 (d(x, w) + d(y, w) - d(x, y)), \quad
             \delta = \max_{x, y, z} \min((x|z), (z|y)) - (x|y)
-
-    Example:
-        >>> star = 2 - 2 * torch.eye(4)  # leaves of a tree, 2 apart
-        >>> relative_delta(star)
-        0.0
-        >>> square = torch.tensor([[0., 1, 2, 1], [1, 0, 1, 2], [2, 1, 0, 1], [1, 2, 1, 0]])
-        >>> relative_delta(square)  # a cycle of 4
-        1.0
     """
     diameter = distances.max().item()
     if diameter == 0:

@@ -106,10 +106,6 @@ def with_room(place: Tensor, room: float) -> list[int]:
 
     Args:
         place: (N, 2), coordinates of all points.
-
-    Example:
-        >>> with_room(torch.tensor([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]]), 0.1)
-        [0, 2]
     """
     kept: list[int] = []
     for index in range(len(place)):

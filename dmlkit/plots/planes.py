@@ -71,13 +71,7 @@ def centroid(place: Tensor) -> Tensor:
 
 
 def geodesics(start: Tensor, ends: Tensor) -> Tensor:
-    """Compute arcs (N, 30, 2) from one point (2,) to points (N, 2), projected from straight lines above the disk.
-
-    Example:
-        >>> arc = geodesics(torch.tensor([0.5, 0.0]), torch.tensor([[0.0, 0.5]]))[0]
-        >>> [round(x, 6) for x in arc[0].tolist()], bool(arc.norm(dim=1).min() < 0.354)  # it bends towards the origin
-        ([0.5, 0.0], True)
-    """
+    """Compute arcs (N, 30, 2) from one point (2,) to points (N, 2), projected from straight lines above the disk."""
     share = torch.linspace(0, 1, ARC_POINTS, dtype=torch.float64)[:, None]
     return lower((1 - share) * lift(start) + share * lift(ends)[:, None])
 
@@ -102,14 +96,6 @@ def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int
     Args:
         points: (N, D), N at least 3.
         advance: receives the progress in steps that add up to N.
-
-    Example:
-        >>> from dmlkit.manifolds import Euclidean
-        >>> line = torch.cat([torch.linspace(0, 1, 20), torch.linspace(9, 10, 20)])[:, None]
-        >>> place = neighbor_plane(Euclidean(1), line)
-        >>> sides = place[:20, 0], place[20:, 0]
-        >>> bool(sides[0].max() < sides[1].min() or sides[1].max() < sides[0].min())
-        True
     """
     from openTSNE import TSNEEmbedding
     from openTSNE.affinity import PerplexityBasedNN

@@ -51,12 +51,6 @@ def fit_map(new: Tensor, old: Tensor, *, centered: bool, shrinkage: float | None
         centered: fit an offset too, as the difference of the means. On the sphere, where a point is a direction, the
             head could not compute it.
         shrinkage: lambda in units of the mean eigenvalue of X^T X; None for the orthogonal map.
-
-    Example:
-        >>> turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
-        >>> new = torch.randn(9, 2)
-        >>> bool((fit_map(new, new @ turn.T, centered=False).matrix - turn).abs().max() < 1e-6)
-        True
     """
     x, y = new.double(), old.double()
     means = [rows.mean(0) if centered else torch.zeros_like(rows[0]) for rows in (x, y)]
@@ -81,13 +75,7 @@ class Parts(NamedTuple):
 
 
 def split_images(labels: Sequence[str | None]) -> Parts:
-    """Divide images into a half that fits, and quarters that choose and measure: whole labels if there are 20 or more.
-
-    Example:
-        >>> parts = split_images([None] * 8)
-        >>> [len(part) for part in parts[:3]], parts.held_out
-        ([4, 2, 2], 'images')
-    """
+    """Divide images into a half that fits, and quarters that choose and measure: whole labels if there are 20."""
     names = sorted({label for label in labels if label is not None})
     by_label = None not in labels and len(names) >= LEAST_LABELS
     codes = {name: code for code, name in enumerate(names)}

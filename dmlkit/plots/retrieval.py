@@ -86,12 +86,6 @@ def choose_queries(values: Tensor, labels: Tensor, wrong: Tensor, count: int, se
         labels: (Q,) int64.
         wrong: (Q,) similarity of the nearest item if it is wrong; among equal values the largest is worst.
         count: number of queries of both kinds together.
-
-    Example:
-        >>> values = torch.tensor([0.0, 1.0, 0.5, 1.0])
-        >>> worst, others = choose_queries(values, torch.arange(4), torch.zeros(4), 2, seed=0)
-        >>> worst.tolist(), len(others), set(others.tolist()) <= {1, 2, 3}
-        ([0], 1, True)
     """
     worst = worst_queries(values, labels, wrong, -(-count // 2))
     order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
@@ -176,12 +170,7 @@ def draw_image(axes: Any, pixels: Any, place: tuple[float, float, float], lines:
 
 
 def name_lines(name: str, most: int) -> list[str]:
-    """Split a name into one or two lines, the first of at most ``most`` characters, at the end of a word if possible.
-
-    Example:
-        >>> name_lines("Ginger", 11), name_lines("Granny-Smith", 11), name_lines("Asparagus_officinalis", 11)
-        (['Ginger'], ['Granny-', 'Smith'], ['Asparagus_', 'officinalis'])
-    """
+    """Split a name into one or two lines, the first of at most ``most`` characters, after a word if possible."""
     if len(name) <= most:
         return [name]
     ends = [place + 1 for place, letter in enumerate(name[:most]) if letter in " -_/" and len(name) - place - 1 <= most]

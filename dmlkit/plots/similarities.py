@@ -64,13 +64,6 @@ def class_similarities(manifold: Manifold, points: Tensor, labels: Tensor) -> Te
     Args:
         points: (N, D).
         labels: (N,) int64; the result has a row and a column for each distinct label, ascending.
-
-    Example:
-        >>> from dmlkit.manifolds import Euclidean
-        >>> line = torch.tensor([[0.0], [2.0], [5.0]])
-        >>> class_similarities(Euclidean(1), line, torch.tensor([0, 0, 1]))
-        tensor([[-2., -4.],
-                [-4., nan]], dtype=torch.float64)
     """
     present, codes, counts = labels.unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(present), len(present), dtype=torch.float64)

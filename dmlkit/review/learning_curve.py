@@ -66,13 +66,6 @@ def measure(
 
     Args:
         points: the images; those without a label are left out.
-
-    Example:
-        >>> from dmlkit.manifolds import Euclidean
-        >>> line = torch.arange(40.0)[:, None]
-        >>> halves = PointsInMemory("line", Euclidean(1), line, [""] * 40, ["a"] * 20 + ["b"] * 20)
-        >>> [point.labels for point in measure(halves, 5).points]
-        [5, 10, 15]
     """
     codes = points.class_codes()[1]
     known = (codes >= 0).nonzero()[:, 0]

@@ -134,10 +134,5 @@ def _concatenated(folds: Sequence[Path], fabric: Fabric) -> dict[str, float]:
 
 
 def concatenate(points: Sequence[Tensor]) -> Tensor:
-    """Concatenate embeddings (N, D) of several models to (N, sum of D); normalize each of them, then the result.
-
-    Example:
-        >>> concatenate([torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 9.0]])]).mul(2**0.5).round(decimals=4).tolist()
-        [[1.0, 0.0, 0.0, 1.0]]
-    """
+    """Concatenate embeddings (N, D) of several models to (N, sum of D); normalize each of them, then the result."""
     return normalize(torch.cat([normalize(one, dim=1) for one in points], dim=1), dim=1)

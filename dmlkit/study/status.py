@@ -199,12 +199,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_duration(text: str, option: str) -> int:
-    """Parse a duration in hours, minutes and seconds and return it in seconds.
-
-    Example:
-        >>> parse_duration("1h30m", "--budget"), parse_duration("90m", "--budget"), parse_duration("45s", "--budget")
-        (5400, 5400, 45)
-    """
+    """Parse a duration in hours, minutes and seconds and return it in seconds."""
     found = WRITTEN.fullmatch(text)
     hours, minutes, seconds = (int(number or 0) for number in found.groups()) if found else (0, 0, 0)
     total = 3600 * hours + 60 * minutes + seconds

@@ -532,9 +532,9 @@ def break_or_talk(run: workers.Run, protocol: str) -> None:
         raise OSError(5, "Input/output error", "photos/a.jpg")
     if run.name == "broken":
         raise IndexError("a defect")
-    (worker,) = workers._workers
+    ((_, events),) = workers._workers
     for _ in range(3000):
-        worker.events.put((run.name, "step", {"loss": 0.0, "images": 60}))
+        events.put((run.name, "step", {"loss": 0.0, "images": 60}))
 
 
 @pytest.fixture

@@ -187,12 +187,7 @@ def class_rows(found: ModelInspection) -> dict[str, Any]:
 
 
 def on_grid(plane: Tensor) -> list[list[int]]:
-    """Return coordinates (N, 2) as two lists of integers from 0 to `GRID`, at one scale.
-
-    Example:
-        >>> on_grid(torch.tensor([[0.0, 1.0], [2.0, 2.0]]))
-        [[0, 4095], [0, 2048]]
-    """
+    """Return coordinates (N, 2) as two lists of integers from 0 to `GRID`, at one scale."""
     low = plane.min(0).values
     span = float((plane.max(0).values - low).max()) or 1.0
     return ((plane - low) / span * GRID).round().long().T.tolist()

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import inf, isclose, prod
@@ -118,19 +119,18 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
 
 
 def value_beyond(candidate: Candidate, key: str, grid: Sequence[float]) -> float | None:
-    """Return the `next_value` after a candidate's value of a tuned key.
+    """Return the `next_value` after a candidate's value, at or beyond the end of a grid that is ordered towards it.
 
     If no integer follows, a fraction is returned where the recipe accepts it: the key of a grid [1, 3] may accept 0.3.
-
-    Args:
-        candidate: candidate whose value is at or beyond the end of the grid.
-        grid: grid values, ordered towards this end.
     """
     value = candidate.values[key]
     step = next_value(grid, value)
     if step is None:
         step = next_value([float(one) for one in grid], value)
-        return step if takes(candidate, {**candidate.values, key: step}) else None
+        with suppress(UserError):
+            with_values(candidate, {**candidate.values, key: step}, "tune")
+            return step
+        return None
     return step
 
 
@@ -171,15 +171,6 @@ def with_values(candidate: Candidate, values: Mapping[str, Any], source: str) ->
     settings = [Override(key, Tree(source, value)) for key, value in values.items()]
     recipe = parse_recipe(dump_recipe(candidate.recipe), source, settings)
     return Candidate(label(settings), recipe, values)
-
-
-def takes(candidate: Candidate, values: Mapping[str, Any]) -> bool:
-    """Return whether a candidate's recipe accepts other values of the tuned keys."""
-    try:
-        with_values(candidate, values, "tune")
-    except UserError:
-        return False
-    return True
 
 
 def grid_of(values: Sequence[Any]) -> list[float]:

@@ -84,11 +84,6 @@ class PairedClasses:
 
         They are the mean squares of a two-way analysis of variance over S C. Classes of different size enter by their
         weight in the mean (the delta method).
-
-        Example:
-            >>> only_seeds = PairedClasses(np.array([[0.1] * 6, [0.3] * 6]), np.ones(6))
-            >>> [round(one, 6) for one in only_seeds.variances()]  # that of 0.1 and 0.3 over 2
-            [0.01, 0.0, 0.0]
         """
         seeds, classes = self.changes.shape
         weights = self.queries / self.queries.sum()
@@ -113,14 +108,7 @@ class PairedClasses:
         return variance, max(freedom, min(free_seeds, free_classes))
 
     def compare(self, level: float = 0.05) -> Comparison:
-        """Return the mean difference with its interval of 1 - ``level`` and its p-value by Student's t.
-
-        Example:
-            >>> changes = np.random.default_rng(0).normal(0.02, 0.05, (5, 40))
-            >>> found = PairedClasses(changes, np.full(40, 20.0)).compare()
-            >>> found.low < 0.02 < found.high, found.p_value < 0.05
-            (True, True)
-        """
+        """Return the mean difference with its interval of 1 - ``level`` and its p-value by Student's t."""
         from scipy.special import stdtr, stdtrit
 
         mean = float(np.average(self.changes, axis=1, weights=self.queries).mean())

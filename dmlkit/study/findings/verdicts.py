@@ -184,13 +184,6 @@ def by_both_figures(statements: Sequence[Expectation], metrics: Sequence[str]) -
 
     A statement by a figure of `FIGURE_PAIRS` is judged by both figures of the pair if the study reports both: the two
     may disagree, and the more favorable one must not be the only one that is shown.
-
-    Example:
-        >>> stated = Expectation(better="a", than="b", metric="map@r")
-        >>> [one.metric for one in by_both_figures([stated], ("recall@1", "map@r"))]
-        ['recall@1', 'map@r']
-        >>> [one.metric for one in by_both_figures([stated], ("nmi", "map@r"))]
-        ['map@r']
     """
     found: dict[tuple[str, str, str], Expectation] = {}
     for one in statements:
@@ -260,12 +253,7 @@ def verdict(comparison: Comparison, negligible: float | None = None) -> Verdict:
 
 
 def are_equal(first: Mapping[int, Metrics], second: Mapping[int, Metrics]) -> bool:
-    """Return whether two variants have the same seeds, and on each seed the same figures in every metric, to `SAME`.
-
-    Example:
-        >>> are_equal({0: {"map@r": 0.5}}, {0: {"map@r": 0.5 + 1e-9}}), are_equal({0: {"map@r": 0.5}}, {})
-        (True, False)
-    """
+    """Return whether two variants have the same seeds, and on each seed the same figures in every metric, to `SAME`."""
     return first.keys() == second.keys() and all(
         abs(value - second[seed][name]) <= SAME for seed, figures in first.items() for name, value in figures.items()
     )
@@ -321,12 +309,6 @@ def compare_at_looks(
         method: one figure per run, with the same seeds in the same order.
         by_class: differences of the same pairs on each class, for an interval over seeds and classes. Classes are the
             same at all looks, which makes the correction for looks larger than necessary.
-
-    Example:
-        >>> once = compare_at_looks([0.5, 0.6, 0.7], [0.53, 0.64, 0.75], 3, 3)
-        >>> often = compare_at_looks([0.5, 0.6, 0.7], [0.53, 0.64, 0.75], 3, 8)
-        >>> round(once.p_value, 4), round(once.low, 4), often.p_value > 0.05, often.low < 0
-        (0.0202, 0.0152, True, True)
     """
     from scipy.special import stdtrit
 
@@ -365,11 +347,6 @@ def is_within(comparison: Comparison, negligible: float | None) -> bool:
 
     This is the equivalence test by two one-sided tests (Schuirmann, J. Pharmacokinet. Biopharm. 1987) with the wider
     interval of the verdicts: it is wrong in at most 2.5 % of cases.
-
-    Example:
-        >>> change = compare_at_looks([0.5, 0.6, 0.7], [0.501, 0.601, 0.7], 3, 3)
-        >>> is_within(change, 0.005), is_within(change, 0.001), is_within(change, None)
-        (True, False, False)
     """
     return negligible is not None and max(-comparison.low, comparison.high) <= negligible
 

@@ -136,12 +136,10 @@ def _forward(events: "SimpleQueue[Event]", notify: Notify) -> None:
 
 
 def _wait_for_all(runs: Collection[Future[None]], events: "SimpleQueue[Event]") -> None:
-    def drop(*_: object) -> None:
-        pass  # a pipe has 64 KB: a process that writes to a full pipe would wait forever
-
     while not all(run.done() for run in runs):
         wait(runs, LOOK)
-        _forward(events, drop)
+        while not events.empty():  # a pipe has 64 KB: a process that writes to a full pipe would wait forever
+            events.get()
 
 
 def _notify_end(future: Future[None], name: str, notify: Notify) -> None:
