@@ -13,8 +13,7 @@ from PIL import Image
 
 import dmlkit
 from dmlkit.errors import UserError
-from tests.fuzz.conftest import Workplace, examples, hashes
-from tests.fuzz.test_documents import Damage, damages
+from tests.fuzz.conftest import Workplace, examples
 
 MODES = (
     *("1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "LA", "PA", "RGBX", "RGBa", "La"),
@@ -32,7 +31,6 @@ sampler: {name: random, batch_size: 6}
 training: {epochs: 1, workers: 0}
 metrics: [{name: recall, k: [1]}, {name: map_at_r}]
 """
-FILES = ("run/recipe.yaml", "run/environment.json", "run/checkpoints/best.pt", "run/checkpoints/last.pt")
 
 
 @st.composite
@@ -127,36 +125,6 @@ def test_similarity_is_of_embeddings_or_refused(a: Any, b: Any, given_models: Gi
         assert str(error)
         return
     assert found.shape == (len(a), len(b)) and found.dtype == np.float32
-
-
-@pytest.mark.heavy
-@pytest.mark.slow
-@examples(60, 500)
-@given(
-    damage=st.tuples(st.sampled_from(FILES), damages),
-    others=st.lists(st.tuples(st.sampled_from(FILES), damages | st.none()), max_size=2),
-    checkpoint=st.sampled_from([None, "best", "last"]),
-)
-def test_a_damaged_run_is_loaded_or_refused(
-    damage: tuple[str, Damage], others: list[tuple[str, Damage | None]], checkpoint: Any, workplace: Workplace
-):
-    folder = workplace.whole()
-    for name, how in (damage, *others):
-        file = folder / name
-        data = None if how is None or not file.is_file() else how.of(file.read_bytes())
-        if file.is_file():
-            file.unlink()
-        if data is not None:
-            file.write_bytes(data)
-        elif how is not None:
-            file.mkdir(exist_ok=True)
-    before = hashes(folder)
-    try:
-        points = dmlkit.load(folder / "run", checkpoint=checkpoint, device="cpu").embed([folder / "photos/ant/0.png"])
-        assert points.shape == (1, 6)
-    except (UserError, OSError) as error:
-        assert str(error)
-    assert hashes(folder) == before
 
 
 @pytest.fixture(scope="module")

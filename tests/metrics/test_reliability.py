@@ -63,8 +63,7 @@ def test_intervals_are_those_of_a_loop_over_draws(paired: bool, monkeypatch: pyt
         assert (end - one.share) ** 2 == pytest.approx(z**2 * end * (1 - end) / size)
 
 
-@pytest.mark.parametrize("is_step", [False, True])
-@pytest.mark.parametrize("labels", [20, 40])
+@pytest.mark.parametrize(("labels", "is_step"), [(20, True), (40, False)])
 def test_the_intervals_hold_the_truth(labels: int, is_step: bool, monkeypatch: pytest.MonkeyPatch):
     """Probabilities are fitted to labels whose answers are right together; the true error is an integral.
 

@@ -1,6 +1,7 @@
 """Loggers show what metrics.jsonl holds, each epoch once, and cost a run nothing when they fail."""
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -8,8 +9,9 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from dmlkit.recipe.file import read_recipe
 from dmlkit.recipe.schema import LoggerName
-from dmlkit.run_folder.documents import Metrics
+from dmlkit.run_folder.documents import EpochRow, Metrics
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training import progress as loggers
 from tests.conftest import TINY_RECIPE
@@ -95,10 +97,34 @@ def test_a_logger_that_fails_is_reported_once_and_catches_up(recipe: Path, kept:
     assert [epoch for epoch, _ in kept.shown] == [1, 2, 3, 3]
 
 
-def test_a_logger_that_exits_stops_nothing(recipe: Path, kept: type[Kept], dmlkit: Dmlkit):
-    kept.faults.append(SystemExit(3))
-    result = dmlkit("train", recipe, "-o", recipe.parent / "run")
-    assert result.code == 0 and result.err.count("tensorboard fails (3)") == 1
+@pytest.mark.parametrize("method", ["__init__", "log", "close"])
+@pytest.mark.parametrize(
+    "fault", [SystemExit(3), KeyError(), MemoryError(), ValueError("\x1b]0;title\x07\n\n")], ids=repr
+)
+def test_a_logger_that_fails_at_any_call_costs_the_run_nothing(
+    method: str, fault: BaseException, recipe: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
+):
+    run = RunFolder(recipe.parent / "run")
+    run.create(read_recipe(recipe), overwrite=False)
+    row = EpochRow(
+        epoch=1, loss=1.0, lr=0.1, images_per_second=1.0, waiting=0.0, seconds=1.0, validation={"map@r": 0.5}
+    )
+    run.append_metrics(row)
+
+    def fail(*_: object, **__: object) -> None:
+        raise fault
+
+    for is_whole in (False, True):
+        with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            if not is_whole:
+                patch.setattr(kept, method, fail)
+            session = loggers.MirroredProgress(loggers.Silent(), read_recipe(recipe), run)
+            session.epoch(row)
+            session.close()
+        told = [str(warning.message) for warning in warned if "tensorboard fails" in str(warning.message)]
+        assert len(told) == (not is_whole) and not any("\n" in line or "\x1b" in line for line in told)
+    assert {epoch for epoch, _ in kept.shown} == {1} and run.read_metrics() == [row]
 
 
 def test_a_resumed_run_goes_on_under_its_name_with_each_epoch_once(
