@@ -47,6 +47,14 @@ def test_equals_the_enumeration(name, seed):
     assert {key: value for key, value in found.items() if value} == {k: v for k, v in expected.items() if v}
 
 
+def test_a_negative_as_far_as_the_positive_is_not_semi_hard():
+    labels = torch.tensor([0, 0, 1, 1])
+    alike = labels[:, None] == labels
+    distance = torch.tensor([[0.0, 0.5, 0.5, 0.7]]).repeat(4, 1)
+    chosen = MinerConfig.variants["semi_hard"]().build(SPHERE)(distance, alike & ~torch.eye(4).bool(), ~alike)
+    assert chosen.keep[0, 1] and chosen.negative is not None and chosen.negative[0, 1] == 3
+
+
 @pytest.mark.parametrize("name", MinerConfig.variants)
 @pytest.mark.parametrize("promise", MINER, ids=lambda promise: promise.__name__)
 def test_contract(promise, name):

@@ -119,7 +119,8 @@ def test_equal_points_can_be_re_ranked():
     assert scores.min() >= -0.7 and scores.max() <= 0
 
 
-def test_expansion_on_the_sphere():
+def test_expansion_on_the_sphere(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rerank, "BLOCK_ENTRIES", 40 * 7)  # blocks of 7 images
     manifold, points = points_on("sphere", 40, 2)
     x = points.numpy()
 

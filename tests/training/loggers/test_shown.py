@@ -98,17 +98,13 @@ def test_a_logger_that_fails_is_reported_once_and_catches_up(recipe: Path, kept:
 
 
 @pytest.mark.parametrize("method", ["__init__", "log", "close"])
-@pytest.mark.parametrize(
-    "fault", [SystemExit(3), KeyError(), MemoryError(), ValueError("\x1b]0;title\x07\n\n")], ids=repr
-)
+@pytest.mark.parametrize("fault", [SystemExit(3), KeyError(), MemoryError(), ValueError("\n\nand more")], ids=repr)
 def test_a_logger_that_fails_at_any_call_costs_the_run_nothing(
     method: str, fault: BaseException, recipe: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
 ):
     run = RunFolder(recipe.parent / "run")
     run.create(read_recipe(recipe), overwrite=False)
-    row = EpochRow(
-        epoch=1, loss=1.0, lr=0.1, images_per_second=1.0, waiting=0.0, seconds=1.0, validation={"map@r": 0.5}
-    )
+    row = EpochRow(epoch=1, loss=1.0, lr=0.1, images_per_second=1.0, waiting=0.0, seconds=1.0, validation=None)
     run.append_metrics(row)
 
     def fail(*_: object, **__: object) -> None:
@@ -123,7 +119,7 @@ def test_a_logger_that_fails_at_any_call_costs_the_run_nothing(
             session.epoch(row)
             session.close()
         told = [str(warning.message) for warning in warned if "tensorboard fails" in str(warning.message)]
-        assert len(told) == (not is_whole) and not any("\n" in line or "\x1b" in line for line in told)
+        assert len(told) == (not is_whole) and not any("\n" in line for line in told)
     assert {epoch for epoch, _ in kept.shown} == {1} and run.read_metrics() == [row]
 
 
