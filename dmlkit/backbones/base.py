@@ -7,7 +7,7 @@ from pydantic import NonNegativeInt
 from torch import Tensor, nn
 
 from dmlkit.backbones.tuning import FullTuningConfig, TuningConfig, merge
-from dmlkit.backbones.weights import PublishedInput
+from dmlkit.backbones.weights import UNKNOWN, PublishedInput
 from dmlkit.component import Component, ComponentConfig, one_of, option
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Pooling
@@ -53,6 +53,10 @@ class BackboneConfig(ComponentConfig, frozen=True):
     def is_pretrained(self) -> bool:
         """Whether the recipe names pretrained weights."""
         return getattr(self, "weights", None) is not None
+
+    def license(self) -> str | None:
+        """Return the license of the pretrained weights, ``unknown`` if none is published; None without weights."""
+        return UNKNOWN if self.is_pretrained else None
 
     def create(self) -> "Backbone":
         """Return the backbone with the recipe's weights loaded, before tuning and freezing."""

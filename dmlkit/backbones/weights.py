@@ -1,5 +1,6 @@
 """Loading of pretrained weights, from a download or from a file with one of the usual layouts."""
 
+import re
 from collections.abc import Callable, Mapping
 from math import floor
 from pathlib import Path
@@ -114,6 +115,23 @@ def without_prefix(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
                 matches[prefix] = matches.get(prefix, 0) + 1
     best = max(matches, key=lambda prefix: (matches[prefix], -len(prefix)), default="")
     return {key.removeprefix(best): tensor for key, tensor in tensors.items() if key.startswith(best)}
+
+
+UNKNOWN = "unknown"
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")  # an identifier of the Hub
+FREE = ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0")
+"""Licenses that allow every use."""
+
+
+def license_words(name: str) -> str:
+    """Return a license of weights in words.
+
+    Example:
+        >>> license_words("mit"), license_words("cc-by-nc-4.0"), license_words("unknown")
+        ('license mit', 'license cc-by-nc-4.0, which does not allow every use', 'license unknown')
+    """
+    limits = ", which does not allow every use" if name not in (*FREE, UNKNOWN) else ""
+    return f"license {name}{limits}"
 
 
 class PublishedInput(NamedTuple):

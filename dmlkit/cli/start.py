@@ -56,6 +56,7 @@ def start(
             raise UserError(f"{output}: exists already; choose another name with -o, or replace it with -o {output}")
 
     from dmlkit.backbones.timm_models import choose
+    from dmlkit.backbones.weights import UNKNOWN, license_words
     from dmlkit.distributed.launch import resolve_device
     from dmlkit.loading.check import dataset_at, survey
     from dmlkit.recipe.file import parse_recipe
@@ -83,7 +84,8 @@ def start(
     with writing(output), atomic_write(output) as written:
         written.write_text(text, encoding="utf-8")
     say(console, f"wrote {output}: {recipe.training.epochs} epochs")
-    say(console, f"{backbone.title}: trains {TUNING_WORDS[chosen.tuning]}")
+    weights = license_words(recipe.backbone.license() or UNKNOWN)
+    say_prose(console, f"{backbone.title}, {weights}: trains {TUNING_WORDS[chosen.tuning]}")
     for line in lines:
         say_prose(console, line)
     run = command_word(f"runs/{output.stem}")

@@ -196,8 +196,8 @@ def train_and_print(
     if summary.pretrained and summary.chosen.test:
         say_metrics(console, "pretrained  test", summary.pretrained.test)
         say_prose(console, summary_gain(summary, summary.pretrained, recipe.training.select_by))
-    if cost := cost_of(summary):
-        say(console, cost)
+    for line in filter(None, (cost_of(summary), limits_of(recipe))):
+        say_prose(console, line)
     if summary.skipped_images:
         images = counted(len(summary.skipped_images), "image", "images")
         say(console, f"{images} could not be read; summary.json lists them")
@@ -230,8 +230,17 @@ def cost_of(summary: "Summary") -> str:
     return ", ".join(parts)
 
 
+def limits_of(recipe: "Recipe") -> str:
+    """Return that the license of the pretrained weights does not allow every use, if so."""
+    from dmlkit.backbones.weights import FREE, UNKNOWN, license_words
+
+    name = recipe.backbone.license()
+    return "" if name in (None, UNKNOWN, *FREE) else f"its pretrained weights have the {license_words(name)}"
+
+
 def print_experiment(recipe: "Recipe", console: Console) -> None:
     """Print the resolved recipe, and the sizes of data, model and loss (``--dry-run``)."""
+    from dmlkit.backbones.weights import license_words
     from dmlkit.recipe.file import dump_recipe
     from dmlkit.training.experiment import assemble
 
@@ -246,6 +255,8 @@ def print_experiment(recipe: "Recipe", console: Console) -> None:
         "model": parameters_of(experiment.model),
         "loss": parameters_of(experiment.objective),
     }
+    if name := recipe.backbone.license():
+        sizes["weights"] = license_words(name)
     for line in dump_recipe(recipe).splitlines():
         say(console, line)
     for name, text in sizes.items():

@@ -26,7 +26,7 @@ from dmlkit.backbones.timm import Timm
 from dmlkit.backbones.timm_models import FOLDER, HUB
 from dmlkit.backbones.torchvision import Torchvision
 from dmlkit.backbones.tuning import LoRAConfig, LowRankUpdate
-from dmlkit.backbones.weights import is_file
+from dmlkit.backbones.weights import LICENSE, UNKNOWN, is_file, license_words
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
 from dmlkit.export.model import TOLERANCE, Parity, parity_samples
@@ -41,9 +41,6 @@ from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.vectors.hub import CARD, CONFIG, FILES, RECIPE, WEIGHTS, HubConfig, load_hub
 from dmlkit.vectors.manifest import VectorInput
 from dmlkit.vectors.trained import TrainedModel, describe, merged_recipe, without_pretrained_weights
-
-LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
-UNKNOWN = "unknown"
 
 
 class CardFigures(BaseModel, frozen=True, extra="ignore"):
@@ -204,6 +201,8 @@ def model_card(name: str, config: HubConfig, recipe: Recipe, figures: CardFigure
         ("checkpoint", f"{config.model.checkpoint}, epoch {config.model.epoch}"),
         ("fingerprint", config.model.fingerprint[:12]),
     ]
+    if pretrained := recipe.backbone.license():
+        rows.append(("pretrained weights", license_words(pretrained)))
     if config.threshold:
         rows.append(("same class from", f"{config.similarity} {config.threshold.threshold:.6g}"))
     table = "\n".join(f"| {key} | {_cell(value)} |" for key, value in rows)

@@ -87,19 +87,22 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
     Raises:
         UserError: see `estimate_training`.
     """
-    larger = None
-    least = least_epochs(setting.images, setting.trained)
-    for tuning in TUNINGS:
-        trial = replace(setting, tuning=tuning, epochs=least)
-        estimate = estimate_training(parse_recipe(starting_recipe(trial), "recipe"), device, at_hand=setting.at_hand)
-        if tuning == "none":
-            break
+
+    def trial(tuning: str, epochs: int) -> tuple[Photos, Estimate]:
+        chosen = replace(setting, tuning=tuning, epochs=epochs)
+        recipe = parse_recipe(starting_recipe(chosen), "recipe")
+        return chosen, estimate_training(recipe, device, at_hand=setting.at_hand)
+
+    larger, least = None, least_epochs(setting.images, setting.trained)
+    *stronger, last = TUNINGS
+    for tuning in stronger:
+        chosen, estimate = trial(tuning, least)
         if estimate.seconds <= budget:
             epochs = min(max(least, MOST_TUNING_EPOCHS), int(least * budget / estimate.seconds))
             seconds = estimate.seconds * epochs / least
-            return TrainingPlan(replace(trial, epochs=epochs), estimate._replace(seconds=seconds), larger)
+            return TrainingPlan(replace(chosen, epochs=epochs), estimate._replace(seconds=seconds), larger)
         larger = larger or (tuning, estimate.seconds)
-    return TrainingPlan(trial, estimate, larger)
+    return TrainingPlan(*trial(last, least), larger)
 
 
 def _read(dataset: Dataset, recipe: Recipe) -> tuple[Tensor, float]:

@@ -1,6 +1,7 @@
 """Weights: what is refused, and what a failed download tells to do."""
 
 import argparse
+import json
 from pathlib import Path
 from urllib.error import URLError
 
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from dmlkit.backbones import ResNet18, ResNet50, Timm
+from dmlkit.backbones.base import BackboneConfig
 from dmlkit.errors import UserError
 from dmlkit.recipe.file import parse_recipe
 
@@ -143,3 +145,32 @@ def test_models_and_transforms_that_do_not_fit_are_refused(backbone: str, transf
 )  # fmt: skip
 def test_models_and_transforms_that_fit_are_taken(backbone: str, transform: str):
     parse_recipe(f"{RECIPE}backbone: {{name: {backbone}}}\ntransform: {{name: {transform}}}", "recipe.yaml")
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"name": "timm", "model": "resnet18.a1_in1k"}, None),
+        ({"name": "timm", "model": "resnet18.a1_in1k", "weights": "pretrained"}, "apache-2.0"),
+        ({"name": "timm", "model": "vit_small_patch16_dinov3.lvd1689m", "weights": "pretrained"}, "dinov3-license"),
+        ({"name": "timm", "model": "tf_efficientnet_lite0", "weights": "imagenet"}, "apache-2.0"),
+        ({"name": "timm", "model": "resnet18", "weights": "mine.pth"}, "unknown"),
+        ({"name": "timm", "model": "local-dir:gone", "weights": "pretrained"}, "unknown"),
+        ({"name": "resnet18", "weights": "imagenet"}, "unknown"),
+        ({"name": "small_cnn"}, None),
+    ],
+)
+def test_the_license_of_weights_is_what_timm_publishes(keys: dict[str, str], expected: str | None):
+    pytest.importorskip("timm")
+    assert BackboneConfig.variants[keys["name"]](**keys).license() == expected
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"), [("CC-BY-NC-4.0", "cc-by-nc-4.0"), ("\x1b[31m free", "unknown"), (3, "unknown")]
+)
+def test_the_license_in_a_folder_is_an_identifier_or_unknown(stated: object, expected: str, tmp_path: Path):
+    pytest.importorskip("timm")
+    settings = {"input_size": [3, 32, 32], "license": stated}
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": settings}))
+    config = BackboneConfig.variants["timm"](model=f"local-dir:{tmp_path}", weights="pretrained")
+    assert config.license() == expected
