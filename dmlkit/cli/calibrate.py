@@ -37,7 +37,7 @@ from dmlkit.files.source import (
 
 if TYPE_CHECKING:
     from dmlkit.evaluation.by_value import ByColumn
-    from dmlkit.identify.probability import Identification
+    from dmlkit.identify.calibrated import Identification
     from dmlkit.metrics.reliability import Reliability
     from dmlkit.run_folder.folder import CheckpointName
     from dmlkit.run_folder.threshold import Threshold

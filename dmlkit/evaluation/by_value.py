@@ -15,9 +15,10 @@ from dmlkit.errors import UserError
 from dmlkit.files.csv_table import own_column
 from dmlkit.files.regular import TABLES
 from dmlkit.gallery.sources import open_points, split_points
+from dmlkit.identify.calibrated import Identification
 from dmlkit.identify.calibration import most_tried
 from dmlkit.identify.decisions import labeled_decider
-from dmlkit.identify.probability import Identification, Trials, drawn_rows
+from dmlkit.identify.probability import Trials, are_repeated, drawn_rows
 from dmlkit.identify.second import LocalMatches
 from dmlkit.metrics.statistics import bootstrap_intervals, holm, part_comparison
 from dmlkit.recipe.file import plain
@@ -318,7 +319,7 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
     file, root = run_table(column, table, gallery.run)
     names, decider = labeled_decider(gallery, near=found.near, second=LocalMatches.of(gallery))
     allowed = np.ones(len(names), bool) if found.is_optimistic else ~np.isin(names, found.trained_labels or ())
-    rows = np.flatnonzero(decider.are_repeated & allowed[decider.codes])
+    rows = np.flatnonzero(are_repeated(decider) & allowed[decider.codes])
     rows = drawn_rows(rows, decider.codes, most_tried(decider))
     points, classes = decider.points_of(rows[:, None]), decider.codes[rows]
     numbers = decider.numbers[torch.from_numpy(rows)]

@@ -13,9 +13,9 @@ from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.incoming import Incoming
 from dmlkit.gallery.migrate import Migrated, migrate_gallery
 from dmlkit.identify.answers import Answers, Identified, Rule
+from dmlkit.identify.calibrated import Identification
 from dmlkit.identify.calibration import calibrate_gallery
 from dmlkit.identify.identify import LabelRule, identify
-from dmlkit.identify.probability import Identification
 from dmlkit.identify.search import search
 from dmlkit.vectors.fusion import ModelChoice
 

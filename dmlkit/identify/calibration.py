@@ -20,19 +20,9 @@ from dmlkit.gallery.files import IDENTIFICATION
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.sources import open_points, open_queries, split_points
 from dmlkit.identify.answers import Sigmoid
+from dmlkit.identify.calibrated import SIZES, Fit, Identification, Rate
 from dmlkit.identify.decisions import Decider, labeled_decider
-from dmlkit.identify.probability import (
-    LEAST,
-    NO_STRANGERS,
-    SIZES,
-    Fit,
-    Identification,
-    Rate,
-    Strangers,
-    Trials,
-    drawn_rows,
-    trials_of,
-)
+from dmlkit.identify.probability import LEAST, NO_STRANGERS, Strangers, Trials, drawn_rows, trials_of
 from dmlkit.identify.second import LocalMatches, PlaceFusion, Places, Second
 from dmlkit.metrics.statistics import LEAST_CLASSES
 from dmlkit.metrics.verification import lowest_share

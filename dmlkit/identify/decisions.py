@@ -1,6 +1,5 @@
 """How labeled images decide on the label of another: the nearest, or a vote of several."""
 
-from copy import copy
 from dataclasses import dataclass, field
 from math import inf
 
@@ -108,31 +107,6 @@ class Decider:
         self.rescored: RescoredSearch | None = None
         if second is not None:
             self.rescored = RescoredSearch(self.searcher, searched, second.rescorer, self.numbers)
-
-    def together(self, size: int, seed: int) -> "tuple[Decider, np.ndarray]":
-        """Draw random groups of ``size`` images of one label; single images are all, in their order.
-
-        A group has one image of each of ``size`` of the decider's own groups, e.g. no two near-duplicates. Images of a
-        label that do not fill a group are left over.
-
-        Returns:
-            A decider that leaves the images of a group out together, and their rows (G, size).
-        """
-        if size == 1:
-            return self, np.arange(len(self.codes))[:, None]
-        one_each = np.random.default_rng(seed).permutation(len(self.codes))
-        one_each = one_each[np.unique(self.groups[one_each], return_index=True)[1]]
-        rows = one_each[random_groups(self.codes[one_each], size, seed)]
-        found, merged = copy(self), np.arange(self.groups.max() + 1)
-        merged[self.groups[rows]] = self.groups[rows[:, :1]]
-        found.groups = merged[self.groups]
-        return found, rows[rows[:, 0].argsort()]
-
-    @property
-    def are_repeated(self) -> np.ndarray:
-        """Whether the label of each image (N,) has images outside of its group."""
-        pairs = np.unique(np.stack([self.codes, self.groups]), axis=1)
-        return np.bincount(pairs[0], minlength=len(self.sizes))[self.codes] > 1
 
     @property
     def compares_matches(self) -> bool:
@@ -253,18 +227,3 @@ class Decider:
                 found[rows] = found[rows].scatter_reduce(1, codes[columns].expand(len(rows), -1), similarities, "amax")
             start += len(block)
         return found
-
-
-def random_groups(codes: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Divide items at random into groups (G, size) of one code each; those that do not fill a group are left out.
-
-    Example:
-        >>> rows = random_groups(np.array([7, 8, 7, 8, 7]), 2, seed=0)
-        >>> rows.shape, np.array([7, 8, 7, 8, 7])[rows].tolist()
-        ((2, 2), [[7, 7], [8, 8]])
-    """
-    order = np.random.default_rng(seed).permutation(len(codes))
-    order = order[np.argsort(codes[order], kind="stable")]
-    counts = np.unique(codes, return_counts=True)[1]
-    place = np.arange(len(codes)) - np.repeat(counts.cumsum() - counts, counts)  # within its code
-    return order[place < np.repeat(counts - counts % size, counts)].reshape(-1, size)

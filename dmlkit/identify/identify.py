@@ -27,10 +27,11 @@ from dmlkit.identify.answers import (
     are_nearest,
     known_labels,
 )
+from dmlkit.identify.calibrated import SIZES, Fit, Identification
 from dmlkit.identify.calibration import MORE_IMAGES, SECOND_IMAGE, lacks_absent
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.groups import decide_groups, group_rows, neighbors_of_groups
-from dmlkit.identify.probability import SIZES, Fit, Identification, estimate_probability
+from dmlkit.identify.probability import estimate_probability
 from dmlkit.identify.search import nearest, open_searched
 from dmlkit.identify.second import LocalMatches, PlaceFusion, Places, Second
 from dmlkit.nearest.search import QUERY_ROWS, Neighbors

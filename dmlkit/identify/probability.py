@@ -2,97 +2,27 @@
 
 The decisions are on labeled images, each once without itself and once without its whole label, as an image of a label
 that is not there. Both kinds have the same weight: the probability holds if every second image has none of the labels.
-A calibrated gallery keeps it with its threshold, for single images and for groups of them; otherwise it is estimated.
+A calibrated gallery keeps it, see `Identification`; otherwise it is estimated.
 """
 
 from collections.abc import Iterable
+from copy import copy
 from itertools import combinations_with_replacement
 from typing import NamedTuple, Self
 
 import numpy as np
 import torch
-from pydantic import BaseModel, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from dmlkit.gallery.files import IDENTIFICATION, CalibrationSummary
-from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.answers import Sigmoid
-from dmlkit.identify.decisions import Decider, random_groups
-from dmlkit.metrics.reliability import Reliability, Share, balanced, measure_reliability
+from dmlkit.identify.decisions import Decider
+from dmlkit.metrics.reliability import Reliability, balanced, measure_reliability
 from dmlkit.metrics.statistics import LEAST_CLASSES
 
 SAMPLE = 500  # labeled images on which a probability is estimated
 SAMPLE_MATCHED = 200  # the same where matches are compared, which take 8 ms each
 LEAST = 10  # of them; fewer give no probability
 FOLDS = 5
-SIZES = (1, 2, 4)  # images of the groups for which probabilities are fitted; larger groups use those of the largest
-
-
-class Rate(BaseModel, frozen=True, extra="forbid"):
-    """Rate with its 95 % interval over as many other labels; null for fewer than 5 labels."""
-
-    rate: Share
-    interval: tuple[Share, Share] | None
-    labels: NonNegativeInt
-    images: NonNegativeInt
-    """Images, or groups of images."""
-
-
-class Fit(BaseModel, frozen=True, extra="forbid"):
-    """Probability of guesses by one similarity on groups of so many images, its threshold, and its rates."""
-
-    similarity: str
-    size: PositiveInt
-    """Number of images of a group; 1 for single images."""
-    margin_slope: float
-    score_slope: float
-    offset: float
-    """The probability, see `Sigmoid`."""
-    threshold: NonNegativeFloat
-    """Minimum probability of an answer; lower ones are `UNKNOWN`."""
-    fpir: Rate
-    """Above the requested one if the images of one label have the highest probabilities."""
-    fnir: Rate
-    guessed: Share
-    """Share of the images of the gallery's labels whose guess is right, also below the threshold (rank 1)."""
-
-    @property
-    def sigmoid(self) -> Sigmoid:
-        """Probability of a guess."""
-        return Sigmoid(self.margin_slope, self.score_slope, self.offset)
-
-
-class Identification(CalibrationSummary, frozen=True, extra="forbid"):
-    """``identification.json``: the calibration of ``dmlkit identify`` that is kept in a gallery."""
-
-    gallery_version: NonNegativeInt
-    """Version of the gallery that was calibrated."""
-    images: NonNegativeInt
-    """Its number of images."""
-    near: float | None
-    """Similarity from which on images of one label are near-duplicates, which are left out together."""
-    requested: Share
-    """Requested FPIR."""
-    fits: tuple[Fit, ...]
-    """By similarity and size; first that of single images by the similarity that `identify` uses."""
-    reliability: Reliability
-    """Reliability of the first one."""
-    trained_labels: tuple[str, ...] | None
-    """Labels that the model was trained on; null if the run was not there."""
-    is_optimistic: bool | None
-    """Whether the rates are of labels that the model was trained on, which separate better than others; null if the
-    run was not there."""
-
-    @classmethod
-    def of(cls, gallery: GalleryFolder) -> "Identification | None":
-        """Return the calibration of a gallery; None if it has none, or one of another model.
-
-        Raises:
-            UserError: the calibration is damaged.
-        """
-        file = gallery.path / IDENTIFICATION
-        found = cls.read(file) if file.exists() else None
-        return found if found and found.gallery_model == gallery.manifest.current else None
 
 
 class Trials(NamedTuple):
@@ -213,9 +143,9 @@ def trials_of(
     draws = 1 if size == 1 or decider.compares_matches else min(size, -(-SAMPLE * size // len(codes)))
     found, is_optimistic = list[Trials](), False
     for seed in range(draws):
-        part, groups = decider.together(size, seed)
+        part, groups = together(decider, size, seed)
         first, others = groups[:, 0], strangers.together(size, seed, most)
-        untrained, repeated = ~trained[codes[first]], part.are_repeated[first]
+        untrained, repeated = ~trained[codes[first]], are_repeated(part)[first]
         optimistic = len(np.unique(codes[first[repeated & untrained]])) < LEAST_CLASSES and bool(trained.any())
         few = len(np.unique(codes[~trained[codes]])) + len(np.unique(others.classes)) < LEAST_CLASSES
         is_optimistic |= optimistic or (few and bool(trained.any()))
@@ -230,6 +160,47 @@ def trials_of(
             points, classes, numbers = others
             found.append(Trials.of(part, points, labels + classes, absent=True, numbers=numbers))
     return Trials.joined(found), is_optimistic
+
+
+def together(decider: Decider, size: int, seed: int) -> tuple[Decider, np.ndarray]:
+    """Draw random groups of ``size`` images of one label; single images are all, in their order.
+
+    A group has one image of each of ``size`` of the decider's own groups, e.g. no two near-duplicates. Images of a
+    label that do not fill a group are left over.
+
+    Returns:
+        A decider that leaves the images of a group out together, and their rows (G, size).
+    """
+    if size == 1:
+        return decider, np.arange(len(decider.codes))[:, None]
+    one_each = np.random.default_rng(seed).permutation(len(decider.codes))
+    one_each = one_each[np.unique(decider.groups[one_each], return_index=True)[1]]
+    rows = one_each[random_groups(decider.codes[one_each], size, seed)]
+    found, merged = copy(decider), np.arange(decider.groups.max() + 1)
+    merged[decider.groups[rows]] = decider.groups[rows[:, :1]]
+    found.groups = merged[decider.groups]
+    return found, rows[rows[:, 0].argsort()]
+
+
+def are_repeated(decider: Decider) -> np.ndarray:
+    """Return whether the label of each image (N,) has images outside of its group."""
+    pairs = np.unique(np.stack([decider.codes, decider.groups]), axis=1)
+    return np.bincount(pairs[0], minlength=len(decider.sizes))[decider.codes] > 1
+
+
+def random_groups(codes: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Divide items at random into groups (G, size) of one code each; those that do not fill a group are left out.
+
+    Example:
+        >>> rows = random_groups(np.array([7, 8, 7, 8, 7]), 2, seed=0)
+        >>> rows.shape, np.array([7, 8, 7, 8, 7])[rows].tolist()
+        ((2, 2), [[7, 7], [8, 8]])
+    """
+    order = np.random.default_rng(seed).permutation(len(codes))
+    order = order[np.argsort(codes[order], kind="stable")]
+    counts = np.unique(codes, return_counts=True)[1]
+    place = np.arange(len(codes)) - np.repeat(counts.cumsum() - counts, counts)  # within its code
+    return order[place < np.repeat(counts - counts % size, counts)].reshape(-1, size)
 
 
 def fit_sigmoid(

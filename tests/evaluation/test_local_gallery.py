@@ -18,9 +18,10 @@ from dmlkit.gallery.change import add_images, create_gallery, remove_images, res
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.migrate import migrate_gallery
 from dmlkit.identify import second
+from dmlkit.identify.calibrated import Identification
 from dmlkit.identify.decisions import labeled_decider
 from dmlkit.identify.identify import Identifier
-from dmlkit.identify.probability import Identification, Trials
+from dmlkit.identify.probability import Trials, together
 from dmlkit.identify.search import search
 from dmlkit.identify.second import LocalMatches
 from dmlkit.review.proposals import propose
@@ -125,7 +126,7 @@ def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch
     monkeypatch.setattr(second, "CANDIDATES", 3)
     folder = GalleryFolder(gallery)
     decider = labeled_decider(folder, second=LocalMatches.of(folder))[1]
-    part, groups = decider.together(size, 0)
+    part, groups = together(decider, size, 0)
     groups = groups[:8]
     rows = groups[:, 0]
     points, every = all_points(folder), torch.arange(len(folder))

@@ -211,7 +211,7 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
     """A loop over the images without their labels gives about the requested share of them a label."""
     from dmlkit.evaluation.place import place_in
     from dmlkit.gallery.folder import GalleryFolder
-    from dmlkit.identify.probability import Identification
+    from dmlkit.identify.calibrated import Identification
 
     gallery, table, rows = asked
     words = ("identify", gallery, table, "--with", "place", "-o", tmp_path / "a.json", "--device", "cpu")

@@ -14,10 +14,11 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.image_gallery import open_gallery
 from dmlkit.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.gallery.sources import open_points
+from dmlkit.identify.calibrated import Identification
 from dmlkit.identify.calibration import best_fit, calibrate_gallery, rate_of, threshold_for
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.identify import LabelRule, identify
-from dmlkit.identify.probability import Identification, Trials, fit_sigmoid
+from dmlkit.identify.probability import Trials, are_repeated, fit_sigmoid
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.points import PointsInMemory
@@ -74,8 +75,8 @@ def test_near_duplicates_are_left_out_together():
     apart = decider_of(points, doubled, near=0.9999)
     alone = decider_of(once, labels)
     assert [one.code for one in apart.decide(points[:40], rows)] == [one.code for one in alone.decide(once, rows)]
-    assert apart.are_repeated.all() and len(np.unique(apart.groups)) == 40
-    assert not decider_of(once[::5].repeat(2, 1), labels[::5] * 2, near=0.9999).are_repeated.any()
+    assert are_repeated(apart).all() and len(np.unique(apart.groups)) == 40
+    assert not are_repeated(decider_of(once[::5].repeat(2, 1), labels[::5] * 2, near=0.9999)).any()
 
 
 def of_labels(classes: np.ndarray, guesses: np.ndarray) -> Trials:

@@ -19,10 +19,11 @@ from dmlkit.errors import UserError
 from dmlkit.gallery.change import create_gallery
 from dmlkit.gallery.sources import open_points
 from dmlkit.identify import decisions
+from dmlkit.identify.calibrated import SIZES
 from dmlkit.identify.calibration import calibrate_gallery
 from dmlkit.identify.decisions import Decider, labeled_decider
 from dmlkit.identify.identify import LabelRule, identify
-from dmlkit.identify.probability import NO_STRANGERS, SIZES, Strangers, estimate_probability, trials_of
+from dmlkit.identify.probability import NO_STRANGERS, Strangers, estimate_probability, together, trials_of
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.vectors.points import PointsInMemory
 from tests.conftest import Result
@@ -52,7 +53,7 @@ def test_the_images_of_a_group_are_left_out_together(size: int, monkeypatch: pyt
     codes = np.repeat(np.arange(5), 7)
     near = np.arange(35) - np.isin(np.arange(35), [1, 8])  # two pairs of near-duplicates
     points = drawn(codes, 1)
-    part, groups = decider_of(codes, points, groups=near).together(size, seed=3)
+    part, groups = together(decider_of(codes, points, groups=near), size, seed=3)
     rows, images = groups[:, 0], groups.ravel().tolist()
     assert max(Counter(near[images].tolist()).values()) == 1  # no image twice, and no two near-duplicates
     sizes = {code: len(np.unique(near[codes == code])) // size for code in range(5)}
