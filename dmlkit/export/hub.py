@@ -79,7 +79,10 @@ def export_hub(
         Difference between the embeddings of the folder, read again, and those of the run; and why there is no adapter
         for low-rank updates.
     """
-    check_license(license_name)
+    if license_name is not None and not LICENSE.fullmatch(license_name):
+        raise UserError(
+            f"--license {license_name}: expected an identifier of the Hub in lower case, e.g. mit or apache-2.0"
+        )
     check_hub_output(output)
     recipe = public_recipe(trained.recipe)
     description = dict(describe(replace(trained, recorded=trained.fingerprint, recipe=recipe)))
@@ -111,12 +114,6 @@ def adapter_section(name: str, config: BackboneConfig) -> str:
 `{ADAPTER_WEIGHTS}` has only the low-rank updates, for the network {_cell(_base_name(config))} with the weights
 {_cell(of)}. `peft.PeftModel.from_pretrained(network, {json.dumps(printable(name))})` adds them to it, without the head.
 """
-
-
-def check_license(name: str | None) -> None:
-    """Check that a license is an identifier as the Hub's, such as ``apache-2.0``."""
-    if name is not None and not LICENSE.fullmatch(name):
-        raise UserError(f"--license {name}: expected an identifier of the Hub in lower case, e.g. mit or apache-2.0")
 
 
 def check_hub_output(output: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
@@ -103,14 +102,22 @@ def export_model(
         else:
             expected = [(batch, model(batch)) for batch in (inputs, inputs[:1])]
     trained.model.backbone.merge()
-    write = {"safetensors": write_safetensors, "onnx": write_onnx, "torch-export": write_program}[format]
     with (
         writing(output, SafetensorError),
         atomic_write(output) as partial,
         atomic_write(manifest_path(output)) as described,
         torch.inference_mode(),
     ):
-        run = write(Written(trained, inputs, takes, threshold, labels, lowered), partial)
+        match format:
+            case "onnx":
+                metadata = {"labels": json.dumps(list(labels))}
+                if threshold:
+                    metadata["threshold"] = json.dumps(threshold.stamped())
+                run = write_onnx(trained, lowered, inputs, takes, metadata, partial)
+            case "torch-export":
+                run = write_program(trained, inputs, takes, partial)
+            case _:
+                run = write_safetensors(trained, partial)
         # batches of other sizes than the exporter saw: neither the batch size nor the image size must be fixed
         differences = [(run(batch) - points).abs().max() for batch, points in expected]
         difference = torch.stack(differences).max().item()  # nan stays nan, which Python's max may drop
@@ -169,45 +176,31 @@ def parity_samples(trained: TrainedModel) -> tuple[list[Tensor], list[Tensor]]:
     return found, [transform(sample) for sample in found]
 
 
-@dataclass(frozen=True)
-class Written:
-    """What a format writes: the model, its input, and what belongs to its metadata.
-
-    Args:
-        inputs: samples (B, ...) as inputs of the model.
-        takes: whether the exported model contains resizing and crop.
-        lowered: the model in a lower precision, if that is written.
-    """
-
-    trained: TrainedModel
-    inputs: Tensor
-    takes: ModelInput
-    threshold: Threshold | None
-    labels: Sequence[str]
-    lowered: Lowered | None = None
-
-
-def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
+def write_onnx(
+    trained: TrainedModel,
+    lowered: Lowered | None,
+    inputs: Tensor,
+    takes: ModelInput,
+    metadata: dict[str, str],
+    path: Path,
+) -> Callable[[Tensor], Tensor]:
     """Write an ONNX graph with a dynamic batch size; its input is named ``images`` or ``vectors``."""
     onnxruntime = import_runtime("--format onnx")
     import onnxscript
 
-    trained, name = written.trained, f"{written.trained.samples.name}s"
-    if written.lowered:
-        trained = written.lowered.trained
-        program: Any = onnxscript.ir.from_proto(written.lowered.graph)
+    name = f"{trained.samples.name}s"
+    if lowered:
+        trained = lowered.trained
+        program: Any = onnxscript.ir.from_proto(lowered.graph)
         program.graph.sort()
     else:
         try:
-            program = onnx_program(traced(trained.model, written.inputs), name).model
+            program = onnx_program(traced(trained.model, inputs), name).model
         except NotExportableError as error:
             raise UserError(f"--format onnx: {error}; use --format torch-export, or another backbone") from error
-    if written.takes == "images" and trained.recipe.transform:
+    if takes == "images" and trained.recipe.transform:
         prepend_preparation(program, trained.recipe.transform)
-    metadata = {"dmlkit": json.dumps(describe(trained).stamped()), "labels": json.dumps(list(written.labels))}
-    if written.threshold:
-        metadata["threshold"] = json.dumps(written.threshold.stamped())
-    program.metadata_props.update(metadata)
+    program.metadata_props.update({"dmlkit": json.dumps(describe(trained).stamped()), **metadata})
     onnxscript.ir.save(program, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
@@ -217,14 +210,11 @@ def write_onnx(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def write_program(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
+def write_program(trained: TrainedModel, inputs: Tensor, takes: ModelInput, path: Path) -> Callable[[Tensor], Tensor]:
     """Write a program for ``torch.export.load`` with a dynamic batch size."""
-    model, transform = written.trained.model, written.trained.recipe.transform
+    model, transform = trained.model, trained.recipe.transform
     try:
-        if written.takes == "images" and transform:
-            program = images_program(model, transform)
-        else:
-            program = traced(model, written.inputs)
+        program = images_program(model, transform) if takes == "images" and transform else traced(model, inputs)
     except NotExportableError as error:
         raise UserError(f"--format torch-export: {error}; use --format safetensors, or another backbone") from error
     buffer = BytesIO()
@@ -234,11 +224,11 @@ def write_program(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
         return torch.export.load(file).module()
 
 
-def write_safetensors(written: Written, path: Path) -> Callable[[Tensor], Tensor]:
+def write_safetensors(trained: TrainedModel, path: Path) -> Callable[[Tensor], Tensor]:
     """Write the weights, with everything needed to rebuild the model in the file's metadata."""
     from safetensors.torch import load_file, save_file
 
-    trained, recipe = written.trained, merged_recipe(written.trained.recipe)
+    recipe = merged_recipe(trained.recipe)
     metadata = {"dmlkit": json.dumps(describe(trained).stamped()), "recipe": recipe.model_dump_json()}
     tensors = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
     save_file(tensors, path, metadata)

@@ -342,15 +342,6 @@ def test_a_report_has_a_suffix_t13(dmlkit, whole: Path, tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["results.json", "study.json"])
-def test_a_damaged_document_is_told_by_its_name(dmlkit, whole: Path, tmp_path: Path, name: str):
-    out = tmp_path / "out"
-    shutil.copytree(whole, out)
-    (out / name).write_text((out / name).read_text().replace('"seeds"', '"seed"'))
-    result = dmlkit("report", out, "-o", tmp_path / "results.md")
-    assert result.code == 2 and f"{out / name}: " in result.err and "damaged" in result.err
-
-
 def test_a_changed_study_is_refused_with_the_difference(dmlkit, whole: Path, tmp_path: Path):
     path = write_study(tmp_path)
     before = finished(whole)
