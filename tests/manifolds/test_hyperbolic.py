@@ -152,6 +152,14 @@ def test_what_is_moved_beyond_the_border_of_float32_ends_there(curvature: float)
 
 
 @pytest.mark.parametrize("model", MODELS)
+def test_each_point_is_moved_by_its_own_vector(model: type[Manifold]):
+    manifold = model(3, curvature=-0.7).double()
+    points, vectors = manifold.from_features(random(6, 3)), random(6, 3, seed=1)
+    alone = [manifold.translate(point, vector) for point, vector in zip(points, vectors, strict=True)]
+    torch.testing.assert_close(manifold.translate(points, vectors), torch.stack(alone), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_vectors_for_an_index_are_rounded_once(model: type[Poincare | Lorentz]):
     """The lift of float32 points, by its closed form in float64, rounded: many sums in float32 would be 2 units off."""
     manifold = model(64, curvature=-0.3, clip_distance=None)
