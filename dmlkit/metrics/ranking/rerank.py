@@ -129,7 +129,7 @@ class ReciprocalGallery:
         >>> gallery.scores(torch.tensor([[3.4]])).round(decimals=3)
         tensor([[-0.9830, -0.7600, -0.2560, -0.2690, -0.8340]])
         >>> gallery.own_scores(torch.tensor([0])).round(decimals=3)
-        tensor([[-0.0000, -0.3010, -0.7120, -0.8710, -1.0000]])
+        tensor([[ 0.0000, -0.3010, -0.7120, -0.8710, -1.0000]])
     """
 
     def __init__(
