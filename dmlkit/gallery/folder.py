@@ -18,6 +18,7 @@ from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.manifolds.base import check_points
 from dmlkit.run_folder.folder import find_run
 from dmlkit.vectors.items import PointItem
+from dmlkit.vectors.points import PointSet, PointsInMemory
 from dmlkit.vectors.store import DTYPES, open_part
 
 KEPT = 2**26  # bytes of points that stay in memory: to gather scattered rows from files takes milliseconds each time
@@ -176,3 +177,9 @@ class GalleryFolder:
     def _thumbnail(self, name: str) -> bytes | None:
         file = thumbnail_file(self.path, name)
         return file.read_bytes() if self.manifest.thumbnails and file.is_file() else None
+
+
+def gallery_of(points: PointSet) -> GalleryFolder | None:
+    """Return the gallery that points are of, also those that were read into memory; None for other points."""
+    stored = points.stored if isinstance(points, PointsInMemory) else points
+    return stored if isinstance(stored, GalleryFolder) else None

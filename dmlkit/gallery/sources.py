@@ -15,7 +15,7 @@ from dmlkit.errors import UserError, counted, warn_once
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.labels import label_notes, label_of
 from dmlkit.files.source import check_options, require_queries, require_source
-from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.ranking.rankings import as_directions, as_embeddings, require_points
@@ -118,8 +118,9 @@ def open_queries(
         raise UserError("boxes: applies to a folder or a table of images, not to a list; give one of them")
     fabric = model.start()
     trained = load_same_model(searched, model, fabric)
-    if local and isinstance(searched, GalleryFolder):
-        trained = with_local(trained, searched.manifest.local, searched.source)
+    gallery = gallery_of(searched)
+    if local and gallery is not None:
+        trained = with_local(trained, gallery.manifest.local, searched.source)
     return embedded_points(trained, fabric, _images_of(queries, trained, boxes), str(path_of(queries)), bar)
 
 

@@ -13,7 +13,7 @@ from dmlkit.errors import UserError, counted
 from dmlkit.files.escape import command_word
 from dmlkit.files.source import PLACE
 from dmlkit.gallery.files import check_threshold
-from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.gallery.sources import open_queries, path_of
 from dmlkit.identify.answers import (
     NEAREST,
@@ -39,7 +39,7 @@ from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
 from dmlkit.vectors.images import FOLDER
-from dmlkit.vectors.points import PointSet, PointsInMemory, in_memory, of_other_model
+from dmlkit.vectors.points import PointSet, in_memory, of_other_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 STALE = 0.1  # share of the images that may change before a calibration is called old
@@ -133,21 +133,21 @@ class Identifier:
     def __init__(self, searched: PointSet, rule: LabelRule = NEAREST_IMAGE, second: Second | None = None) -> None:
         rule.check()
         self.threshold, self.is_own_threshold = rule.threshold, rule.threshold is not None  # chosen for these queries
-        self.source = (searched.stored if isinstance(searched, PointsInMemory) else None) or searched
+        self.source, self.gallery = searched, gallery_of(searched)
         self.names, self.decider = labeled_decider(searched, rule.by, rule.k, second=second)
         self.searched, self.unlabeled = self.decider.searched, len(searched) - len(self.decider.codes)
         self.fits, self.estimated = dict[int, Fit](), dict[int, Sigmoid | None]()  # by the size of a group
         self.note, calibration = None, None
         is_placed = rule.place is not None  # thresholds of similarities do not apply
-        if isinstance(self.source, GalleryFolder):
-            calibration = Identification.of(self.source)
-            if self.threshold is None and self.source.manifest.threshold_is_own and not is_placed:
-                self.threshold = self.source.manifest.threshold
+        if self.gallery is not None:
+            calibration = Identification.of(self.gallery)
+            if self.threshold is None and self.gallery.manifest.threshold_is_own and not is_placed:
+                self.threshold = self.gallery.manifest.threshold
         if calibration is not None:
             compared = self.decider.similarity_name
             self.fits = {fit.size: fit for fit in calibration.fits if fit.similarity == compared}
         if self.fits:
-            self.note = _note_of_changes(self.source, calibration)
+            self.note = _note_of_changes(self.gallery, calibration)
         elif self.threshold is None:
             # a threshold for pairs is one of points alone
             self.threshold = _pair_threshold(self.source) if second is None else None
@@ -194,7 +194,7 @@ class Identifier:
 
     def _note_of_features(self) -> str | None:
         """Return whether local features of the gallery do not count."""
-        local = self.source.manifest.local if isinstance(self.source, GalleryFolder) else None
+        local = None if self.gallery is None else self.gallery.manifest.local
         if local is None or self.decider.compares_matches:
             return None
         return f"the {local.what} of {self.source.source} are not compared here"
@@ -236,9 +236,9 @@ class Identifier:
         return self.estimated[own], None
 
 
-def _note_of_changes(searched: PointSet, calibration: Identification | None) -> str | None:
+def _note_of_changes(searched: GalleryFolder | None, calibration: Identification | None) -> str | None:
     """Return how much of a gallery has changed since its calibration, as far as versions are recorded."""
-    if not isinstance(searched, GalleryFolder) or calibration is None:
+    if searched is None or calibration is None:
         return None
     later = [one.images for one in searched.manifest.versions if one.number > calibration.gallery_version]
     counts = [calibration.images, *later, len(searched)]
@@ -252,17 +252,19 @@ def _note_of_changes(searched: PointSet, calibration: Identification | None) -> 
 def _advice(searched: PointSet, threshold: float | None, decider: Decider, option: str) -> str:
     """Return what to do about a threshold that is missing or answers another question."""
     what = "no image is unknown without a threshold" if threshold is None else "this threshold is for pairs of images"
-    if not isinstance(searched, GalleryFolder):
+    gallery = gallery_of(searched)
+    if gallery is None:
         return f"{what}; use --threshold, or calibrate a gallery"
     command = f"run dmlkit calibrate {command_word(searched.source)}{option} to choose one for this gallery"
     missing = [f"each label has a single image: {SECOND_IMAGE}"] if decider.sizes.max() == 1 else []
-    missing += [MORE_IMAGES] if lacks_absent(searched, decider) else []
+    missing += [MORE_IMAGES] if lacks_absent(gallery, decider) else []
     return f"{what}; {'; '.join(missing)}{', then ' if missing else ''}{command}"
 
 
 def _pair_threshold(searched: PointSet) -> float | None:
     """Return the threshold for pairs of the calibrated run, as it is now or was when the gallery was created."""
-    stored = searched.manifest.threshold if isinstance(searched, GalleryFolder) else None
+    gallery = gallery_of(searched)
+    stored = None if gallery is None else gallery.manifest.threshold
     if searched.run is None or searched.manifest is None:
         return stored
     calibrated = threshold_of(RunFolder(searched.run), searched.manifest.model.fingerprint)

@@ -12,7 +12,7 @@ from torch import Tensor
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
 from dmlkit.files.source import kind_of
-from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.folder import gallery_of
 from dmlkit.gallery.index import ApproximateGallery
 from dmlkit.gallery.sources import open_points, open_queries, path_of
 from dmlkit.identify.answers import Answers
@@ -194,8 +194,9 @@ class SearchedOften(PointsInMemory):
     @cached_property
     def searcher(self) -> StoredGallery | Gallery | ApproximateGallery:
         """Search of these points, through the index of the gallery that they were read from, if it has one."""
-        if isinstance(self.stored, GalleryFolder) and (index := self.stored.approximate):
-            return ApproximateGallery(self.stored, index, self)
+        gallery = gallery_of(self)
+        if gallery is not None and gallery.approximate:
+            return ApproximateGallery(gallery, gallery.approximate, self)
         if not are_vectors(self.manifold, self.points):
             return Gallery(self.manifold, self.points)
         if len(self) >= LEAST_HALF and float(self.points.norm(dim=1).max()) < 1.001:
@@ -207,6 +208,7 @@ def searcher_of(searched: PointSet, *, exact: bool = False) -> StoredGallery | G
     """Return the search: through the index of a gallery that has one, unless it shall be exact."""
     if isinstance(searched, SearchedOften):
         return searched.searcher
-    if isinstance(searched, GalleryFolder) and not exact and (index := searched.approximate):
-        return ApproximateGallery(searched, index)
+    gallery = gallery_of(searched)
+    if gallery is not None and gallery.approximate and not exact:
+        return ApproximateGallery(gallery, gallery.approximate)
     return StoredGallery(searched.manifold, searched)

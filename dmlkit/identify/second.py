@@ -15,7 +15,7 @@ from torch import Tensor
 from dmlkit.datasets.files.table_file import LIMITS, SightingCells, days_of, degrees_of, read_sightings
 from dmlkit.errors import UserError
 from dmlkit.files.source import PLACE
-from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.nearest.place import Range, Sightings, evidence_of
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer
 from dmlkit.vectors.fusion import ModelChoice, with_local
@@ -83,9 +83,8 @@ class LocalMatches(Second):
     @classmethod
     def of(cls, opened: PointSet) -> "LocalMatches | None":
         """Return the matches that a gallery with local features compares; None for other points."""
-        if isinstance(opened, GalleryFolder) and opened.manifest.local is not None:
-            return cls(opened, opened.manifest.local)
-        return None
+        gallery = gallery_of(opened)
+        return None if gallery is None or gallery.manifest.local is None else cls(gallery, gallery.manifest.local)
 
     @property
     def _stored(self) -> int:
@@ -111,8 +110,9 @@ class LocalMatches(Second):
         chosen, local = torch.arange(len(asked)) if rows is None else rows, self.local
         if not len(chosen):
             return chosen
-        if isinstance(asked, GalleryFolder) and asked.manifest.local == local:
-            return self.add(asked.local_at(chosen))
+        gallery = gallery_of(asked)
+        if gallery is not None and gallery.manifest.local == local:
+            return self.add(gallery.local_at(chosen))
         if isinstance(asked, PointsInMemory) and asked.local is not None:
             return self.add(asked.local[chosen])
         if isinstance(asked, PointsInMemory) and asked.trained and asked.dataset and asked.rows is not None:
@@ -158,8 +158,9 @@ class Places(Second):
     def ask(
         self, asked: PointSet, images: Path, model: ModelChoice, rows: Tensor | None = None, bar: Bar = no_bar
     ) -> Tensor:
-        if isinstance(asked, GalleryFolder):
-            cells, where = asked.sightings, asked.source
+        gallery = gallery_of(asked)
+        if gallery is not None:
+            cells, where = gallery.sightings, asked.source
         elif images.suffix.lower() not in TABLES or not isinstance(asked, PointsInMemory) or asked.rows is None:
             raise UserError(
                 f"--with {PLACE}: {images} is no table and has no places; give a table with the columns path, "
@@ -193,9 +194,10 @@ def check_placed(gallery: PointSet) -> GalleryFolder:
     """
     if gallery.manifest is not None and gallery.manifest.fusion is not None:
         raise UserError(f"--with {PLACE}: {gallery.source} has embeddings of two runs; expected a gallery of one run")
-    if not isinstance(gallery, GalleryFolder) or not any(one.latitude for one in gallery.sightings):
+    found = gallery_of(gallery)
+    if found is None or not any(one.latitude for one in found.sightings):
         raise UserError(
             f"--with {PLACE}: no image of {gallery.source} has a place; create a gallery from a table with the columns "
             "path, label, latitude, longitude and time"
         )
-    return gallery
+    return found

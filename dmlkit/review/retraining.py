@@ -18,7 +18,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.document import Document
 from dmlkit.files.escape import near_path
 from dmlkit.files.outputs import write_table
-from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.folder import gallery_of
 from dmlkit.identify.search import open_searched
 from dmlkit.metrics.reliability import Share
 from dmlkit.metrics.statistics import few_classes_note, paired_comparison
@@ -214,7 +214,8 @@ def _gallery_images(gallery: Path, reviewed: set[str], bar: Bar) -> tuple[dict[s
     Images of the review are left out: their labels are those of the review.
     """
     searched = open_searched(gallery, OWN_MODEL, bar)
-    ids = searched.ids if isinstance(searched, GalleryFolder) else [None] * len(searched)
+    opened = gallery_of(searched)
+    ids = [None] * len(searched) if opened is None else opened.ids
     found, left_out = dict[str, str](), 0
     with bar("reading the gallery", len(ids)) as advance:
         for name, path, label in zip(ids, searched.paths, searched.labels, strict=True):

@@ -30,7 +30,7 @@ from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.source import require_source
 from dmlkit.gallery.change import add_images
 from dmlkit.gallery.files import IDENTIFICATION
-from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.identify.answers import Answers
 from dmlkit.identify.identify import Identifier
@@ -61,7 +61,7 @@ class Snapshot:
     """The points that are served, at one version; ``stamp`` is what changes with the files of a gallery."""
 
     def __init__(self, opened: PointSet, stamp: object) -> None:
-        loaded, gallery = in_memory(opened), opened if isinstance(opened, GalleryFolder) else None
+        loaded, gallery = in_memory(opened), gallery_of(opened)
         self.points = SearchedOften(
             **{one.name: getattr(loaded, one.name) for one in fields(PointsInMemory)},
             ids=gallery.ids if gallery else range(len(loaded)),
