@@ -16,9 +16,9 @@ MOST_VALIDATION = 0.3  # of the training classes
 # the pretrained backbone after 800 steps (200 epochs), 0.022 after 80.
 STEPS = 800
 FEWEST_EPOCHS, MOST_EPOCHS = 20, 200
-# Epochs of all weights, or of the last blocks. On 81 groceries with 20 photos each, 20 epochs raise the MAP@R on the 41
-# test classes by 0.138, a head by 0.040 in about the same minutes.
-FEWEST_STEPS, MOST_TUNING_EPOCHS = 100, 40
+# All weights, or the last blocks. 81 groceries with 20 photos each, 600 of them to train on, one seed: 20 epochs of 5
+# steps raise the MAP@R on the 41 test classes from 0.400 to 0.528 (all weights) and to 0.488 (the last 2 blocks).
+FEWEST_STEPS, MOST_TUNING_EPOCHS = 100, 20
 TUNINGS = ("full", "last_blocks", "none")
 """How much of the backbone can be trained, the strongest first."""
 TUNING_WORDS = {"full": "all weights", "last_blocks": "the last 2 blocks", "none": "a head on frozen features"}
