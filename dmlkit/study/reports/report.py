@@ -46,10 +46,10 @@ EXPLANATION = """\
 Results are those of test classes, with the checkpoint that was best on validation classes. ± is a 95 % interval
 (Student's t); differences are paired over seeds, and their intervals cover test classes too where a number of them is
 given. A statement holds if the interval of its difference is above 0, and does not hold if it is below 0. Otherwise it
-makes no difference if the whole interval is negligible, and is not separable if not. Holm's method corrects verdicts
-for all statements and metrics of a study. "Not trained": a variant is below its own network before training by every
-metric. "Equal by construction": both variants have the same results with every seed. If seeds were added until a
-statement was decided, the difference is on average larger than the true one."""
+makes no difference if the whole interval is negligible, and is not separable if not: a number without a word. Holm's
+method corrects verdicts for all statements and metrics of a study. "Not trained": a variant is below its own network
+before training by every metric. "Equal by construction": both variants have the same results with every seed. If seeds
+were added until a statement was decided, the difference is on average larger than the true one."""
 
 
 def study_section(results: StudyResults, plot: str) -> str:

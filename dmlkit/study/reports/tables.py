@@ -52,9 +52,11 @@ def statement_rows(studies: Mapping[str, StudyResults]) -> Rows:
 
 def _difference_cell(judged: JudgedStatement) -> str:
     half = "" if judged.high is None else f" ± {judged.high - judged.difference:.4f}"
-    word = judged.verdict.removesuffix(" at this size")
+    word = {"not separable at this size": "", "makes no difference": "no difference"}.get(
+        judged.verdict, judged.verdict
+    )
     is_lost = judged.corrected_verdict not in (None, judged.verdict)
-    return f"{judged.difference:+.4f}{half}, {word}{', not after Holm' * is_lost}"
+    return ", ".join(filter(None, (f"{judged.difference:+.4f}{half}", word, "not after Holm" * is_lost)))
 
 
 def disagreements(studies: Mapping[str, StudyResults]) -> list[str]:
