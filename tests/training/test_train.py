@@ -227,7 +227,7 @@ def test_overwriting_removes_what_was_made_with_the_old_weights_and_nothing_else
     (run / "embeddings" / "notes.txt").write_text("mine")
     (run / "thesis.md").write_text("mine")
     before = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
-    assert len(before) == 20
+    assert len(before) == 22
     assert dmlkit("train", tiny_recipe, "-o", run, *short, "--overwrite", "--set", "seed=5").code == 0
     after = {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
     fresh = {"recipe.yaml", "environment.json", "classes.json", "metrics.jsonl", "summary.json", "curves.png"}

@@ -168,16 +168,6 @@ def test_what_cached_features_would_ignore_is_refused(photos: Path, dmlkit: Call
     assert not Path("one").exists()
 
 
-def test_a_photo_that_cannot_be_read_is_told_and_the_same_command_goes_on(
-    photos: Path, dmlkit: Callable[..., Result]
-) -> None:
-    path = photos / "class01" / "2.png"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:60])
-    found = dmlkit("train", "r.yaml", "-o", "one")
-    assert (found.code, "class01/2.png" in found.err, "--resume" in found.err) == (2, True, True), found.err
-
-
 def train_slowly(run: str) -> None:
     """Train; each image is one part, and a while passes between parts."""
     store.BATCH_IMAGES = fill.BATCH_IMAGES = fill.PART_IMAGES = 1

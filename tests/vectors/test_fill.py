@@ -26,7 +26,6 @@ from dmlkit.vectors.progress_bar import no_bar
 from dmlkit.vectors.store import VectorStore, image_keys, stored_model
 from dmlkit.vectors.trained import TrainedModel
 from tests.conftest import TINY_RECIPE
-from tests.vectors.stored import manifest
 
 
 @pytest.fixture
@@ -73,16 +72,6 @@ def test_batches_are_those_of_the_whole_list_without_what_is_known():
         assert [row for batch in batches for row in batch] == missing.tolist()
         assert [len({whole[row] for row in batch}) for batch in batches] == [1] * len(batches)
         assert len({whole[batch[0]] for batch in batches}) == len(batches)
-
-
-def test_a_model_is_described_as_its_embeddings_are(trained: TrainedModel):
-    found, stored = stored_model(trained).description, manifest()
-    assert found["model"].pop("fingerprint") == trained.model.fingerprint()
-    assert found["model"]["backbone"] == stored["model"]["backbone"]
-    for key in ("dim", "features", "dtype", "manifold", "similarity"):
-        assert found[key] == stored[key]
-    expected = {**stored["preprocessing"], "name": "plain"}
-    assert found["preprocessing"] == {key: expected[key] for key in found["preprocessing"]}
 
 
 def test_points_of_other_code_of_a_plugin_another_device_or_transform_have_another_key(

@@ -231,16 +231,6 @@ def test_other_software_and_devices_have_points_of_their_own(
     assert same(ask(), found) and embedded() == 0 and len(list(Path("run/vectors").iterdir())) == 2
 
 
-@pytest.mark.parametrize("name", ["photo", "weights"])
-def test_embed_too_embeds_again_what_has_changed(name: str, home: Path, embedded: Count):
-    embed(Path("run"), split="test", device="cpu")
-    {"photo": change_photo, "weights": train_further}[name](home)
-    embedded()
-    embed(Path("run"), split="test", device="cpu")
-    assert embedded() == TEST
-    np.testing.assert_array_equal(np.load("run/embeddings/test/embeddings.npy"), anew().points.numpy())
-
-
 def test_what_other_commands_have_embedded_does_not_change_a_split(home: Path, embedded: Count):
     """They embed the same photos in other batches: up to rounding the same, while a split is the same to the bit."""
     embed(Path("run"), Path("photos"), output=Path("all"), device="cpu")
@@ -319,14 +309,6 @@ def test_select_and_search_read_the_images_that_embed_has_stored_in_the_run(
     trees.photo(new[0], 999)
     assert dmlkit(*commands[0], "--device", "cpu").code == 0 and embedded() == 1
     assert not warned
-
-
-def test_a_box_of_an_image_is_no_file(home: Path):
-    from dmlkit.vectors.images import images_at
-
-    Path("boxes.csv").write_text("path,x1,y1,x2,y2\nphotos/11/0.jpg,,,,\nphotos/11/1.jpg,0,0,9,9\n")
-    boxes = images_at(Path("boxes.csv"), "none")
-    assert [boxes.file(index) is None for index in range(2)] == [False, True]
 
 
 def test_boxes_of_a_folder_are_not_taken_for_whole_images(home: Path):
