@@ -210,7 +210,6 @@ def test_the_schema_knows_every_loss_and_its_ranges():
     ("change", "told"),
     [
         ("training.clip_grad_norm=1e999", "1e999 is not a finite number"),
-        ("training.clip_grad_norm=.inf", ".inf is not a finite number"),
         ("seed=18446744073709551616", "does not fit into 64 bits"),
         ("seed=" + "9" * 5000, "has more than 400 digits"),
         ("seed=!!int x", "the tag tag:yaml.org,2002:int is not allowed"),
@@ -227,7 +226,7 @@ def test_the_schema_knows_every_loss_and_its_ranges():
         ("metrics." + "9" * 5000 + ".k=1", "expected a list"),
         (".".join(["a"] * 2000) + "=1", "expected key.subkey=value"),
     ],
-    ids=range(17),
+    ids=range(16),
 )
 def test_values_that_hurt_are_one_line(change: str, told: str):
     with pytest.raises(UserError) as error:
@@ -254,8 +253,6 @@ def test_a_message_shows_an_excerpt_of_a_file_u7(text: str):
         ("metrics=[{name: recall, k: []}]", "metrics.0.k: got [], expected at least 1 item"),
         ("backbone={name: resnet18, pooling: {name: nope}}", "backbone.pooling.name: unknown pooling 'nope'; expected"),
         ("metrics=[{name: nope}]", "metrics.0.name: unknown metric 'nope'; expected one of ami"),
-        ("dataset.seed=-1", "dataset.seed: got -1, expected greater than or equal to 0"),
-        ("training.workers=1000", "training.workers: got 1000, expected less than or equal to 256"),
     ],
 )
 def test_faults_are_told_once_and_in_words_of_recipes_u6_u8(change: str, told: str):
@@ -314,7 +311,6 @@ def test_an_error_of_yaml_has_the_line_to_correct(text: str, line: int):
         ("nothing.x=1", "nothing: unknown key"),
         ("metrics.0=3", "metrics: got {'0': 3}, expected a list"),
         ("loss={name: triplet", "not valid YAML: expected ',' or '}', but got '<stream end>'"),
-        ("training.epochs=two", "training.epochs: got 'two', expected a valid integer"),
         ("loss={name: triplet, name: margin}", "name: this key is given twice; remove one"),
         ("loss=!x y", "not valid YAML: the tag !x is not allowed; write plain values"),
         ("training.ema=.inf", ".inf is not a finite number; expected one"),
