@@ -18,11 +18,11 @@ from dmlkit.gallery.sources import open_points, open_queries, path_of
 from dmlkit.identify.answers import Answers
 from dmlkit.identify.second import LocalMatches, PlaceFusion, Places, Second
 from dmlkit.metrics.ranking.rerank import (
-    BLOCK_ENTRIES,
     ExpandedGallery,
-    KReciprocal,
+    Expansion,
     ReciprocalGallery,
     Rerank,
+    RerankedGallery,
     check_rerank,
 )
 from dmlkit.nearest.rescore import RescoredSearch
@@ -62,7 +62,7 @@ def search(
         queries: what to search with, see `open_queries`.
         k: neighbors per query; all points if there are fewer.
         method: ``index``: by the index of a gallery, or exactly if it has none; ``exact``; a `Rerank`: rank the points
-            once more for each query, exactly, see `RerankedGallery`; or a `PlaceFusion`: add the evidence of place and
+            once more for each query, exactly, see `reranked_gallery`; or a `PlaceFusion`: add the evidence of place and
             time in a gallery, with this weight, see `dmlkit.evaluation.place.place_in`.
         manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`.
@@ -79,7 +79,7 @@ def search(
     if isinstance(method, PlaceFusion):
         second = Places(searched, method)
     asked = open_queries(queries, searched, boxes=boxes, local=isinstance(method, str), model=model, bar=bar)
-    reranked = RerankedGallery(searched, method, bar) if isinstance(method, Rerank) else None
+    reranked = reranked_gallery(searched, method, bar) if isinstance(method, Rerank) else None
     exact = method == "exact"
     if second is None:
         return nearest(searched, asked, k, exact=exact, reranked=reranked, bar=bar)
@@ -95,46 +95,22 @@ def open_searched(source: Path, model: ModelChoice, bar: Bar, **options: Any) ->
     return open_points(source, model=own, bar=bar, **options)
 
 
-class RerankedGallery:
-    """Points that are re-ranked for each query, exactly; no query affects the neighbors of another.
-
-    Similarities are those of the averaged points for `Expansion`, and one minus the final distance, from 0 to 1, for
-    `KReciprocal`. All points are in memory.
-
-    Args:
-        method: how they are re-ranked.
+@torch.no_grad()  # the curvature of a manifold may be learned
+def reranked_gallery(searched: PointSet, method: Rerank, bar: Bar = no_bar) -> RerankedGallery:
+    """Return points, all in memory, that are re-ranked for each query, exactly.
 
     Raises:
         UserError: there are too few points for the options, or an option is out of its range.
     """
-
-    def __init__(self, searched: PointSet, method: Rerank, bar: Bar = no_bar) -> None:
-        self.method, self.size = method, len(searched)
-        try:
-            check_rerank(method, self.size)
-        except ValueError as error:
-            raise UserError(f"--rerank: {error}") from None
-        manifold, points = searched.manifold, all_points(searched)
-        with torch.no_grad():
-            if isinstance(method, KReciprocal):
-                with bar("comparing the gallery with itself", self.size) as advance:
-                    self.reciprocal = ReciprocalGallery(manifold, points, method, advance)
-                self.similarity_name = "k_reciprocal_similarity"
-            else:
-                self.expanded = ExpandedGallery(manifold, points, method)
-                self.gallery = Gallery(manifold, self.expanded.points)
-                self.similarity_name = manifold.similarity_name
-
-    @torch.no_grad()
-    def search(self, queries: Tensor, k: int) -> Neighbors:
-        """Return the k most similar points of each query (Q, D); of equally similar ones the lower index first."""
-        if not isinstance(self.method, KReciprocal):
-            return self.gallery.search(self.expanded.expanded(queries), k)
-        found: list[Neighbors] = []
-        for part in queries.split(max(1, BLOCK_ENTRIES // self.size)):
-            scores, rows = self.reciprocal.scores(part).sort(dim=1, descending=True, stable=True)
-            found.append(Neighbors(1 + scores[:, :k], rows[:, :k]))
-        return Neighbors.joined(found, k)
+    try:
+        check_rerank(method, len(searched))
+    except ValueError as error:
+        raise UserError(f"--rerank: {error}") from None
+    points = all_points(searched)
+    if isinstance(method, Expansion):
+        return ExpandedGallery(searched.manifold, points, method)
+    with bar("comparing the gallery with itself", len(points)) as advance:
+        return ReciprocalGallery(searched.manifold, points, method, advance)
 
 
 def nearest(
@@ -173,7 +149,7 @@ def nearest(
         asked.boxes,
         (reranked or rescored or searched.manifold).similarity_name,
         base.index if isinstance(base, ApproximateGallery) else None,
-        None if reranked is None else reranked.method,
+        None if reranked is None else reranked.options,
     )
 
 

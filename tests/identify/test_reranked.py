@@ -11,7 +11,7 @@ import torch
 
 from dmlkit.errors import UserError
 from dmlkit.identify.identify import Identifier, LabelRule
-from dmlkit.identify.search import RerankedGallery
+from dmlkit.identify.search import reranked_gallery
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics.ranking.rerank import Expansion, KReciprocal, ReciprocalGallery
 from dmlkit.nearest.search import Neighbors, StoredGallery
@@ -91,7 +91,7 @@ def test_mistakes(arrays: Path, dmlkit: Cli, more: tuple[str, ...], message: str
 def test_a_gallery_too_small():
     points = PointsInMemory("two", Sphere(2), torch.eye(2), ["a", "b"], ["a", "b"])
     with pytest.raises(UserError, match="n: expected 1 to 1"):
-        RerankedGallery(points, Expansion())
+        reranked_gallery(points, Expansion())
 
 
 def test_identify_searches_once(monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ neighbors.
 
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dmlkit.manifolds.base import Manifold
+from dmlkit.nearest.search import Gallery, Neighbors
 
 BLOCK_ENTRIES = 2**24  # similarities at once: 64 MB in float32
 
@@ -139,6 +141,7 @@ class ReciprocalGallery:
         self.manifold, self.points, self.options = manifold, gallery, options
         self.neighbors = _Neighbors(manifold, gallery, options.k1, advance)
         self.sets = self.neighbors.sets()
+        self.similarity_name = "k_reciprocal_similarity"  # one minus the final distance, from 0 to 1
         self.averaged = _averaged(self.sets, self.neighbors.lists, options.k2)
         self.targets = _Targets(self.averaged)
 
@@ -147,6 +150,15 @@ class ReciprocalGallery:
         similarity = self.manifold.similarity(self.points[rows], self.points)
         scale = self.neighbors.largest[rows], self.neighbors.smallest[rows]
         return self.targets.scores(similarity, self.averaged[rows.numpy()], *scale, self.options.weight)
+
+    @torch.no_grad()
+    def search(self, queries: Tensor, k: int) -> Neighbors:
+        """Return the k most similar points of each query (Q, D); of equally similar ones the lower index first."""
+        found: list[Neighbors] = []
+        for part in queries.split(max(1, BLOCK_ENTRIES // len(self.points))):
+            scores, rows = self.scores(part).sort(dim=1, descending=True, stable=True)
+            found.append(Neighbors(1 + scores[:, :k], rows[:, :k]))
+        return Neighbors.joined(found, k)
 
     def scores(self, queries: Tensor) -> Tensor:
         """Return minus the final distances (Q, N) in [-1, 0] of queries (Q, D)."""
@@ -193,10 +205,23 @@ class ExpandedGallery:
         check_rerank(options, len(gallery))
         self.manifold, self.original, self.options = manifold, gallery, options
         self.points = _with_nearest(manifold, gallery, gallery, options, own=True)
+        self.similarity_name = manifold.similarity_name
+
+    @cached_property
+    def _searched(self) -> Gallery:
+        return Gallery(self.manifold, self.points)
+
+    @torch.no_grad()
+    def search(self, queries: Tensor, k: int) -> Neighbors:
+        """Return the k most similar new points of each query (Q, D), by the similarity of its new point."""
+        return self._searched.search(self.expanded(queries), k)
 
     def expanded(self, queries: Tensor) -> Tensor:
         """Return the new points (Q, D) of queries (Q, D), to be compared with ``points``."""
         return _with_nearest(self.manifold, queries, self.original, self.options)
+
+
+RerankedGallery = ReciprocalGallery | ExpandedGallery
 
 
 def _with_nearest(
