@@ -68,10 +68,10 @@ def embed_with_copies(
     total = manifold.to_features(own.points.to(device))
     for images, transform in changed:
         with bar(EMBEDDING, len(images)) as advance:
-            found = embed_dataset(fabric, model, images, transform, workers=recipe.training.workers, advance=advance)
-        if found.faults:
-            raise UserError(f"--with {copies}: an image can no longer be read: {found.faults[0]}")
-        total = total + manifold.to_features(found.points.to(device))
+            embedded = embed_dataset(fabric, model, images, transform, workers=recipe.training.workers, advance=advance)
+        if embedded.faults:
+            raise UserError(f"--with {copies}: an image can no longer be read: {embedded.faults[0]}")
+        total = total + manifold.to_features(embedded.points.to(device))
     return own._replace(points=manifold.from_features(total / (1 + len(changed))).cpu())
 
 

@@ -70,10 +70,10 @@ def compare_runs(
     """
     require_runs(paths)
     fabric = fabric or start_ranks(device)
-    found = [
+    evaluated = [
         evaluate_scope(path, fabric, Scope(overrides=overrides), checkpoint=checkpoint, keep=True) for path in paths
     ]
-    results = [result_of(path, run, by) for path, run in zip(paths, found, strict=True)]
+    results = [result_of(path, run, by) for path, run in zip(paths, evaluated, strict=True)]
     return results, [_differences(results[0], other) for other in results[1:]]
 
 

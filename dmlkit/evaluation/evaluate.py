@@ -80,21 +80,21 @@ def confusions(labels: Tensor, nearest_labels: Tensor, names: Sequence[str]) -> 
     wrong = labels != nearest_labels
     pairs, counts = torch.stack([labels[wrong], nearest_labels[wrong]]).unique(dim=1, return_counts=True)
     sizes = dict(zip(*(column.tolist() for column in labels.unique(return_counts=True)), strict=True))
-    found = [
+    confused = [
         ConfusedClasses.model_validate(
             {"class": names[label], "taken_for": names[other], "queries": count, "share": count / sizes[label]}
         )
         for (label, other), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)
     ]
-    return sorted(found, key=lambda pair: (-pair.queries, -pair.share))  # equal ones stay in the order of labels
+    return sorted(confused, key=lambda pair: (-pair.queries, -pair.share))  # equal ones stay in the order of labels
 
 
 def searching(metrics: Sequence[MetricConfig | str]) -> list[MetricConfig]:
     """Return the metrics that rank a gallery."""
-    found = [config for config in metric_configs(metrics) if config.searches]
-    if not found:
+    ranking = [config for config in metric_configs(metrics) if config.searches]
+    if not ranking:
         raise ValueError("none of the metrics ranks a gallery; add one with --metric, e.g. map@r")
-    return found
+    return ranking
 
 
 @dataclass(frozen=True)
@@ -201,9 +201,9 @@ def evaluate(
     """
     workers = recipe.training.workers
     with bar(EMBEDDING, len(dataset)) as advance:
-        found = embed_dataset(fabric, model, dataset, recipe.transform, workers=workers, advance=advance)
+        embeddings = embed_dataset(fabric, model, dataset, recipe.transform, workers=workers, advance=advance)
     trained = TrainedModel.of(recipe, model)
-    return score_split(fabric, trained, found, dataset, split=split, bar=bar)
+    return score_split(fabric, trained, embeddings, dataset, split=split, bar=bar)
 
 
 def score_split(
@@ -260,10 +260,10 @@ def score_dataset(
     group = torch.distributed.group.WORLD if fabric and fabric.world_size > 1 else None
     labels, ids = embeddings.labels, embeddings.indices
     check_levels(metrics, dataset)
-    query = found = torch.ones(len(labels), dtype=torch.bool)
+    query = searched = torch.ones(len(labels), dtype=torch.bool)
     if dataset.query is not None and dataset.gallery is not None:
-        query, found = dataset.query[ids], dataset.gallery[ids]
-    has_gallery = query is not found or dataset.groups is not None
+        query, searched = dataset.query[ids], dataset.gallery[ids]
+    has_gallery = query is not searched or dataset.groups is not None
     own_ids = ids if dataset.groups is None else dataset.groups[ids]  # an image on both sides never finds itself
 
     def side(points: Tensor, rows: Tensor) -> Labeled:
@@ -271,14 +271,14 @@ def score_dataset(
 
     def score(given: Points, metrics: Sequence[MetricConfig], **more: Any) -> Scores:
         points = given.embeddings.to(device)
-        gallery = side(points, found) if has_gallery else None
+        gallery = side(points, searched) if has_gallery else None
         more = {"group": group, **more}
         return score_retrieval(side(points, query), gallery, given.manifold, metrics, **more)
 
     def score_form(codec: Codec) -> Scores:
         points, rescore = embeddings.points.cpu(), None
         if codec.stored.precision == "rescored":
-            rescore = by_full_points(codec.manifold, points[query], points[found])
+            rescore = by_full_points(codec.manifold, points[query], points[searched])
         # by this rank alone, since only the first one reports
         decoded = Points(codec.decode(points), labels, codec.space)
         return score(decoded, searching(metrics), group=None, rerank=rescore)
@@ -286,11 +286,11 @@ def score_dataset(
     plain = Points(embeddings.points, labels, manifold)
     scores, alternative = score(plain, metrics, advance=advance), None
     if second.rescorer is not None:
-        rows = (side.nonzero()[:, 0] for side in (query, found))
+        rows = (side.nonzero()[:, 0] for side in (query, searched))
         alternative = score(plain, searching(metrics), advance=advance, rerank=second.rescorer.between(*rows))
     elif second.rerank is not None or second.points is not None:
         alternative = score(second.points or plain, searching(metrics), advance=advance, rerank=second.rerank)
-    own, nearest = labels[query][scores.queries], labels[found][scores.nearest]
+    own, nearest = labels[query][scores.queries], labels[searched][scores.nearest]
     if dataset.members is not None:  # it is no mistake to find an image that shares a label
         nearest = own.where((dataset.members[own] & dataset.members[nearest]).any(1), nearest)
     return Evaluation(

@@ -97,9 +97,9 @@ class ImageGallery:
             UserError: an image is missing or has changed; then the gallery is unchanged.
         """
         moved = None if images is None else Path(images)
-        found = migrate_gallery(self.path, Path(run), moved, model=self._model(None))
+        outcome = migrate_gallery(self.path, Path(run), moved, model=self._model(None))
         self.run = None
-        return found
+        return outcome
 
     def search(
         self,

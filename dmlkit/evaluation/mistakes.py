@@ -117,9 +117,9 @@ def score_histograms(points: Points) -> ScoreHistograms:
     def count(scores: Tensor, into: Tensor) -> None:
         for piece in scores.flatten().split(PIECE):
             kept = piece[piece > -torch.inf].double()
-            found = torch.bucketize(kept, edges[1:-1], right=True).bincount(minlength=BINS)
+            counts = torch.bucketize(kept, edges[1:-1], right=True).bincount(minlength=BINS)
             with lock:
-                into.add_(found)
+                into.add_(counts)
 
     sample.each_block(lambda scores, _rows, _columns: count(scores, different))
     for scores in whole.same_scores():
@@ -152,11 +152,11 @@ def suspects(labels: Tensor, neighbors: Tensor) -> Suspects:
         labels: (N,) int64.
         neighbors: (N, k) int64, rows of the nearest other images.
     """
-    found = labels[neighbors]  # (N, k)
+    near_labels = labels[neighbors]  # (N, k)
     positives = labels.bincount()[labels] - 1
-    same = (found == labels[:, None]).sum(1)
+    same = (near_labels == labels[:, None]).sum(1)
     own = same.double() / positives.clamp(min=1, max=neighbors.shape[1])
-    suggested, agreeing = _majority(found, labels)
+    suggested, agreeing = _majority(near_labels, labels)
     rows = ((agreeing > same) & (positives > 0)).nonzero()[:, 0]
     order = (own[rows] - 1e-6 * agreeing[rows]).argsort(stable=True)  # shares differ by 1 / k or more
     rows = rows[order]
@@ -173,13 +173,13 @@ def planted_precision(labels: Tensor, neighbors: Tensor) -> float:
     """
     changed = wrong_labels(labels, max(PLANTED, 1 / len(labels)), seed=0)
     is_changed = changed != labels
-    found = suspects(changed, neighbors).rows[: int(is_changed.sum())]
-    return float(is_changed[found].double().mean()) if len(found) else 0.0
+    suspected = suspects(changed, neighbors).rows[: int(is_changed.sum())]
+    return float(is_changed[suspected].double().mean()) if len(suspected) else 0.0
 
 
-def _majority(found: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _majority(near_labels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the most frequent label of each row (N, k) except its own, the smallest of several, and its count."""
-    ordered = found.sort(dim=1).values
+    ordered = near_labels.sort(dim=1).values
     times = torch.cat([(rows[:, :, None] == rows[:, None]).sum(2) for rows in ordered.split(ROWS)])
     times = times.masked_fill(ordered == labels[:, None], 0)
     most, place = times.max(1)

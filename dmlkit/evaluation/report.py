@@ -225,8 +225,8 @@ class Report(Document, frozen=True):
         asked = self.question
         file, root = column_table(column, table, asked.dataset) if asked else run_table(column, table, run)
         values = read_column(evaluation.images, file, root, column)
-        found = figures_by_value(evaluation.scores.per_query, evaluation.labels, values, column)
-        return self.model_copy(update={"by": found})
+        by = figures_by_value(evaluation.scores.per_query, evaluation.labels, values, column)
+        return self.model_copy(update={"by": by})
 
     def with_alternative(
         self, evaluation: Evaluation, rerank: Rerank | None, *, copies: Copies | None, fusion: Fusion | None = None
@@ -237,7 +237,7 @@ class Report(Document, frozen=True):
             return self
         changes = paired_differences(evaluation.scores.per_query, scores.per_query, evaluation.labels)
         corrected = holm([change.p_value for change in changes.values()])
-        found = Alternative(
+        alternative = Alternative(
             tta=copies,
             fusion=fusion,
             rerank=None if rerank is None else rerank.name,
@@ -248,7 +248,7 @@ class Report(Document, frozen=True):
                 for (name, change), p_value in zip(changes.items(), corrected, strict=True)
             },
         )
-        return self.model_copy(update={"alternative": found})
+        return self.model_copy(update={"alternative": alternative})
 
 
 ROUNDING = 1e-9  # rounding error of the mean of float64 values in [0, 1], for any order of the sum

@@ -163,13 +163,15 @@ def evaluate_scope(
             return split_embeddings(run, trained, fabric, dataset, split, bar=bar)
         return embed_files(trained, fabric, dataset, f"the {split} split", bar)
 
-    found, second = embedded(trained), SecondScoring(scored_again.rerank)
+    embeddings, second = embedded(trained), SecondScoring(scored_again.rerank)
     if scored_again.copies is not None:
-        means = embed_with_copies(fabric, trained, dataset, found, scored_again.copies, bar)
+        means = embed_with_copies(fabric, trained, dataset, embeddings, scored_again.copies, bar)
         second = replace(second, points=Points(means.points, means.labels, trained.manifold))
     if scored_again.fusion is not None:
-        second = replace(second, **_with_fusion(scored_again.fusion, trained, fabric, dataset, embedded, found, bar))
-    evaluation = score_split(fabric, trained, found, dataset, split=split, bar=bar, second=second)
+        second = replace(
+            second, **_with_fusion(scored_again.fusion, trained, fabric, dataset, embedded, embeddings, bar)
+        )
+    evaluation = score_split(fabric, trained, embeddings, dataset, split=split, bar=bar, second=second)
     evaluation = _with_ranges(evaluation, run, trained if scope.images is None else own_model, fabric, bar)
     report = Report.of(evaluation, str(path), split, epoch=trained.epoch, question=question)
     notes = random_notes(recipe) if trained.checkpoint == "pretrained" else _seen_notes(run, dataset)
@@ -238,17 +240,17 @@ def _with_fusion(
     fabric: Ranks,
     dataset: Dataset,
     embedded: Callable[[TrainedModel], Embeddings],
-    found: Embeddings,
+    embeddings: Embeddings,
     bar: Bar,
 ) -> dict[str, Any]:
-    """Embed with two models, or prepare local scores, or place and time, of the images found."""
+    """Embed with two models, or prepare local scores, or place and time, of the embedded images."""
     if isinstance(fusion, PlaceFusion):
-        return {"rescorer": by_place(fusion, trained, dataset, found)}
+        return {"rescorer": by_place(fusion, trained, dataset, embeddings)}
     if fusion.run in (LOCAL, SIFT):
-        return {"rescorer": by_local(fusion, trained, fabric, dataset, found, bar)}
+        return {"rescorer": by_local(fusion, trained, fabric, dataset, embeddings, bar)}
     both = fuse(trained, fusion, fabric)
     second = embedded(both)
-    if len(second.points) < len(found.points):
+    if len(second.points) < len(embeddings.points):
         raise UserError(f"--with: an image can no longer be read: {second.faults[0]}")
     return {"points": Points(second.points, second.labels, both.manifold)}
 

@@ -228,15 +228,15 @@ def verify(
         validation = points_of_split(run, trained, "validation", fabric, bar)
         threshold = threshold_on(validation, run, trained, threshold.far)
     images = list(dict.fromkeys(name for pair in pairs for name in (pair.a, pair.b)))
-    found, space = embed_files(trained, fabric, ImageList(images), "pairs", bar), trained.manifold.cpu()
+    embeddings, space = embed_files(trained, fabric, ImageList(images), "pairs", bar), trained.manifold.cpu()
 
     def similarities(first: Tensor, second: Tensor) -> Tensor:
-        return space.paired_similarity(found.points[first].double(), found.points[second].double())
+        return space.paired_similarity(embeddings.points[first].double(), embeddings.points[second].double())
 
-    scores = similarities if local is None else matched_pairs(images, found, trained, local, fabric, bar)
-    judged = judge(pairs, images, found, scores, threshold, prior)
+    scores = similarities if local is None else matched_pairs(images, embeddings, trained, local, fabric, bar)
+    judged = judge(pairs, images, embeddings, scores, threshold, prior)
     if all(pair.same is None for pair in judged):
-        raise UserError(f"no pair has two images that can be read; the first error is: {found.faults[0]}")
+        raise UserError(f"no pair has two images that can be read; the first error is: {embeddings.faults[0]}")
     return Verification(
         weights=trained.fingerprint,
         fusion=fusion,
@@ -246,20 +246,20 @@ def verify(
         prior=prior,
         pairs=tuple(judged),
         correctness=correctness(judged),
-        skipped=tuple(found.faults),
+        skipped=tuple(embeddings.faults),
     )
 
 
 def judge(
     pairs: Sequence[ImagePair],
     images: Sequence[str],
-    found: Embeddings,
+    embeddings: Embeddings,
     similarities: Callable[[Tensor, Tensor], Tensor],
     threshold: Threshold,
     prior: float,
 ) -> list[JudgedPair]:
-    """Compute the verdict and probability of each pair from the similarities (P,) of rows (P,) of the images found."""
-    rows = {images[index]: row for row, index in enumerate(found.indices.tolist())}
+    """Compute the verdict and probability of each pair from the similarities (P,) of rows (P,) of the embeddings."""
+    rows = {images[index]: row for row, index in enumerate(embeddings.indices.tolist())}
     read = [pair for pair in pairs if pair.a in rows and pair.b in rows]
     sides = [pair.a for pair in read], [pair.b for pair in read]
     first, second = (torch.tensor([rows[name] for name in side], dtype=torch.int64) for side in sides)

@@ -216,13 +216,13 @@ def write_lancedb(folder: EmbeddingFolder, to: Destination) -> list[str]:
         connection: Any = lancedb.connect(to.target)
         mode = "create"
         try:
-            found = connection.open_table(to.table).schema.metadata or {}
+            metadata = connection.open_table(to.table).schema.metadata or {}
         except ValueError as error:  # raised also for a table whose creation was killed
             if "was not found" not in str(error):
                 raise
         else:
             mode = "overwrite"
-            to.check_replaceable(found.get(MANIFEST.encode(), b"").decode())
+            to.check_replaceable(metadata.get(MANIFEST.encode(), b"").decode())
         connection.create_table(to.table, pa.RecordBatchReader.from_batches(schema, batches()), mode=mode)
     return []
 

@@ -160,9 +160,9 @@ def figures_of(run: RunFolder, config: HubConfig) -> CardFigures | None:
     """Return the metrics of a model on test classes: of ``dmlkit eval``, with intervals, else of training."""
     stored = run.evaluations / f"test-{config.model.checkpoint}.json"
     with suppress(OSError, ValueError):
-        found = CardFigures.model_validate(json.loads(stored.read_text(encoding="utf-8")))
-        if found.question.get("weights") == config.model.fingerprint:
-            return found
+        figures = CardFigures.model_validate(json.loads(stored.read_text(encoding="utf-8")))
+        if figures.question.get("weights") == config.model.fingerprint:
+            return figures
     with suppress(UserError):
         summary = Summary.read(run.summary_path)
         scored = summary.best if config.model.checkpoint == "best" else summary.last
@@ -353,9 +353,9 @@ def _low_rank(name: str, module: nn.Module, down: Tensor, up: Tensor) -> dict[st
 def _updated(network: nn.Module) -> Iterator[tuple[str, nn.Module, LowRankUpdate]]:
     """Yield the name of a module, the module, and its low-rank update."""
     for name, module in list(network.named_modules()):
-        for found in dict(getattr(module, "parametrizations", {})).values():
-            if isinstance(found[0], LowRankUpdate):
-                yield name, module, found[0]
+        for updates in dict(getattr(module, "parametrizations", {})).values():
+            if isinstance(updates[0], LowRankUpdate):
+                yield name, module, updates[0]
 
 
 def _merged_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

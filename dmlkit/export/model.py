@@ -162,18 +162,18 @@ def parity_samples(trained: TrainedModel) -> tuple[list[Tensor], list[Tensor]]:
     """Return a few samples of the test split, or of all images if there is none, evenly spaced; and as model inputs."""
     dataset = trained.recipe.dataset.build(trained.recipe.dataset.default_split)
     trained.model.check_takes(dataset)
-    count, found, faults = min(PARITY_IMAGES, len(dataset)), list[Tensor](), list[str]()
+    count, samples, faults = min(PARITY_IMAGES, len(dataset)), list[Tensor](), list[str]()
     for index in range(count):
         try:
-            found.append(dataset.sample(index * len(dataset) // count))
+            samples.append(dataset.sample(index * len(dataset) // count))
         except BadImageError as error:
             faults.append(str(error))
-    if not found:
+    if not samples:
         raise UserError(f"cannot check the export against real images: {faults[0]}")
     if trained.recipe.transform is None:
-        return found, found
+        return samples, samples
     transform = trained.recipe.transform.evaluation()
-    return found, [transform(sample) for sample in found]
+    return samples, [transform(sample) for sample in samples]
 
 
 def write_onnx(

@@ -124,8 +124,8 @@ def _validation_scores(
     return ValidationScores(images=len(images), fp32=values[0], lowered=values[1])
 
 
-def _metric(trained: TrainedModel, found: Embeddings) -> float:
-    return retrieval_metrics(found.points, found.labels, manifold=trained.manifold, metrics=[METRIC])[METRIC]
+def _metric(trained: TrainedModel, embeddings: Embeddings) -> float:
+    return retrieval_metrics(embeddings.points, embeddings.labels, manifold=trained.manifold, metrics=[METRIC])[METRIC]
 
 
 def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:
@@ -164,10 +164,10 @@ def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:
             "extra_options": {"MatMulConstBOnly": True},
         }
         quantize_static(simplified, result, Samples(), **{**chosen, **options})
-        found = onnx.load(result)
-    if not any(node.op_type == "DequantizeLinear" for node in found.graph.node):
+        quantized = onnx.load(result)
+    if not any(node.op_type == "DequantizeLinear" for node in quantized.graph.node):
         raise UserError("--precision int8: the model has no layer that onnxruntime quantizes; use --precision fp32")
-    return found
+    return quantized
 
 
 def small_layers(graph: Any) -> list[str]:
@@ -190,15 +190,15 @@ def to_fp16(graph: Any) -> Any:
     if last < 0:
         raise UserError("--precision fp16: the model has no weighted layer; use --precision fp32")
     after = [node.name for node in graph.graph.node[last + 1 :]]
-    found = convert_float_to_float16(graph, keep_io_types=True, node_block_list=after)
+    converted = convert_float_to_float16(graph, keep_io_types=True, node_block_list=after)
     first: dict[str, int] = {}
-    for row, node in enumerate(found.graph.node):
+    for row, node in enumerate(converted.graph.node):
         first.setdefault(node.output[0], row)
     # the same cast is there once per node that needs it, with the same names
-    for row in sorted({*range(len(found.graph.node))} - {*first.values()}, reverse=True):
-        del found.graph.node[row]
-    _stay_in_float32(found.graph.node)
-    return found
+    for row in sorted({*range(len(converted.graph.node))} - {*first.values()}, reverse=True):
+        del converted.graph.node[row]
+    _stay_in_float32(converted.graph.node)
+    return converted
 
 
 def _stay_in_float32(nodes: Any) -> None:

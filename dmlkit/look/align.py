@@ -60,7 +60,7 @@ def align(
         checkpoint: checkpoint of the run. Default: best, otherwise last.
 
     Returns:
-        What was found, and the folder.
+        What was older_points, and the folder.
     """
     kind = require_source(older)
     if kind not in ("embeddings", "gallery"):
@@ -69,27 +69,27 @@ def align(
         )
     output = aligned_place(run, output)
     fabric, folder = start_ranks(device), RunFolder(run)
-    trained, found = load_model(folder, fabric, checkpoint), open_points(older)
+    trained, older_points = load_model(folder, fabric, checkpoint), open_points(older)
     check_place(output, [images, trained.recipe.dataset.data_root], is_run=True)
-    manifest = found.manifest
+    manifest = older_points.manifest
     assert manifest is not None  # of embeddings and galleries
     check_can_be_mapped(trained, run, manifest, older)
-    dataset, rows = shared_images(dataset_of(images, "test", trained.recipe), found)
+    dataset, rows = shared_images(dataset_of(images, "test", trained.recipe), older_points)
     check_enough(len(dataset), trained, f"{images}: has {len(dataset)} images of {older}")
     embedded = embed_files(trained, fabric, dataset, str(images), bar)
     dataset, rows = PickedSamples(dataset, embedded.indices, embedded.labels), rows[embedded.indices]
     check_enough(len(dataset), trained, f"{images}: {len(dataset)} images of {older} can be read")
-    for _ in found.blocks(BLOCK_ROWS):
+    for _ in older_points.blocks(BLOCK_ROWS):
         pass  # a damaged row would spoil the map
-    labels = [item.label for item in found.items_at(rows)]
+    labels = [item.label for item in older_points.items_at(rows)]
     own = dataset.label_names(dataset.labels)
-    if trained.recipe.dataset.label_separator is not None or separator_of(found) is not None:
+    if trained.recipe.dataset.label_separator is not None or separator_of(older_points) is not None:
         labels = own = [None] * len(rows)  # images with several labels have to find themselves
     shared = SharedImages(
         embedded.points,
-        found.points_at(rows),
+        older_points.points_at(rows),
         [label or other for label, other in zip(labels, own, strict=True)],
-        (trained.manifold, found.manifold),
+        (trained.manifold, older_points.manifold),
     )
     point_map, parts, chosen = shared.choice()
     alignment = Alignment(
@@ -105,12 +105,12 @@ def align(
     return alignment, output
 
 
-def check_enough(count: int, trained: TrainedModel, found: str) -> None:
+def check_enough(count: int, trained: TrainedModel, start: str) -> None:
     """Raise an error unless there are twice as many images as dimensions, of which half fit the map."""
     least = 2 * trained.manifold.dim
     if count < least:
         raise UserError(
-            f"{found}; expected at least {least}, twice the {trained.manifold.dim} dimensions of the newer run: "
+            f"{start}; expected at least {least}, twice the {trained.manifold.dim} dimensions of the newer run: "
             "name more of the older images"
         )
 

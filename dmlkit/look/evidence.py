@@ -52,12 +52,12 @@ def run_evidence(path: Path, run: EvaluatedRun, regions: str, *, fabric: Ranks, 
     split = cast(Split, run.report.split)
     trained.recipe.dataset.require_one_label(f"--evidence {regions}")
     dataset = trained.recipe.dataset.build(split)
-    found = split_embeddings(folder, trained, fabric, dataset, split, bar=bar)
-    return evidence_of(trained, dataset, found, list(run.per_query)[-1], regions, bar=bar)
+    embeddings = split_embeddings(folder, trained, fabric, dataset, split, bar=bar)
+    return evidence_of(trained, dataset, embeddings, list(run.per_query)[-1], regions, bar=bar)
 
 
 def evidence_of(
-    trained: TrainedModel, dataset: Dataset, found: Embeddings, metric: str, regions: str, *, bar: Bar = no_bar
+    trained: TrainedModel, dataset: Dataset, embeddings: Embeddings, metric: str, regions: str, *, bar: Bar = no_bar
 ) -> Evidence:
     r"""Measure how much of a retrieval metric comes from outside of regions.
 
@@ -72,7 +72,7 @@ def evidence_of(
     reason, the share is 1/2 too.
 
     Args:
-        found: its points of the whole images.
+        embeddings: its points of the whole images.
         metric: name of a metric with a value per query.
         regions: ``center``, or the path of a table with the columns ``path`` and ``x1 y1 x2 y2``, ``x y width height``
             (several rows of an image are united) or ``mask``, an image whose pixels that are not black are the inside.
@@ -80,15 +80,15 @@ def evidence_of(
     """
     if not trained.samples.has_pixels:
         raise UserError(f"--evidence {regions}: looks at regions of images, got {trained.samples.name}s; leave it out")
-    parts = _parts(trained, dataset, found.indices, regions, bar)
-    constant = found.points[:1].expand_as(found.points).contiguous()
+    parts = _parts(trained, dataset, embeddings.indices, regions, bar)
+    constant = embeddings.points[:1].expand_as(embeddings.points).contiguous()
     configs: list[MetricConfig] = metric_configs([metric])
 
     def per_query(points: Tensor) -> tuple[Tensor, Tensor]:
-        evaluation = score_dataset(found._replace(points=points), dataset, trained.manifold, configs)
+        evaluation = score_dataset(embeddings._replace(points=points), dataset, trained.manifold, configs)
         return evaluation.scores.per_query[metric].double(), evaluation.labels
 
-    compared = (found.points, parts.inside, parts.outside, constant)
+    compared = (embeddings.points, parts.inside, parts.outside, constant)
     (both, classes), (inside, _), (outside, _), (chance, _) = map(per_query, compared)
     gain = both - chance
     share = None
@@ -183,12 +183,12 @@ def read_regions(table: Path, dataset: Dataset, rows: Tensor) -> Callable[[int, 
     option = f"--evidence {table}"
     if any(dataset.box(int(row)) is not None for row in rows[:1]):
         raise UserError(f"{option}: the images of this run are cropped to boxes; use --evidence {CENTER}")
-    found = read_images_table(table, None)
-    has_boxes = BOX[0] in found.column_names
+    regions = read_images_table(table, None)
+    has_boxes = BOX[0] in regions.column_names
     if not has_boxes:
-        found = read_images_table(table, MASK)
-    names: list[str] = text_column(found, str(table), "path").to_pylist()
-    columns = zip(*(found[name].to_pylist() for name in (BOX if has_boxes else (LABEL,))), strict=True)
+        regions = read_images_table(table, MASK)
+    names: list[str] = text_column(regions, str(table), "path").to_pylist()
+    columns = zip(*(regions[name].to_pylist() for name in (BOX if has_boxes else (LABEL,))), strict=True)
     given: defaultdict[str, Values] = defaultdict(list)
     for name, value in zip(names, columns, strict=True):
         for key in {name, absolute(table.parent / name)} if None not in value else ():
@@ -229,9 +229,9 @@ def _masks(table: Path, names: Values, height: int, width: int) -> Tensor:
     for (name,) in names:
         drawn = read_image(str(table.parent / str(name))).amax(0) > 0
         if drawn.shape != inside.shape:
-            found = " x ".join(map(str, drawn.shape[::-1]))
+            sizes = " x ".join(map(str, drawn.shape[::-1]))
             raise UserError(
-                f"--evidence {table}: the mask {name} has {found} pixels, but its image has {width} x {height}"
+                f"--evidence {table}: the mask {name} has {sizes} pixels, but its image has {width} x {height}"
             )
         inside |= drawn
     return inside

@@ -127,12 +127,12 @@ class SharedImages:
         centered = not isinstance(self.spaces[1], Sphere)
         return fit_map(self.new[rows], self.old[rows], centered=centered, shrinkage=shrinkage)
 
-    def error(self, found: PointMap, rows: Tensor) -> float:
+    def error(self, point_map: PointMap, rows: Tensor) -> float:
         """Compute the mean squared distance of mapped points from the older ones over some of the images."""
-        apart = found(self.new[rows], self.spaces[1]).double() - self.old[rows].double()
+        apart = point_map(self.new[rows], self.spaces[1]).double() - self.old[rows].double()
         return float(apart.square().sum(1).mean())
 
-    def figures(self, found: PointMap, parts: Parts) -> dict[str, Any]:
+    def figures(self, point_map: PointMap, parts: Parts) -> dict[str, Any]:
         """Measure retrieval within and between the models on the images that measure.
 
         Returns:
@@ -145,7 +145,7 @@ class SharedImages:
         codes = {name: code for code, name in enumerate(sizes)}
         labels = torch.tensor([codes[name] for name in names]) if by_label else rows
         old, new = self.old[parts.measure], self.new[parts.measure]
-        mapped, space = found(new, self.spaces[1]), self.spaces[1]
+        mapped, space = point_map(new, self.spaces[1]), self.spaces[1]
         asked = {("new, mapped", "old"): (mapped, old, space), ("new, mapped", "new, mapped"): (mapped, mapped, space)}
         if new.shape == old.shape:
             asked = {("new", "old"): (new, old, space), **asked}

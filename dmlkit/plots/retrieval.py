@@ -58,11 +58,11 @@ def plot_retrieval(
 def retrieval_panel(embedded: EmbeddedSplit, queries: int, neighbors: int, seed: int, bar: Bar) -> RetrievalPanel:
     """Choose the worst queries by map@r, at most two per class, and as many random ones, and find their neighbors."""
     rows, dataset = embedded.rows, embedded.dataset
-    found = Embeddings(embedded.points, embedded.labels, rows, [])
+    embeddings = Embeddings(embedded.points, embedded.labels, rows, [])
     try:
         with bar("ranking", len(rows)) as advance:
             space, fabric = embedded.trained.manifold, embedded.fabric
-            scores = score_dataset(found, dataset, space, [MapAtRConfig()], fabric=fabric, advance=advance).scores
+            scores = score_dataset(embeddings, dataset, space, [MapAtRConfig()], fabric=fabric, advance=advance).scores
     except ValueError as error:
         raise UserError(f"cannot search in the {embedded.split} split: {error}") from error
     scored = torch.arange(len(rows)) if dataset.query is None else dataset.query[rows].nonzero()[:, 0]

@@ -144,8 +144,8 @@ def pretrained_points(embedded: EmbeddedSplit, bar: Bar = no_bar) -> Points:
     recipe, dataset, fabric = embedded.trained.recipe, embedded.dataset, embedded.fabric
     with files_of_run(embedded.run):
         before = pretrained_model(recipe, dataset.num_features, fabric)
-    found = split_embeddings(embedded.run, before, fabric, dataset, embedded.split, bar=bar)
-    return Points(found.points, found.labels, before.manifold.cpu())
+    embeddings = split_embeddings(embedded.run, before, fabric, dataset, embedded.split, bar=bar)
+    return Points(embeddings.points, embeddings.labels, before.manifold.cpu())
 
 
 def counted(points: Points, split: str) -> ScoreHistograms:

@@ -350,11 +350,11 @@ class ReviewFolder:
 
     def _repeated(self) -> np.ndarray:
         """Return the labels, (N,) bool, of images in groups that were asked about."""
-        found = np.zeros(self.review.labels, dtype=bool)
+        repeated = np.zeros(self.review.labels, dtype=bool)
         for row in {one.row for one in self._asked} | set(self._answers):
-            if row < len(found):
-                found[self.alike(row)] = True
-        return found
+            if row < len(repeated):
+                repeated[self.alike(row)] = True
+        return repeated
 
     def _add(self, entries: Sequence[Entry]) -> None:
         self._journal.append(entries)

@@ -77,15 +77,15 @@ class Journal:
         except OSError as error:
             raise UserError(f"{self.path}: cannot read this file: {error.strerror or error}") from error
         whole = content[: content.rfind(b"\n") + 1]
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for line in whole.splitlines():
             try:
-                found.append(Entry.model_validate_json(line))
+                entries.append(Entry.model_validate_json(line))
             except ValidationError:
                 text = excerpt(line.decode(errors="replace"))
                 raise UserError(f"{self.path}: expected a question or an answer, got the damaged line {text}") from None
         self._read, self._file = start + len(whole), status.st_ino
-        return is_other, found
+        return is_other, entries
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Add entries, and return when the disk has them. The caller is the only writer, and has called `new`."""
@@ -123,7 +123,7 @@ def _keep_name(folder: Path) -> None:
 
 
 def next_question(
-    found: LabelAudit,
+    state: LabelAudit,
     left: np.ndarray,
     wrong: float,
     audit: float,
@@ -143,19 +143,19 @@ def next_question(
     rows = np.flatnonzero(left)
     doubtful = rows if repeated is None else rows[~repeated[rows]]
     is_draw = random.random() < audit or not len(doubtful)
-    if is_draw or best_doubtful(found, found.probabilities[rows], int(wrong * len(left))) == 0:
+    if is_draw or best_doubtful(state, state.probabilities[rows], int(wrong * len(left))) == 0:
         return LabelQuestion(row=int(random.choice(rows)), is_draw=True)
-    return LabelQuestion(row=int(doubtful[found.probabilities[doubtful].argmin()]), is_draw=False)
+    return LabelQuestion(row=int(doubtful[state.probabilities[doubtful].argmin()]), is_draw=False)
 
 
-def best_doubtful(found: LabelAudit, probabilities: np.ndarray, most: int) -> int:
+def best_doubtful(state: LabelAudit, probabilities: np.ndarray, most: int) -> int:
     """Return after how many of the most doubtful labels only draws should follow, for the fewest answers in all.
 
     Args:
         probabilities: (R,), of the labels that were not asked about.
         most: largest number of wrong labels to reach.
     """
-    doubts = np.sort(found.optimism * (1 - probabilities))[::-1].clip(max=1)
+    doubts = np.sort(state.optimism * (1 - probabilities))[::-1].clip(max=1)
     checked = np.arange(len(doubts))
     expected = doubts.sum() - np.concatenate([[0.0], doubts.cumsum()[:-1]])
-    return int((checked + found.draws_until(most, expected, doubts.size - checked.astype(np.float64))).argmin())
+    return int((checked + state.draws_until(most, expected, doubts.size - checked.astype(np.float64))).argmin())

@@ -89,14 +89,16 @@ def measure(
                 labels = _labeled(points, order[:half], count, rounds, None if is_random else (rule, threshold))
                 curve.append([_accuracy(points, codes, rows, order[half:]) for rows in labels])
                 advance(1)
-    found: list[CurvePoint] = []
+    curve_points: list[CurvePoint] = []
     for place in range(rounds):
         selected, random = ([one[place] for one in curve] for curve in curves)
         change = paired_runs(random, selected)
-        found.append(CurvePoint(count * (place + 1), sum(selected) / seeds, sum(random) / seeds, change))
+        curve_points.append(CurvePoint(count * (place + 1), sum(selected) / seeds, sum(random) / seeds, change))
     selected, random = ([sum(one[1:]) / (rounds - 1) for one in curve] for curve in curves)
     classes = len(codes[known].unique())
-    return LearningCurve(tuple(found), paired_runs(random, selected), len(known), len(known) - half, classes, seeds)
+    return LearningCurve(
+        tuple(curve_points), paired_runs(random, selected), len(known), len(known) - half, classes, seeds
+    )
 
 
 def _labeled(

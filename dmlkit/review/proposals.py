@@ -73,11 +73,11 @@ class Review(Document, frozen=True):
     @cached_property
     def members(self) -> dict[int, list[int]]:
         """Rows of each group."""
-        found: defaultdict[int, list[int]] = defaultdict(list)
+        rows: defaultdict[int, list[int]] = defaultdict(list)
         for row, one in enumerate(self.proposals):
             if one.group is not None:
-                found[one.group].append(row)
-        return dict(found)
+                rows[one.group].append(row)
+        return dict(rows)
 
 
 def propose(
@@ -99,27 +99,27 @@ def propose(
         )
     identifier = Identifier(searched, second=matches)
     numbers = None if matches is None else matches.ask(asked, images, model, bar=bar)
-    found = identifier.answers(asked, [None] * len(asked), numbers=numbers)
-    rows = [row for row, one in enumerate(found.answers) if one.label != UNKNOWN and one.probability is not None]
+    identified = identifier.answers(asked, [None] * len(asked), numbers=numbers)
+    rows = [row for row, one in enumerate(identified.answers) if one.label != UNKNOWN and one.probability is not None]
     if not rows:
         raise UserError(
             f"{images}: no image gets a label with a probability from {gallery}; expected at least 10 labeled images "
             f"whose label others have, and a threshold that some of these images reach; see dmlkit calibrate "
             f"{command_word(gallery)}"
         )
-    unknown = [row for row, one in enumerate(found.answers) if one.label == UNKNOWN]
+    unknown = [row for row, one in enumerate(identified.answers) if one.label == UNKNOWN]
     closest, close = pair_thresholds(searched)
     points = in_memory(asked)
     groups = [[rows[one] for one in group] for group in _groups(points, rows, closest)]
     groups += [[unknown[one] for one in group] for group in _groups(points, unknown, close)]
     group_of = {row: number for number, group in enumerate(groups) for row in group}
-    labels = {row: found.answers[row].label for row in rows}
-    near = list(found.neighbors.neighbors())
+    labels = {row: identified.answers[row].label for row in rows}
+    near = list(identified.neighbors.neighbors())
     proposals = tuple(
         ProposedLabel(
             path=near[row][0],
             label=labels.get(row),
-            probability=(found.answers[row].probability or 0.0) if row in labels else 0.0,
+            probability=(identified.answers[row].probability or 0.0) if row in labels else 0.0,
             id=content_id(near[row][0]),
             group=group_of.get(row),
             nearest=tuple(str(one.item.id) for one in near[row][1][:NEAREST]),
@@ -138,11 +138,11 @@ def pair_thresholds(searched: PointSet) -> tuple[float, float]:
     points = in_memory(searched)
     rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:SAMPLE]
     codes, drawn = points.class_codes()[1][rows], points.points[rows]
-    found: list[Tensor] = []
+    similarities: list[Tensor] = []
     for start, block in enumerate(drawn.split(256)):
         others = codes[start * 256 : start * 256 + len(block), None] != codes[None]
-        found.append(points.manifold.similarity(block, drawn)[others])
-    between = torch.cat(found).sort(descending=True).values
+        similarities.append(points.manifold.similarity(block, drawn)[others])
+    between = torch.cat(similarities).sort(descending=True).values
     if not len(between):
         return float("inf"), float("inf")
     return float(between[0]) + 1e-6, float(between[int(LOOSE * len(between))])

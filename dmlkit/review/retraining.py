@@ -216,17 +216,17 @@ def _gallery_images(gallery: Path, reviewed: set[str], bar: Bar) -> tuple[dict[s
     searched = open_searched(gallery, OWN_MODEL, bar)
     opened = gallery_of(searched)
     ids = [None] * len(searched) if opened is None else opened.ids
-    found, left_out = dict[str, str](), 0
+    by_path, left_out = dict[str, str](), 0
     with bar("reading the gallery", len(ids)) as advance:
         for name, path, label in zip(ids, searched.paths, searched.labels, strict=True):
             advance(1)
             if label is None or name in reviewed:
                 continue
             if name == content_id(path) or (name is None and Path(path).is_file()):
-                found[os.path.abspath(path)] = label  # noqa: PTH100 - Path.resolve would follow links
+                by_path[os.path.abspath(path)] = label  # noqa: PTH100 - Path.resolve would follow links
             else:
                 left_out += 1
-    return found, left_out
+    return by_path, left_out
 
 
 def _is_held_out(review: ReviewFolder, row: int) -> bool:

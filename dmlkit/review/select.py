@@ -174,14 +174,14 @@ def choose(
     nearest, margins = torch.full((len(images),), -torch.inf), torch.full((len(images),), torch.nan)
     if names:
         decider = Decider(labeled, codes.numpy(), "nearest")
-        found = list[Decision]()
+        decisions = list[Decision]()
         with bar("comparing", len(images)) as advance:
             for block in images.blocks(BLOCK_ROWS):
-                found += decider.decide(block)
+                decisions += decider.decide(block)
                 advance(len(block))
-        guesses = [names[one.code] for one in found]
-        nearest = torch.tensor([one.score for one in found])
-        margins = torch.tensor([torch.nan if one.margin is None else one.margin for one in found])
+        guesses = [names[one.code] for one in decisions]
+        nearest = torch.tensor([one.score for one in decisions])
+        margins = torch.tensor([torch.nan if one.margin is None else one.margin for one in decisions])
     both = torch.cat([labeled.points, images.points])
     origin = float(images.manifold.paired_similarity(both, both).max())
     pool = Pool(images.manifold, images.points, nearest, margins, origin)
@@ -286,8 +286,8 @@ def coverage(
     distance, weights, others = pool.distance()[covered], pool.weights[covered], pool.points[covered]
 
     def gains_of(candidates: Tensor) -> Tensor:
-        found = pool.origin - pool.manifold.similarity(pool.points[candidates], others)
-        return (distance - found).clamp(min=0) @ weights
+        apart = pool.origin - pool.manifold.similarity(pool.points[candidates], others)
+        return (distance - apart).clamp(min=0) @ weights
 
     whole = float(distance @ weights) or 1.0
     gains = torch.cat([gains_of(part) for part in torch.arange(len(pool)).split(TRIED)])

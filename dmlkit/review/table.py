@@ -52,25 +52,25 @@ def review(
         state = folder / REVIEW_MARK
         if not state.exists():
             propose(gallery, images, wrong, audit, model=model, bar=bar).write(state)
-        found = ReviewFolder(folder)
-        if (found.review.gallery, found.review.images) != (str(gallery), str(images)):
+        opened = ReviewFolder(folder)
+        if (opened.review.gallery, opened.review.images) != (str(gallery), str(images)):
             raise UserError(
-                f"--output {folder}: this is a review of {found.review.images} in {found.review.gallery}; choose "
+                f"--output {folder}: this is a review of {opened.review.images} in {opened.review.gallery}; choose "
                 "another folder"
             )
-        found.set_shares(wrong, audit)
-    before = found.new_labels()
-    found.reply(_answers(folder / QUESTIONS, found), REVIEWER)
-    found.ask(ask)
-    write_tables(found, ask)
-    return found, [label for label in found.new_labels() if label not in before]
+        opened.set_shares(wrong, audit)
+    before = opened.new_labels()
+    opened.reply(_answers(folder / QUESTIONS, opened), REVIEWER)
+    opened.ask(ask)
+    write_tables(opened, ask)
+    return opened, [label for label in opened.new_labels() if label not in before]
 
 
-def _answers(path: Path, found: ReviewFolder) -> dict[int, str]:
+def _answers(path: Path, opened: ReviewFolder) -> dict[int, str]:
     """Read what a person wrote, by row; a table without answers is that of an interrupted command."""
     if not path.exists():
         return {}
-    rows = {proposal.path.strip(): row for row, proposal in enumerate(found.review.proposals)}
+    rows = {proposal.path.strip(): row for row, proposal in enumerate(opened.review.proposals)}
     answers: dict[int, str] = {}
     for number, line in read_csv(path).rows():
         name, answer = line.get("path"), line.get("answer")
@@ -87,14 +87,14 @@ def _answers(path: Path, found: ReviewFolder) -> dict[int, str]:
     return answers
 
 
-def write_tables(found: ReviewFolder, ask: int) -> None:
+def write_tables(opened: ReviewFolder, ask: int) -> None:
     """Write the questions that wait, first those on labels and then one per group of unknown images, and all labels."""
-    proposals = found.review.proposals
-    unknown = [group[0] for group in found.ask_unknown()]
-    asked = list(dict.fromkeys([*(one.row for one in found.waiting), *unknown]))[:ask]
-    questions = ([proposals[row].path, found.stated(row) or "", ""] for row in asked)
-    write_table(found.folder / QUESTIONS, COLUMNS, questions, keeps_old=True)
-    images = Path(found.review.images)
+    proposals = opened.review.proposals
+    unknown = [group[0] for group in opened.ask_unknown()]
+    asked = list(dict.fromkeys([*(one.row for one in opened.waiting), *unknown]))[:ask]
+    questions = ([proposals[row].path, opened.stated(row) or "", ""] for row in asked)
+    write_table(opened.folder / QUESTIONS, COLUMNS, questions, keeps_old=True)
+    images = Path(opened.review.images)
     root = images if images.is_dir() else images.parent
-    named = ((str(Path(path).relative_to(root)), label) for path, label in found.labeled())
-    write_table(found.folder / LABELS, COLUMNS[:2], named, is_data=True, keeps_old=True)
+    named = ((str(Path(path).relative_to(root)), label) for path, label in opened.labeled())
+    write_table(opened.folder / LABELS, COLUMNS[:2], named, is_data=True, keeps_old=True)

@@ -134,7 +134,7 @@ class _Reader:
             state = "failed"
         elif any(RunFolder(path).holds_run() for path in models):
             state = "stopped"
-        found = {
+        fields = {
             "folder": name,
             "state": state,
             "epochs": sum(epochs for epochs, _, _ in far),
@@ -142,7 +142,7 @@ class _Reader:
             "seconds": round(sum(seconds for _, _, seconds in far), 1),
             "reason": reason if state == "failed" else None,
         }
-        return self._waiting(variant, label, seed).model_copy(update=found)
+        return self._waiting(variant, label, seed).model_copy(update=fields)
 
     def _waiting(self, variant: str, label: str | None, seed: int) -> RunStatus:
         training = self._training(variant)
@@ -200,8 +200,8 @@ def format_duration(seconds: float) -> str:
 
 def parse_duration(text: str, option: str) -> int:
     """Parse a duration in hours, minutes and seconds and return it in seconds."""
-    found = WRITTEN.fullmatch(text)
-    hours, minutes, seconds = (int(number or 0) for number in found.groups()) if found else (0, 0, 0)
+    match = WRITTEN.fullmatch(text)
+    hours, minutes, seconds = (int(number or 0) for number in match.groups()) if match else (0, 0, 0)
     total = 3600 * hours + 60 * minutes + seconds
     if not total:
         raise UserError(f"{option} {text!r}: expected hours, minutes and seconds, above 0, e.g. 90m, 2h or 1h30m")

@@ -226,7 +226,6 @@ def test_the_command_prints_the_share_and_refuses_what_does_not_go_with_it(
             (tmp_path / "x.npy", "--labels", tmp_path / "x.npy", "--evidence", "center"),
             "--evidence center: applies to a run",
         ),
-        ((run / "embeddings" / "test", "--evidence", "center"), "--evidence center: applies to a run"),
     ):
         refused = dmlkit("eval", *words)
         assert refused.code == 2 and message in refused.err and "Traceback" not in refused.err, refused.err

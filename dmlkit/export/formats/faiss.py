@@ -158,10 +158,10 @@ def cost_of(folder: EmbeddingFolder, path: Path, precision: IndexPrecision) -> s
     if count == 1:
         return saved
     asked = pack(queries) if precision == "binary" else queries
-    found = index.search(asked, count)[1]
+    retrieved = index.search(asked, count)[1]
     _, nearest = faiss.knn(queries, points, count, metric=faiss.METRIC_INNER_PRODUCT)  # without a copy of the points
     # an image may come after others that are equal to it
     best = [[other for other in line if other != row][: count - 1] for line, row in zip(nearest, rows, strict=True)]
-    mine = [[other for other in line if other != row][: count - 1] for line, row in zip(found, rows, strict=True)]
+    mine = [[other for other in line if other != row][: count - 1] for line, row in zip(retrieved, rows, strict=True)]
     share = np.mean([len({*left} & {*right}) for left, right in zip(best, mine, strict=True)]) / (count - 1)
     return f"{saved}; it finds {share:.3f} of the {count - 1} nearest of {len(rows)} images of the index"

@@ -100,25 +100,27 @@ def inspect(
     points = in_memory(
         open_points(source, split=split, overrides=overrides, labels=labels, manifold=manifold, model=model, bar=bar)
     )
-    found = _look(points, bar)
-    unlabeled = int((found.labels < 0).sum())
+    inspection = _look(points, bar)
+    unlabeled = int((inspection.labels < 0).sum())
     if unlabeled:
-        return replace(found, notes=(*found.notes, f"{unlabeled} of {len(found.labels)} images have no label"))
+        return replace(
+            inspection, notes=(*inspection.notes, f"{unlabeled} of {len(inspection.labels)} images have no label")
+        )
     try:
         report, evaluation = evaluate_points(points, bar=bar)
     except UserError as error:  # a single class, or no class with two images
-        return replace(found, notes=(*found.notes, str(error)))
-    return replace(found, report=report, evaluation=evaluation, rows=evaluation.scores.queries)
+        return replace(inspection, notes=(*inspection.notes, str(error)))
+    return replace(inspection, report=report, evaluation=evaluation, rows=evaluation.scores.queries)
 
 
 def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str, bar: Bar) -> ModelInspection:
     fabric, run = start_ranks(device), RunFolder(path)
     trained = load_model(run, fabric, overrides=overrides)
     trained.recipe.dataset.require_one_label(str(path))
-    found = _look(split_points(run, trained, fabric, split, bar), bar)
-    others = found.collection if split == "train" else split_points(run, trained, fabric, "train", bar)
-    history = _history(run, trained, split, found.collection, others)
-    return _scored(replace(found, history=history), trained, fabric, split, path, bar)
+    inspection = _look(split_points(run, trained, fabric, split, bar), bar)
+    others = inspection.collection if split == "train" else split_points(run, trained, fabric, "train", bar)
+    history = _history(run, trained, split, inspection.collection, others)
+    return _scored(replace(inspection, history=history), trained, fabric, split, path, bar)
 
 
 def _history(
@@ -133,10 +135,10 @@ def _history(
 
 
 def _scored(
-    found: ModelInspection, trained: TrainedModel, fabric: Ranks, split: Split, path: Path, bar: Bar
+    inspection: ModelInspection, trained: TrainedModel, fabric: Ranks, split: Split, path: Path, bar: Bar
 ) -> ModelInspection:
     """Add the metrics of the recipe, as ``dmlkit eval`` computes them."""
-    images = found.collection
+    images = inspection.collection
     dataset, ids = images.dataset, images.rows
     assert dataset is not None and ids is not None
     embeddings = Embeddings(images.points, dataset.labels[ids], ids, list(images.skipped))
@@ -146,13 +148,15 @@ def _scored(
                 embeddings, dataset, trained.manifold, trained.recipe.metrics, fabric=fabric, advance=advance
             )
     except ValueError as error:
-        return replace(found, notes=(*found.notes, f"cannot evaluate the {split} split: {error}"))
+        return replace(inspection, notes=(*inspection.notes, f"cannot evaluate the {split} split: {error}"))
     queries = torch.arange(len(ids)) if dataset.query is None else dataset.query[ids].nonzero()[:, 0]
     report = Report.of(evaluation, str(path), split, epoch=trained.epoch)
-    notes = found.notes
+    notes = inspection.notes
     if dataset.query is not None:
         notes = (*notes, "neighbors are searched among all images here; the metrics are those of queries and gallery")
-    return replace(found, evaluation=evaluation, report=report, rows=queries[evaluation.scores.queries], notes=notes)
+    return replace(
+        inspection, evaluation=evaluation, report=report, rows=queries[evaluation.scores.queries], notes=notes
+    )
 
 
 @torch.no_grad()

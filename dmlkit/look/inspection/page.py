@@ -13,70 +13,70 @@ from dmlkit.vectors.progress_bar import Bar, no_bar
 HERE = Path(__file__).parent
 
 
-def write_inspection(found: ModelInspection, path: Path, title: str, *, bar: Bar = no_bar) -> int:
+def write_inspection(inspection: ModelInspection, path: Path, title: str, *, bar: Bar = no_bar) -> int:
     """Write the page atomically.
 
     Returns:
         The number of pictures that are placeholders, or missing in the map, because their images are missing.
     """
-    data, missing = page_data(found, bar=bar)
-    scored, history = found.evaluation is not None, found.history
-    labeled = found.neighbors is not None and len(found.names) > 1
+    data, missing = page_data(inspection, bar=bar)
+    scored, history = inspection.evaluation is not None, inspection.history
+    labeled = inspection.neighbors is not None and len(inspection.names) > 1
     sections: list[tuple[str, str, bool, Callable[[ModelInspection], list[Block]]]] = [
         ("figures", "Figures", True, _figures),
-        ("similarities", "Similarities of pairs", found.histograms is not None, _histograms),
+        ("similarities", "Similarities of pairs", inspection.histograms is not None, _histograms),
         ("worst", "Worst queries", scored, worst),
         ("confused", "Confused classes", scored, confusions),
         ("classes", "Classes", scored, lambda _: [("classes", None)]),
         ("suspects", "Suspected wrong labels", labeled, suspected),
         ("alike", "Similar across labels", labeled, similar),
         ("leaks", "Similar across splits", history is not None, leaks),
-        ("map", "Map", True, lambda found: [("map", found.planes)]),
+        ("map", "Map", True, lambda inspection: [("map", inspection.planes)]),
         ("training", "Training", history is not None and bool(history.rows), _curves),
         ("recipe", "Recipe", history is not None, _recipe),
     ]
-    shown = {(anchor, heading): blocks(found) for anchor, heading, is_there, blocks in sections if is_there}
+    shown = {(anchor, heading): blocks(inspection) for anchor, heading, is_there, blocks in sections if is_there}
     style, script = ((HERE / f"inspect.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     return write_blocks(path, title, sections=shown, style=style, script=script, data=data) + missing
 
 
-def _figures(found: ModelInspection) -> list[Block]:
-    images = found.collection
-    contents = f"{len(images):,} images of {len(found.names):,} classes, {images.source}; similarity: "
+def _figures(inspection: ModelInspection) -> list[Block]:
+    images = inspection.collection
+    contents = f"{len(images):,} images of {len(inspection.names):,} classes, {images.source}; similarity: "
     blocks: list[Block] = [("text", contents + images.manifold.similarity_name.replace("_", " "))]
-    if found.report is not None and found.evaluation is not None:
-        pretrained = found.history.pretrained if found.history else None
+    if inspection.report is not None and inspection.evaluation is not None:
+        pretrained = inspection.history.pretrained if inspection.history else None
         rows = [["metric", "value", "95 % interval", *(["pretrained"] if pretrained else []), "definition"]]
-        for name, value in found.report.metrics.items():
-            interval = found.report.intervals.get(name)
+        for name, value in inspection.report.metrics.items():
+            interval = inspection.report.intervals.get(name)
             row = [name, f"{value:.4f}", f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else ""]
             row += [f"{pretrained[name]:.4f}" if name in pretrained else ""] if pretrained else []
-            rows.append([*row, found.evaluation.scores.definitions[name]])
+            rows.append([*row, inspection.evaluation.scores.definitions[name]])
         blocks.append(("table", rows))
-    notes = [*found.notes, *(found.report.notes if found.report else ())]
+    notes = [*inspection.notes, *(inspection.report.notes if inspection.report else ())]
     if images.skipped:
         notes.append(f"{len(images.skipped)} images could not be read: {images.skipped[0]}")
     return [*blocks, *(("text", f"Note: {note}") for note in notes)]
 
 
-def _histograms(found: ModelInspection) -> list[Block]:
-    counts = found.histograms
+def _histograms(inspection: ModelInspection) -> list[Block]:
+    counts = inspection.histograms
     assert counts is not None
     edges = counts.edges.tolist()
     lines: list[ChartLine] = []
     for name, bins in (("same class", counts.same), ("different classes", counts.different)):
         share = bins.double() / max(1, int(bins.sum()))
         lines.append(steps(f"{name}: {int(bins.sum()):,} pairs", edges, share.tolist()))
-    name = found.collection.manifold.similarity_name.replace("_", " ")
+    name = inspection.collection.manifold.similarity_name.replace("_", " ")
     blocks: list[Block] = [("chart", line_chart("Share of the pairs by their similarity", lines, x_name=name))]
-    if counts.sampled < len(found.labels):
+    if counts.sampled < len(inspection.labels):
         blocks.append(("text", f"Pairs of different classes are from {counts.sampled:,} images drawn at random."))
     return blocks
 
 
-def _curves(found: ModelInspection) -> list[Block]:
-    assert found.history is not None
-    rows = found.history.rows
+def _curves(inspection: ModelInspection) -> list[Block]:
+    assert inspection.history is not None
+    rows = inspection.history.rows
     epochs = [float(row.epoch) for row in rows]
     loss = line_chart("Training loss", [ChartLine("loss", epochs, [row.loss for row in rows])], x_name="epoch")
     validated = [(float(row.epoch), row.validation) for row in rows if row.validation]
@@ -91,9 +91,9 @@ def _curves(found: ModelInspection) -> list[Block]:
     return [("chart", chart) for chart in charts]
 
 
-def _recipe(found: ModelInspection) -> list[Block]:
-    assert found.history is not None
-    return [("recipe", found.history.recipe.splitlines())]
+def _recipe(inspection: ModelInspection) -> list[Block]:
+    assert inspection.history is not None
+    return [("recipe", inspection.history.recipe.splitlines())]
 
 
 WIDTH, HEIGHT = 640, 240

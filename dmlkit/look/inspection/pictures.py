@@ -34,60 +34,65 @@ def picture(images: PointsInMemory, row: int, *lines: str, is_right: bool | None
     return Picture(images.short_paths[row], caption, images.picture(row) or b"", is_right)
 
 
-def worst(found: ModelInspection) -> list[Block]:
+def worst(inspection: ModelInspection) -> list[Block]:
     """Return the queries with the lowest values of the last metric, with their nearest neighbors."""
-    evaluation, rows, neighbors, images = found.evaluation, found.rows, found.neighbors, found.collection
+    evaluation, rows, neighbors, images = (
+        inspection.evaluation,
+        inspection.rows,
+        inspection.neighbors,
+        inspection.collection,
+    )
     assert evaluation is not None and rows is not None and neighbors is not None
     if not evaluation.scores.per_query:
         return [("text", "None of the metrics has values per query.")]
     name, values = list(evaluation.scores.per_query.items())[-1]
-    is_wrong = found.labels[neighbors.indices[rows]] != found.labels[rows, None]
+    is_wrong = inspection.labels[neighbors.indices[rows]] != inspection.labels[rows, None]
     wrong = neighbors.similarities[rows].double().masked_fill(~is_wrong, -torch.inf).amax(1)
     order = f"Lowest {name} first, ties by the most similar wrong image; at most two queries per class."
     blocks: list[Block] = [("text", order)]
-    for position in worst_queries(values, found.labels[rows], wrong, WORST).tolist():
+    for position in worst_queries(values, inspection.labels[rows], wrong, WORST).tolist():
         row = int(rows[position])
         nearest = [
             picture(images, other, f"{rank}.  {similarity:.4f}", is_right=images.labels[other] == images.labels[row])
-            for rank, other, similarity in _nearest(found, row)
+            for rank, other, similarity in _nearest(inspection, row)
         ]
         blocks.append(("shelf", Shelf(picture(images, row, f"{name} {float(values[position]):.4f}"), nearest)))
     return blocks
 
 
-def confusions(found: ModelInspection) -> list[Block]:
+def confusions(inspection: ModelInspection) -> list[Block]:
     """Return the most confused pairs of classes side by side: most queries have their nearest image in the other."""
-    assert found.evaluation is not None
-    pairs = found.evaluation.confusions()[:CONFUSED]
+    assert inspection.evaluation is not None
+    pairs = inspection.evaluation.confusions()[:CONFUSED]
     if not pairs:
         return [("text", "No query has its nearest image in another class.")]
     blocks: list[Block] = []
     for pair in pairs:
         heading = f"{pair.name} taken for {pair.taken_for} by {pair.queries} queries, {pair.share:.0%} of its queries"
-        sides = [[picture(found.collection, row) for row in side] for side in _sides(found, pair)]
+        sides = [[picture(inspection.collection, row) for row in side] for side in _sides(inspection, pair)]
         blocks += [("heading", heading), ("sides", sides)]
     return blocks
 
 
-def _sides(found: ModelInspection, pair: ConfusedClasses) -> tuple[list[int], list[int]]:
+def _sides(inspection: ModelInspection, pair: ConfusedClasses) -> tuple[list[int], list[int]]:
     """Return the rows of some confused images of one class, and of the images that they were taken for."""
-    assert found.neighbors is not None
-    nearest = found.neighbors.indices[:, 0]
-    is_own, is_other = (found.labels == found.names.index(name) for name in (pair.name, pair.taken_for))
+    assert inspection.neighbors is not None
+    nearest = inspection.neighbors.indices[:, 0]
+    is_own, is_other = (inspection.labels == inspection.names.index(name) for name in (pair.name, pair.taken_for))
     confused = (is_own & is_other[nearest]).nonzero()[:, 0]
     ours = [*confused.tolist(), *is_own.nonzero()[:, 0].tolist()]
     theirs = [*nearest[confused[:SIDE_BY_SIDE]].tolist(), *is_other.nonzero()[:, 0].tolist()]
     return list(dict.fromkeys(ours))[:SIDE_BY_SIDE], list(dict.fromkeys(theirs))[:SIDE_BY_SIDE]
 
 
-def suspected(found: ModelInspection) -> list[Block]:
+def suspected(inspection: ModelInspection) -> list[Block]:
     """Return the images whose neighbors agree on another label, with the expected precision of this list."""
-    neighbors, images = found.neighbors, found.collection
+    neighbors, images = inspection.neighbors, inspection.collection
     assert neighbors is not None
-    if bool((found.labels < 0).any()):
+    if bool((inspection.labels < 0).any()):
         return [("text", "Some images have no label, so wrong labels are not searched.")]
-    listed = suspects(found.labels, neighbors.indices)
-    precision, k = planted_precision(found.labels, neighbors.indices), neighbors.indices.shape[1]
+    listed = suspects(inspection.labels, neighbors.indices)
+    precision, k = planted_precision(inspection.labels, neighbors.indices), neighbors.indices.shape[1]
     text = (
         f"{len(listed.rows):,} images whose {k} nearest neighbors have another label more often than their own; the "
         f"most suspicious first. Expected precision {precision:.2f}: when {PLANTED:.0%} of the labels are replaced by "
@@ -95,30 +100,30 @@ def suspected(found: ModelInspection) -> list[Block]:
     )
     blocks: list[Block] = [("text", text)]
     for place, row in enumerate(listed.rows[:SUSPECTS].tolist()):
-        name = found.names[int(listed.suggested[place])]
+        name = inspection.names[int(listed.suggested[place])]
         votes = f"{int(listed.agreeing[place])} of {k} nearest: {name}"
-        nearest = [picture(images, other, f"{similarity:.4f}") for _, other, similarity in _nearest(found, row)]
+        nearest = [picture(images, other, f"{similarity:.4f}") for _, other, similarity in _nearest(inspection, row)]
         blocks.append(("shelf", Shelf(picture(images, row, votes), nearest)))
     return blocks
 
 
-def similar(found: ModelInspection) -> list[Block]:
+def similar(inspection: ModelInspection) -> list[Block]:
     """Return the most similar pairs with different labels; near-duplicates among them have a wrong label."""
-    assert found.neighbors is not None
-    pairs = similar_pairs_across_labels(found.labels, found.neighbors, PAIRS)
+    assert inspection.neighbors is not None
+    pairs = similar_pairs_across_labels(inspection.labels, inspection.neighbors, PAIRS)
     text = f"The most similar pairs with different labels, among the {NEIGHBORS} nearest neighbors of each image."
-    return [("text", text), ("pairs", _pairs(found.collection, found.collection, *pairs))]
+    return [("text", text), ("pairs", _pairs(inspection.collection, inspection.collection, *pairs))]
 
 
-def leaks(found: ModelInspection) -> list[Block]:
+def leaks(inspection: ModelInspection) -> list[Block]:
     """Return the images that are most similar to a training image."""
-    history = found.history
+    history = inspection.history
     assert history is not None
     nearest = history.nearest
     rows = nearest.similarities[:, 0].argsort(descending=True, stable=True)[:PAIRS]
     text = "The most similar pairs of an image here and a training image. `dmlkit duplicates` lists all of them."
     places = rows, nearest.indices[rows, 0], nearest.similarities[rows, 0]
-    return [("text", text), ("pairs", _pairs(found.collection, history.training, *places))]
+    return [("text", text), ("pairs", _pairs(inspection.collection, history.training, *places))]
 
 
 def _pairs(
@@ -130,11 +135,11 @@ def _pairs(
     ]
 
 
-def _nearest(found: ModelInspection, row: int) -> list[tuple[int, int, float]]:
+def _nearest(inspection: ModelInspection, row: int) -> list[tuple[int, int, float]]:
     """Return rank, row and similarity of the nearest neighbors of an image."""
-    assert found.neighbors is not None
-    indices = found.neighbors.indices[row, :NEIGHBORS_SHOWN].tolist()
-    similarities = (found.neighbors.similarities[row, :NEIGHBORS_SHOWN] + 0.0).tolist()
+    assert inspection.neighbors is not None
+    indices = inspection.neighbors.indices[row, :NEIGHBORS_SHOWN].tolist()
+    similarities = (inspection.neighbors.similarities[row, :NEIGHBORS_SHOWN] + 0.0).tolist()
     return [(rank, *pair) for rank, pair in enumerate(zip(indices, similarities, strict=True), start=1)]
 
 
@@ -143,9 +148,9 @@ MOST_PICTURES = 1500  # thumbnails of the map: 4 MB for any number of images
 SIDE = 64  # of such a thumbnail
 
 
-def page_data(found: ModelInspection, *, bar: Bar = no_bar) -> tuple[dict[str, Any], int]:
+def page_data(inspection: ModelInspection, *, bar: Bar = no_bar) -> tuple[dict[str, Any], int]:
     """Return the data of the script, and the number of thumbnails that could not be drawn."""
-    images = found.collection
+    images = inspection.collection
     generator = torch.Generator().manual_seed(0)
     sample = torch.randperm(len(images), generator=generator)[:MOST_PICTURES].sort().values.tolist()
     pictures: dict[str, str] = {}
@@ -156,19 +161,19 @@ def page_data(found: ModelInspection, *, bar: Bar = no_bar) -> tuple[dict[str, A
                 pictures[str(row)] = base64.b64encode(small).decode()
             advance(1)
     data = {
-        "planes": {name: (in_disk if name == "disk" else on_grid)(plane) for name, plane in found.planes.items()},
-        "labels": found.labels.tolist(),
-        "names": [printable(name) for name in found.names],
+        "planes": {name: (in_disk if name == "disk" else on_grid)(plane) for name, plane in inspection.planes.items()},
+        "labels": inspection.labels.tolist(),
+        "names": [printable(name) for name in inspection.names],
         "paths": [printable(path) for path in images.short_paths],
         "pictures": pictures,
-        "classes": class_rows(found),
+        "classes": class_rows(inspection),
     }
     return data, len(sample) - len(pictures)
 
 
-def class_rows(found: ModelInspection) -> dict[str, Any]:
+def class_rows(inspection: ModelInspection) -> dict[str, Any]:
     """Return the table of classes: a header and one row per class, the worst by the last metric first."""
-    evaluation = found.evaluation
+    evaluation = inspection.evaluation
     if evaluation is None or not evaluation.scores.per_query:
         return {"head": [], "rows": []}
     taken: dict[str, str] = {}  # by class, the other class that most of its queries are taken for

@@ -52,14 +52,14 @@ def methods_of(config: MethodsConfig, tree: Tree) -> list[Method]:
             for settings in product(*grid)
             if settings
         ]
-    found: list[Method] = []
+    methods: list[Method] = []
     for name, variant in config.variants.items():
         place: Key = ("variants", name)
         settings = tuple(Override(key, tree.below((*place, key))) for key in variant.model_extra or {})
         own_tune = tune if variant.tune is None else _values(tree, (*place, "tune"), variant.tune)
         recipe = tree.below((*place, "recipe") if variant.recipe is not None else ("recipe",))
-        found.append(Method(name, place, recipe, (*everywhere, *settings), own_tune))
-    return found
+        methods.append(Method(name, place, recipe, (*everywhere, *settings), own_tune))
+    return methods
 
 
 def _values(tree: Tree, place: Key, keys: dict[str, tuple[Any, ...]]) -> tuple[tuple[Override, ...], ...]:
@@ -104,7 +104,7 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
         own: candidates of the study's file, which form the grid of a variant.
         tried: these candidates and those that were added.
     """
-    found: list[tuple[float, Mapping[str, Any]]] = []
+    steps: list[tuple[float, Mapping[str, Any]]] = []
     for key, value in best.values.items():
         grid, known = (grid_of([one.values[key] for one in candidates]) for candidates in (own, tried))
         line = values_along(tried, best, key)
@@ -114,8 +114,8 @@ def beyond_edge(own: Sequence[Candidate], tried: Sequence[Candidate], best: Cand
                 step = min(further, key=lambda one: abs(one - value)) if further else value_beyond(best, key, ascending)
                 if step is not None:
                     added = sum(sign * one > sign * ascending[-1] for one in known)
-                    found.append((inf if further else added, {**best.values, key: step}))
-    return [values for _, values in sorted(found, key=lambda one: one[0])]
+                    steps.append((inf if further else added, {**best.values, key: step}))
+    return [values for _, values in sorted(steps, key=lambda one: one[0])]
 
 
 def value_beyond(candidate: Candidate, key: str, grid: Sequence[float]) -> float | None:

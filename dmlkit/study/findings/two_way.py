@@ -33,13 +33,13 @@ class VariantClasses(BaseModel, frozen=True, extra="forbid"):
     """Means over the queries of a class by seed and metric, one per class, rounded to 9 digits."""
 
     @classmethod
-    def of(cls, found: Mapping[int, ClassMetrics], metrics: Sequence[str]) -> "VariantClasses | None":
+    def of(cls, by_seed: Mapping[int, ClassMetrics], metrics: Sequence[str]) -> "VariantClasses | None":
         """Return the figures of runs by seed; None if there are none or the runs were tested on different images."""
-        if len({(one.names, one.queries) for one in found.values()}) != 1:
+        if len({(one.names, one.queries) for one in by_seed.values()}) != 1:
             return None
-        first = next(iter(found.values()))
-        kept = [name for name in metrics if all(name in one.metrics for one in found.values())]
-        runs = {seed: {name: one.metrics[name] for name in kept} for seed, one in found.items()}
+        first = next(iter(by_seed.values()))
+        kept = [name for name in metrics if all(name in one.metrics for one in by_seed.values())]
+        runs = {seed: {name: one.metrics[name] for name in kept} for seed, one in by_seed.items()}
         return cls(names=first.names, queries=first.queries, runs=runs)
 
     def mean(self, seed: int, metric: str) -> float:

@@ -185,11 +185,11 @@ def by_both_figures(statements: Sequence[Expectation], metrics: Sequence[str]) -
     A statement by a figure of `FIGURE_PAIRS` is judged by both figures of the pair if the study reports both: the two
     may disagree, and the more favorable one must not be the only one that is shown.
     """
-    found: dict[tuple[str, str, str], Expectation] = {}
+    judged: dict[tuple[str, str, str], Expectation] = {}
     for one in statements:
         for metric in _figures_of(one.metric, metrics):
-            found.setdefault((one.better, one.than, metric), one.model_copy(update={"metric": metric}))
-    return tuple(found.values())
+            judged.setdefault((one.better, one.than, metric), one.model_copy(update={"metric": metric}))
+    return tuple(judged.values())
 
 
 def _figures_of(metric: str, metrics: Sequence[str]) -> tuple[str, ...]:
@@ -219,15 +219,15 @@ def judge(
         more_seeds: number of seeds that may be added, each after a test of the difference; see `compare_at_looks`.
         negligible: largest difference that does not matter; see `is_within`.
     """
-    found: list[tuple[Expectation, PairedFigures, Comparison, Verdict]] = []
+    compared: list[tuple[Expectation, PairedFigures, Comparison, Verdict]] = []
     for one in statements:
         if one.better in variants and one.than in variants:
             pairs = PairedFigures.of(variants[one.than], variants[one.better], one.metric)
             if pairs.base:
                 change = compare_at_looks(pairs.base, pairs.method, seeds, seeds + more_seeds, pairs.by_class)
-                found.append((one, pairs, change, _aside(one, variants) or verdict(change, negligible)))
-    corrected = holm([1.0 if word == "equal by construction" else change.p_value for _, _, change, word in found])
-    return tuple(_judged(*row, p_value, variants) for row, p_value in zip(found, corrected, strict=True))
+                compared.append((one, pairs, change, _aside(one, variants) or verdict(change, negligible)))
+    corrected = holm([1.0 if word == "equal by construction" else change.p_value for _, _, change, word in compared])
+    return tuple(_judged(*row, p_value, variants) for row, p_value in zip(compared, corrected, strict=True))
 
 
 def verdict(comparison: Comparison, negligible: float | None = None) -> Verdict:

@@ -100,8 +100,8 @@ class Plan:
         paths = {seed: RunFolder(self.run(variant, candidate, seed).folder).test_classes_path for seed in seeds}
         if not all(path.exists() for path in paths.values()):
             return None
-        found = {seed: ClassMetrics.read(path) for seed, path in paths.items()}
-        return VariantClasses.of(found, self.study.config.reported())
+        by_seed = {seed: ClassMetrics.read(path) for seed, path in paths.items()}
+        return VariantClasses.of(by_seed, self.study.config.reported())
 
     def as_tried(self) -> Study:
         """Return the study with the candidates that were compared, including added ones and without failed ones."""
@@ -117,8 +117,8 @@ class Plan:
         """Return by variant which of its chosen values are at an edge, in words; see `edges_of`."""
         variants = self.as_tried().variants if self.study.is_tuned else ()
         chosen = [(one, self.chosen[one.name]) for one in variants if one.name in self.chosen]
-        found = {variant.name: end_text(edges_of(variant.candidates, candidate)) for variant, candidate in chosen}
-        return {name: text for name, text in found.items() if text}
+        texts = {variant.name: end_text(edges_of(variant.candidates, candidate)) for variant, candidate in chosen}
+        return {name: text for name, text in texts.items() if text}
 
     def run(self, variant: Variant, candidate: Candidate, seed: int) -> Run:
         """Return the run of a candidate with a seed."""

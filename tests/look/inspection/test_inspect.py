@@ -205,7 +205,7 @@ def test_every_step_is_shown_to_its_end(run: Path, tmp_path: Path):
         yield done.append
         shown[what] = (sum(done), total)
 
-    shutil.rmtree(run / "embeddings", ignore_errors=True)  # otherwise nothing is embedded
+    shutil.rmtree(run / "vectors", ignore_errors=True)  # otherwise nothing is embedded
     write_inspection(inspect(run, device="cpu", bar=bar), tmp_path / "x.html", "x", bar=bar)
     assert list(shown) == ["embedding", "searching", "t-SNE", "ranking", "drawing"]
     assert all(done == total > 0 for done, total in shown.values()), shown
