@@ -162,9 +162,10 @@ def test_a_report_shows_what_a_study_says_and_obeys_nothing(
     assert code == 0, said
     text = (folder / "report.md").read_text()
     page = read(text)
-    assert {tag.strip("/") for tag in page.tags} <= TAGS | ({"strong"} if is_of_paper else set()), page.tags
-    assert len(page.comments) == 2 and {name for name, _ in page.attributes} <= {"src", "alt", "style"}
-    sources = [value for name, value in page.attributes if name == "src"]
+    listed = {"strong", "a", "ul", "li"} if is_of_paper else set[str]()
+    assert {tag.strip("/") for tag in page.tags} <= TAGS | listed, page.tags
+    assert len(page.comments) == 2 and {name for name, _ in page.attributes} <= {"src", "href", "alt", "style"}
+    sources = [value for name, value in page.attributes if name in ("src", "href")]
     assert all(re.fullmatch(r"report/study\.png", str(source)) for source in sources)
     seen = "".join(page.text.split())
     assert all(bare(one) in seen for one in (claim, *names, repeat))
