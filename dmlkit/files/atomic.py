@@ -24,14 +24,11 @@ PARTIAL = re.compile(r"\..+\.[0-9a-f]{32}\.partial", re.DOTALL)
 
 
 @contextmanager
-def atomic_write(path: Path, *, scratch: Path | None = None) -> Generator[Path]:
+def atomic_write(path: Path) -> Generator[Path]:
     """Yield a temporary path to write to; if the block succeeds, it is flushed to disk and renamed to ``path``.
 
     Each call has its own temporary path, so any number of processes may write the file at once: the last one wins.
     Temporary files of killed processes are removed.
-
-    Args:
-        scratch: a folder on the same file system for the temporary file; by default the file's own folder.
 
     Example:
         >>> import tempfile
@@ -41,7 +38,7 @@ def atomic_write(path: Path, *, scratch: Path | None = None) -> Generator[Path]:
         >>> target.read_text()
         'whole'
     """
-    folder, name = scratch or path.parent, path.name[:NAME]
+    folder, name = path.parent, path.name[:NAME]
     with _errors_named(path, name):
         _remove_abandoned(folder, name)
         partial, lock = _begin(folder, name)
@@ -137,9 +134,9 @@ def is_partial(path: Path) -> bool:
     return PARTIAL.fullmatch(path.name) is not None
 
 
-def write_text(path: Path, text: str, *, scratch: Path | None = None) -> None:
-    """Write a text as UTF-8, atomically; for ``scratch`` see `atomic_write`."""
-    with atomic_write(path, scratch=scratch) as partial:
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8, atomically."""
+    with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

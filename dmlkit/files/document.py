@@ -40,9 +40,9 @@ class Document(BaseModel, frozen=True, extra="forbid"):
         """Return the fields as plain data."""
         return self.model_dump(mode="json", by_alias=True)
 
-    def write(self, path: Path, *, scratch: Path | None = None) -> None:
-        """Write the document atomically; for ``scratch`` see `atomic_write`."""
-        write_text(path, self.text(), scratch=scratch)
+    def write(self, path: Path) -> None:
+        """Write the document atomically."""
+        write_text(path, self.text())
 
     def text(self) -> str:
         """Return the text that `write` writes, for a file that is renamed together with others."""

@@ -137,10 +137,6 @@ WRITTEN = [  # what is in the way of a path that a command writes
         "train glyphs/triplet -o gallery/x",
         "--output gallery/x: this is inside a gallery ({place}/gallery); choose a path outside it",
     ),
-    (
-        "embed run photos -o embedded",
-        "--output embedded: has manifest.json but not interrupted embeddings; choose another --output",
-    ),
     ("embed run photos -o kept.csv", "--output kept.csv: this is a file; expected the name of a folder"),
     ("embed run photos -o photos/x", f"--output photos/x: {INSIDE}"),
     (

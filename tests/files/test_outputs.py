@@ -111,7 +111,6 @@ def test_a_file_is_replaced_whoever_wrote_it(dmlkit, here: Path, words: list[str
         (["inspect", "emb", "-o", "birds/new.html"], "inside a gallery"),
         (["export", "emb", "--format", "lancedb", "-o", "photos"], "has a.png but not a LanceDB database"),
         (["export", "emb", "--format", "tensorboard", "-o", "photos"], "has a.png but not TensorBoard's projector"),
-        (["embed", "run", "photos", "-o", "emb"], "has embeddings.npy but not interrupted embeddings"),
         (["study", "study.yaml", "-o", "photos"], "has a.png but not a study"),
     ],
     ids=str,

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from safetensors.numpy import load_file
 
 from dmlkit.run_folder.folder import RunFolder, aligned_place, final_place
 from dmlkit.training.summary import final_recipe
@@ -168,15 +169,15 @@ def test_what_cannot_be_the_last_step_is_refused_in_one_line(dmlkit, run, tmp_pa
 
 
 def test_a_frozen_backbone_computes_the_features_of_every_class(dmlkit, tiny_recipe, tmp_path):
-    """In a shared cache they have a folder of their own, and the first run still finds its features."""
+    """In a shared cache, which still has the features of the first run."""
     frozen = ["--set", f"backbone.tuning={{name: none, cache: {tmp_path / 'cache'}}}", "--device", "cpu"]
     run = tmp_path / "run"
     assert dmlkit("train", tiny_recipe, "-o", run, *frozen).code == 0
-    computed = (tmp_path / "cache" / "train" / "features.json").read_bytes()
+    before = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*.safetensors")}
     assert dmlkit("final", run, "--device", "cpu").code == 0
-    described = json.loads((tmp_path / "cache" / "all" / "features.json").read_text())
-    assert described["images"] == 6 * CLASSES
-    assert (tmp_path / "cache" / "train" / "features.json").read_bytes() == computed
+    after = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*.safetensors")}
+    assert before.items() <= after.items()
+    assert sum(len(load_file(path)["keys"]) for path in after.keys() - before.keys()) == 6 * CLASSES
 
 
 def test_a_study_needs_test_classes(dmlkit, tiny_recipe, tmp_path):
