@@ -49,7 +49,7 @@ def printed(**lines: str) -> str:
         ({"dataset": "{name: cub200, root: nowhere}"},
          "r.yaml:1: dataset.root: nowhere: no such folder; if it has moved, use --set dataset.root=PATH\nCUB"),
         ({"dataset": "{name: table, file: no.csv}"}, "r.yaml:1: dataset.file: no.csv: no such file; if it has moved"),
-        ({"dataset": "{name: table, file: no.txt}"}, "r.yaml:1: dataset.file: no.txt: expected a .csv, .tsv or"),
+        ({"dataset": "{name: table, file: no.txt}"}, "r.yaml:1: dataset.file: no.txt: no such file; if it has moved"),
         ({"backbone": "{name: resnet18, weights: imagnet}"}, "r.yaml:2: backbone.weights: unknown weights 'imagnet'"),
         ({"backbone": "{name: resnet18, weights: no.pth}"}, "r.yaml:2: backbone.weights: no.pth: no such file"),
         ({"backbone": "{name: small_cnn, tuning: {name: last_blocks, blocks: 40}}"}, "r.yaml:2: backbone.tuning"),

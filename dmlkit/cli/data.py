@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dmlkit.cli.console import bars, cells, counted, say, show_table
+from dmlkit.cli.option_groups import TableOptions
 from dmlkit.cli.options import (
     TRAIN,
     Set,
@@ -41,6 +42,7 @@ def check(
     target: Annotated[
         Path, argument("RECIPE|ROOT|TABLE", "Recipe, folder of a dataset, or table of images and labels.")
     ],
+    columns: TableOptions,
     dataset: Annotated[
         str | None, option("NAME", "Dataset in ROOT, e.g. cub200. Default: recognized by its files.")
     ] = None,
@@ -68,16 +70,17 @@ def check(
             "data check: --model RUN needs --threshold SIMILARITY, and --threshold and --device need --model RUN"
         )
 
+    from dmlkit.files.readers.base import reader_of
     from dmlkit.recipe.overrides import is_recipe, read_tree
 
-    if is_recipe(target):
+    if is_recipe(target) and (not target.exists() or reader_of(target) is None):
         read_tree(target)
     elif dataset is None:  # a missing folder of a benchmark gets the advice where to download it
         require_dataset(target, EXPECTED_DATA)
 
     from dmlkit.loading.check import check_files, check_images, dataset_at
 
-    config = dataset_at(target, dataset, overrides or [])
+    config = dataset_at(target, dataset, overrides or [], columns=columns.columns(), root=columns.root)
     console = Console()
     listing, findings = check_files(config)
     with bars(console)("checking images", len(listing.labels)) as advance:

@@ -16,7 +16,7 @@ from dmlkit.cli.options import (
     second_option,
 )
 from dmlkit.errors import UserError
-from dmlkit.files.source import NAMES, PLACE, Kind, check_options, kind_of, require_run
+from dmlkit.files.source import NAMES, PLACE, Kind, check_options, kind_of, require_folder, require_run
 
 if TYPE_CHECKING:
     from dmlkit.datasets.files.boxes import Boxes
@@ -27,14 +27,51 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BoxOptions:
-    """Options on boxes of images."""
+class TableOptions:
+    """Options on the columns of a table of images."""
+
+    column: Annotated[
+        list[str] | None,
+        option(
+            "NAME=COLUMN",
+            "Read this column of a table, e.g. label=species, path={folder}/{file}, or group= for none. Names: path, "
+            "label, group, split, query, gallery, super_class, latitude, longitude, time. Default: usual names.",
+        ),
+    ] = None
+    root: Annotated[
+        Path | None,
+        option(
+            "FOLDER",
+            "Folder that the paths of a table are relative to. Default: that of the table.",
+            check=require_folder,
+        ),
+    ] = None
+
+    def columns(self) -> dict[str, str]:
+        """Return the values of ``--column`` as a dictionary.
+
+        Raises:
+            UserError: one has no ``=``.
+
+        Example:
+            >>> TableOptions(column=["label=species", "group="]).columns()
+            {'label': 'species', 'group': ''}
+        """
+        texts = self.column or []
+        if wrong := next((text for text in texts if "=" not in text), None):
+            raise UserError(f"--column {wrong}: expected NAME=COLUMN, e.g. label=species")
+        return {name.strip(): column.strip() for name, _, column in (text.partition("=") for text in texts)}
+
+
+@dataclass(frozen=True)
+class BoxOptions(TableOptions):
+    """Options on boxes of images, and on the columns of a table of images."""
 
     box_source: Annotated[
         Path | None,
         option(
             "PATH",
-            "Use boxes of the images: a folder of YOLO's .txt files, or a .json file of COCO or MegaDetector.",
+            "Use boxes of the images: a folder of YOLO's .txt files, or a file of COCO, MegaDetector or SpeciesNet.",
             "--boxes",
             callback=existing("a folder of .txt files or a .json file"),
         ),
@@ -49,19 +86,33 @@ class BoxOptions:
 
     def given(self) -> dict[str, object]:
         """Return the values by the names of the options."""
-        return {"--boxes": self.box_source, "--box-margin": self.box_margin, "--box-confidence": self.box_confidence}
+        return {
+            "--boxes": self.box_source,
+            "--box-margin": self.box_margin,
+            "--box-confidence": self.box_confidence,
+            "--column": self.column,
+            "--root": self.root,
+        }
 
     def read(self) -> "Boxes | None":
         """Return the options; None without any, for which nothing is imported.
 
         Raises:
-            UserError: there is a confidence, but no file of boxes.
+            UserError: a column is not NAME=COLUMN, or a number is out of its range.
         """
-        if not any(value is not None for value in self.given().values()):
+        if all(value in (None, []) for value in self.given().values()):
             return None
-        from dmlkit.datasets.files.boxes import boxes_of
+        from dmlkit.datasets.files.boxes import Boxes
 
-        return boxes_of(self.box_source, self.box_margin, self.box_confidence)
+        boxes = Boxes(
+            self.box_source,
+            self.box_margin or 0.0,
+            self.box_confidence,
+            columns=self.columns(),
+            root=self.root,
+        )
+        boxes.check()
+        return boxes
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, print_table, say, say_prose
+from dmlkit.cli.option_groups import TableOptions
 from dmlkit.cli.options import TRAIN, Device, Writes, argument, examples, option, with_options
 from dmlkit.errors import UserError
 from dmlkit.files.atomic import atomic_write
@@ -36,6 +37,7 @@ def start(
             "ROOT|TABLE", "Folder with one subfolder per class, or table of images and labels.", check=require_dataset
         ),
     ],
+    table: TableOptions,
     output: Annotated[
         Path | None,
         Writes(check_file),
@@ -65,7 +67,7 @@ def start(
 
     gpu = resolve_device(device)[0] != "cpu"
     seconds = seconds_of(("30m" if gpu else "10m") if budget is None else budget)
-    console, config = Console(), dataset_at(photos)
+    console, config = Console(), dataset_at(photos, columns=table.columns(), root=table.root)
     print_nesting(config, console)
     found = survey(config, bars(console))
     print_survey(found, str(photos), console)

@@ -12,9 +12,9 @@ from pydantic import Field
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published, locate, md5, whole_number
 from dmlkit.datasets.files.listing import ListedRows, Listing
-from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import benchmark_folders
 from dmlkit.errors import first_line
+from dmlkit.files.paths import read_lines
 
 TRAINING_CLASSES = 98
 SITE = "http://ai.stanford.edu/~jkrause/cars/car_dataset.html"

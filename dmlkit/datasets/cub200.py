@@ -9,9 +9,9 @@ from pydantic import Field
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published, locate, whole_number
 from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
-from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import benchmark_folders, class_folders
 from dmlkit.files.image_file import LeftOut, image_files
+from dmlkit.files.paths import read_lines
 
 TRAINING_CLASSES = 100
 

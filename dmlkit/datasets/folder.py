@@ -11,10 +11,10 @@ from dmlkit.datasets.base import DatasetConfig, Split
 from dmlkit.datasets.files.archives import Published, locate, missing
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedRows, ListedSplit, Listing
-from dmlkit.datasets.files.paths import readable_name, unreadable_name
 from dmlkit.errors import OptionError, counted, some_of
 from dmlkit.files.image_file import OUTSIDE, LeftOut, image_files, reason_left_out
 from dmlkit.files.labels import label_notes, path_label
+from dmlkit.files.paths import readable_name, unreadable_name
 from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.source import NO_CLASS_FOLDERS, NO_CLASSES
 

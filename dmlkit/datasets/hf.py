@@ -19,10 +19,11 @@ from torch import Tensor
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.image import decode_image
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, Listing
-from dmlkit.datasets.files.paths import inside
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import OptionError, first_line
 from dmlkit.files.image_file import BadImageError, decoding
+from dmlkit.files.paths import inside
+from dmlkit.files.readers.base import ImageTable
 from dmlkit.files.regular import EXTENSIONS
 from dmlkit.files.source import MOVED
 
@@ -67,7 +68,7 @@ class HfConfig(DatasetConfig, frozen=True):
         if has_splits:
             columns["split"] = [split for split, part in parts.items() for _ in range(len(part))]
         table = pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
-        rows = TableRows(table, root, root)
+        rows = TableRows(ImageTable(table, root, root))
         listing = rows.listing()
         places = np.array([(place, row) for place, part in enumerate(parts.values()) for row in range(len(part))])
         images = [undecoded(part, self.image) for part in parts.values()]

@@ -10,8 +10,8 @@ from pydantic import Field
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published, locate, missing
 from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
-from dmlkit.datasets.files.paths import read_lines
 from dmlkit.errors import UserError
+from dmlkit.files.paths import read_lines
 
 LIST = "list_eval_partition.txt"
 SITE = "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html"

@@ -9,8 +9,8 @@ from pydantic import Field
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.archives import Archive, Published, locate, whole_number
 from dmlkit.datasets.files.listing import ListedRows, ListedSplit, Listing
-from dmlkit.datasets.files.paths import read_lines
 from dmlkit.datasets.folder import benchmark_folders
+from dmlkit.files.paths import read_lines
 
 COLUMNS = 4  # image_id class_id super_class_id path
 

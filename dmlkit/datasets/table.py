@@ -11,19 +11,20 @@ from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.class_names import cut_between_groups, in_groups, label_in, label_set, path_fault
 from dmlkit.datasets.files.image import ROUNDING
 from dmlkit.datasets.files.listing import LISTED_SPLITS, Listing
-from dmlkit.datasets.files.paths import SUSPICIOUS, inside, leaves_root
-from dmlkit.datasets.files.table_file import (
+from dmlkit.errors import UserError, option_errors
+from dmlkit.files.image_table import (
     BOX,
     ArrowNames,
     arrow_compute,
     group_numbers,
-    read_table,
-    row_place,
+    read_images,
     rows_where,
     text_column,
 )
-from dmlkit.errors import option_errors
 from dmlkit.files.labels import label_notes
+from dmlkit.files.paths import SUSPICIOUS, inside, leaves_root
+from dmlkit.files.readers.base import ImageTable
+from dmlkit.files.source import MOVED
 
 
 class TableConfig(DatasetConfig, frozen=True):
@@ -40,9 +41,12 @@ class TableConfig(DatasetConfig, frozen=True):
     own_levels: ClassVar[tuple[str, ...] | None] = None  # two levels with a column super_class
     name: Literal["table"] = "table"
     file: str = Field(min_length=1)
-    """Path of the table, .csv, .tsv or .parquet."""
+    """Path of the table: .csv, .tsv, .jsonl, .parquet or .arrow; or annotations that list images, see docs/data.md."""
     root: str | None = None
     """Folder that the paths in the table are relative to; null is the table's own folder."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Columns of the table by dmlkit's names, e.g. ``{label: species}``, if they have other names than the usual ones.
+    A path may be made of several, ``{path: "{folder}/{file}"}``; an empty name leaves a column out, ``{group: ""}``."""
     separator: Annotated[str, Field(min_length=1)] | None = None
     """Text between several labels of an image in the column ``label``, e.g. ``|`` for ``a|b``: images that share a
     label are positives, in losses that compare pairs and in metrics that search; null is one label per image."""
@@ -52,13 +56,16 @@ class TableConfig(DatasetConfig, frozen=True):
         return None  # files that the table does not name are not read
 
     def listing(self) -> Listing:
-        file = Path(self.file)
         with option_errors("dataset.file"):
-            root = Path(self.root) if self.root else file.parent
-            rows = TableRows(
-                read_table(file, root), file, root, self.levels, self.separator, is_whole=self.split == "all"
-            )
-            return rows.listing()
+            table = self.table()
+            return TableRows(table, self.levels, self.separator, is_whole=self.split == "all").listing()
+
+    def table(self, needs: Sequence[str] = ("path", "label"), **columns: str) -> ImageTable:
+        """Return the rows of the file; ``columns`` are others than those of the recipe."""
+        file = Path(self.file)
+        if not file.exists():
+            raise UserError(f"{file}: no such file; {MOVED}file=PATH")
+        return read_images(file, None if self.root is None else Path(self.root), self.columns | columns, needs)
 
     @model_validator(mode="after")
     def _has_paths_or_sets(self) -> "TableConfig":
@@ -77,32 +84,29 @@ class TableRows:
     """Conversion of a table to a `Listing`.
 
     Args:
-        table: pyarrow table.
-        file: file of the table; the root for rows without a file, whose faults are located by their paths.
-        root: folder that the paths are relative to.
+        table: the table, whose faults and notes are those of the listing too. Its file is its root for rows without a
+            file, whose faults are located by their paths.
         levels: names of the levels of labels that are paths, coarsest first; none for other labels.
         separator: separator of several labels of an image; None for one label.
         is_whole: whether all images are used together, whatever their split.
-        are_boxes_measured: whether `check_boxes` compares the boxes with their images; only then one beyond the left
+        are_boxes_measured: whether `box_faults` compares the boxes with their images; only then one beyond the left
             or top border is no fault here.
     """
 
     def __init__(
         self,
-        table: Any,
-        file: Path,
-        root: Path,
+        table: ImageTable,
         levels: Sequence[str] = (),
         separator: str | None = None,
         *,
         is_whole: bool = False,
         are_boxes_measured: bool = False,
     ) -> None:
-        self.table, self.file, self.root, self.levels, self.separator = table, file, root, levels, separator
+        self.rows, self.table, self.file, self.root = table, table.table, table.file, table.root
+        self.levels, self.separator = levels, separator
         self.is_whole, self.are_boxes_measured = is_whole, are_boxes_measured
         self.keep = np.ones(len(table), dtype=bool)
-        self.faults: list[str] = []
-        self.notes: list[str] = []
+        self.faults, self.notes = [*table.faults], [*table.notes]
 
     def listing(self) -> Listing:
         """Check all columns and return the listing without the rows that have problems."""
@@ -139,7 +143,7 @@ class TableRows:
         """Return the place of a row in its file, for messages."""
         if self.file == self.root:
             return f"{self.root / self.table['path'][row].as_py()}"
-        return row_place(self.table, self.file, row)
+        return self.rows.place(row)
 
     def _refuse(self, rows: np.ndarray, fault: str) -> None:
         self.faults += [f"{self.where(row)}: {fault}" for row in rows.tolist()]
@@ -179,6 +183,8 @@ class TableRows:
 
     def _labels(self) -> tuple[np.ndarray, list[str]]:
         """Return (N,) positions in the sorted names, -1 for a row without a label, and the names, see `label_in`."""
+        if "label" not in self.table.column_names:
+            return np.full(len(self.table), -1), []
         texts, codes = self._texts("label")
         labels = {text: label_in(text, self.levels, self.separator) for text in texts}
         counts = dict(zip(texts, np.bincount(codes, minlength=len(texts)).tolist(), strict=True))
@@ -260,9 +266,9 @@ class TableRows:
         left, top, right, bottom = boxes.T
         is_blank = np.isnan(boxes)
         is_outside = boxes < -ROUNDING
-        is_wrong = (left >= right) | (top >= bottom) | np.isinf(boxes).any(1) | (is_blank.any(1) & ~is_blank.all(1))
+        is_wrong: np.ndarray = np.isinf(boxes).any(1) | (is_blank.any(1) & ~is_blank.all(1))
         if not self.are_boxes_measured:
-            is_wrong |= is_outside.any(1)
+            is_wrong |= is_outside.any(1) | (left >= right) | (top >= bottom)
         for row in is_wrong.nonzero()[0].tolist():
             shown = ", ".join(f"{name} {side:g}" for name, side in zip(BOX, boxes[row], strict=True))
             self.faults.append(

@@ -14,11 +14,12 @@ from dmlkit.component import Requirement
 from dmlkit.datasets.base import DatasetConfig
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.listing import Listing
-from dmlkit.datasets.files.paths import PickedPaths, raise_faults
-from dmlkit.datasets.files.table_file import ArrowNames, check_texts, known_columns
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import OptionError, UserError, first_line, option_errors
 from dmlkit.files.arrays import Values, read_array
+from dmlkit.files.image_table import ArrowNames, check_texts, known_columns
+from dmlkit.files.paths import PickedPaths, raise_faults
+from dmlkit.files.readers.base import ImageTable
 from dmlkit.files.regular import check_regular
 
 
@@ -57,7 +58,7 @@ class VectorsConfig(DatasetConfig, frozen=True):
             if "path" in vectors.columns.column_names:
                 check_texts(vectors.columns["path"], "path", str(vectors.path))
             table = known_columns(pa.table(columns), str(vectors.path))
-            rows = TableRows(table, vectors.path, vectors.path.parent).listing()
+            rows = TableRows(ImageTable(table, vectors.path, vectors.path.parent)).listing()
         if (rows.labels < 0).all():
             what = f"{vectors.path}: no vector has a label; set it to an .npy file of labels"
             raise OptionError("dataset.labels", what)

@@ -9,10 +9,10 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from dmlkit.datasets.files.table_file import BOX, LABEL, column_names, read_images_table, text_column
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
-from dmlkit.files.csv_table import own_column
+from dmlkit.files.image_table import BOX, LABEL, read_images, text_column
+from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import TABLES
 from dmlkit.gallery.sources import open_points, split_points
 from dmlkit.identify.calibrated import Identification
@@ -142,7 +142,7 @@ def read_column(images: Sequence[str], file: Path, root: Path, column: str) -> l
         UserError: the table cannot be read or lacks a column, none of the images is in it, or boxes of one image have
             other values and the box of an image is not known.
     """
-    table = read_images_table(file, column, root)
+    table = read_images(file, root, {LABEL: column}).table
     names: list[str] = text_column(table, str(file), "path").to_pylist()
     values: list[str | None] = text_column(table, str(file), LABEL).to_pylist()
     boxes = list(zip(*(table[name].to_pylist() for name in BOX), strict=True)) if BOX[0] in table.column_names else []
@@ -211,7 +211,7 @@ def column_table(column: str, table: Path | None, dataset: Mapping[str, object] 
         UserError: see `table_of`, or the table lacks the column.
     """
     file, root = table_of(column, dataset) if table is None else (table, table.parent)
-    own_column(column_names(file), column, str(file))
+    read_images(file, root, {LABEL: column})
     return file, root
 
 
@@ -235,7 +235,7 @@ def points_table(column: str, table: Path | None, points: PointSet) -> Path | No
     if table is None and isinstance(points, EmbeddingFolder):
         source = Path(points.manifest.source)
         advice = f"name a table with the columns path and {column}: --by FILE:{column}"
-        if source.suffix.lower() in TABLES:
+        if source.suffix.lower() in TABLES or reader_of(source) is not None:
             if not source.exists():
                 raise UserError(f"--by {column}: {source}, which was embedded, is no longer there; {advice}")
             table = source

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.table_file import LIMITS, column_names, days_of, degrees_of
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import read_column, table_of
 from dmlkit.evaluation.fusion import Weighing, WeightChoice, map_at_r, pairs_of, similarities_of
+from dmlkit.files.image_table import LIMITS, days_of, degrees_of, read_images
 from dmlkit.files.source import PLACE
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.probability import fit_sigmoid
@@ -155,7 +155,7 @@ def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]
         cells = zip(images, read_column(images, file, root, column), strict=True)
         degrees.append(torch.tensor([degrees_of(cell, column, f"{file}: {one}") for one, cell in cells]).double())
     days = torch.zeros(len(images), dtype=torch.float64)
-    if "time" in column_names(file):
+    if "time" in read_images(file, root, needs=("path",)).table.column_names:
         cells = zip(images, read_column(images, file, root, "time"), strict=True)
         days = torch.tensor([days_of(cell, f"{file}: {one}") for one, cell in cells], dtype=torch.float64)
     return Sightings.at(degrees[0], degrees[1], days)

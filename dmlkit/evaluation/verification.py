@@ -11,7 +11,6 @@ import torch
 from pydantic import BaseModel, FiniteFloat
 from torch import Tensor
 
-from dmlkit.datasets.files.paths import are_of_windows
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import points_of_split, threshold_on
@@ -22,6 +21,7 @@ from dmlkit.files.csv_table import read_csv
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word, excerpt
 from dmlkit.files.outputs import write_table
+from dmlkit.files.paths import are_of_windows
 from dmlkit.files.regular import read_text
 from dmlkit.files.source import PARTNERS
 from dmlkit.metrics.reliability import Share

@@ -170,7 +170,10 @@ USUAL = {
     "query": ("isquery",),
     "gallery": ("isgallery",),
     "super_class": ("category",),
-    "group": ("sequence",),
+    "group": ("sequence", "seqid", "encounter", "encounterid", "eventid"),
+    "time": ("datetime", "date", "timestamp", "datetaken"),
+    "latitude": ("lat", "decimallatitude"),
+    "longitude": ("lon", "lng", "long", "decimallongitude"),
 }
 """Usual names of columns that are read by dmlkit's name, in lower case and without ``_``, ``-`` and blanks."""
 
@@ -209,13 +212,17 @@ def column_called(columns: Sequence[str], wanted: str, where: str) -> int | None
             raise UserError(f"{where}: has {len(names)} columns {names[0]!r}; expected one")
         if found:
             raise UserError(
-                f"{where}: {' and '.join(map(repr, names))} may be the {wanted}; rename the right column to {wanted}"
+                f"{where}: {' and '.join(map(repr, names))} may be the {wanted}; name the right one with --column "
+                f"{wanted}=NAME"
             )
     return None
 
 
-def own_column(columns: Sequence[str], name: str, where: str) -> int:
+def own_column(columns: Sequence[str], name: str, where: str, wanted: str = "") -> int:
     """Return the place of a column that a user names, also in other case.
+
+    Args:
+        wanted: dmlkit's name of the column, for the error.
 
     Raises:
         UserError: there is none, with the most similar one, or there are several.
@@ -224,5 +231,6 @@ def own_column(columns: Sequence[str], name: str, where: str) -> int:
     if place is None:
         usual = f" (or {', '.join(USUAL[name][:5])})" if name in ("path", "label") else ""
         near = "".join(f"; did you mean {one!r}?" for one in get_close_matches(name, columns, n=1))
-        raise UserError(f"{where}: has no column {name!r}{usual}; it has {', '.join(columns)}{near}")
+        way = f"; name it with --column {wanted}=NAME" if wanted == name and not near else ""
+        raise UserError(f"{where}: has no column {name!r}{usual}; it has {', '.join(columns)}{near}{way}")
     return place

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from dmlkit.errors import MOST_NAMED, UserError, counted, warn_once
 from dmlkit.files.regular import EXTENSIONS, HEIC, RAW, check_regular, other_content, read_start
@@ -134,6 +134,16 @@ def decoding(path: str | Path) -> Generator[None]:
         raise
     except Exception as error:  # decoders raise many kinds for damaged files, TypeError and struct.error too
         raise BadImageError(f"{path}: cannot read this image: {_reason(error)}") from error
+
+
+def upright_size(path: str | Path) -> tuple[int, int]:
+    """Return the width and height of an image file after its EXIF rotation, from its header.
+
+    Errors of decoders are not converted; see `decoding`.
+    """
+    with opened(path) as image:
+        is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # by 90 degrees
+        return (image.height, image.width) if is_turned else image.size
 
 
 def check_image_file(path: Path) -> None:

@@ -24,7 +24,7 @@ RAW = frozenset(
     ".rwl .sr2 .srf .srw .x3f".split()
 )
 """Suffixes of raw camera files. Some are TIFF files, of which Pillow reads a picture of 160 x 120 pixels."""
-TABLES = (".csv", ".tsv", ".parquet")
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".arrow", ".feather", ".ipc", ".json")
 VIDEOS = frozenset({".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm"})
 KINDS = {
     stat.S_IFIFO: "a FIFO",
@@ -107,12 +107,13 @@ def read_text(path: Path, option: str, missing: str) -> str:
         UserError: it is missing or not regular, or see `utf8_of`.
     """
     require_regular_file(path)
+    where = f"{option} {path}".lstrip()
     try:
-        return utf8_of(path.read_bytes(), f"{option} {path}").decode()
+        return utf8_of(path.read_bytes(), where).decode()
     except FileNotFoundError:
-        raise UserError(f"{option} {path}: {missing}") from None
+        raise UserError(f"{where}: {missing}") from None
     except OSError as error:
-        raise UserError(f"{option} {path}: cannot read this file: {error}") from error
+        raise UserError(f"{where}: cannot read this file: {error}") from error
 
 
 def utf8_of(content: bytes, where: str) -> bytes:

@@ -43,7 +43,7 @@ PARTNERS = {
     Path(SCALES): "eval compares means with images of other sizes",
 }
 """What takes each of them."""
-EXPECTED_DATA = "a folder with one subfolder per class, a table (.csv or .parquet) or a recipe (.yaml)"
+EXPECTED_DATA = "a folder with one subfolder per class, a table or annotations (see docs/data.md), or a recipe (.yaml)"
 EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
 APPLIES: dict[str, tuple[Kind, ...]] = {  # kinds of source to which each option applies
     "--split": ("run", "backbone"),
@@ -138,6 +138,13 @@ def refuse_address(path: Path) -> None:
         )
 
 
+def require_folder(path: Path) -> None:
+    """Raise a `UserError` unless a path is a folder."""
+    require_path(path, "a folder")
+    if not path.is_dir():
+        raise UserError(f"{path}: is a file; expected a folder")
+
+
 def require_array(path: Path) -> None:
     """Raise a `UserError` unless an array exists."""
     require_path(path, "a NumPy array (.npy)")
@@ -167,7 +174,11 @@ def require_addable(path: Path) -> None:
 
 def require_some_images(path: Path) -> None:
     """Raise a `UserError` for a folder without images, or a file that is neither an image nor a table."""
-    if path.is_file() and path.suffix.lower() not in TABLES:
+    from dmlkit.files.readers.base import reader_of
+
+    if reader_of(path) is not None:
+        return
+    if path.is_file():
         from dmlkit.files.image_file import check_image_file
 
         check_image_file(path)
@@ -191,6 +202,10 @@ def require_dataset(path: Path, expected: str = "a folder with one subfolder per
     require_path(path, expected)
     if all((path / name).exists() for name in RUN_MARKS):
         raise UserError(f"{path}: is {NAMES['run']}; expected {expected}")
+    from dmlkit.files.readers.base import reader_of
+
+    if reader_of(path) is not None:
+        return
     if path.is_dir() and not any(one.is_dir() and not one.name.startswith(".") for one in path.iterdir()):
         raise OptionError("dataset.root", f"{path}: {NO_CLASSES}")
 

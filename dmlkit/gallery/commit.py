@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.datasets.files.image import thumbnail
-from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.files.arrays import Values
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.image_file import box_cell
+from dmlkit.files.image_table import SightingCells
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import writing
 from dmlkit.files.regular import file_checksum

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.table_file import SightingCells
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values
 from dmlkit.files.image_file import Box, box_of_cell
+from dmlkit.files.image_table import SightingCells
 from dmlkit.gallery.files import VECTORS, ApproximateIndex, damaged, read_rows, thumbnail_file
 from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.manifolds.base import check_points

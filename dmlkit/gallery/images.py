@@ -12,14 +12,15 @@ from torch import Tensor
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
-from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
-from dmlkit.datasets.files.table_file import UNKNOWN_SIGHTING, SightingCells, has_sightings, read_sightings
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box, decoding
+from dmlkit.files.image_table import UNKNOWN_SIGHTING, SightingCells, has_sightings, sighting_cells
 from dmlkit.files.labels import stated_label
+from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
+from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import check_regular
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.vectors.images import TABLES, images_at, label_depth
+from dmlkit.vectors.images import NONE, images_at, label_depth, listed_images, samples_of
 
 ID_LENGTH = 32  # hexadecimal digits, 128 bits: no two of 10^15 images share one by chance
 
@@ -76,20 +77,23 @@ def images_of(
         run: run that embeds them, whose levels name the folders of a label, see `label_depth`.
 
     Raises:
-        UserError: there are none, a name is not UTF-8, the label is none, or see `read_sightings`.
+        UserError: there are none, a name is not UTF-8, the label is none, or see `sighting_cells`.
     """
     own = None if run is None else RunFolder(run)
     depth = label_depth(own.recipe()) if own is not None and own.recipe_path.exists() else 1
-    images = images_at(source, boxes=boxes and boxes._replace(skips=True), depth=depth)
+    options = (boxes or Boxes())._replace(skips=True)
+    labels = None if label is None else NONE
+    is_listed = reader_of(source) is not None or options.source is not None
+    listed = listed_images(source, labels, options, depth=depth) if is_listed else None
+    images = images_at(source, labels, boxes, depth=depth) if listed is None else samples_of(listed, options)
     raise_faults(unreadable_name(path) for path in images.paths if not readable_name(path))
     names = images.label_names(images.labels)
     if label is not None:
         names = [stated_label(label, "--label")] * len(images)
-    is_table = source.suffix.lower() in TABLES and source.is_file()
-    if is_table and label is None and not any(names):
+    if listed is not None and options.source is None and not any(names):
         raise UserError(f"{source}: no image has a label; fill the column label, or state one with --label")
-    is_placed = is_table and has_sightings(source)
-    sightings = read_sightings(source) if is_placed else [UNKNOWN_SIGHTING] * len(images)
+    is_placed = listed is not None and has_sightings(listed.table)
+    sightings = sighting_cells(listed.table) if listed and is_placed else [UNKNOWN_SIGHTING] * len(images)
     found = [
         LabelledImage(os.path.abspath(path), name, images.box(row), seen)  # noqa: PTH100 - links are not followed
         for row, (path, name, seen) in enumerate(zip(images.paths, names, sightings, strict=True))

@@ -137,7 +137,7 @@ def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Box
             raise UserError(f"--boxes: applies to images, but {queries} is a video; remove this option")
         return VideoFrames(queries)
     boxes = boxes and boxes._replace(skips=True)
-    return dataset_of(queries, "test", trained.recipe, NONE if lacks_labels(queries) else None, boxes)
+    return dataset_of(queries, "test", trained.recipe, NONE if lacks_labels(queries, boxes) else None, boxes)
 
 
 def embedded_points(

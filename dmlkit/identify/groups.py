@@ -7,23 +7,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dmlkit.datasets.files.table_file import read_images_table, text_column
+from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
+from dmlkit.files.csv_table import own_column
+from dmlkit.files.image_table import text_column
 from dmlkit.identify.answers import Answers, Decision
 from dmlkit.identify.decisions import Decider
 from dmlkit.nearest.search import QUERY_ROWS
-from dmlkit.vectors.images import FOLDER, TABLES
+from dmlkit.vectors.images import FOLDER, query_table
 from dmlkit.vectors.points import PointSet, PointsInMemory
 
 
-def group_rows(images: Path, asked: PointSet, by: str, known: Sequence[str | None]) -> dict[str, list[int]]:
+def group_rows(
+    images: Path, asked: PointSet, by: str, known: Sequence[str | None], boxes: Boxes | None = None
+) -> dict[str, list[int]]:
     """Return the rows of each group of images, in the order in which the groups come first; see `_group_names`.
 
     Raises:
         UserError: images of a group have two known labels, or see `_group_names`.
     """
     groups: dict[str, list[int]] = {}
-    for row, name in enumerate(_group_names(images, asked, by)):
+    for row, name in enumerate(_group_names(images, asked, by, boxes)):
         groups.setdefault(name, []).append(row)
     for name, rows in groups.items():
         given = sorted({label for row in rows if (label := known[row]) is not None})
@@ -35,7 +39,7 @@ def group_rows(images: Path, asked: PointSet, by: str, known: Sequence[str | Non
     return groups
 
 
-def _group_names(images: Path, asked: PointSet, by: str) -> list[str]:
+def _group_names(images: Path, asked: PointSet, by: str, boxes: Boxes | None) -> list[str]:
     """Return the name of each image's group.
 
     With ``folder`` it is the folder of the image; else its cell in a column of a table of images, in which a blank one
@@ -47,11 +51,13 @@ def _group_names(images: Path, asked: PointSet, by: str) -> list[str]:
     is_array = images.suffix == ".npy" and not images.is_dir()
     if by == FOLDER and not is_array:
         return [str(Path(path).parent) for path in asked.paths]
-    if images.suffix.lower() not in TABLES or not isinstance(asked, PointsInMemory) or asked.rows is None:
+    table = None if is_array else query_table(images, boxes)
+    if table is None or not isinstance(asked, PointsInMemory) or asked.rows is None:
         if is_array:
             raise UserError(f"--by-group {by}: the rows of {images} have no folders or columns; remove this option")
         raise UserError(f"--by-group {by}: {images} is no table and has no columns; use {FOLDER}")
-    column = text_column(read_images_table(images, by), str(images), "label").to_pylist()
+    names = table.table.column_names
+    column = text_column(table.table, str(images), names[own_column(names, by, str(images))]).to_pylist()
     cells = [column[row] for row in asked.rows.tolist()]
     return [cell or path for cell, path in zip(cells, asked.paths, strict=True)]
 

@@ -115,7 +115,7 @@ def identify(
     identifier = Identifier(opened if rule.place is None else in_memory(opened), rule, second)
     asked = open_queries(images, opened, boxes=boxes, local=rule.place is None, model=model, bar=bar)
     known = list(known_labels(where, asked.paths, asked.labels, identifier.names))
-    groups = None if rule.by_group is None else group_rows(where, asked, rule.by_group, known)
+    groups = None if rule.by_group is None else group_rows(where, asked, rule.by_group, known, boxes)
     numbers = None if second is None else second.ask(asked, where, model, bar=bar)
     return identifier.answers(asked, known, groups, numbers)
 

@@ -14,11 +14,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image, ImageDraw
 
-from dmlkit.datasets.files.image import read_image, thumbnail, upright_size
+from dmlkit.datasets.files.image import read_image, thumbnail
 from dmlkit.datasets.files.samples import ImageSamples
 from dmlkit.files.atomic import write_text
 from dmlkit.files.escape import printable
-from dmlkit.files.image_file import BadImageError, Box, decoding
+from dmlkit.files.image_file import BadImageError, Box, decoding, upright_size
 from dmlkit.files.outputs import writing
 
 MOST = 200  # queries of a page: with 10 neighbors each 2 200 pictures, about 10 MB

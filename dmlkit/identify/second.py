@@ -12,14 +12,14 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from dmlkit.datasets.files.table_file import LIMITS, SightingCells, days_of, degrees_of, read_sightings
 from dmlkit.errors import UserError
+from dmlkit.files.image_table import LIMITS, SightingCells, days_of, degrees_of, has_sightings, sighting_cells
 from dmlkit.files.source import PLACE
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.nearest.place import Range, Sightings, evidence_of
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer
 from dmlkit.vectors.fusion import ModelChoice, with_local
-from dmlkit.vectors.images import TABLES
+from dmlkit.vectors.images import query_table
 from dmlkit.vectors.local_features import features_of, match_scores
 from dmlkit.vectors.manifest import Fusion, LocalFusion
 from dmlkit.vectors.points import PointSet, PointsInMemory
@@ -159,15 +159,16 @@ class Places(Second):
         self, asked: PointSet, images: Path, model: ModelChoice, rows: Tensor | None = None, bar: Bar = no_bar
     ) -> Tensor:
         gallery = gallery_of(asked)
+        table = None if gallery is not None else query_table(images, None)
         if gallery is not None:
             cells, where = gallery.sightings, asked.source
-        elif images.suffix.lower() not in TABLES or not isinstance(asked, PointsInMemory) or asked.rows is None:
+        elif table is None or not has_sightings(table) or not isinstance(asked, PointsInMemory) or asked.rows is None:
             raise UserError(
-                f"--with {PLACE}: {images} is no table and has no places; give a table with the columns path, "
+                f"--with {PLACE}: {images} has no places; give a table with the columns path, "
                 "latitude, longitude and time"
             )
         else:
-            read, where = read_sightings(images), str(images)
+            read, where = sighting_cells(table), str(images)
             cells = [read[row] for row in asked.rows.tolist()]
         numbers = self.add(self._sightings(cells, where))
         return numbers if rows is None else numbers[rows]

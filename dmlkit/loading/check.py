@@ -5,7 +5,7 @@ problems of files and images, and compare counts with the published ones.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,11 +22,13 @@ from dmlkit.datasets.files.archives import Published, md5
 from dmlkit.datasets.files.dataset import Dataset, search_faults
 from dmlkit.datasets.files.image import Turns, frames
 from dmlkit.datasets.files.listing import LISTED_SPLITS, ListedImages, ListedSplit, Listing
-from dmlkit.datasets.files.paths import DATA_CHECK, raise_faults
 from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError, counted, some_of
 from dmlkit.files.image_file import BadImageError, Box, decoding, opened
+from dmlkit.files.image_table import EXPECTED
+from dmlkit.files.paths import DATA_CHECK, raise_faults
+from dmlkit.files.readers.base import reader_of
 from dmlkit.files.source import EXPECTED_DATA, require_path
 from dmlkit.loading.batches import WORKER_START, default_workers, start_reader
 from dmlkit.recipe.file import read_recipe
@@ -155,30 +157,49 @@ def _side(path: str, box: Box | None) -> int:
         return round(min(width, height))
 
 
-def dataset_at(target: Path, dataset: str | None = None, overrides: Sequence[str] = ()) -> DatasetConfig:
-    """Return the dataset of a recipe, or that of a folder or table, without holding out validation classes."""
-    if is_recipe(target):
+def dataset_at(
+    target: Path,
+    dataset: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    columns: Mapping[str, str] | None = None,
+    root: Path | None = None,
+) -> DatasetConfig:
+    """Return the dataset of a recipe, or that of a folder or table, without holding out validation classes.
+
+    Args:
+        target: recipe, folder or table.
+        dataset: name of the dataset in a folder. Default: recognized by its files.
+        overrides: changes of a recipe.
+        columns, root: of a table, see `dmlkit.files.image_table.read_images`.
+
+    Raises:
+        UserError: there is no such folder, or the path is a file of another kind.
+    """
+    published = {name: kind.published for name, kind in DatasetConfig.variants.items() if kind.published is not None}
+    signs = {sign: name for name, benchmark in published.items() for sign in benchmark.signs}
+    sign = next((name for sign, name in signs.items() if (target / sign).exists()), None)
+    is_table = dataset is None and sign is None and target.exists() and reader_of(target) is not None
+    if (columns or root) and not is_table:
+        raise UserError(f"--column, --root: apply to a table, got {target}; remove them, or write them into the recipe")
+    if is_recipe(target) and not is_table:
         if dataset is not None:
             raise UserError("--dataset applies only to folders; remove it, since a recipe names its dataset")
         return read_recipe(target, overrides).dataset
     if overrides:
         raise UserError(f"--set applies only to recipes, got {target}; remove it, or use a recipe")
-    published = {name: kind.published for name, kind in DatasetConfig.variants.items() if kind.published is not None}
     if dataset is not None:
         known = [*sorted(published), "folder"]
         if dataset not in known:
             raise UserError(f"--dataset: got {dataset!r}, expected {', '.join(known)}")
         return DatasetConfig.variants[dataset](root=str(target), validation_fraction=0.0)
     require_path(target, EXPECTED_DATA)
-    if target.suffix.lower() in (".csv", ".parquet"):
-        return TableConfig(file=str(target), validation_fraction=0.0)
+    if is_table:
+        own = None if root is None else str(root)
+        return TableConfig(file=str(target), root=own, columns=dict(columns or {}), validation_fraction=0.0)
     if not target.is_dir():
-        raise UserError(
-            f"{target}: unsupported kind of file; expected a recipe (.yaml), a table (.csv or .parquet), or a folder"
-        )
-    signs = {sign: name for name, benchmark in published.items() for sign in benchmark.signs}
-    name = next((name for sign, name in signs.items() if (target / sign).exists()), "folder")
-    return DatasetConfig.variants[name](root=str(target), validation_fraction=0.0)
+        raise UserError(f"{target}: unsupported kind of file; {EXPECTED}, or a recipe (.yaml)")
+    return DatasetConfig.variants[sign or "folder"](root=str(target), validation_fraction=0.0)
 
 
 Verdict = Literal["ok", "note", "fault"]

@@ -12,13 +12,13 @@ from torch import Tensor
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset, PickedSamples
 from dmlkit.datasets.files.image import read_image
-from dmlkit.datasets.files.table_file import BOX, LABEL, read_images_table, text_column
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import absolute
 from dmlkit.evaluation.evaluate import score_dataset
 from dmlkit.evaluation.report import Evidence
 from dmlkit.evaluation.run import EvaluatedRun
+from dmlkit.files.image_table import BOX, LABEL, read_images, text_column
 from dmlkit.gallery.split import evenly_spread
 from dmlkit.loading.inputs import Inputs, inputs_of
 from dmlkit.metrics.base import MetricConfig
@@ -183,10 +183,10 @@ def read_regions(table: Path, dataset: Dataset, rows: Tensor) -> Callable[[int, 
     option = f"--evidence {table}"
     if any(dataset.box(int(row)) is not None for row in rows[:1]):
         raise UserError(f"{option}: the images of this run are cropped to boxes; use --evidence {CENTER}")
-    regions = read_images_table(table, None)
+    regions = read_images(table, needs=("path",)).table
     has_boxes = BOX[0] in regions.column_names
     if not has_boxes:
-        regions = read_images_table(table, MASK)
+        regions = read_images(table, columns={LABEL: MASK}).table
     names: list[str] = text_column(regions, str(table), "path").to_pylist()
     columns = zip(*(regions[name].to_pylist() for name in (BOX if has_boxes else (LABEL,))), strict=True)
     given: defaultdict[str, Values] = defaultdict(list)

@@ -18,12 +18,12 @@ from dmlkit.backbones.base import BackboneConfig
 from dmlkit.backbones.timm_models import LITE0, is_at_hand
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
-from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.datasets.files.samples import Samples
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.image_file import Box, decoding, to_rgb
+from dmlkit.files.paths import raise_faults
 from dmlkit.recipe.faults import suggest
 from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import CheckpointName, RunFolder

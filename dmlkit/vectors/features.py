@@ -12,10 +12,10 @@ from torch import Tensor
 from dmlkit.backbones.tuning import NoTuningConfig
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset, ReplacedSamples
-from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import counted
 from dmlkit.files.arrays import Values
+from dmlkit.files.paths import PickedPaths
 from dmlkit.loading.inputs import Draw, Inputs, Item, TransformedImages
 from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.model import EmbeddingModel, backbone_alone

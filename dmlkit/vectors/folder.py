@@ -9,10 +9,10 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from dmlkit.datasets.files.table_file import BOX
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.image_file import Box
+from dmlkit.files.image_table import BOX
 from dmlkit.files.regular import file_checksum, require_regular_file
 from dmlkit.manifolds.base import Manifold, find_invalid_point
 from dmlkit.nearest.search import BLOCK_ROWS

@@ -2,29 +2,28 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
-from dmlkit.datasets.files.boxes import Boxes, check_boxes, read_boxes
+from dmlkit.datasets.files.boxes import Boxes, box_faults, refuse_entries
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
-from dmlkit.datasets.files.listing import Listing
-from dmlkit.datasets.files.paths import raise_faults, readable_name, unreadable_name
 from dmlkit.datasets.files.samples import samples_named
-from dmlkit.datasets.files.table_file import LABEL, column_names, read_images_table
 from dmlkit.datasets.folder import is_split
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, warn, warn_once
-from dmlkit.files.csv_table import column_called
 from dmlkit.files.image_file import Box, some_image_files
-from dmlkit.files.labels import label_notes, label_of, path_label
-from dmlkit.files.regular import TABLES
+from dmlkit.files.image_table import BOX, LABEL, read_images, text_column
+from dmlkit.files.labels import label_notes, path_label
+from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
+from dmlkit.files.readers.base import ImageTable, reader_of
 from dmlkit.recipe.schema import Recipe
 
 FOLDER, NONE = "folder", "none"
@@ -82,7 +81,7 @@ def dataset_of(
     return recipe.dataset.unlabeled(images)
 
 
-def lacks_labels(source: Path) -> bool:
+def lacks_labels(source: Path, boxes: Boxes | None = None) -> bool:
     """Return whether images are those of a table without a column of labels, as queries may be.
 
     A column with a similar name is reported.
@@ -90,18 +89,16 @@ def lacks_labels(source: Path) -> bool:
     Raises:
         UserError: the table cannot be read.
     """
-    columns = column_names(source) if _is_table(source) else [LABEL]
-    with suppress(UserError):  # several columns may be the label
-        if column_called(columns, LABEL, str(source)) is not None:
-            return False
+    if reader_of(source) is None:
+        return False
+    options = boxes or Boxes()
+    columns = read_images(source, options.root, options.columns, ("path",), options.confidence).table.column_names
+    if LABEL in columns:
+        return False
     lower = {name.lower(): name for name in columns}
     if near := get_close_matches(LABEL, lower, n=1, cutoff=0.7):
         warn(f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[near[0]]!r}?")
     return True
-
-
-def _is_table(source: Path) -> bool:
-    return source.suffix.lower() in TABLES and not source.is_dir()
 
 
 def label_depth(recipe: Recipe) -> int:
@@ -113,29 +110,28 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
     """Return the images of a file, a folder or a table, with their labels: the one rule for all commands.
 
     Args:
-        source: image; folder of image files; or table with a column ``path``, and the box ``x1 y1 x2 y2`` or
-            ``x y width height`` if it has one.
+        source: image; folder of image files; or what `read_images` reads.
         labels: ``folder``, the default except for tables: an image in a subfolder has its name, or in ``train/`` and
             ``test/`` folders the name of the folder below them, and an image at the top has no label.
             ``none``: no image has a label. Otherwise a column of a table. Default: ``label``.
-        boxes: boxes of an image or of a folder of image files, see `read_boxes`; each is a sample, and a category of
-            COCO is its label. For a table only their margin.
+        boxes: how tables are read; and boxes of an image or of a folder of image files, each of which is a sample, and
+            whose label, such as a category of COCO, is its label.
         depth: number of folders that a label names, e.g. 2 for ``genus/species``, see `label_depth`.
 
     Raises:
-        UserError: there are no images, a name is not UTF-8, the table lacks the column, or see `read_boxes` and
-            `check_boxes`.
+        UserError: there are no images, a name is not UTF-8, the table lacks the column, or a box is outside.
     """
-    if labels not in (None, FOLDER, NONE) and not _is_table(source):
+    options = boxes or Boxes()
+    options.check()
+    is_table = reader_of(source) is not None
+    if labels not in (None, FOLDER, NONE) and not is_table:
         raise UserError(f"--labels {labels}: {source} is not a table, so it has no columns; use {FOLDER} or {NONE}")
+    if is_table or options.source is not None:
+        return samples_of(listed_images(source, labels, options, depth=depth), options)
     if boxes is not None:
-        return _boxed(source, labels, boxes, depth)
-    if _is_table(source):
-        column = None if labels == NONE else labels or LABEL
-        rows = TableRows(read_images_table(source, column), source, source.parent, are_boxes_measured=True)
-        dataset = _listed(rows.listing(), has_labels=column is not None)
-        check_boxes(dataset, source, rows.where)
-        return dataset
+        raise UserError(
+            f"{source}: has no boxes and no columns; name a file of boxes with --boxes, or give a table instead of it"
+        )
     if source.is_file():
         return ImageList([str(source)])
     if not source.is_dir():
@@ -143,38 +139,95 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
     return _files_below(source, 0 if labels == NONE else depth)
 
 
-def _boxed(source: Path, labels: str | None, boxes: Boxes, depth: int) -> Dataset:
-    """Return the boxes of images as samples."""
-    boxes.check()
-    if boxes.source is None:
-        dataset = images_at(source, labels, depth=depth)
-        if dataset.boxes is None:
-            raise UserError(
-                f"--box-margin, --box-confidence: {source} has no boxes; name them with --boxes, or give a table with "
-                "the columns x1, y1, x2, y2"
-            )
-    elif _is_table(source):
-        raise UserError(f"--boxes {boxes.source}: {source} is a table; give its folder of images, or put boxes into it")
+class ListedTable(NamedTuple):
+    """Images of a table, all of which are as they should be."""
+
+    table: ImageTable  # a row per sample
+    dataset: Dataset
+    left_out: Sequence[str]  # messages on rows that are wrong
+
+
+def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: int = 1) -> ListedTable:
+    """Return the images of a table, or of a file of boxes of images, see `images_at`.
+
+    Raises:
+        UserError: the table cannot be read, a row is wrong and not to be left out, or there are none.
+    """
+    if options.source is None:
+        columns = {**options.columns, LABEL: "" if labels == NONE else labels or options.columns.get(LABEL, LABEL)}
+        needs = ("path",) if labels == NONE else ("path", LABEL)
+        found = read_images(source, options.root, columns, needs, options.confidence)
+    elif reader_of(source) is not None:
+        raise UserError(
+            f"--boxes {options.source}: {source} is a table; give its folder of images, or put boxes into it"
+        )
     else:
-        found, left_out = read_boxes(source, boxes)
-        paths = [one.path for one in found]
-        folders = _folder_labels(source, paths, depth) if source.is_dir() else [None] * len(found)
-        named = zip(found, folders, strict=True)
-        names = [folder if one.label is None else label_of(one.label) for one, folder in named]
-        dataset = ImageList(paths, None if labels == NONE else names, [one.box for one in found])
-        dataset.left_out = left_out
-    dataset.margin = boxes.margin
-    return dataset
+        found = read_images(options.source, None, options.columns, ("path",), options.confidence, source)
+        found = _with_folder_labels(found, source, labels, depth)
+    if not len(found) and not found.faults:
+        raise UserError(f"{found.file}: no boxes of {source}; expected at least one")
+    dataset, kept, faults = _checked(found)
+    if not options.skips or not kept:
+        way = "remove them" if options.source is None or options.skips else "skip them with --skip-bad-images"
+        refuse_entries(str(found.file), faults, way)
+    if len(kept) < len(found):
+        found = replace(found.kept(kept), faults=[])
+        dataset, _, _ = _checked(found)
+    return ListedTable(found, dataset, faults)
 
 
-def _listed(listing: Listing, *, has_labels: bool) -> Dataset:
-    raise_faults(listing.faults)
-    if has_labels:
-        listing.warn_of_notes()
+def _checked(found: ImageTable) -> tuple[Dataset, list[int], list[str]]:
+    """Return the images of a table, the rows that are right, and what is wrong with others.
+
+    Only paths, labels and boxes count where nothing is trained or evaluated.
+    """
+    own = [name for name in ("path", LABEL, *BOX) if name in found.table.column_names]
+    rows = TableRows(replace(found, table=found.table.select(own)), are_boxes_measured=True)
+    listing = rows.listing()
+    listing.warn_of_notes()
     dataset = listing.everything()
-    if not has_labels:
-        dataset.labels = torch.full_like(dataset.labels, -1)
+    kept = rows.keep.nonzero()[0].tolist()
+    wrong = {kept[row]: fault for row, fault in box_faults(dataset).items()}
+    faults = [*rows.faults, *(f"{rows.where(row)}: {fault}" for row, fault in wrong.items())]
+    return dataset, [row for row in kept if row not in wrong], faults
+
+
+def query_table(source: Path, boxes: Boxes | None) -> ImageTable | None:
+    """Return the rows of queries, one per image, see `listed_images`; None for images that no table lists."""
+    options = (boxes or Boxes())._replace(skips=True)
+    if options.source is None and reader_of(source) is None:
+        return None
+    return listed_images(source, NONE, options).table
+
+
+def samples_of(listed: ListedTable, options: Boxes) -> Dataset:
+    """Return the images of a table as samples, with the margin of their boxes."""
+    dataset = listed.dataset
+    dataset.left_out = listed.left_out
+    if options.margin and dataset.boxes is None:
+        raise UserError(
+            f"--box-margin {options.margin:g}: {listed.table.file} has no boxes; name them with --boxes, or give a "
+            "table with the columns x1, y1, x2, y2"
+        )
+    dataset.margin = options.margin
     return dataset
+
+
+def _with_folder_labels(found: ImageTable, source: Path, labels: str | None, depth: int) -> ImageTable:
+    """Return the rows of boxes with the names of the folders as labels where a box has none of its own."""
+    import pyarrow as pa
+
+    table = found.table
+    paths = text_column(table, str(found.file), "path").to_pylist()
+    own = text_column(table, str(found.file), LABEL).to_pylist() if LABEL in table.column_names else [None] * len(paths)
+    if labels == NONE:
+        own = [None] * len(paths)
+    elif source.is_dir():
+        folders = _folder_labels(source, [str(source / (path or "")) for path in paths], depth)
+        own = [folder if label is None else label for label, folder in zip(own, folders, strict=True)]
+    if LABEL in table.column_names:
+        table = table.drop_columns([LABEL])
+    return replace(found, table=table.append_column(LABEL, pa.array(own, pa.string())))
 
 
 def _files_below(folder: Path, depth: int) -> ImageList:

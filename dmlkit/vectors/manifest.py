@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from dmlkit.component import one_of
-from dmlkit.datasets.files.paths import readable_name
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document, differences
+from dmlkit.files.paths import readable_name
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.run_folder.folder import CheckpointName
 from dmlkit.run_folder.threshold import Threshold

@@ -20,11 +20,11 @@ from numpy.lib import format as npy
 from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.datasets.files.dataset import Dataset
-from dmlkit.datasets.files.table_file import BOX
 from dmlkit.distributed.launch import count_ranks, start_ranks
 from dmlkit.errors import UserError, merged, warn_once
 from dmlkit.files.arrays import Values
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.image_table import BOX
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import EMBEDDING_MARKS, check_folder, check_place, check_writable, writing
 from dmlkit.files.regular import file_checksum

@@ -18,9 +18,9 @@ from typer.main import get_command
 from dmlkit.cli.app import MOST_LINES, app, lines_of, prepare_environment, show_warning
 from dmlkit.cli.console import print_table, say
 from dmlkit.cli.study_progress import RunsProgress
-from dmlkit.datasets.files.paths import raise_faults
 from dmlkit.errors import UserError
 from dmlkit.files.escape import UNPRINTABLE, printable
+from dmlkit.files.paths import raise_faults
 from tests.conftest import END, ROOT, TINY_RECIPE, Result
 from tests.datasets import trees
 

@@ -174,8 +174,11 @@ def test_groups(name: str, suffix: str, tmp_path: Path):
     [
         ("place,label\na,b\n", "has no column 'path' (or file, filename, filepath, image, imagefile); it has place,"),
         ("path,kind\na,b\n", "has no column 'label' (or identity, individual, individualid, class, classname); it has"),
-        ("file,image,label\na,b,c\n", "'file' and 'image' may be the path; rename the right column to path"),
-        ("path,identity,name\na,b,c\n", "'identity' and 'name' may be the label; rename the right column to label"),
+        ("file,image,label\na,b,c\n", "'file' and 'image' may be the path; name the right one with --column path=NAME"),
+        (
+            "path,identity,name\na,b,c\n",
+            "'identity' and 'name' may be the label; name the right one with --column label=NAME",
+        ),
         ("path,label,is_query\na,b,1\n", "has query without gallery"),
         ("path,label,x1,y1\na,b,1,1\n", "has x1 and y1 without x2 and y2"),
         ("path,label,xmin,ymax\na,b,1,1\n", "has xmin and ymax without ymin and xmax"),
@@ -204,8 +207,9 @@ def test_unreadable_tables(tmp_path: Path):
         TableConfig(file=str(tmp_path / "table.parquet")).build("train")
     with pytest.raises(UserError, match="no such file"):
         TableConfig(file=str(tmp_path / "none.csv")).build("train")
-    with pytest.raises(UserError, match=r"expected a \.csv, \.tsv or \.parquet file"):
-        TableConfig(file=str(tmp_path / "table.xlsx")).build("train")
+    (tmp_path / "table.doc").write_bytes(b"")
+    with pytest.raises(UserError, match=r"table.doc: expected a table \(\.csv, \.tsv, "):
+        TableConfig(file=str(tmp_path / "table.doc")).build("train")
 
 
 BOX = {"x1": [0] * 8, "y1": [0] * 8, "x2": [9] * 8, "y2": [9] * 8}

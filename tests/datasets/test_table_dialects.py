@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from dmlkit.datasets import TableConfig
-from dmlkit.datasets.files.table_file import read_images_table, read_sightings
 from dmlkit.errors import UserError
 from dmlkit.files.csv_table import read_csv
+from dmlkit.files.image_table import read_images, sighting_cells
 from dmlkit.files.outputs import write_table
 from tests.datasets import trees
 
@@ -118,8 +118,11 @@ def test_a_table_of_windows_latin_is_read_and_noted(tmp_path: Path, caplog: pyte
 
 def test_the_label_that_was_taken_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "t.csv").write_text("Id,Image,bbox\nant,a.jpg,\n")
-    read_images_table(tmp_path / "t.csv", "label")
-    assert f"{tmp_path}/t.csv: reads path from 'Image', boxes from 'bbox' as left, top, width, height" in caplog.text
+    read_images(tmp_path / "t.csv")
+    assert (
+        f"{tmp_path}/t.csv: reads path from 'Image', label from 'Id', boxes from 'bbox' as left, top, width, height"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -167,7 +170,8 @@ def test_a_backslash_in_the_name_of_a_file_stays(tmp_path: Path):
 def test_a_column_of_labels_and_sightings_in_any_case_and_with_decimal_commas(tmp_path: Path):
     file = tmp_path / "t.csv"
     file.write_text("Path;Species;Latitude;LONGITUDE;Time\na.jpg;007;46,5;-7,25;2026-05-31\n")
-    assert read_images_table(file, "species")["label"].to_pylist() == ["007"]
+    found = read_images(file, columns={"label": "species"})
+    assert found.table["label"].to_pylist() == ["007"]
     with pytest.raises(UserError, match=r"t.csv: has no column 'kind'; it has Path, Species, Latitude,"):
-        read_images_table(file, "kind")
-    assert read_sightings(file) == [("46,5", "-7,25", "2026-05-31")]
+        read_images(file, columns={"label": "kind"})
+    assert sighting_cells(found) == [("46,5", "-7,25", "2026-05-31")]

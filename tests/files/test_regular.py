@@ -10,9 +10,9 @@ import pytest
 from dmlkit.backbones.weights import read_tensors
 from dmlkit.datasets import Cars196Config, Cub200Config, TableConfig
 from dmlkit.datasets.files.image import read_image
-from dmlkit.datasets.files.table_file import read_table
 from dmlkit.errors import UserError
 from dmlkit.files.arrays import read_array
+from dmlkit.files.image_table import read_images
 from dmlkit.files.regular import check_regular, read_start
 from dmlkit.recipe.file import read_recipe
 
@@ -91,7 +91,7 @@ def test_a_recipe_without_an_end_is_read_to_the_limit(tmp_path: Path, monkeypatc
     ],
 )
 def test_a_pointer_or_a_page_instead_of_a_file_is_named(content: bytes, message: str, tmp_path: Path):
-    readers = {"file.npy": read_array, "file.pt": read_tensors, "file.csv": read_table, "file.parquet": read_table}
+    readers = {"file.npy": read_array, "file.pt": read_tensors, "file.csv": read_images, "file.parquet": read_images}
     for name, read in readers.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=message):

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from dmlkit.datasets import TableConfig
-from dmlkit.datasets.files.table_file import BOX, TEXTS
 from dmlkit.errors import UserError
 from dmlkit.files.escape import ESCAPED
+from dmlkit.files.image_table import BOX, TEXTS
 from dmlkit.files.labels import label_of
 from tests.fuzz.conftest import examples
 

@@ -181,7 +181,7 @@ def test_groups_of_a_table(gallery: Path, dmlkit: Cli):
     assert found.neighbors.queries[:3] == ["p", "q", "s"] and found.neighbors.queries[3].endswith("c/4.jpg")
     assert [(answer.images, answer.known) for answer in found.answers[:2]] == [(2, "bird0"), (1, None)]
     for by, message in (
-        ("day", "has no column 'day'; it has path, label, track"),
+        ("day", "has no column 'day'; it has path, track"),
         ("folder", "has images of 'bird0' and of 'bird1'; expected images of one label in each group"),
     ):
         result = dmlkit("identify", gallery / "birds", table, "--by-group", by, "--device", "cpu")

@@ -317,7 +317,7 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     assert in_python.add(asked, label="bird", boxes=Boxes(labels, margin=0.2)).added == 2  # other pixels
     found_there = in_python.search(asked, k=1, boxes=labels).neighbors()
     assert [found[0].similarity for _, found in found_there] == pytest.approx([0, 0], abs=1e-3)
-    with pytest.raises(UserError, match="applies to --boxes"):
+    with pytest.raises(UserError, match="has no boxes and no columns; name a file of boxes with --boxes"):
         in_python.add(asked, boxes=Boxes(confidence=0.5))
     before = len(GalleryFolder(gallery))
     (tmp_path / "labels" / "both.txt").write_text("0 0.75 0.5 0.9 1\n")
@@ -326,8 +326,8 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
         assert result.code == 2 and "both.txt:1: the box" in result.err and "Traceback" not in result.err
     assert len(GalleryFolder(gallery)) == before
     for words, message in (
-        (("--box-confidence", "0.5"), "--box-confidence 0.5: applies to --boxes"),
-        (("--box-margin", "0.5"), "has no boxes; name them with --boxes"),
+        (("--box-confidence", "0.5"), "has no boxes and no columns; name a file of boxes with --boxes"),
+        (("--box-margin", "0.5"), "has no boxes and no columns; name a file"),
     ):
         result = dmlkit("identify", gallery, asked, *words)
         assert result.code == 2 and message in " ".join(result.err.split())

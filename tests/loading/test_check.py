@@ -196,4 +196,4 @@ def test_a_file_of_another_kind_is_told_u12(dmlkit, tmp_path: Path):
     (tmp_path / "t.txt").write_text("path,label\n")
     result = dmlkit("data", "check", tmp_path / "t.txt")
     assert result.code == 2 and len(result.err.splitlines()) == 1
-    assert f"{tmp_path / 't.txt'}: unsupported kind of file; expected a recipe (.yaml), a table" in result.err
+    assert f"{tmp_path / 't.txt'}: unsupported kind of file; expected a table (.csv, .tsv," in result.err

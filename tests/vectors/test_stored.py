@@ -18,7 +18,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from dmlkit.datasets.files.boxes import boxes_of
+from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.distributed.launch import start_fabric
 from dmlkit.model import EmbeddingModel
 from dmlkit.run_folder.folder import RunFolder
@@ -312,7 +312,7 @@ def test_select_and_search_read_the_images_that_embed_has_stored_in_the_run(
 
 
 def test_boxes_of_a_folder_are_not_taken_for_whole_images(home: Path):
-    images, boxes = Path("photos/11"), boxes_of(Path("labels"), None, None)
+    images, boxes = Path("photos/11"), Boxes(Path("labels"))
     Path("labels").mkdir()
     for path in images.iterdir():
         Path("labels", f"{path.stem}.txt").write_text("0 0.3 0.3 0.5 0.5\n")

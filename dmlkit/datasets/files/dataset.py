@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from dmlkit.datasets.files.class_names import Levels, levels_of, members_of
-from dmlkit.datasets.files.paths import PickedPaths
 from dmlkit.datasets.files.samples import ImageSamples, Samples, VectorSamples
 from dmlkit.errors import some_of
 from dmlkit.files.image_file import MAX_PIXELS, Box
+from dmlkit.files.paths import PickedPaths
 
 
 class Dataset(ABC):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import ExifTags, Image
+from PIL import Image
 from torch import Tensor
 
 from dmlkit.datasets.files.dataset import Dataset
@@ -163,16 +163,6 @@ def fitted(sides: tuple[float, float, float, float], path: str | Path, width: in
             wrong = "empty; expected left < right and top < bottom in pixels"
         raise BadImageError(f"the box ({left:g}, {top:g}, {right:g}, {bottom:g}) of {path} is {wrong}")
     return box
-
-
-def upright_size(path: str | Path) -> tuple[int, int]:
-    """Return the width and height of an image file after its EXIF rotation, from its header.
-
-    Errors of decoders are not converted; see `decoding`.
-    """
-    with opened(path) as image:
-        is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # by 90 degrees
-        return (image.height, image.width) if is_turned else image.size
 
 
 def frames(path: str | Path) -> int:

@@ -13,8 +13,8 @@ from torch import Tensor
 from dmlkit.datasets.files.class_names import members_of
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
-from dmlkit.datasets.files.paths import DATA_CHECK, PickedPaths, inside, leaves_root, raise_faults
 from dmlkit.errors import OptionError, UserError, counted, some_of, warn_once
+from dmlkit.files.paths import DATA_CHECK, PickedPaths, inside, leaves_root, raise_faults
 
 NO_QUERIES = "does not support separate query and gallery images, which the dataset has; use official"
 ListedSplit = Literal["train", "validation", "test"]

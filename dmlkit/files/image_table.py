@@ -1,0 +1,641 @@
+"""The one table that every list of images is read into: its columns, paths and boxes, and where images were taken.
+
+The columns ``latitude``, ``longitude`` and ``time`` are the sighting of an image.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from glob import escape
+from math import isnan, nan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dmlkit.errors import UserError, counted, first_line, some_of, warn_once
+from dmlkit.files.csv_table import column_called, key_of, own_column
+from dmlkit.files.escape import excerpt
+from dmlkit.files.image_file import BadImageError, decoding, upright_size
+from dmlkit.files.outputs import BOX
+from dmlkit.files.paths import SUSPICIOUS, are_of_windows, inside, raise_faults
+from dmlkit.files.readers.base import ImageTable, Reader, reader_of
+from dmlkit.files.regular import EXTENSIONS
+
+LABEL = "label"
+"""Column of the labels, unless another one is named."""
+TEXTS = ("path", "label", "split", "query", "gallery", "super_class", "group")
+SIGHTING = ("latitude", "longitude", "time")
+SIDES = (BOX, ("xmin", "ymin", "xmax", "ymax"), ("left", "top", "right", "bottom"))
+"""Names of the columns of a box by its sides, as `key_of` returns them, perhaps after ``bbox``."""
+SIZED = (("x", "y", "width", "height"), ("x", "y", "w", "h"), *((*side[:2], "width", "height") for side in SIDES[1:]))
+"""Names of the columns of a box by its left, its top and its size."""
+WHOLE = ("bbox", "box", "boundingbox")
+"""Names of a column of boxes ``[left, top, width, height]``, as COCO has them."""
+DECIMAL_COMMA = r"^\s*([-+]?[0-9]+),([0-9]+)\s*$"
+NUMBER = r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
+FOUR = r"^\s*[\[(]?\s*" + r"[\s,;]+".join(f"(?P<n{place}>{NUMBER})" for place in range(4)) + r"\s*[\])]?\s*$"
+LEAST_CONFIDENCE = 0.2  # of a detected box
+EXPECTED = (
+    "expected a table (.csv, .tsv, .parquet, .arrow, .jsonl), a .json file of COCO, MegaDetector or SpeciesNet, or a "
+    "folder of YOLO's .txt files"
+)
+
+
+def read_images(
+    source: Path,
+    root: Path | None = None,
+    columns: Mapping[str, str] | None = None,
+    needs: Sequence[str] = ("path", "label"),
+    confidence: float | None = None,
+    images: Path | None = None,
+) -> ImageTable:
+    """Read the images that a file or folder lists: the one door for all formats.
+
+    Args:
+        source: what a `Reader` recognizes.
+        root: folder that the paths are relative to. Default: that of the file.
+        columns: names of the columns in the file by dmlkit's names, e.g. ``{"label": "species"}``; a path may be made
+            of several, ``{"path": "{folder}/{file}"}``, and an empty name leaves a column out.
+        needs: columns that the table must have.
+        confidence: least confidence of a box that a detector found. Default: 0.2.
+        images: an image or a folder, whose images alone are taken; others are counted.
+
+    Returns:
+        The table, with dmlkit's names for the columns that it knows, boxes in pixels, and all other columns.
+
+    Raises:
+        UserError: the source cannot be read, lacks a column, or has two for one meaning.
+    """
+    reader = reader_of(source)
+    if reader is None and images is not None and source.is_dir():  # its text files may lie next to the images
+        reader = next(one for one in Reader.known if one.title == "YOLO")
+    if reader is None:
+        missing = "" if source.exists() else "no such file or folder; "
+        raise UserError(f"{source}: {missing}{EXPECTED}")
+    found = reader.read(source)
+    if images is not None:
+        root = images if images.is_dir() else images.parent
+    found = replace(found, root=root or found.root, table=known_columns(found.table, str(source), needs, columns))
+    found = with_sure_boxes(found, LEAST_CONFIDENCE if confidence is None else confidence)
+    found = with_paths(found)
+    if images is not None:
+        found = _given(found, images)
+    return in_pixels(found) if found.is_share and BOX[0] in found.table.column_names else found
+
+
+def with_sure_boxes(found: ImageTable, least: float) -> ImageTable:
+    """Return the table without the boxes that a detector is less sure of, which are counted."""
+    if found.confidences is None:
+        return found
+    rows = [row for row, sure in enumerate(found.confidences) if sure >= least]
+    unsure = len(found) - len(rows)
+    if not unsure:
+        return found
+    if not rows:
+        raise UserError(
+            f"{found.file}: no boxes of a confidence of at least {least:g}; the surest of {unsure:,} has "
+            f"{max(found.confidences):g}: lower --box-confidence"
+        )
+    boxes = counted(unsure, "box", "boxes")
+    found.notes.append(f"{found.file}: left out: {boxes} of a confidence below {least:g} (--box-confidence)")
+    return found.kept(rows)
+
+
+def _given(found: ImageTable, images: Path) -> ImageTable:
+    """Return the rows of an image, or of a folder's images that are there; others are counted."""
+    names = text_column(found.table, str(found.file), "path").to_pylist()
+    there = {name: name and os.path.isfile(found.root / name) for name in set(names)}  # noqa: PTH113 - Path is slow
+    if images != found.root:
+        rows = [row for row, name in enumerate(names) if name and found.root / name == images]
+        return found.kept(rows)
+    rows = [row for row, name in enumerate(names) if there[name] or (name and inside(found.root, name) is None)]
+    missing = sorted({name or "" for name in names if not there[name]} - {names[row] for row in rows})
+    if missing:
+        entries = counted(len(missing), "image that is not", "images that are not")
+        found.notes.append(f"{found.file}: left out: {entries} in {found.root}: {some_of(missing)}")
+    return found.kept(rows)
+
+
+def in_pixels(found: ImageTable) -> ImageTable:
+    """Return the table with boxes in pixels instead of shares; boxes of images that cannot be read are blank."""
+    import pyarrow as pa
+
+    names = text_column(found.table, str(found.file), "path").to_pylist()
+    sizes = dict[str, tuple[int, int] | None]()
+    boxes = np.stack([found.table[side].to_numpy() for side in BOX], axis=1)
+    for row, name in enumerate(names):
+        if name not in sizes:
+            sizes[name] = _size(found.root, name)
+        boxes[row] *= np.tile(sizes[name] or (np.nan, np.nan), 2)
+    table = found.table
+    for place, side in enumerate(BOX):
+        table = table.set_column(table.column_names.index(side), side, pa.array(boxes[:, place]))
+    return replace(found, table=table, is_share=False)
+
+
+def _size(root: Path, name: str | None) -> tuple[int, int] | None:
+    safe = None if name is None else inside(root, name)
+    if safe is None:
+        return None
+    try:
+        with decoding(path := str(root / safe)):
+            return upright_size(path)
+    except BadImageError:
+        return None
+
+
+SAMPLE = 8  # paths that are looked for
+MOST_FOLDERS = 50  # next to a table, in which its images are looked for
+
+
+class _Way(NamedTuple):
+    """How the paths of a table lead to its images."""
+
+    dropped: int  # folders at the start of a path, as those of another machine
+    folder: str  # in which the images are, next to the table
+    lacks_suffix: bool
+
+
+def with_paths(found: ImageTable) -> ImageTable:
+    """Return the table with paths that lead to its images, if none of a sample does as it stands.
+
+    Slashes stand for backslashes; the folders of another machine at the start of a path are dropped; the images may lie
+    in a folder next to the table; and names without a suffix get that of their image.
+    """
+    found = with_slashes(found)
+    paths = text_column(found.table, str(found.file), "path")
+    distinct = paths.dictionary_encode().dictionary
+    rows = sorted({int(row) for row in np.linspace(0, len(distinct) - 1, SAMPLE).round()}) if len(distinct) else []
+    sample = [distinct[row].as_py() for row in rows]
+    if not sample or any(_is_there(found.root, name) for name in sample):
+        return found
+    folders = ["", *_folders(found.root)]
+    way = next((way for name in sample if (way := _way(found.root, name, folders)) is not None), None)
+    if way is None:
+        return found
+    compute = arrow_compute()
+    changed = compute.replace_substring_regex(distinct, rf"^([^/]*/){{{way.dropped}}}", "") if way.dropped else distinct
+    if way.folder:
+        changed = compute.binary_join_element_wise(way.folder, changed, "/")
+    if compute.count_distinct(changed).as_py() < len(distinct):  # two images would become one
+        return found
+    names = changed.to_pylist()
+    if way.lacks_suffix:
+        names = _with_suffixes(found, names)
+    elif names[rows[0]] != sample[0]:
+        found.notes.append(f"{found.file}: paths are read as below {found.root}, {sample[0]!r} as {names[rows[0]]!r}")
+    import pyarrow as pa
+
+    known = dict(zip(distinct.to_pylist(), names, strict=True))
+    column = pa.array([known.get(name) for name in paths.to_pylist()], pa.string())
+    return replace(found, table=found.table.set_column(found.table.column_names.index("path"), "path", column))
+
+
+def _is_there(root: Path, name: str) -> bool:
+    safe = inside(root, name)
+    return safe is not None and (root / safe).is_file()
+
+
+def _folders(root: Path) -> list[str]:
+    try:
+        return sorted(one.name for one in os.scandir(root) if one.is_dir() and not one.name.startswith("."))[
+            :MOST_FOLDERS
+        ]
+    except OSError:
+        return []
+
+
+def _way(root: Path, name: str, folders: Sequence[str]) -> _Way | None:
+    """Return how a path leads to an image below a root: with the fewest folders dropped; None if it does not."""
+    parts = name.replace("\\", "/").split("/")
+    for dropped in range(len(parts)):
+        end = "/".join(parts[dropped:])
+        if not end or re.search(SUSPICIOUS, end):
+            continue
+        for folder in folders:
+            place = root / folder / end
+            if place.is_file() and place.suffix.lower() in EXTENSIONS:
+                return _Way(dropped, folder, False)
+            if place.parent.is_dir() and any(_images_named(place)):
+                return _Way(dropped, folder, True)
+    return None
+
+
+def _images_named(place: Path) -> list[Path]:
+    near = place.parent.glob(f"{escape(place.name)}.*")
+    return sorted(path for path in near if path.stem == place.name and path.suffix.lower() in EXTENSIONS)
+
+
+def _with_suffixes(found: ImageTable, names: Sequence[str]) -> list[str]:
+    """Return names with the suffix of their image; one without an image stays, and one of two images is a fault."""
+    of_folder: dict[str, dict[str, list[str]]] = {}
+    whole = list[str]()
+    for name in names:
+        folder, _, stem = name.rpartition("/")
+        if folder not in of_folder:
+            files: dict[str, list[str]] = {}
+            for file in image_names(found.root / folder):
+                files.setdefault(os.path.splitext(file)[0], []).append(file)  # noqa: PTH122 - Path is slow
+            of_folder[folder] = files
+        images = of_folder[folder].get(stem, [])
+        if len(images) > 1:
+            both = " and ".join(sorted(images))
+            found.faults.append(f"{found.file}: {name!r} is of {both}; expected one image of this name")
+        whole.append(f"{folder}/{images[0]}".lstrip("/") if len(images) == 1 else name)
+    return whole
+
+
+def image_names(folder: Path) -> list[str]:
+    """Return the names of the image files in a folder; none if it cannot be read."""
+    try:
+        return [one.name for one in os.scandir(folder) if Path(one.name).suffix.lower() in EXTENSIONS]
+    except OSError:
+        return []
+
+
+def with_slashes(found: ImageTable) -> ImageTable:
+    """Return a table whose paths have slashes, see `are_of_windows`."""
+    compute, paths = arrow_compute(), text_column(found.table, str(found.file), "path")
+    rows = rows_where(compute.fill_null(compute.match_substring(paths, "\\"), False))
+    if not rows.size or not are_of_windows([paths[int(rows[0])].as_py()], found.root):
+        return found
+    slashed = compute.replace_substring(paths, "\\", "/")
+    return replace(found, table=found.table.set_column(found.table.column_names.index("path"), "path", slashed))
+
+
+def known_columns(
+    table: Any, where: str, needs: Sequence[str] = ("path", "label"), named: Mapping[str, str] | None = None
+) -> Any:
+    """Return a pyarrow table whose columns have dmlkit's names where it reads them, and check them.
+
+    A column is found by dmlkit's name, also in other case, or by a usual one, see `column_called`; boxes by the names
+    of their sides, by those of their left, top and size, or in one column, as the columns `BOX`. A name that is not
+    dmlkit's is reported. Other columns keep their names.
+
+    Args:
+        table: the table.
+        where: beginning of errors.
+        needs: columns that the table must have.
+        named: the user's names of columns, see `read_images`.
+
+    Raises:
+        UserError: the table lacks one of them, has a column twice or with two usual names, or lacks one of columns that
+            belong together.
+    """
+    import pyarrow as pa
+
+    names, named = _names(table, where), dict(named or {})
+    if unknown := [name for name in named if name not in (*TEXTS, *SIGHTING)]:
+        raise UserError(f"--column {unknown[0]}: expected one of {', '.join((*TEXTS, *SIGHTING))}")
+    meant = _meant(table, names, where, needs, named)
+    places = {place for column in meant.values() for place in column.places}
+    boxes = _boxes(table, ["" if place in places else name for place, name in enumerate(names)], where)
+    columns = {name: column.values for name, column in meant.items()}
+    taken = [
+        f"{name} from {' and '.join(repr(names[place]) for place in column.places)}"
+        for name, column in meant.items()
+        if [names[place] for place in column.places] != [name]
+    ]
+    if boxes is not None:
+        columns |= dict(zip(BOX, boxes.columns, strict=True))
+        taken += boxes.taken
+        places |= {*boxes.places}
+    if taken:
+        warn_once(f"{where}: reads {', '.join(taken)}")
+    if ("query" in columns) != ("gallery" in columns):
+        given, other = ("query", "gallery") if "query" in columns else ("gallery", "query")
+        raise UserError(f"{where}: has {given} without {other}; add the column {other}, or remove {given}")
+    for place, name in enumerate(names):
+        if place not in places and name and name not in (*TEXTS, *SIGHTING, *BOX):
+            columns.setdefault(name, table.column(place))
+    return _checked(pa.table(columns), where)
+
+
+class _Column(NamedTuple):
+    places: list[int]  # of the columns that it is read from
+    values: Any
+
+
+def _meant(
+    table: Any, names: Sequence[str], where: str, needs: Sequence[str], named: dict[str, str]
+) -> dict[str, _Column]:
+    """Return the columns of a table that dmlkit reads as text, by its names, see `known_columns`."""
+    meant = dict[str, _Column]()
+    if (pattern := named.get("path") or _folder_and_file(table, names)) is not None:
+        meant["path"] = _joined(table, pattern, where)
+    for name in (*TEXTS, *SIGHTING):
+        if name in meant or named.get(name) == "":
+            continue
+        taken = {place for column in meant.values() for place in column.places}
+        if name in named or name in needs:
+            place = own_column(names, named.get(name) or name, where, name)
+        else:
+            place = None
+            with suppress(UserError) if name in SIGHTING else nullcontext():  # two times: neither is read
+                place = column_called(names, name, where)
+            if place in taken:
+                continue
+        if place is not None:
+            meant[name] = _Column([place], table.column(place))
+    return meant
+
+
+FOLDERS = ("relativepath", "path", "folder", "directory", "dir", "subfolder")
+"""Names of a column of the folders of images, as `key_of` returns them, if another one has the names of the files."""
+
+
+def _folder_and_file(table: Any, names: Sequence[str]) -> str | None:
+    """Return the pattern of a path in two columns, its folder and its file, e.g. of Timelapse; None if it is in one."""
+    keys = [key_of(name) for name in names]
+    folders = [place for place, key in enumerate(keys) if key in FOLDERS]
+    files = [place for place, key in enumerate(keys) if key in FILES]
+    if len(folders) != 1 or len(files) != 1 or not len(table):
+        return None
+    first = [str(table.column(place)[0].as_py() or "") for place in (folders[0], files[0])]
+    is_image = [Path(text).suffix.lower() in EXTENSIONS for text in first]
+    return (
+        f"{{{names[folders[0]]}}}/{{{names[files[0]]}}}" if is_image == [False, True] and "/" not in first[1] else None
+    )
+
+
+FILES = ("file", "filename", "image", "imagefile", "imagename", "photo")
+
+
+def _joined(table: Any, pattern: str, where: str) -> _Column:
+    """Return the paths in a column, or in several of a pattern."""
+    names = list(table.column_names)
+    if "{" not in pattern:
+        place = own_column(names, pattern, where, "path")
+        return _Column([place], table.column(place))
+    compute, parts, places = arrow_compute(), list[Any](), list[int]()
+    for text, name in re.findall(r"([^{}]*)(?:\{([^{}]*)\})?", pattern):
+        parts += [text] if text else []
+        if name:
+            places.append(own_column(names, name, where, "path"))
+            parts.append(compute.fill_null(text_column(table, where, names[places[-1]]), ""))
+    joined = compute.binary_join_element_wise(*parts, "")
+    joined = compute.replace_substring_regex(compute.replace_substring(joined, "\\", "/"), "/+", "/")
+    return _Column(places, compute.replace_substring_regex(joined, "^/", ""))
+
+
+def _names(table: Any, where: str) -> list[str]:
+    try:
+        return table.column_names
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: the column names are not UTF-8: {error}; save the table as UTF-8") from None
+
+
+def _checked(table: Any, where: str) -> Any:
+    """Return a table whose texts are UTF-8: Parquet may declare any bytes as text."""
+    for name in (*TEXTS, *SIGHTING):
+        if name in table.column_names:
+            check_texts(table[name], name, where)
+    return table
+
+
+class _Boxes(NamedTuple):
+    columns: list[Any]  # left, top, right and bottom
+    places: list[int]  # of the columns that they are read from
+    taken: list[str]  # what they are read from, if it is not the columns `BOX`
+
+
+def _boxes(table: Any, names: Sequence[str], where: str) -> _Boxes | None:
+    """Return the boxes of a table, by the first of the ways in which columns may have them; None if it has none.
+
+    Raises:
+        UserError: some columns of a way are missing, or a value is no number.
+    """
+    keys = [key_of(name) for name in names]
+    places = {key.removeprefix("bbox").removeprefix("box") or key: place for place, key in enumerate(keys) if key}
+    places |= {name: place for place, name in enumerate(names) if name in BOX}
+    for ways, is_sized in ((SIDES, False), (SIZED, True)):
+        for way in ways:
+            if all(side in places for side in way):
+                found = [names[places[side]] for side in way]
+                sides = [numbers(table, places[side], where) for side in way]
+                taken = [] if way == BOX else [f"boxes from {', '.join(map(repr, found))}"]
+                own = [places[side] for side in way]
+                return _Boxes(_with_far_sides(sides) if is_sized else sides, own, taken)
+    for name in WHOLE:
+        if name in keys:
+            place = keys.index(name)
+            sides = _with_far_sides(_whole_boxes(table.column(place), f"{where}: column {names[place]!r}"))
+            return _Boxes(sides, [place], [f"boxes from {names[place]!r} as left, top, width, height"])
+    for way in SIDES:
+        given = [names[places[side]] for side in way if side in places]
+        if len(given) > (way != BOX):  # a single "left" or "top" may be anything
+            missing = [side for side in way if side not in places]
+            raise UserError(
+                f"{where}: has {' and '.join(given)} without {' and '.join(missing)}; expected all four sides of a "
+                "box, or other names for columns that are no boxes"
+            )
+    return None
+
+
+def _with_far_sides(numbers: Sequence[Any]) -> list[Any]:
+    left, top, width, height = numbers
+    add = arrow_compute().add
+    return [left, top, add(left, width), add(top, height)]
+
+
+def _whole_boxes(column: Any, where: str) -> list[Any]:
+    """Return the four numbers of each cell: a list, or text such as ``[4, 4, 20, 20]``; null for an empty cell."""
+    import pyarrow as pa
+
+    compute, kind = arrow_compute(), column.type
+    try:
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            is_wrong = compute.not_equal(compute.fill_null(compute.list_value_length(column), 4), 4)
+            sides = () if rows_where(is_wrong).size else [compute.list_element(column, place) for place in range(4)]
+        else:
+            texts = column.cast(pa.string())
+            texts.validate(full=True)
+            found = compute.extract_regex(texts, FOUR)
+            is_wrong = compute.and_(compute.is_valid(texts), compute.is_null(found))
+            sides = [compute.struct_field(found, [place]) for place in range(4)]
+        if wrong := rows_where(is_wrong).tolist():
+            count = counted(len(wrong), "cell is no box", "cells are no boxes")
+            shown = f"{count}, e.g. {excerpt(repr(column[wrong[0]].as_py()))}"
+            raise UserError(f"{where}: {shown}; expected left, top, width and height, e.g. [4, 4, 20, 20]")
+        return [side.cast(pa.float64()) for side in sides]
+    except pa.ArrowException as error:
+        raise UserError(f"{where}: expected boxes, e.g. [4, 4, 20, 20], got {kind}: {first_line(error)}") from error
+
+
+def numbers(table: Any, place: int, where: str) -> Any:
+    """Return a column as float64, null for an empty cell; a text may have a decimal comma.
+
+    Raises:
+        UserError: a value is no number.
+    """
+    import pyarrow as pa
+
+    column, name = table.column(place), table.column_names[place]
+    if pa.types.is_string(column.type):
+        compute = arrow_compute()
+        column = compute.replace_substring_regex(compute.utf8_trim_whitespace(column), DECIMAL_COMMA, r"\1.\2")
+    try:
+        return column.cast(pa.float64())
+    except pa.ArrowException as error:
+        raise UserError(f"{where}: column {name!r} has a value that is not a number: {first_line(error)}") from error
+
+
+def check_texts(column: Any, name: str, where: str) -> None:
+    """Raise a `UserError` if a text of a column is not UTF-8: Parquet may declare any bytes as text."""
+    import pyarrow as pa
+
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{where}: column {name!r}: {error}; save the texts as UTF-8") from error
+
+
+class ArrowNames:
+    """Strings of an Arrow column, created on access, which takes 60 bytes each instead of 150."""
+
+    def __init__(self, column: Any) -> None:
+        self.column = column
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def __getitem__(self, index: int) -> str:
+        return self.column[index].as_py()
+
+
+def text_column(table: Any, where: str, name: str) -> Any:
+    """Return a column of a pyarrow table as one array of strings; errors begin with ``where``.
+
+    Raises:
+        UserError: the column has neither text nor numbers.
+    """
+    import pyarrow as pa
+
+    column, compute = table[name], arrow_compute()
+    if pa.types.is_floating(column.type):  # pandas writes an empty cell as nan
+        column = compute.if_else(compute.is_nan(column), pa.scalar(None, column.type), column)
+    try:
+        column = column.cast(pa.string())
+    except pa.ArrowException as error:
+        kind, reason = table.schema.field(name).type, first_line(error)
+        raise UserError(f"{where}: column {name!r} has type {kind} ({reason}); expected text or numbers") from error
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def group_numbers(table: Any, where: str) -> np.ndarray | None:
+    """Return the column ``group`` as (N,) int64, equal within a group; a row without a group has a unique number."""
+    if "group" not in table.column_names:
+        return None
+    encoded = text_column(table, where, "group").dictionary_encode()
+    numbers = encoded.indices.fill_null(-1).to_numpy()
+    alone = len(encoded.dictionary) + np.arange(len(numbers))
+    return np.where(numbers < 0, alone, numbers).astype(np.int64)
+
+
+def arrow_compute() -> Any:
+    """Return pyarrow.compute without types, because its functions are created at run time."""
+    from pyarrow import compute
+
+    return compute
+
+
+def rows_where(mask: Any) -> np.ndarray:
+    """Return the rows at which an Arrow mask is true."""
+    return mask.to_numpy(zero_copy_only=False).nonzero()[0]
+
+
+LIMITS = {"latitude": 90, "longitude": 180}
+SECONDS = 86_400
+
+
+class SightingCells(NamedTuple):
+    """Cells of a table on one image, as text; None for an empty one."""
+
+    latitude: str | None = None
+    longitude: str | None = None
+    time: str | None = None
+
+    def check(self, where: str) -> None:
+        """Raise a `UserError` that begins with ``where`` for a wrong cell, or one degree without the other."""
+        latitude, longitude = (degrees_of(getattr(self, column), column, where) for column in LIMITS)
+        if isnan(latitude) != isnan(longitude):
+            raise UserError(f"{where}: got one of latitude and longitude; expected both, or two empty cells")
+        days_of(self.time, where)
+
+
+UNKNOWN_SIGHTING = SightingCells()
+
+
+def has_sightings(table: ImageTable) -> bool:
+    """Return whether a table has the columns of places."""
+    return all(column in table.table.column_names for column in LIMITS)
+
+
+def sighting_cells(found: ImageTable) -> list[SightingCells]:
+    """Return where and when the image of each row was taken, checked; without a column all cells are empty.
+
+    Raises:
+        UserError: see `SightingCells.check`.
+    """
+    columns = [
+        text_column(found.table, str(found.file), name).to_pylist()
+        if name in found.table.column_names
+        else [None] * len(found)
+        for name in ("path", *SightingCells._fields)
+    ]
+    rows = [(name, SightingCells(*cells)) for name, *cells in zip(*columns, strict=True)]
+    faults = list[str]()
+    for name, one in rows:
+        try:
+            one.check(f"{found.file}: {name}")
+        except UserError as error:
+            faults.append(str(error))
+    raise_faults(faults)
+    return [one for _, one in rows]
+
+
+def degrees_of(cell: str | None, column: str, where: str) -> float:
+    """Return degrees; nan for an empty cell.
+
+    Raises:
+        UserError: the cell is not a number, or out of range; the error begins with ``where``.
+
+    Example:
+        >>> degrees_of("-12.5", "latitude", "birds.csv: 1.jpg")
+        -12.5
+    """
+    if cell is None:
+        return nan
+    limit = LIMITS[column]
+    try:
+        value = float(cell.strip().replace(",", "."))
+    except ValueError:
+        value = nan
+    if not -limit <= value <= limit:
+        raise UserError(f"{where}: {column}: got {cell[:50]!r}, expected degrees from {-limit} to {limit}")
+    return value
+
+
+def days_of(cell: str | None, where: str) -> float:
+    """Return days since 1970; nan for an empty cell. A time without a zone is of UTC.
+
+    Raises:
+        UserError: the cell is not a time; the error begins with ``where``.
+
+    Example:
+        >>> days_of("1970-01-02T12:00", "birds.csv: 1.jpg")
+        1.5
+    """
+    if cell is None:
+        return nan
+    try:
+        time = datetime.fromisoformat(cell.strip())
+    except ValueError:
+        raise UserError(
+            f"{where}: time: got {cell[:50]!r}, expected a date or a time such as 2026-05-31 or 2026-05-31T14:30"
+        ) from None
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() / SECONDS

@@ -1,0 +1,1 @@
+"""Readers of files and folders that list images: one module per format."""

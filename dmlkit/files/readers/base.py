@@ -1,0 +1,206 @@
+"""Interface of a reader: it recognizes a format and returns its rows; the columns get their meaning later."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from dmlkit.errors import UserError
+from dmlkit.files.escape import excerpt
+from dmlkit.files.outputs import BOX
+from dmlkit.files.regular import read_text
+
+MODULES = ("spreadsheets", "coco", "detections", "yolo")
+BUILT_IN = "dmlkit.files.readers"
+
+
+@dataclass
+class ImageTable:
+    """Images that a file or folder lists, one per row, whatever its format.
+
+    Args:
+        table: pyarrow table. A reader leaves the names of the file; `dmlkit.files.image_table.read_images` gives those
+            of dmlkit to the columns that it knows: ``path``, ``label``, `BOX` and others.
+        file: what was read, for messages.
+        root: folder that the paths are relative to.
+        places: where each row stands, for messages. Default: its number.
+        first: line of the first row, if rows are lines.
+        confidences: confidence of the box of each row, for a file that a detector wrote.
+        is_share: whether boxes are shares of the image's width and height, instead of pixels.
+        faults: entries that are wrong, one line each.
+        notes: what is left out, with its number.
+    """
+
+    table: Any
+    file: Path
+    root: Path
+    places: Sequence[str] = ()
+    first: int | None = None
+    confidences: Sequence[float] | None = None
+    is_share: bool = False
+    faults: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def place(self, row: int) -> str:
+        """Return the place of a row, for messages."""
+        if self.places:
+            return self.places[row]
+        return f"{self.file}: row {row + 1}" if self.first is None else f"{self.file}:{row + self.first}"
+
+    def kept(self, rows: Sequence[int]) -> "ImageTable":
+        """Return the table of some rows, in their order."""
+        import pyarrow as pa
+
+        sure = self.confidences
+        return replace(
+            self,
+            table=self.table.take(pa.array(rows, pa.int64())),
+            places=[self.place(row) for row in rows],
+            confidences=None if sure is None else [sure[row] for row in rows],
+        )
+
+
+class Reader(ABC):
+    """Reader of a format. A plug-in adds one by defining a subclass, which is asked before those of dmlkit."""
+
+    known: ClassVar[list["Reader"]] = []
+    title: ClassVar[str]
+    """What such a file is called, in messages."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__.startswith(f"{BUILT_IN}."):
+            Reader.known.append(cls())
+        else:
+            Reader.known.insert(0, cls())
+
+    @abstractmethod
+    def recognizes(self, path: Path) -> bool:
+        """Return whether a path has this format, by its name and, for a folder, by the names in it."""
+
+    @abstractmethod
+    def read(self, path: Path) -> ImageTable:
+        """Return the rows.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+
+
+def reader_of(path: Path) -> Reader | None:
+    """Return the reader of a file or folder that lists images; None for images, class folders and anything else.
+
+    Example:
+        >>> [reader.title if (reader := reader_of(Path(name))) else None for name in ("a.csv", "a.parquet", "a.jpg")]
+        ['CSV', 'Parquet', None]
+    """
+    for module in MODULES:
+        import_module(f"{BUILT_IN}.{module}")
+    return next((reader for reader in Reader.known if reader.recognizes(path)), None)
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return rows as a pyarrow table of text, with the sides of boxes as numbers; null where a row has no value.
+
+    Example:
+        >>> table_of([{"path": "a.jpg", "x1": 4.0}, {"path": "b.jpg", "note": 7}]).to_pydict()
+        {'path': ['a.jpg', 'b.jpg'], 'x1': [4.0, None], 'note': [None, '7']}
+    """
+    import pyarrow as pa
+
+    names = list(dict.fromkeys(["path", *(name for row in rows for name in row)]))
+    return pa.table(
+        {
+            name: pa.array((row.get(name) for row in rows), pa.float64())
+            if name in BOX
+            else pa.array((as_text(row.get(name)) for row in rows), pa.string())
+            for name in names
+        }
+    )
+
+
+def as_text(value: Any) -> str | None:
+    """Return a value of JSON as the text of a cell; None for an empty one."""
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
+def box_of(left: float, top: float, width: float, height: float) -> dict[str, float]:
+    """Return the cells of a box by its left, its top and its size."""
+    return dict(zip(BOX, (left, top, left + width, top + height), strict=True))
+
+
+@cache
+def _json(path: Path, _state: tuple[int, int]) -> Any:
+    try:
+        return json.loads(read_text(path, "", "no such file").lstrip())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot read this JSON file: {error}") from error
+
+
+def json_at(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, parsed once, although several readers look at it.
+
+    Raises:
+        UserError: it cannot be read; an empty object stands for a file with anything else.
+    """
+    state = path.stat()
+    _json.cache_clear() if _json.cache_info().currsize > 1 else None
+    content = _json(path, (state.st_size, state.st_mtime_ns))
+    return content if isinstance(content, dict) else {}
+
+
+Content = TypeVar("Content", bound=BaseModel)
+Numbers = dict[str, list[int]]
+"""Numbers of the entries of each list that are left."""
+
+
+def validated(kind: type[Content], data: dict[str, Any], file: Path, faults: list[str]) -> tuple[Content, Numbers]:
+    """Return the content of a JSON file without the entries of its lists that are wrong; these are ``faults``.
+
+    Raises:
+        UserError: something else is wrong.
+    """
+    wrong = dict[tuple[str, int], str]()
+    try:
+        content = kind.model_validate(data)
+    except ValidationError as error:
+        for one in error.errors(include_url=False, include_context=False):
+            place = ".".join(str(part) for part in one["loc"] if part not in ("int", "str"))
+            fault = f"{file}: {place}: {one['msg'].lower()}, got {excerpt(repr(one['input']))}"
+            match one["loc"]:
+                case (str(name), int(number), *_):
+                    wrong.setdefault((name, number), fault)
+                case _:
+                    raise UserError(fault) from None
+        faults += wrong.values()
+        lists = {name for name, _ in wrong}
+        kept = {name: [one for place, one in enumerate(data[name]) if (name, place) not in wrong] for name in lists}
+        content = kind.model_validate(data | kept)
+    numbers = {
+        name: [place for place in range(len(entries)) if (name, place) not in wrong]
+        for name, entries in data.items()
+        if isinstance(entries, list)
+    }
+    return content, numbers
+
+
+def counted_out(file: Path, counts: Iterable[tuple[int, str, str]]) -> list[str]:
+    """Return a line on the entries of a file that are left out: number, what one is, and what several are.
+
+    Example:
+        >>> counted_out(Path("md.json"), [(2, "video", "videos"), (0, "failure", "failures")])
+        ['md.json: left out: 2 videos']
+    """
+    parts = [f"{count:,} {one if count == 1 else many}" for count, one, many in counts if count]
+    return [f"{file}: left out: {', '.join(parts)}"] if parts else []
