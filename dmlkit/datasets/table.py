@@ -266,7 +266,7 @@ class TableRows:
         left, top, right, bottom = boxes.T
         is_blank = np.isnan(boxes)
         is_outside = boxes < -ROUNDING
-        is_wrong: np.ndarray = np.isinf(boxes).any(1) | (is_blank.any(1) & ~is_blank.all(1))
+        is_wrong = (np.isinf(boxes).sum(axis=1) > 0) | (is_blank.any(1) & ~is_blank.all(1))
         if not self.are_boxes_measured:
             is_wrong |= is_outside.any(1) | (left >= right) | (top >= bottom)
         for row in is_wrong.nonzero()[0].tolist():
