@@ -204,3 +204,25 @@ def test_class_folders_with_notes_are_no_labels_of_yolo(home: Path):
     for name, text in (("notes.txt", "0 0.5 0.5 1 1\n"), ("labels/a.txt", "two words\n")):
         write(home / name, text)
     assert reader_of(home) is None and reader_of(home / "labels") is None
+
+
+def test_market_1501(tmp_path: Path):
+    """Labels and cameras are those of the names, and images of a query's label and camera are one group."""
+    names = {
+        "bounding_box_train": ["0002_c1s1_000451_03.jpg", "0002_c2s1_000551_01.jpg"],
+        "bounding_box_test": ["-1_c1s1_000401_03.jpg", "0000_c1s1_000151_01.jpg", "0003_c4s6_015641_00.jpg"],
+        "query": ["0003_c1s6_015971_00.jpg"],
+        "gt_bbox": ["0003_c4s6_015641_00.jpg"],
+    }
+    for number, name in enumerate(f"{folder}/{file}" for folder, files in names.items() for file in files):
+        trees.photo(tmp_path / name, number)
+    assert rows(tmp_path, "path", "label", "group", "split", "query", "gallery") == [
+        ["bounding_box_train/0002_c1s1_000451_03.jpg", "0002", "0002_c1", "train", "false", "false"],
+        ["bounding_box_train/0002_c2s1_000551_01.jpg", "0002", "0002_c2", "train", "false", "false"],
+        ["bounding_box_test/0000_c1s1_000151_01.jpg", "0000", "0000_c1", "test", "false", "true"],
+        ["bounding_box_test/0003_c4s6_015641_00.jpg", "0003", "0003_c4", "test", "false", "true"],
+        ["query/0003_c1s6_015971_00.jpg", "0003", "0003_c1", "test", "true", "false"],
+    ]
+    images = TableConfig(file=str(tmp_path), validation_fraction=0).build("test")
+    assert images.query is not None and images.query.tolist() == [False, False, True]
+    assert read_images(tmp_path).notes == [f"{tmp_path}: left out: 1 junk image (-1), 1 other folder"]

@@ -16,7 +16,7 @@ from dmlkit.files.escape import excerpt
 from dmlkit.files.outputs import BOX
 from dmlkit.files.regular import read_text
 
-MODULES = ("spreadsheets", "coco", "detections", "yolo")
+MODULES = ("spreadsheets", "coco", "detections", "market", "yolo")
 BUILT_IN = "dmlkit.files.readers"
 
 
