@@ -87,7 +87,9 @@ def study(
         )
     console.quiet = not fabric.is_global_zero
     sets = [word for override in overrides or [] for word in ("--set", override)]
-    files = [word for file in plugin_files() for word in ("--plugin", str(file))]
+    here = Path.cwd()  # as it was typed, not where this folder is on this machine
+    plugins = [file.relative_to(here) if file.is_relative_to(here) else file for file in plugin_files()]
+    files = [word for file in plugins for word in ("--plugin", str(file))]
     command = shlex.join(["dmlkit", "study", str(study), "-o", str(output), *sets, *files])
     progress = RunsProgress(console)
     is_cut_off = False
