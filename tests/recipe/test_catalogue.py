@@ -74,10 +74,10 @@ def test_completion_imports_no_torch(monkeypatch: pytest.MonkeyPatch):
 def test_it_is_made_once_and_again_after_a_change(
     cold: Path, described: list[Reference], monkeypatch: pytest.MonkeyPatch
 ):
-    assert find_reference(None) == find_reference([]) == described[0]
+    assert find_reference() == find_reference() == described[0]
     assert len(described) == 1 and list(cold.parent.iterdir()) == [cold]
     monkeypatch.setattr(reference, "fingerprint", lambda _: "another")
-    assert find_reference(None) == find_reference(None) == described[1]
+    assert find_reference() == find_reference() == described[1]
     assert len(described) == 2 and list(cold.parent.iterdir()) == [cold]
 
 
@@ -113,27 +113,27 @@ def test_a_damaged_catalogue_is_replaced(content: bytes, cold: Path, described: 
     monkeypatch.setattr(reference, "fingerprint", lambda _: "F")
     cold.parent.mkdir(parents=True)
     cold.write_bytes(content)
-    assert find_reference(None) == find_reference(None) == described[0]
+    assert find_reference() == find_reference() == described[0]
     assert len(described) == 1
 
 
 def test_without_a_cache_folder_it_is_made_each_time(described: list[Reference], tmp_path: Path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert [find_reference(None), find_reference(None)] == described and len(described) == 2
+    assert [find_reference(), find_reference()] == described and len(described) == 2
 
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", no_home)
-    assert [find_reference(None), find_reference(None)] == described[2:] and len(described) == 4
+    assert [find_reference(), find_reference()] == described[2:] and len(described) == 4
 
 
 def test_members_of_this_process_are_not_stored(cold: Path, described: list[Reference], monkeypatch):
     family = SimpleNamespace(variants={"mine": SimpleNamespace(__module__="elsewhere")})
     monkeypatch.setattr("dmlkit.recipe.schema.FAMILIES", {"losses": family})
-    assert [find_reference(None), find_reference(None)] == described and len(described) == 2
+    assert [find_reference(), find_reference()] == described and len(described) == 2
     assert not cold.exists()
 
 
