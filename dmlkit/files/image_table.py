@@ -197,7 +197,7 @@ def with_paths(found: ImageTable) -> ImageTable:
 
 def _is_there(root: Path, name: str) -> bool:
     safe = inside(root, name)
-    return safe is not None and (root / safe).is_file()
+    return safe is not None and os.path.isfile(root / safe)  # noqa: PTH113 - Path.is_file raises for a long name
 
 
 def _folders(root: Path) -> list[str]:
@@ -218,9 +218,9 @@ def _way(root: Path, name: str, folders: Sequence[str]) -> _Way | None:
             continue
         for folder in folders:
             place = root / folder / end
-            if place.is_file() and place.suffix.lower() in EXTENSIONS:
+            if os.path.isfile(place) and place.suffix.lower() in EXTENSIONS:  # noqa: PTH113
                 return _Way(dropped, folder, False)
-            if place.parent.is_dir() and any(_images_named(place)):
+            if os.path.isdir(place.parent) and any(_images_named(place)):  # noqa: PTH112
                 return _Way(dropped, folder, True)
     return None
 

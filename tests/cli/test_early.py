@@ -23,8 +23,8 @@ Cli = Callable[..., Result]
 NO_RUN = "no run here (recipe.yaml or environment.json is missing); expected a folder that train wrote"
 NO_SOURCE = "no such file or folder; expected a run, a folder of embeddings, a gallery or an .npy file"
 NO_DATA = (
-    "no such file or folder; expected a folder with one subfolder per class, a table (.csv or .parquet) or a recipe "
-    "(.yaml)"
+    "no such file or folder; expected a folder with one subfolder per class, a table or annotations (see docs/data.md)"
+    ", or a recipe (.yaml)"
 )
 NO_GALLERY = "no gallery here (gallery.json is missing); expected a folder that dmlkit gallery create wrote"
 ONE_RUN = "has embeddings of one run; create a gallery of both with dmlkit gallery create RUN IMAGES --with run"

@@ -240,9 +240,10 @@ def test_commands_take_a_run_over_vectors(recipe: Path, tmp_path: Path, dmlkit: 
         assert result.code == 0, result.err
 
     np.save(tmp_path / "wide.npy", np.zeros((3, 9), dtype=np.float32))
+    (tmp_path / "photos").mkdir()
     refused = {
         ("embed", run, tmp_path / "wide.npy"): "got vectors of 9 numbers, but the model takes vectors of 5 numbers",
-        ("embed", run, tmp_path): "is a folder, but the model takes vectors",
+        ("embed", run, tmp_path / "photos"): "is a folder, but the model takes vectors",
         ("eval", run, tmp_path): "this is a folder of images, but the run takes vectors",
     }
     for command, told in refused.items():

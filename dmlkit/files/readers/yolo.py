@@ -34,8 +34,11 @@ class YoloReader(Reader):
     def recognizes(self, path: Path) -> bool:
         if not path.is_dir():
             return False
-        folders = [path, *islice((one for one in path.iterdir() if one.is_dir()), MOST)]
-        files = [Path(one.path) for folder in folders for one in islice(os.scandir(folder), MOST_NAMES)]
+        try:
+            folders = [path, *islice((one for one in path.iterdir() if one.is_dir()), MOST)]
+            files = [Path(one.path) for folder in folders for one in islice(os.scandir(folder), MOST_NAMES)]
+        except OSError:  # a folder that cannot be read is reported where its images are listed
+            return False
         texts = [file for file in files if file.suffix.lower() == ".txt" and file.name != CLASSES]
         has_images = any(file.suffix.lower() in EXTENSIONS for file in files)
         return not has_images and bool(texts) and all(map(_starts_with_a_box, texts[:MOST]))
