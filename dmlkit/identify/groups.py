@@ -10,11 +10,11 @@ from torch import Tensor
 from dmlkit.datasets.files.boxes import Boxes
 from dmlkit.errors import UserError
 from dmlkit.files.csv_table import own_column
-from dmlkit.files.image_table import text_column
+from dmlkit.files.image_table import LABEL, text_column
 from dmlkit.identify.answers import Answers, Decision
 from dmlkit.identify.decisions import Decider
 from dmlkit.nearest.search import QUERY_ROWS
-from dmlkit.vectors.images import FOLDER, query_table
+from dmlkit.vectors.images import FOLDER, NONE, query_table
 from dmlkit.vectors.points import PointSet, PointsInMemory
 
 
@@ -51,7 +51,7 @@ def _group_names(images: Path, asked: PointSet, by: str, boxes: Boxes | None) ->
     is_array = images.suffix == ".npy" and not images.is_dir()
     if by == FOLDER and not is_array:
         return [str(Path(path).parent) for path in asked.paths]
-    table = None if is_array else query_table(images, boxes)
+    table = None if is_array else query_table(images, boxes, None if by == LABEL else NONE)
     if table is None or not isinstance(asked, PointsInMemory) or asked.rows is None:
         if is_array:
             raise UserError(f"--by-group {by}: the rows of {images} have no folders or columns; remove this option")

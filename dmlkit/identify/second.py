@@ -5,6 +5,7 @@ Images are numbered: those of the gallery come first, and then those that are ad
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from difflib import get_close_matches
 from math import inf, isfinite
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from dmlkit.errors import UserError
-from dmlkit.files.image_table import LIMITS, SightingCells, days_of, degrees_of, has_sightings, sighting_cells
+from dmlkit.files.image_table import LIMITS, SIGHTING, SightingCells, days_of, degrees_of, has_sightings, sighting_cells
 from dmlkit.files.source import PLACE
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.nearest.place import Range, Sightings, evidence_of
@@ -163,9 +164,11 @@ class Places(Second):
         if gallery is not None:
             cells, where = gallery.sightings, asked.source
         elif table is None or not has_sightings(table) or not isinstance(asked, PointsInMemory) or asked.rows is None:
+            names = [] if table is None else table.table.column_names
+            near = next((name for side in SIGHTING if side not in names for name in get_close_matches(side, names)), "")
             raise UserError(
-                f"--with {PLACE}: {images} has no places; give a table with the columns path, "
-                "latitude, longitude and time"
+                f"--with {PLACE}: {images} has no places; give a table with the columns path, latitude, longitude and "
+                "time" + (f"; did you mean {near!r}?" if near else "")
             )
         else:
             read, where = sighting_cells(table), str(images)

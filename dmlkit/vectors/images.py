@@ -192,12 +192,12 @@ def _checked(found: ImageTable) -> tuple[Dataset, list[int], list[str]]:
     return dataset, [row for row in kept if row not in wrong], faults
 
 
-def query_table(source: Path, boxes: Boxes | None) -> ImageTable | None:
+def query_table(source: Path, boxes: Boxes | None, labels: str | None = NONE) -> ImageTable | None:
     """Return the rows of queries, one per image, see `listed_images`; None for images that no table lists."""
     options = (boxes or Boxes())._replace(skips=True)
     if options.source is None and reader_of(source) is None:
         return None
-    return listed_images(source, NONE, options).table
+    return listed_images(source, labels, options).table
 
 
 def samples_of(listed: ListedTable, options: Boxes) -> Dataset:

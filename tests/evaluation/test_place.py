@@ -268,7 +268,7 @@ def test_mistakes_with_a_gallery(asked: tuple[Path, Path, np.ndarray], run: Path
     empty = tmp_path / "plain"
     assert dmlkit("gallery", "create", run, plain, "-o", empty, "--device", "cpu").code == 0
     cases = (
-        (("search", gallery, photos / "0.jpg"), "0.jpg is no table and has no places; give a table with the columns"),
+        (("search", gallery, photos / "0.jpg"), "0.jpg has no places; give a table with the columns"),
         (("identify", gallery, bad), "latitude: got '9"),
         (("search", gallery, nowhere), "nowhere.csv has latitude"),
         (("search", gallery, plain), "did you mean 'lattitude'?"),
