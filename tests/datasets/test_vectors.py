@@ -18,6 +18,7 @@ from dmlkit.manifolds import Sphere
 from dmlkit.recipe.file import dump_recipe, parse_recipe, read_recipe
 from dmlkit.training.experiment import assemble
 from dmlkit.training.train import train
+from tests.datasets.trees import photo
 
 CLASSES, EACH, WIDTH = 12, 6, 5
 RECIPE = """\
@@ -240,7 +241,7 @@ def test_commands_take_a_run_over_vectors(recipe: Path, tmp_path: Path, dmlkit: 
         assert result.code == 0, result.err
 
     np.save(tmp_path / "wide.npy", np.zeros((3, 9), dtype=np.float32))
-    (tmp_path / "photos").mkdir()
+    photo(tmp_path / "photos" / "1.png", 1)
     refused = {
         ("embed", run, tmp_path / "wide.npy"): "got vectors of 9 numbers, but the model takes vectors of 5 numbers",
         ("embed", run, tmp_path / "photos"): "is a folder, but the model takes vectors",
