@@ -234,7 +234,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("x.npy x.npy -n 2 --labels y.npy", "manifold rule output=new.csv"),
         ("gallery --measure -n 2", "rule threshold json"),
     ),
-    "start": (("photos -o new.yaml", "device"), ("table.csv -o new.yaml", "")),
+    "start": (("photos -o new.yaml", "device budget=1m"), ("table.csv -o new.yaml", "")),
     "status": (("study", "json"),),
     "study": (
         ("study.yaml -o study", "dry_run device"),
