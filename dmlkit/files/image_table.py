@@ -346,6 +346,8 @@ def _meant(
 
 FOLDERS = ("relativepath", "path", "folder", "directory", "dir", "subfolder")
 """Names of a column of the folders of images, as `key_of` returns them, if another one has the names of the files."""
+FILES = ("file", "filename", "image", "imagefile", "imagename", "photo")
+"""Names of that other column."""
 
 
 def _folder_and_file(table: Any, names: Sequence[str]) -> str | None:
@@ -357,12 +359,9 @@ def _folder_and_file(table: Any, names: Sequence[str]) -> str | None:
         return None
     first = [str(table.column(place)[0].as_py() or "") for place in (folders[0], files[0])]
     is_image = [Path(text).suffix.lower() in EXTENSIONS for text in first]
-    return (
-        f"{{{names[folders[0]]}}}/{{{names[files[0]]}}}" if is_image == [False, True] and "/" not in first[1] else None
-    )
-
-
-FILES = ("file", "filename", "image", "imagefile", "imagename", "photo")
+    if is_image != [False, True] or "/" in first[1]:
+        return None
+    return f"{{{names[folders[0]]}}}/{{{names[files[0]]}}}"
 
 
 def _joined(table: Any, pattern: str, where: str) -> _Column:

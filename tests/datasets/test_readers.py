@@ -88,6 +88,14 @@ def test_polygons_and_attributes_of_coco(home: Path):
     assert rows(file, "label", columns={"label": "name"}) == [["Amy"]]
 
 
+def test_an_annotation_without_a_category_has_no_label(home: Path):
+    """Although a category has the id 0."""
+    annotations = [{"image_id": 1, "bbox": [1, 2, 3, 4]}, {"image_id": 1, "category_id": 0, "bbox": [4, 3, 2, 1]}]
+    data = {"images": [{"id": 1, "file_name": "cam1/a.jpg"}], "annotations": annotations}
+    file = write(home / "c.json", data | {"categories": [{"id": 0, "name": "fox"}]})
+    assert rows(file, "label") == [[None], ["fox"]]
+
+
 def test_detectors(home: Path, caplog: pytest.LogCaptureFixture):
     """Boxes of animals in pixels of 24 x 18; what is left out has its number, and images that are absent too."""
     animal = {"category": "1", "conf": 0.9, "bbox": [0.25, 0.5, 0.5, 0.25], "classifications": [["0", 0.1], ["1", 0.8]]}

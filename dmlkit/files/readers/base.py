@@ -4,7 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -140,7 +140,7 @@ def box_of(left: float, top: float, width: float, height: float) -> dict[str, fl
     return dict(zip(BOX, (left, top, left + width, top + height), strict=True))
 
 
-@cache
+@lru_cache(maxsize=1)  # an annotation file may take a gigabyte
 def _json(path: Path, _state: tuple[int, int]) -> Any:
     try:
         return json.loads(read_text(path, "", "no such file").lstrip())
@@ -155,7 +155,6 @@ def json_at(path: Path) -> dict[str, Any]:
         UserError: it cannot be read; an empty object stands for a file with anything else.
     """
     state = path.stat()
-    _json.cache_clear() if _json.cache_info().currsize > 1 else None
     content = _json(path, (state.st_size, state.st_mtime_ns))
     return content if isinstance(content, dict) else {}
 

@@ -71,7 +71,8 @@ class CocoReader(Reader):
         rows, places, sure = list[dict[str, Any]](), list[str](), list[float]()
         empty = without = 0
         for number, one in zip(numbers["annotations"], data.annotations, strict=True):
-            where, label = f"{path}: annotations.{number}", labels.get(one.category_id or 0)
+            where = f"{path}: annotations.{number}"
+            label = None if one.category_id is None else labels.get(one.category_id)
             if one.image_id not in images:
                 faults.append(f"{where}: image_id {one.image_id!r} is not one of the images")
             elif one.box is None and label == EMPTY:
