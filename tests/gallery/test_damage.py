@@ -218,7 +218,9 @@ def test_the_way_back_from_a_damaged_part_is_an_earlier_version(whole: Path, tmp
     newest = GalleryFolder(gallery)
     damaged = gallery / "vectors" / newest.parts[-1]
     content = damaged.read_bytes()
-    told = "is not what was written: its checksum differs from its name; restore this file from a backup, or an earlier"
+    cause = (
+        "is not what was written: its checksum differs from its name; restore this file from a backup, or an earlier"
+    )
     for place in (*range(0, len(content), len(content) // 16), len(content) // 4):
         altered = bytes(byte ^ 255 for byte in content[place : place + 8])
         damaged.write_bytes(content[:place] + altered + content[place + 8 :])
@@ -227,7 +229,7 @@ def test_the_way_back_from_a_damaged_part_is_an_earlier_version(whole: Path, tmp
     damaged.unlink()
     refused(dmlkit("search", gallery, whole / "asked_points"), f"{damaged.relative_to(gallery)} is missing; restore")
     damaged.write_bytes(content[:-8] + bytes(8))
-    refused(dmlkit("gallery", "info", gallery, "--verify"), told)
+    refused(dmlkit("gallery", "info", gallery, "--verify"), cause)
     assert dmlkit("gallery", "restore", gallery, "3").code == 0
     assert dmlkit("search", gallery, whole / "asked_points").code == 0  # its points are in other parts
     damaged.write_bytes(content)

@@ -113,5 +113,5 @@ def check_manifest(embeddings, dmlkit):
     assert dmlkit("export", embeddings, "--format", "faiss").code == 0
     index = faiss.read_index(str(embeddings / "index.faiss"))
     np.testing.assert_allclose(index.reconstruct_n(0, len(points)), gallery, rtol=1e-4, atol=1e-6)
-    beside = json.loads((embeddings / "index.faiss.json").read_text())
-    assert beside["index"]["form"] == manifest["index"]["form"] == "poincare_lift" and beside["index"]["dim"] == 3
+    described = json.loads((embeddings / "index.faiss.json").read_text())
+    assert described["index"]["form"] == manifest["index"]["form"] == "poincare_lift" and described["index"]["dim"] == 3
