@@ -1,5 +1,6 @@
 """Batches of a dataset; the augmentation of a sample depends only on its position in training."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -115,8 +116,10 @@ def start_reader(turns: Turns, _: int) -> None:
     """Let this reader decode within a bound that it shares with the others; let only its parent end it by SIGTERM.
 
     A scheduler that stops a job signals every process of it, and training still needs images up to its checkpoint.
-    The reader sends its parent the errors of sending a batch.
+    The reader sends its parent the errors of sending a batch. It leaves the garbage of its parent alone: a decoder of
+    videos in it would wait without end for its threads, which are not forked.
     """
+    gc.freeze()
     take_turns(turns)
     setattr(Queue, "_on_queue_feeder_error", _send_error)  # noqa: B010 - a private hook, which stubs do not have
     if hasattr(signal, "sigwaitinfo"):  # not on macOS

@@ -1,8 +1,11 @@
 """How long training waits for images, and when that is told."""
 
+import gc
 import io
 import multiprocessing
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from rich.console import Console
 
 from dmlkit.cli.app import is_user_error, message_of
 from dmlkit.cli.progress import TrainingProgress
+from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.glyphs import GlyphsConfig
 from dmlkit.loading.batches import TimedBatches, default_workers, evaluation_loader, limit_workers
 from dmlkit.run_folder.documents import EpochRow
@@ -54,6 +58,43 @@ def test_readers_are_forked_in_a_process_that_was_spawned(monkeypatch: pytest.Mo
     loader = evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1)
     context: Any = loader.multiprocessing_context
     assert context.get_start_method() == "fork"
+
+
+class Mourned:
+    """Part of a cycle, which only the garbage collector removes; it notes the process that does."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes, self.itself = notes, self
+
+    def __del__(self) -> None:
+        with self.notes.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+class Collected(Dataset):
+    """Six small images, each of which is read after the garbage was collected."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.zeros(6, dtype=torch.int64), ["one"], [f"{number}.png" for number in range(6)])
+
+    def sample(self, index: int) -> torch.Tensor:
+        gc.collect()
+        return torch.zeros(3, 4, 4, dtype=torch.uint8)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")
+def test_a_reader_leaves_the_garbage_of_its_parent_alone(tmp_path: Path):
+    """A reader that removed a video decoder of its parent waited without end for threads that were not forked."""
+    gc.collect()
+    gc.disable()
+    try:
+        Mourned(tmp_path / "notes")
+        assert len(list(evaluation_loader(Collected(), None, workers=1))) == 1
+        assert not (tmp_path / "notes").exists()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert (tmp_path / "notes").read_text() == f"{os.getpid()}\n"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")
