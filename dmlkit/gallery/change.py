@@ -67,9 +67,6 @@ def add_images(
         boxes: boxes of the images, each of which is added, see `images_at`; for a path.
         model: the gallery's run, if it has moved, and the device.
         trained: the gallery's model, if it is loaded already, on the device.
-
-    Raises:
-        UserError: there is no gallery or no image, or the run has another model.
     """
     gallery = GalleryFolder(path)
     run = model.run or gallery.run
@@ -96,11 +93,7 @@ def add_images(
 
 
 def added(path: Path, manifest: GalleryManifest, incoming: Incoming, store: VectorStore) -> tuple[GalleryManifest, Any]:
-    """Return the manifest and the rows of a version for new images, and write their thumbnails.
-
-    Raises:
-        UserError: a point has no vector of an index.
-    """
+    """Return the manifest and the rows of a version for new images, and write their thumbnails."""
     images = incoming.new
     if not all((store.path / name).exists() for name in store.parts):  # left by a command that was killed a week ago
         raise UserError(f"{path}: was compacted in the meantime; rerun the same command")
@@ -134,9 +127,6 @@ def remove_images(path: Path, *, labels: Sequence[str] = (), ids: Sequence[str] 
 
     Returns:
         Number of removed images.
-
-    Raises:
-        UserError: nothing is named, or no image has one of the names; then none is removed.
     """
     absolute = [os.path.abspath(name) for name in paths]  # noqa: PTH100 - as they were added, links not followed
     named = {"label": list(labels), "id": list(ids), "path": absolute}
@@ -159,9 +149,6 @@ def rename_label(path: Path, old: str, new: str) -> tuple[int, int]:
 
     Returns:
         Number of images that had the old label, and of those that had the new one before.
-
-    Raises:
-        UserError: no image has the old label, or the new one is none, see `stated_label`.
     """
     import pyarrow as pa
 
@@ -183,9 +170,6 @@ def restore_version(path: Path, version: int) -> int:
 
     Returns:
         Number of images of that version.
-
-    Raises:
-        UserError: there is no such version, or its rows are damaged.
     """
     with changing(path) as manifest:
         wanted = next((one for one in manifest.versions if one.number == version), None)
@@ -202,9 +186,6 @@ def compact_gallery(path: Path) -> None:
     """Join the parts, and remove files that belong to no version of the last 7 days; no image changes.
 
     What interrupted additions and migrations have embedded is kept as long.
-
-    Raises:
-        UserError: there is no gallery, or its folder cannot be written.
     """
     with changing(path) as manifest:
         gallery = GalleryFolder(path)
@@ -284,9 +265,6 @@ def create_gallery(
         boxes: boxes of the images, each of which is added, see `images_at`.
         settings: thumbnails and threshold.
         model: checkpoint, second model and device.
-
-    Raises:
-        UserError: the folder is not empty, or see `images_of` and `load_model`.
     """
     for option, given in ((f"--label {label}", label), ("--boxes", boxes)):
         if images is None and given is not None:

@@ -27,11 +27,7 @@ PATIENCE = 600  # seconds that a writer waits for another, which holds a gallery
 
 @contextmanager
 def changing(path: Path) -> Generator[GalleryManifest]:
-    """Lock a gallery for one writer, and yield the manifest.
-
-    Raises:
-        UserError: another process keeps the lock, or the gallery cannot be read or written.
-    """
+    """Lock a gallery for one writer, and yield the manifest."""
     with sole_writer(path, what="a change of a gallery", patience=PATIENCE), writing(path / MANIFEST):
         yield read_gallery_manifest(path)
 

@@ -147,9 +147,6 @@ def is_calibrated(path: Path, model: str) -> bool:
 
     Args:
         model: see `RecordedGallery.current`.
-
-    Raises:
-        UserError: the calibration is damaged.
     """
     file = path / IDENTIFICATION
     return file.exists() and CalibrationSummary.read(file).gallery_model == model
@@ -162,21 +159,13 @@ def check_threshold(threshold: float | None) -> None:
 
 
 def read_summary(path: Path) -> GallerySummary:
-    """Read what the manifest of a gallery says without the classes of its model.
-
-    Raises:
-        UserError: there is no gallery, or its manifest is damaged.
-    """
+    """Read what the manifest of a gallery says without the classes of its model."""
     require_gallery(path)
     return GallerySummary.read(path / MANIFEST)
 
 
 def read_rows(path: Path, version: GalleryVersion, columns: list[str] | None = None) -> Any:
-    """Return the rows of a version of a gallery as an Arrow table.
-
-    Raises:
-        UserError: their file is missing or not what was written.
-    """
+    """Return the rows of a version of a gallery as an Arrow table."""
     from pyarrow import parquet
 
     file = rows_file(path, version.rows)
@@ -192,11 +181,7 @@ def read_rows(path: Path, version: GalleryVersion, columns: list[str] | None = N
 
 
 def contents_of(path: Path, summary: GallerySummary) -> GalleryContents:
-    """Return the contents of the newest version of a gallery.
-
-    Raises:
-        UserError: see `read_rows` and `read_index`.
-    """
+    """Return the contents of the newest version of a gallery."""
     newest, index = summary.versions[-1], summary.approximate
     rows = read_rows(path, newest, ["label", "number"])
     counts = Counter[str | None](rows["label"].to_pylist())
@@ -217,11 +202,7 @@ def index_file(path: Path, name: str) -> Path:
 
 
 def read_index(path: Path, index: ApproximateIndex) -> Any:
-    """Return the index of a gallery, an object of FAISS.
-
-    Raises:
-        UserError: its file is missing, damaged, or that of another index.
-    """
+    """Return the index of a gallery, an object of FAISS."""
     import faiss
 
     file, word = index_file(path, index.name), command_word(path)

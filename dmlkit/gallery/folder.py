@@ -25,11 +25,7 @@ KEPT = 2**26  # bytes of points that stay in memory: to gather scattered rows fr
 
 
 class GalleryFolder:
-    """Gallery, read at its newest version at this moment; a `PointSet`.
-
-    Raises:
-        UserError: there is no gallery, or it is damaged.
-    """
+    """Gallery, read at its newest version at this moment; a `PointSet`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -136,11 +132,7 @@ class GalleryFolder:
         return Counter(self.labels)
 
     def check(self) -> None:
-        """Read all files of this version, and raise an error if they are not what was written.
-
-        Raises:
-            UserError: a file is missing, cannot be read, or has another checksum.
-        """
+        """Read all files of this version, and raise an error if they are not what was written."""
         for name in self.parts:
             self._open(name)
 

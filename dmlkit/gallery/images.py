@@ -35,11 +35,7 @@ class LabelledImage:
     sighting: SightingCells = UNKNOWN_SIGHTING
 
     def id(self) -> str:
-        """Return a hash of the contents of the file, and of the box.
-
-        Raises:
-            BadImageError: the file cannot be read.
-        """
+        """Return a hash of the contents of the file, and of the box."""
         with decoding(self.path):
             check_regular(self.path)
             digest = hashlib.sha256(Path(self.path).read_bytes())
@@ -75,9 +71,6 @@ def images_of(
         label: label of all images instead of their own, see `stated_label`.
         boxes: see `images_at`.
         run: run that embeds them, whose levels name the folders of a label, see `label_depth`.
-
-    Raises:
-        UserError: there are none, a name is not UTF-8, the label is none, or see `sighting_cells`.
     """
     own = None if run is None else RunFolder(run)
     depth = label_depth(own.recipe()) if own is not None and own.recipe_path.exists() else 1

@@ -89,9 +89,6 @@ class Incoming:
 
         Args:
             used: parts that need not be opened, since they have none of the images.
-
-        Raises:
-            UserError: none of the images could be read, or see `fill`.
         """
         filled = fill_gallery(gallery, self.new, trained, fabric, bar, used=used)
         self.resumed = filled.known

@@ -84,9 +84,6 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
     Args:
         kind: one of `IndexKind`.
         recall: share of the 10 nearest that must be found, on average and with 95 % confidence.
-
-    Raises:
-        UserError: there are too few images, or the recall is no share or not reached; then the gallery is unchanged.
     """
     if not 0 < recall <= 1:
         raise UserError(f"--recall {recall}: expected a share of the nearest, above 0 and at most 1")

@@ -45,10 +45,6 @@ class GalleryManifest(RecordedGallery, GalleryModel, frozen=True, strict=True):
 
 
 def read_gallery_manifest(path: Path) -> GalleryManifest:
-    """Return the manifest of a gallery.
-
-    Raises:
-        UserError: there is no gallery, its creation was interrupted, or it is damaged.
-    """
+    """Return the manifest of a gallery."""
     require_gallery(path)
     return GalleryManifest.read(path / MANIFEST)

@@ -70,9 +70,6 @@ def migrate_gallery(
         run: run whose model embeds from now on.
         images: folder that has the images now, if they have moved: an image is looked for by the end of its path.
         model: checkpoint, second model and device.
-
-    Raises:
-        UserError: an image is missing or has changed or cannot be read; then the gallery is unchanged.
     """
     if images is not None and not images.is_dir():
         raise UserError(f"{images}: no such folder; expected the folder that has the images of {path} now")
@@ -130,9 +127,6 @@ def _located(
     Args:
         images: folder that has the images now, if they have moved.
         known: images whose contents were compared before.
-
-    Raises:
-        UserError: some are missing or have changed; the first of them are named.
     """
     found, lost = dict[str, LabelledImage](), list[str]()
     with bar("comparing files", len(gallery)) as advance:

@@ -50,9 +50,6 @@ def open_points(
         labels: ``.npy`` file of the labels (N,) of an array.
         manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
         model: checkpoint and device of a run, and a second model that embeds its images too.
-
-    Raises:
-        UserError: the source is none of these or has no points, or an option does not apply to it.
     """
     kind = require_source(source)
     options = {"--split": split, "--set": list(overrides), "--checkpoint": model.checkpoint, "--device": model.device}
@@ -97,10 +94,6 @@ def open_queries(
         boxes: boxes of the images, see `images_at`.
         local: compute the local features too that the searched gallery keeps, if it does.
         model: model that embeds images. Default: that of ``searched``.
-
-    Raises:
-        UserError: there is nothing to read, it comes from another model, no run is known that embeds images, or boxes
-            are given with a list of images.
     """
     if isinstance(queries, Path):
         kind = require_queries(queries)
@@ -125,11 +118,7 @@ def open_queries(
 
 
 def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Boxes | None) -> Dataset:
-    """Return the images, boxes or frames of a video to search with, for the model that embeds them.
-
-    Raises:
-        UserError: there are none, or boxes are given for a video.
-    """
+    """Return the images, boxes or frames of a video to search with, for the model that embeds them."""
     if not isinstance(queries, Path):
         return ImageList([str(image) for image in queries])
     if is_video(queries) and trained.samples.has_pixels:
@@ -143,22 +132,14 @@ def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Box
 def embedded_points(
     trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar
 ) -> PointsInMemory:
-    """Embed the images of a dataset that can be read.
-
-    Raises:
-        UserError: none can be read, or see `embed_dataset`.
-    """
+    """Embed the images of a dataset that can be read."""
     return _with_images(embed_files(trained, fabric, dataset, source, bar), trained, dataset, source)
 
 
 def split_points(
     run: RunFolder, trained: TrainedModel, fabric: Ranks, split: Split, bar: Bar = no_bar
 ) -> PointsInMemory:
-    """Return the points of the images of a run's split that can be read; see `split_embeddings`.
-
-    Raises:
-        UserError: none can be read, or see `embed_dataset`.
-    """
+    """Return the points of the images of a run's split that can be read; see `split_embeddings`."""
     dataset = trained.recipe.dataset.build(split)
     found = split_embeddings(run, trained, fabric, dataset, split, bar=bar)
     return _with_images(found, trained, dataset, f"{split} split of {run.path}", run.path)
@@ -191,9 +172,6 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str) -> Poin
     Args:
         labels: file of its labels, (N,) integers or text.
         space: the manifold of the rows, or its name: ``sphere`` (cosine of the directions) or ``euclidean``.
-
-    Raises:
-        UserError: a file cannot be read or has another shape, or a row is not a point.
     """
     features = read_features(path)
     manifold = ManifoldConfig.variants[space]().build(features.shape[1]) if isinstance(space, str) else space
@@ -208,11 +186,7 @@ def array_points(path: Path, labels: Path | None, space: Manifold | str) -> Poin
 
 
 def read_features(path: Path) -> Tensor:
-    """Read an array (N, D) of finite numbers.
-
-    Raises:
-        UserError: the file cannot be read, or has another shape.
-    """
+    """Read an array (N, D) of finite numbers."""
     try:
         return as_embeddings(_array(path, 2), str(path))
     except ValueError as error:
@@ -220,11 +194,7 @@ def read_features(path: Path) -> Tensor:
 
 
 def points_of_rows(features: Tensor, manifold: Manifold, path: Path) -> Tensor:
-    """Return rows of an array as points; on the sphere their directions.
-
-    Raises:
-        UserError: a row is zero on the sphere, or not a point of another manifold.
-    """
+    """Return rows of an array as points; on the sphere their directions."""
     try:
         if isinstance(manifold, Sphere) and features.shape[1] == manifold.dim:
             return as_directions(features, str(path))
@@ -235,11 +205,7 @@ def points_of_rows(features: Tensor, manifold: Manifold, path: Path) -> Tensor:
 
 
 def read_labels(path: Path) -> list[str | None]:
-    """Read labels (N,), integers or text, see `label_of`; bytes must be UTF-8, and text have no unpaired surrogates.
-
-    Raises:
-        UserError: the file cannot be read, or has another shape or other values.
-    """
+    """Read labels (N,), integers or text, see `label_of`; bytes must be UTF-8, and text have no unpaired surrogates."""
     labels = _array(path, 1)
     if labels.dtype.kind not in "iuSU":  # numbers with fractions would each be a label of its own
         raise UserError(f"{path}: labels: expected integers or text, got {labels.dtype}")
@@ -264,11 +230,7 @@ def _array(path: Path, dimensions: int) -> Values:
 
 
 def check_same_model(theirs: PointSet, ours: PointSet) -> None:
-    """Raise an error for points of two models.
-
-    Raises:
-        UserError: width, geometry, weights or preprocessing differ; for an array only width and geometry are known.
-    """
+    """Raise an error for points of two models."""
     if theirs.manifest is not None and ours.manifest is not None:
         check_same_description(theirs.manifest, theirs.source, ours.manifest, ours.source)
     elif type(theirs.manifold) is not type(ours.manifold) or theirs.manifold.point_dim != ours.manifold.point_dim:

@@ -151,9 +151,6 @@ def embed_split(
     Args:
         checkpoint: checkpoint to use. Default: best, otherwise last.
         overrides: changes of the run's dataset, which may have moved, each ``key=value``.
-
-    Raises:
-        UserError: there is no run, an image cannot be read, or see `embed_dataset`.
     """
     fabric, run = start_ranks(device), RunFolder(path)
     trained = load_model(run, fabric, checkpoint, overrides=overrides)

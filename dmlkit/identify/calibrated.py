@@ -67,11 +67,7 @@ class Identification(CalibrationSummary, frozen=True, extra="forbid"):
 
     @classmethod
     def of(cls, gallery: GalleryFolder) -> "Identification | None":
-        """Return the calibration of a gallery; None if it has none, or one of another model.
-
-        Raises:
-            UserError: the calibration is damaged.
-        """
+        """Return the calibration of a gallery; None if it has none, or one of another model."""
         file = gallery.path / IDENTIFICATION
         found = cls.read(file) if file.exists() else None
         return found if found and found.gallery_model == gallery.manifest.current else None

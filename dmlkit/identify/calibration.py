@@ -70,10 +70,6 @@ def calibrate_gallery(
         place: weight of the evidence of place and time, to calibrate for it too. Then strangers are from a table with
             such columns, and there are none by default.
         model: run of the gallery, if it was moved, and device.
-
-    Raises:
-        UserError: the gallery has too few labels or images for ``fpir``; the message names the lowest possible one; or
-            no similarity is ``near``.
     """
     if fpir is not None and not 0 < fpir < 1:
         raise UserError(f"--fpir {fpir:g}: expected a share between 0 and 1, e.g. 0.01")
@@ -166,11 +162,7 @@ def lacks_absent(gallery: GalleryFolder, decider: Decider) -> bool:
 
 
 def _allowed(fpir: float | None, count: int) -> float:
-    """Return the requested FPIR; without one `USUAL_FPIR`, or the lowest that so many images of absent labels allow.
-
-    Raises:
-        UserError: there are too few images for ``fpir``, or for any rate.
-    """
+    """Return the requested FPIR; without one `USUAL_FPIR`, or the lowest that so many images of absent labels allow."""
     lowest = lowest_share(LEAST_ACCEPTED, count)
     if lowest == 1:
         raise UserError(

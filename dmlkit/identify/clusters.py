@@ -130,9 +130,6 @@ def cluster(
             tangent space at the origin (average linkage along that graph chains: purity 0.08 on 81 products, Ward's
             0.76); ``hdbscan`` on the graph.
         advance: called with the number of images whose neighbors are found, or with the share of iterations.
-
-    Raises:
-        UserError: options that do not go together, a K that is not in 1..N, or fewer images than the method takes.
     """
     method = clustering_method(clusters, threshold, method)
     _check_sizes(collection, clusters, threshold, method)
@@ -153,11 +150,7 @@ def cluster(
 
 
 def clustering_method(clusters: int | None, threshold: float | None, method: Method | None) -> Method:
-    """Return the method that `cluster` takes.
-
-    Raises:
-        UserError: the options do not go together.
-    """
+    """Return the method that `cluster` takes."""
     method = method or ("agglomerative" if clusters is None else "kmeans")
     command = f"cluster --method {method}"
     if clusters is not None and threshold is not None:

@@ -34,9 +34,6 @@ def labeled_decider(
     Args:
         near: similarity above which images of one label are near-duplicates, which are left out together.
         second: second similarity of the images.
-
-    Raises:
-        UserError: no image has a label, or one has several.
     """
     require_one_label(searched)
     numbers = torch.arange(len(searched))

@@ -147,11 +147,7 @@ class Matches:
 
 
 def duplicate_groups(collection: PointsInMemory, threshold: float, *, bar: Bar = no_bar) -> DuplicateGroups:
-    """Find the near-duplicates of a set of images, by complete linkage; see `complete_groups`.
-
-    Raises:
-        UserError: the threshold is not a similarity of the manifold, or see `near_pairs`.
-    """
+    """Find the near-duplicates of a set of images, by complete linkage; see `complete_groups`."""
     check_reachable(collection.manifold, threshold)
     with bar("comparing", len(collection)) as advance:
         pairs = near_pairs(collection.manifold, collection.points, None, threshold, advance=advance)
@@ -160,11 +156,7 @@ def duplicate_groups(collection: PointsInMemory, threshold: float, *, bar: Bar =
 
 
 def matches(one: PointsInMemory, other: PointsInMemory, threshold: float, *, bar: Bar = no_bar) -> Matches:
-    """Find the near-duplicates between two sources of the same model: every pair of an image of each.
-
-    Raises:
-        UserError: the sources have two models, or see `duplicate_groups`.
-    """
+    """Find the near-duplicates between two sources of the same model: every pair of an image of each."""
     check_same_model(other, one)
     check_reachable(one.manifold, threshold)
     with bar("comparing", len(one)) as advance:
@@ -194,9 +186,6 @@ def check_leaks(
     Args:
         findings: findings to extend; a pair is an error, or a note for a published benchmark.
         is_published: whether the images are a published benchmark, whose splits are fixed.
-
-    Raises:
-        UserError: there is no such run, it takes other samples, or see `duplicate_groups`.
     """
     fabric = start_ranks(device)
     trained = load_model(RunFolder(run), fabric)
@@ -265,9 +254,6 @@ def most_similar_pairs(
 
     Args:
         one, other: the sources; None: pairs within the first.
-
-    Raises:
-        UserError: the sources have two models, or there is no pair.
     """
     if other is not None:
         check_same_model(other, one)

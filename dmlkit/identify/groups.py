@@ -21,11 +21,7 @@ from dmlkit.vectors.points import PointSet, PointsInMemory
 def group_rows(
     images: Path, asked: PointSet, by: str, known: Sequence[str | None], boxes: Boxes | None = None
 ) -> dict[str, list[int]]:
-    """Return the rows of each group of images, in the order in which the groups come first; see `_group_names`.
-
-    Raises:
-        UserError: images of a group have two known labels, or see `_group_names`.
-    """
+    """Return the rows of each group of images, in the order in which the groups come first; see `_group_names`."""
     groups: dict[str, list[int]] = {}
     for row, name in enumerate(_group_names(images, asked, by, boxes)):
         groups.setdefault(name, []).append(row)
@@ -44,9 +40,6 @@ def _group_names(images: Path, asked: PointSet, by: str, boxes: Boxes | None) ->
 
     With ``folder`` it is the folder of the image; else its cell in a column of a table of images, in which a blank one
     makes an image a group of its own.
-
-    Raises:
-        UserError: the images are not from a table, or it does not have the column; or they are rows of an array.
     """
     is_array = images.suffix == ".npy" and not images.is_dir()
     if by == FOLDER and not is_array:

@@ -88,9 +88,6 @@ def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[S
 
     Returns:
         Number of pictures that are placeholders, because their images are missing.
-
-    Raises:
-        UserError: the page cannot be written.
     """
     listed = list(islice(shelves, MOST + 1))
     blocks: list[Block] = [("text", note) for note in notes]
@@ -120,9 +117,6 @@ def write_blocks(
 
     Returns:
         Number of pictures that are placeholders, because their images are missing.
-
-    Raises:
-        UserError: the page cannot be written.
     """
     style = (HERE / "page.css").read_text(encoding="utf-8") + style
     scripts = f"script-src {_hash_of(script)}; " if script else ""
@@ -149,11 +143,7 @@ def _hash_of(source: str) -> str:
 
 
 def drawn_picture(path: str, box: Box | None) -> bytes:
-    """Return an image as a small JPEG, with a rectangle around a box.
-
-    Raises:
-        BadImageError: see `read_image`.
-    """
+    """Return an image as a small JPEG, with a rectangle around a box."""
     if box is None:
         return thumbnail(path)
     image = Image.fromarray(read_image(path).permute(1, 2, 0).numpy())

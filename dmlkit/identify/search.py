@@ -67,10 +67,6 @@ def search(
         manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`.
         model: model that embeds images. Default: that of ``source``.
-
-    Raises:
-        UserError: k is below 1, there is nothing to search in or with, or the queries come from another model,
-            or there are too few points for the options of a `Rerank`.
     """
     if k < 1:
         raise UserError(f"-k {k}: expected at least 1 neighbor")
@@ -97,11 +93,7 @@ def open_searched(source: Path, model: ModelChoice, bar: Bar, **options: Any) ->
 
 @torch.no_grad()  # the curvature of a manifold may be learned
 def reranked_gallery(searched: PointSet, method: Rerank, bar: Bar = no_bar) -> RerankedGallery:
-    """Return points, all in memory, that are re-ranked for each query, exactly.
-
-    Raises:
-        UserError: there are too few points for the options, or an option is out of its range.
-    """
+    """Return points, all in memory, that are re-ranked for each query, exactly."""
     try:
         check_rerank(method, len(searched))
     except ValueError as error:

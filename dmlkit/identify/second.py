@@ -65,9 +65,6 @@ class Second(ABC):
             images: where they are from.
             model: device.
             rows: (M,) the rows of the queries that are wanted. Default: all.
-
-        Raises:
-            UserError: what is compared of them is not known.
         """
 
 
@@ -141,11 +138,7 @@ class PlaceFusion(Fusion, frozen=True, extra="forbid", strict=True):
 
 
 class Places(Second):
-    """Evidence of the places and times of a gallery's images, in the share of `PlaceFusion`.
-
-    Raises:
-        UserError: see `check_placed`, or no place has a time although the evidence decays.
-    """
+    """Evidence of the places and times of a gallery's images, in the share of `PlaceFusion`."""
 
     def __init__(self, gallery: PointSet, fusion: PlaceFusion) -> None:
         super().__init__(check_placed(gallery))
@@ -191,11 +184,7 @@ class Places(Second):
 
 
 def check_placed(gallery: PointSet) -> GalleryFolder:
-    """Return a gallery whose images have places.
-
-    Raises:
-        UserError: it is a fusion of two runs, or no image has a place.
-    """
+    """Return a gallery whose images have places."""
     if gallery.manifest is not None and gallery.manifest.fusion is not None:
         raise UserError(f"--with {PLACE}: {gallery.source} has embeddings of two runs; expected a gallery of one run")
     found = gallery_of(gallery)

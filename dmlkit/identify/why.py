@@ -76,9 +76,6 @@ def explain(
 
     Returns:
         The explanation, and the images as the model sees them, (2, 3, S, S) uint8, resized and cropped.
-
-    Raises:
-        UserError: an image cannot be read, the model takes no images, or its features are not pooled from a map.
     """
     run, fabric = RunFolder(path), fabric or start_ranks("auto")
     trained = load_model(run, fabric, checkpoint)
@@ -172,9 +169,6 @@ def pair_contributions(model: EmbeddingModel, a: Tensor, b: Tensor, *, source: s
     Args:
         model: the model, in evaluation mode.
         a, b: images (3, S, S) uint8, on the device of the model.
-
-    Raises:
-        UserError: the features are not pooled from a map.
 
     Example:
         >>> from dmlkit.backbones import SmallCNN

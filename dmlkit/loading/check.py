@@ -172,9 +172,6 @@ def dataset_at(
         dataset: name of the dataset in a folder. Default: recognized by its files.
         overrides: changes of a recipe.
         columns, root: of a table, see `dmlkit.files.image_table.read_images`.
-
-    Raises:
-        UserError: there is no such folder, or the path is a file of another kind.
     """
     published = {name: kind.published for name, kind in DatasetConfig.variants.items() if kind.published is not None}
     signs = {sign: name for name, benchmark in published.items() for sign in benchmark.signs}

@@ -53,9 +53,6 @@ def near_pairs(
         threshold: minimum similarity; cosines above `ALIKE` count as 1.
         advance: called with numbers of points that add up to N.
 
-    Raises:
-        UserError: more than `MOST_PAIRS` reach it.
-
     Example:
         >>> from dmlkit.manifolds import Euclidean
         >>> line = torch.tensor([[0.0], [0.5], [3.0]])

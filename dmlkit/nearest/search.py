@@ -84,12 +84,7 @@ class _ExactSearch(ABC):
 
     @torch.no_grad()
     def search(self, queries: Tensor, k: int) -> Neighbors:
-        """Return the k most similar gallery points of each query (Q, D).
-
-        Raises:
-            ValueError: the queries are not points of this manifold, or k is not in 1..N.
-            UserError: the points are so long that their products overflow.
-        """
+        """Return the k most similar gallery points of each query (Q, D)."""
         _check_points("queries", queries, self.manifold)
         size = len(self)
         if not 1 <= k <= size:

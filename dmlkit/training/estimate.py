@@ -83,9 +83,6 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
         setting: the photos and the backbone.
         budget: seconds.
         device: see `start_fabric`.
-
-    Raises:
-        UserError: see `estimate_training`.
     """
 
     def trial(tuning: str, epochs: int) -> tuple[Photos, Estimate]:

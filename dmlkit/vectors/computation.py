@@ -88,9 +88,6 @@ def accelerate(
 
     Returns:
         The model and the comparison; the given model and None if ``fastest`` found none that agrees.
-
-    Raises:
-        UserError: a package is missing, ONNX cannot express the backbone, or the training images cannot be read.
     """
     if engine != "fastest":
         return _prepare(model, recipe, engine, option)

@@ -139,9 +139,6 @@ def _load_pretrained(name: str, fabric: Ranks) -> TrainedModel:
 
     Args:
         name: name of a backbone in recipes, with the model of it after a colon, see `backbone_keys`.
-
-    Raises:
-        UserError: there is no such backbone or model, or its weights cannot be downloaded or read.
     """
     settings = {
         "dataset": {"name": "glyphs"},  # a recipe has a dataset and a loss; the model does not depend on them
@@ -161,9 +158,6 @@ def backbone_keys(name: str) -> dict[str, Any]:
 
     After a colon comes the value of the option that names the model: ``model`` of timm, ``variant`` of vit, ``size`` of
     convnext. Weights are the pretrained ones of timm, and torchvision's best for ImageNet of the others.
-
-    Raises:
-        UserError: there is no such backbone, or it has no published weights.
 
     Example:
         >>> backbone_keys("timm:vit_small_patch14_dinov2")
@@ -199,9 +193,6 @@ class GivenImages(Dataset):
     Args:
         images: see `Picture`.
         crops: box of each file; None for a full image. Default: the full images.
-
-    Raises:
-        UserError: an element is not an image, or a file is missing.
     """
 
     def __init__(self, images: Sequence[Picture] | NDArray[Any], crops: Sequence[Box | None] = ()) -> None:
@@ -246,9 +237,6 @@ class GivenArrays(Dataset):
     Args:
         arrays: (N, F) of numbers, or N samples of another shape.
         samples: their kind.
-
-    Raises:
-        UserError: they are not numbers, or have another shape.
     """
 
     in_memory = True

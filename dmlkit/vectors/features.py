@@ -152,9 +152,6 @@ def cached_features(
         model: model with the backbone, which is moved to the fabric's device.
         folder: folder of the features of any backbones.
         views: number of augmented views of each image; 0 takes the image as in evaluation.
-
-    Raises:
-        UserError: an image cannot be read, the folder cannot be written, or see `accelerate`.
     """
     trained, tuning = frozen_backbone(recipe, model, fabric.device), recipe.backbone.tuning
     if isinstance(tuning, NoTuningConfig) and split == "train" and tuning.engine != "torch":

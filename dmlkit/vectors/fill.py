@@ -223,10 +223,6 @@ def fill(
         bar: shows the images under a title.
         compute: computes the share of a rank. Default: this process does.
         options: of the store, see `VectorStore`.
-
-    Raises:
-        UnwritableError: no rank can write.
-        UserError: an image cannot be read, or not all processes see the same folder.
     """
     store = VectorStore.at(job.path, trained, **options)
     job = _with_missing(job, store, trained, fabric)
@@ -260,12 +256,7 @@ def _with_missing(job: FillJob, store: VectorStore, trained: TrainedModel, fabri
 
 @contextmanager
 def _sole_filling(job: FillJob, fabric: Ranks) -> Generator[None]:
-    """Create the folder of a store, and wait until no other process embeds the same list of images into it.
-
-    Raises:
-        UnwritableError: the folder cannot be written.
-        UserError: not all processes see it.
-    """
+    """Create the folder of a store, and wait until no other process embeds the same list of images into it."""
     with ExitStack() as stack:
         error = ""
         try:

@@ -40,11 +40,7 @@ class ModelChoice:
         return start_ranks(self.device or "auto")
 
     def load(self, run: RunFolder, fabric: Ranks, *, overrides: Sequence[str] = ()) -> TrainedModel:
-        """Load the model of a run, with the second one if there is one.
-
-        Raises:
-            UserError: see `load_model` and `fuse`.
-        """
+        """Load the model of a run, with the second one if there is one."""
         trained = load_model(run, fabric, self.checkpoint, overrides=overrides)
         if isinstance(self.fusion, LocalFusion):
             return with_local(trained, self.fusion, str(run.path))
@@ -56,11 +52,7 @@ OWN_MODEL = ModelChoice()
 
 
 def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:
-    """Return the model that embeds with two runs, see `join`.
-
-    Raises:
-        UserError: the second run is missing or has other weights, or a similarity is not a cosine.
-    """
+    """Return the model that embeds with two runs, see `join`."""
     path = Path(fusion.run)
     if not path.is_dir():
         raise UserError(
@@ -91,11 +83,7 @@ def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:
 
 
 def with_local(trained: TrainedModel, local: LocalFusion | None, where: str) -> TrainedModel:
-    """Return a model that computes local features with its points, for what ``where`` names; with None, no features.
-
-    Raises:
-        UserError: patches are those of another network, or something else than torch computes the network.
-    """
+    """Return a model that computes local features with its points, for what ``where`` names; with None, no features."""
     if local is None or local.run == SIFT:
         return replace(trained, local=local)
     require_torch(trained)

@@ -17,11 +17,7 @@ from dmlkit.errors import UserError, first_line
 
 
 def import_runtime(option: str) -> ModuleType:
-    """Return the package ``onnxruntime``, after a check that graphs can be written too.
-
-    Raises:
-        UserError: the package or onnxscript is not installed.
-    """
+    """Return the package ``onnxruntime``, after a check that graphs can be written too."""
     try:
         runtime = import_module("onnxruntime")
         import_module("onnxscript")  # torch's exporter needs it
@@ -51,11 +47,7 @@ OPERATOR = re.compile(r"OpOverload\(op='([\w.]+)'")
 
 @contextmanager
 def _in_one_line(what: str) -> Generator[None]:
-    """Raise an error of PyTorch's exporters, which has pages, as one line.
-
-    Raises:
-        NotExportableError: with the operator, if one is missing, or else the first line of the error.
-    """
+    """Raise an error of PyTorch's exporters, which has pages, as one line."""
     try:
         with torch.no_grad(), quiet():
             yield
@@ -75,9 +67,6 @@ def traced(model: nn.Module, inputs: Tensor, *dynamic: str) -> torch.export.Expo
         model: the model.
         inputs: the batch (B, ...).
         dynamic: names of its first dimensions, whose sizes the program leaves open. Default: that of the batch alone.
-
-    Raises:
-        NotExportableError: PyTorch cannot trace it, e.g. because its steps depend on the values of an image.
     """
     sizes = {number: torch.export.Dim(name, min=1) for number, name in enumerate(dynamic or ("batch",))}
     example = inputs.expand(max(2, len(inputs)), *inputs.shape[1:])  # a batch of one would fix the batch size at 1
@@ -86,11 +75,7 @@ def traced(model: nn.Module, inputs: Tensor, *dynamic: str) -> torch.export.Expo
 
 
 def onnx_program(program: torch.export.ExportedProgram, name: str) -> Any:
-    """Return the ONNX program of a traced model, whose input has a name and whose output is ``embeddings``.
-
-    Raises:
-        NotExportableError: ONNX cannot express an operator.
-    """
+    """Return the ONNX program of a traced model, whose input has a name and whose output is ``embeddings``."""
     with _in_one_line("ONNX cannot express this model"):
         return torch.onnx.export(program, input_names=[name], output_names=["embeddings"], dynamo=True, verbose=False)
 

@@ -54,10 +54,6 @@ def download(address: str) -> Path:
     Args:
         address: ``hf://OWNER/NAME``, or ``hf://OWNER/NAME@REVISION`` with a branch, a tag or a commit.
 
-    Raises:
-        UserError: this is no address, huggingface_hub is not installed, there is no such repository or revision, it
-            cannot be downloaded, or it has no model that dmlkit exported.
-
     Example:
         >>> download("hf://birds")
         Traceback (most recent call last):
@@ -104,11 +100,7 @@ def download(address: str) -> Path:
 
 
 def load_hub(folder: Path, fabric: Ranks) -> TrainedModel:
-    """Load the model of a folder for the Hub, see `is_hub_folder`.
-
-    Raises:
-        UserError: a file is damaged, of another version, or does not belong to the others.
-    """
+    """Load the model of a folder for the Hub, see `is_hub_folder`."""
     config = HubConfig.read(folder / CONFIG)
     recipe = _complete_recipe(folder / RECIPE)
     width = config.preprocessing.num_features if isinstance(config.preprocessing, VectorInput) else None
@@ -133,11 +125,7 @@ def load_hub(folder: Path, fabric: Ranks) -> TrainedModel:
 
 
 def _complete_recipe(path: Path) -> Recipe:
-    """Read a recipe that names no other file or repository to read: the folder may come from anybody.
-
-    Raises:
-        UserError: it is not a recipe, or extends or leaves out what would be read elsewhere.
-    """
+    """Read a recipe that names no other file or repository to read: the folder may come from anybody."""
     data: Any = read_yaml(path, "recipe", f"{path}: missing; expected the recipe of the model").data
     data = data if isinstance(data, dict) else {}
     backbone, transform = (part if isinstance(part := data.get(key), dict) else {} for key in ("backbone", "transform"))

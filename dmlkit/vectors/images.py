@@ -66,9 +66,6 @@ def dataset_of(
         images: see `images_at`; a file of vectors if the recipe's samples are vectors.
         split: split of the recipe's dataset, used without ``images``.
         labels, boxes: see `images_at`.
-
-    Raises:
-        UserError: the images are missing, cannot be read or there are none; or vectors get ``labels`` or ``boxes``.
     """
     if images is None:
         return recipe.dataset.build(split)
@@ -85,9 +82,6 @@ def lacks_labels(source: Path, boxes: Boxes | None = None) -> bool:
     """Return whether images are those of a table without a column of labels, as queries may be.
 
     A column with a similar name is reported.
-
-    Raises:
-        UserError: the table cannot be read.
     """
     if reader_of(source) is None:
         return False
@@ -117,9 +111,6 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
         boxes: how tables are read; and boxes of an image or of a folder of image files, each of which is a sample, and
             whose label, such as a category of COCO, is its label.
         depth: number of folders that a label names, e.g. 2 for ``genus/species``, see `label_depth`.
-
-    Raises:
-        UserError: there are no images, a name is not UTF-8, the table lacks the column, or a box is outside.
     """
     options = boxes or Boxes()
     options.check()
@@ -148,11 +139,7 @@ class ListedTable(NamedTuple):
 
 
 def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: int = 1) -> ListedTable:
-    """Return the images of a table, or of a file of boxes of images, see `images_at`.
-
-    Raises:
-        UserError: the table cannot be read, a row is wrong and not to be left out, or there are none.
-    """
+    """Return the images of a table, or of a file of boxes of images, see `images_at`."""
     if options.source is None:
         columns = {**options.columns, LABEL: "" if labels == NONE else labels or options.columns.get(LABEL, LABEL)}
         needs = ("path",) if labels == NONE else ("path", LABEL)

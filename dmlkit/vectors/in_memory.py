@@ -55,9 +55,6 @@ def embed_dataset(
         indices: images to embed. Default: all.
         workers: number of processes that read images, see `dmlkit.loading.batches.make_loader`.
         advance: called with the number of images of every batch.
-
-    Raises:
-        UserError: an embedding has nan or inf, or is off the manifold.
     """
     model.check_takes(dataset)
     was_training = model.training
@@ -105,11 +102,7 @@ def embed_images(
     bar: Bar = no_bar,
     known: Embeddings | None = None,
 ) -> Embeddings:
-    """Embed the images of a dataset that are not known; those that cannot be read are reported in the result.
-
-    Raises:
-        UserError: no image could be read, or see `embed_dataset`.
-    """
+    """Embed the images of a dataset that are not known; those that cannot be read are reported in the result."""
     if trained.fusion is not None and known is None:
         return fused(trained, [embed_images(one, fabric, dataset, source, bar) for one in trained.members])
     dataset.limit(trained.recipe.dataset.max_pixels)

@@ -36,9 +36,6 @@ def maps_of(trained: TrainedModel, fabric: Ranks, dataset: Dataset, rows: Tensor
 
     Args:
         rows: (N,) indices of the images, all of which can be read.
-
-    Raises:
-        UserError: the samples are no images, the network has no such map, or there are several processes.
     """
     if not trained.samples.has_pixels:
         raise UserError(f"--with {LOCAL}: matches patches of images, got {trained.samples.name}s; leave it out")
@@ -58,11 +55,7 @@ def maps_of(trained: TrainedModel, fabric: Ranks, dataset: Dataset, rows: Tensor
 
 @contextmanager
 def kept_maps(model: EmbeddingModel) -> Generator[list[Tensor]]:
-    """Yield a list, to which the cells (n, P, C) float16 of each batch are appended that the network embeds meanwhile.
-
-    Raises:
-        UserError: the network has no map of at least `LEAST_CELLS` cells.
-    """
+    """Yield a list to which the cells (n, P, C) float16 of each batch are appended that the network embeds."""
     last, parts = dict[str, Tensor](), list[Tensor]()
 
     def keep(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -101,11 +94,7 @@ def centered(maps: Tensor, mean: Tensor) -> Tensor:
 def features_of(
     local: LocalFusion, trained: TrainedModel, fabric: Ranks, dataset: Dataset, rows: Tensor, bar: Bar = no_bar
 ) -> Tensor:
-    """Return the local features (N, P, C) float16 of images, to be compared with others of the same fusion.
-
-    Raises:
-        UserError: see `maps_of` and `keypoints_of`.
-    """
+    """Return the local features (N, P, C) float16 of images, to be compared with others of the same fusion."""
     if local.run == SIFT:
         require_one_process(SIFT, fabric)
         return keypoints_of(dataset, rows, bar).packed
@@ -115,11 +104,7 @@ def features_of(
 def embed_with_patches(
     trained: TrainedModel, local: LocalFusion, fabric: Ranks, dataset: Dataset, source: str, bar: Bar = no_bar
 ) -> Embeddings:
-    """Embed images, and keep their patches, in one pass through the network.
-
-    Raises:
-        UserError: no image could be read, or see `maps_of` and `embed_dataset`.
-    """
+    """Embed images, and keep their patches, in one pass through the network."""
     require_one_process(LOCAL, fabric)
     with kept_maps(trained.model) as maps:
         found = embed_images(trained, fabric, dataset, source, bar)
@@ -133,9 +118,6 @@ def batch_features(
     """Yield a function that returns the local features (n, P, C) float16 of the batch that the model embedded last.
 
     It takes the rows (n,) of the batch in the dataset.
-
-    Raises:
-        UserError: see `kept_maps` and `keypoints_of`.
     """
     if local.run == SIFT:
         yield lambda rows: keypoints_of(dataset, rows).packed
@@ -262,9 +244,6 @@ def keypoints_of(dataset: Dataset, rows: Tensor, bar: Bar = no_bar) -> Keypoints
 
     Args:
         rows: (N,) indices of the images, all of which can be read.
-
-    Raises:
-        UserError: OpenCV is not installed, or the samples are no images.
     """
     cv2 = _opencv()
     if not dataset.kind.has_pixels:
@@ -324,11 +303,7 @@ def matches(query: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _opencv() -> Any:
-    """Return the package ``cv2``.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """Return the package ``cv2``."""
     try:
         return import_module("cv2")
     except ImportError:

@@ -197,11 +197,7 @@ def require_one_label(points: PointSet) -> None:
 
 
 def all_points(points: PointSet) -> Tensor:
-    """Return all points (N, D) in memory, each checked.
-
-    Raises:
-        UserError: a row is not a point of the manifold, or the points are damaged.
-    """
+    """Return all points (N, D) in memory, each checked."""
     if isinstance(points, PointsInMemory):
         return points.points
     found = torch.empty(len(points), points.manifold.point_dim)
@@ -213,11 +209,7 @@ def all_points(points: PointSet) -> Tensor:
 
 
 def in_memory(points: PointSet) -> PointsInMemory:
-    """Return points in memory, with the names and labels of their images.
-
-    Raises:
-        UserError: see `all_points`.
-    """
+    """Return points in memory, with the names and labels of their images."""
     if isinstance(points, PointsInMemory):
         return points
     return PointsInMemory(
@@ -238,9 +230,6 @@ def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> Tr
 
     Args:
         model: the run and the second model that the user names. Default: those of the points.
-
-    Raises:
-        UserError: no run is known, or its model is another.
     """
     if isinstance(searched, PointsInMemory) and searched.trained is not None and model.run is None:
         return searched.trained

@@ -226,11 +226,7 @@ def _write_items(path: Path, dataset: Dataset, parts: Sequence[Values]) -> None:
 
 
 def choose_engine(engine: Engine | None) -> Engine:
-    """Return the requested engine; by default torchrun's ranks if there are several, otherwise this process.
-
-    Raises:
-        UserError: the program was not started as the engine needs it.
-    """
+    """Return the requested engine; by default torchrun's ranks if there are several, otherwise this process."""
     ranks = count_ranks()[0]
     if engine is None:
         return "torchrun" if ranks > 1 else "local"
@@ -283,9 +279,6 @@ class RayWorkers:
 
         Args:
             device: ``auto`` (GPUs where the cluster has some), ``cpu`` or ``cuda``.
-
-        Raises:
-            UserError: Ray is not installed, it cannot give such a device, or a worker fails.
         """
         try:
             ray: Any = import_module("ray")

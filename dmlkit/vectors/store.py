@@ -252,9 +252,6 @@ def write_part(
         points: (n, D) float32.
         local: (n, P, C) float16, their local features, if the store has them.
         faults: messages on images that could not be read, by their ids in hexadecimal digits.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written.
     """
     tensors = {"keys": torch.from_numpy(np.ascontiguousarray(keys)), "points": points.contiguous()}
     tensors |= {} if local is None else {"local": local.contiguous()}
@@ -274,9 +271,6 @@ def open_part(
     Args:
         shapes: shapes of the points, and of the local features, of an image.
         is_read: compare it with the checksum in its name, not only with its size.
-
-    Raises:
-        UserError: it is missing or not what was written.
     """
     try:
         check_regular(file)

@@ -37,9 +37,6 @@ def split_embeddings(
         fabric: the device, and the ranks; the first one reads the store.
         dataset: all images of the split.
         split: name of the split.
-
-    Raises:
-        UserError: no image could be read, or see `embed_dataset`.
     """
     if trained.fusion is not None:
         homes = [(one.run or run, one) for one in trained.members]
@@ -76,9 +73,6 @@ def embed_files(trained: TrainedModel, fabric: Ranks, dataset: Dataset, source: 
 
     They are equal to the bit to those computed in the same batches; in others they differ by rounding. Patches of a
     model that computes them are computed with the points, so that no image passes the network twice.
-
-    Raises:
-        UserError: see `embed_images` and `embed_with_patches`.
     """
     if trained.local is not None and trained.local.run == LOCAL:
         return embed_with_patches(trained, trained.local, fabric, dataset, source, bar)

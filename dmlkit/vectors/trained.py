@@ -92,11 +92,7 @@ class TrainedModel:
 
     @property
     def model(self) -> EmbeddingModel:
-        """Network in evaluation mode, on the device.
-
-        Raises:
-            UserError: see `load_model`.
-        """
+        """Network in evaluation mode, on the device."""
         return self.build()
 
     @property
@@ -172,9 +168,6 @@ def pretrained_model(recipe: Recipe, num_features: int | None, fabric: Ranks, *,
     Args:
         num_features: number of features of a vector; None for images.
         merged: add low-rank updates, which are zero, to the weights.
-
-    Raises:
-        UserError: the recipe is not usable, or the weights are not available.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)  # as in training
@@ -197,9 +190,6 @@ def computed_by(trained: TrainedModel, fabric: Ranks) -> TrainedModel:
 
     Where its embeddings do not agree with those of torch in float32 it is another model, with a fingerprint of its own:
     so neither are they compared with each other, nor is a threshold of the one used for the other.
-
-    Raises:
-        UserError: see `accelerate`.
     """
     if not isinstance(fabric, OneProcess) or not fabric.engine:
         return trained
@@ -266,11 +256,7 @@ def describe(trained: TrainedModel) -> Description:
 
 
 def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the recipe of a run, with changes of its dataset, whose images may have moved.
-
-    Raises:
-        UserError: there is no run, or a key does not belong to the dataset.
-    """
+    """Return the recipe of a run, with changes of its dataset, whose images may have moved."""
     for override in overrides:
         if parse_override(override).key.partition(".")[0] != "dataset":
             raise UserError(
@@ -280,11 +266,7 @@ def recipe_of(run: RunFolder, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def shortened(trained: TrainedModel, dims: int) -> TrainedModel:
-    """Return the model of the first features of the embeddings, which the loss ``matryoshka`` trains for this.
-
-    Raises:
-        UserError: there are fewer features, or the manifold is a product.
-    """
+    """Return the model of the first features of the embeddings, which the loss ``matryoshka`` trains for this."""
     recipe, model = trained.recipe, trained.model
     if not 1 <= dims <= recipe.embedding_dim:
         raise UserError(f"--dims {dims}: expected 1 to {recipe.embedding_dim}, the width of the run's embeddings")
@@ -298,11 +280,7 @@ def shortened(trained: TrainedModel, dims: int) -> TrainedModel:
 
 @contextmanager
 def files_of_run(run: RunFolder) -> Generator[None]:
-    """Say to restore a missing file of weights or data: unlike a recipe, a run takes another ``dataset.root`` alone.
-
-    Raises:
-        UserError: the block raises one.
-    """
+    """Say to restore a missing file of weights or data: unlike a recipe, a run takes another ``dataset.root`` alone."""
 
     def restore(text: str) -> str:
         return MOVED_FILE.sub(f"restore it, because {run.path} was trained on it", text)
@@ -328,11 +306,7 @@ def merged_recipe(recipe: Recipe) -> Recipe:
 
 
 def take_weights(model: EmbeddingModel, state: Mapping[str, Any], path: Path) -> None:
-    """Load a checkpoint into a model that already has the weights of which the checkpoint has only a hash.
-
-    Raises:
-        UserError: the model has other weights, or the checkpoint belongs to another recipe.
-    """
+    """Load a checkpoint into a model that already has the weights of which the checkpoint has only a hash."""
     frozen = model.frozen_weights() if FROZEN in state else {}
     if frozen and fingerprint(frozen) != state[FROZEN]:
         raise UserError(

@@ -28,22 +28,14 @@ class Format(ABC):
         FORMATS[name] = cls()
 
     def at(self, precision: IndexPrecision) -> "Format":
-        """Return the format with vectors of a precision; most formats have float32 alone.
-
-        Raises:
-            UserError: the format has no such precision.
-        """
+        """Return the format with vectors of a precision; most formats have float32 alone."""
         if precision != "fp32":
             raise UserError(f"export: --precision {precision} does not apply to --format {self.name}; use faiss")
         return self
 
     @abstractmethod
     def write(self, folder: EmbeddingFolder, output: Path) -> list[Path]:
-        """Write embeddings with their ids, paths and labels, atomically, and return the files of `files`.
-
-        Raises:
-            UserError: the embeddings cannot be written in this format.
-        """
+        """Write embeddings with their ids, paths and labels, atomically, and return the files of `files`."""
 
     def files(self, output: Path) -> list[Path]:
         """Return the files that `write` writes."""
@@ -54,9 +46,6 @@ class Format(ABC):
 
         Args:
             data: folders of images, into which nothing is written.
-
-        Raises:
-            UserError: it may not.
         """
         for path in self.files(output):
             check_file(path, sources=data)
@@ -75,10 +64,6 @@ def export_embeddings(
             column), ``npz``, or ``tensorboard`` (a folder for the embedding projector).
         output: the file to write, or the folder for tensorboard.
         precision: of the vectors of a ``faiss`` index, see `dmlkit.export.formats.faiss.Faiss`.
-
-    Raises:
-        UserError: an embedding is not a point of its manifold or cannot be written in this format, or the disk is full;
-            no partial file is left.
     """
     writer = FORMATS[format].at(precision)
     folder.check_points()  # nothing is written if a point is invalid
