@@ -83,9 +83,6 @@ def figures_by_value(
         values: (Q,) values of the column; None leaves a query out.
         are_errors: whether the largest values are the worst.
 
-    Raises:
-        UserError: there are fewer than two values or more than `MOST_VALUES`, or no metric has a value per query.
-
     Example:
         >>> hits = {"recall@1": torch.tensor([1.0, 0.0, 1.0, 1.0])}
         >>> found = figures_by_value(hits, torch.tensor([0, 0, 1, 1]), ["back", "back", "front", None], "camera")
@@ -137,10 +134,6 @@ def read_column(images: Sequence[str], file: Path, root: Path, column: str) -> l
         images: paths, or keys of a dataset, see `dmlkit.datasets.files.dataset.Dataset.key`.
         file: table with the columns ``path``, the named one and, if it has boxes, ``x1 y1 x2 y2``.
         root: folder that the paths in the table are relative to.
-
-    Raises:
-        UserError: the table cannot be read or lacks a column, none of the images is in it, or boxes of one image have
-            other values and the box of an image is not known.
     """
     table = read_images(file, root, {LABEL: column}).table
     names: list[str] = text_column(table, str(file), "path").to_pylist()
@@ -185,9 +178,6 @@ def table_of(column: str, dataset: Mapping[str, object] | None) -> tuple[Path, P
     Args:
         column: column that is looked for.
         dataset: dataset of a resolved recipe; None if no run is known.
-
-    Raises:
-        UserError: the dataset is not a table.
     """
     if dataset is None or dataset["name"] != "table":
         what = (
@@ -206,9 +196,6 @@ def column_table(column: str, table: Path | None, dataset: Mapping[str, object] 
     Args:
         table: the table. Default: that of the dataset.
         dataset: see `table_of`.
-
-    Raises:
-        UserError: see `table_of`, or the table lacks the column.
     """
     file, root = table_of(column, dataset) if table is None else (table, table.parent)
     read_images(file, root, {LABEL: column})
@@ -228,9 +215,6 @@ def points_table(column: str, table: Path | None, points: PointSet) -> Path | No
         column: name of the column.
         table: the table. Default: the one that was embedded.
         points: a folder of embeddings knows what was embedded; the images of a gallery may come from several places.
-
-    Raises:
-        UserError: images that are not of a table were embedded, the table has moved, or see `run_table`.
     """
     if table is None and isinstance(points, EmbeddingFolder):
         source = Path(points.manifest.source)
@@ -257,9 +241,6 @@ def pair_rates_by_value(
     Args:
         threshold: its threshold.
         table: table that has it. Default: that of the run's dataset.
-
-    Raises:
-        UserError: see `run_table`, `read_column` and `figures_by_value`.
     """
     run = RunFolder(path)
     file, root = run_table(column, table, path)
@@ -311,9 +292,6 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
 
     Args:
         table: table that has it. Default: that of the dataset of the gallery's run.
-
-    Raises:
-        UserError: see `run_table`, `read_column` and `figures_by_value`.
     """
     gallery = open_points(path)
     file, root = run_table(column, table, gallery.run)

@@ -61,9 +61,6 @@ def calibrate_run(
             lowest share that the pairs allow.
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         overrides: ``key=value`` each, of the run's dataset, which may have moved.
-
-    Raises:
-        UserError: there is no such run, it has no validation classes, or they have too few pairs for ``far``.
     """
     if far is not None and not 0 < far < 1:
         raise UserError(f"--far {far:g}: expected a share between 0 and 1, e.g. 1e-3")
@@ -79,11 +76,7 @@ def calibrate_run(
 
 
 def threshold_on(validation: Points, run: RunFolder, trained: TrainedModel, far: float | None) -> Threshold:
-    """Choose the threshold and the probability on points of validation images.
-
-    Raises:
-        UserError: there are too few pairs for ``far``, or for any rate.
-    """
+    """Choose the threshold and the probability on points of validation images."""
     name = validation.manifold.similarity_name
     return threshold_of_pairs(Pairing.of(validation), name, lambda: fit_pair_probability(validation), run, trained, far)
 
@@ -117,11 +110,7 @@ def threshold_of_pairs(
 
 
 def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, fabric: Ranks, bar: Bar) -> Points:
-    """Return the points and labels of a split, see `split_embeddings`.
-
-    Raises:
-        UserError: the split has no images, or an image cannot be read.
-    """
+    """Return the points and labels of a split, see `split_embeddings`."""
     config = trained.recipe.dataset
     config.require_one_label(str(run.path))
     found = split_embeddings(run, trained, fabric, config.build(split), split, bar=bar)
@@ -153,9 +142,6 @@ def calibrate_pairs(pairing: Pairing, far: float, *, seed: int = 0) -> Calibrati
         pairing: pairs of points of classes that the model was not trained on.
         far: the share of pairs of different classes that may be accepted.
         seed: seed of the bootstrap.
-
-    Raises:
-        ValueError: there are fewer than 10 / far pairs of different classes, or no pair of the same class.
     """
     different = pairing.different
     if pairing.same == 0:
@@ -291,9 +277,6 @@ def plot_reliability(found: Reliability, output: Path, *, title: str, share: str
 
     Returns:
         The file.
-
-    Raises:
-        UserError: the file cannot be written, or another program wrote it.
 
     Example:
         >>> from tempfile import mkdtemp

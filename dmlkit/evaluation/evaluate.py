@@ -194,10 +194,6 @@ def evaluate(
     Args:
         fabric: the device, and the ranks; each rank searches for its share of the queries.
         recipe: the recipe, whose transform and metrics are used.
-
-    Raises:
-        UserError: an image cannot be read and the recipe has ``on_bad_image: error``, no image can be read, or there
-            is nothing to retrieve.
     """
     workers = recipe.training.workers
     with bar(EMBEDDING, len(dataset)) as advance:

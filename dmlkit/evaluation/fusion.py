@@ -47,9 +47,6 @@ def fusion_of(
         source: a run; or a gallery of two runs, whose second run is named because it has moved; see `Fusion`.
         other: the second run.
         device, bar: see `choose_fusion`.
-
-    Raises:
-        UserError: the source is something else, or a gallery of one run, or see `choose_fusion`.
     """
     if other is None:
         return None
@@ -82,9 +79,6 @@ def choose_fusion(
     Args:
         run, other: the runs; their classes of each split must be the same.
         checkpoint: checkpoint of the first run. Default: best, otherwise last; of the second run always this.
-
-    Raises:
-        UserError: a run has no validation classes, their images differ, or see `check_fusible`.
     """
     require_run(other)
     folders = RunFolder(run), RunFolder(other)

@@ -200,11 +200,7 @@ class ImageGallery:
 
 
 def _paths(call: str, given: Any) -> Path | list[Path]:
-    """Return what was given as one path or a list of them.
-
-    Raises:
-        TypeError: it is neither.
-    """
+    """Return what was given as one path or a list of them."""
     if isinstance(given, str | Path):
         return Path(given)
     items: list[Any] = list(given) if isinstance(given, list | tuple) else [given]

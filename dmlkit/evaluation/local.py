@@ -73,20 +73,13 @@ def choose_local(
     Args:
         kind: `LOCAL` for patches of its network, `SIFT` for keypoints, which need no training.
         checkpoint: its checkpoint. Default: best, otherwise last.
-
-    Raises:
-        UserError: the run has no validation classes, or see `maps_of` and `keypoints_of`.
     """
     folder = RunFolder(run)
     return local_choice(folder, load_model(folder, fabric, checkpoint), kind, fabric, bar).fusion
 
 
 def local_choice(run: RunFolder, trained: TrainedModel, kind: str, fabric: Ranks, bar: Bar = no_bar) -> LocalChoice:
-    """Choose the weight of local scores of a model, see `choose_local`.
-
-    Raises:
-        UserError: see `choose_local`.
-    """
+    """Choose the weight of local scores of a model, see `choose_local`."""
     trained.recipe.dataset.require_one_label(f"--with {kind}")
     if kind == LOCAL:
         require_torch(trained)
@@ -186,9 +179,6 @@ def local_threshold(
     Args:
         kind: `LOCAL` or `SIFT`.
         far: the false accept rate.
-
-    Raises:
-        UserError: there are too few pairs for ``far``, or see `choose_local`.
     """
     config, place = trained.recipe.dataset, run.path / f"threshold-{kind}.json"
     own = (hash_images(config.build("validation"), config), stored_model(trained).key)
@@ -240,9 +230,6 @@ def matched_pairs(
 
     Args:
         local: weight of the matches.
-
-    Raises:
-        UserError: see `features_of`.
     """
     features, space = found.local, deepcopy(trained.manifold).cpu()
     if features is None:

@@ -20,11 +20,7 @@ MOST = 2**14  # pairs of each kind: the variance of more pairs is small compared
 
 
 def check_prior(prior: float) -> None:
-    """Check the share of the pairs that are expected to be of the same class.
-
-    Raises:
-        UserError: it is not in (0, 1).
-    """
+    """Check the share of the pairs that are expected to be of the same class."""
     if not 0 < prior < 1:
         raise UserError(f"--prior {prior:g}: expected a share between 0 and 1, e.g. 0.5")
 

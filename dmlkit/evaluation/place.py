@@ -47,9 +47,6 @@ def choose_place(
     Args:
         run: the run, whose dataset is a table with the columns ``latitude``, ``longitude`` and, optionally, ``time``.
         checkpoint: its checkpoint. Default: best, otherwise last.
-
-    Raises:
-        UserError: the run has no validation classes, or see `sightings_of`.
     """
     folder = RunFolder(run)
     trained = load_model(folder, fabric, checkpoint)
@@ -79,9 +76,6 @@ def place_in(
     Args:
         run: run of the gallery. Default: the one that it was created with.
         device: device, see `start_ranks`; a runtime after it is that of the queries.
-
-    Raises:
-        UserError: the images of the gallery have no places, its run is not known, or see `choose_place`.
     """
     check_placed(gallery)
     home = run or gallery.run
@@ -137,11 +131,7 @@ def fit_range(similarity: np.ndarray, same: np.ndarray, sides: tuple[Sightings, 
 
 
 def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]) -> Sightings:
-    """Return where and when images of a dataset were taken, from the table of the run.
-
-    Raises:
-        UserError: the dataset is no table or lacks the columns, or a cell is out of range.
-    """
+    """Return where and when images of a dataset were taken, from the table of the run."""
     images = [dataset.key(index) for index in indices]
     try:
         file, root = table_of("latitude", plain(trained.recipe)["dataset"])

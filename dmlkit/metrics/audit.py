@@ -29,9 +29,6 @@ class LabelAudit:
         probabilities: (N,), of each label that it is right, in [0, 1].
         error: alpha, the probability with which the bound may ever be wrong, in (0, 1).
 
-    Raises:
-        ValueError: there is no label, or a probability or the error is out of range.
-
     Example:
         >>> audit = LabelAudit([0.999] * 1000)
         >>> for row in range(300):
@@ -71,9 +68,6 @@ class LabelAudit:
             row: the label.
             is_wrong: whether it is wrong.
             is_draw: whether it was drawn uniformly from all labels that were not checked.
-
-        Raises:
-            ValueError: the label was checked before.
         """
         if not self.left[row]:
             raise ValueError(f"LabelAudit: label {row} was checked already")

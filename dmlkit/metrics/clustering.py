@@ -175,9 +175,6 @@ def kmeans(points: Tensor, clusters: int, *, iterations: int = 20, restarts: int
         restarts: number of clusterings; the one with the least inertia is returned.
         seed: seed of the draws.
 
-    Raises:
-        ValueError: there are fewer points than clusters.
-
     Example:
         >>> result = kmeans(torch.tensor([[0.0], [0.2], [9.0], [9.2]]), 2)
         >>> (result.assignments == result.assignments[0]).tolist(), round(result.inertia, 4)

@@ -124,9 +124,6 @@ class OpenSet:
     def of(cls, points: Points, unknown_fraction: float) -> "OpenSet":
         """Search with points; the result is cached for each share of unknown classes.
 
-        Raises:
-            ValueError: there is no query of a known class, no query of an unknown class, or no gallery.
-
         Example:
             >>> from dmlkit.manifolds import Euclidean
             >>> line = Points(torch.tensor([[0.0], [1.0], [5.0]]), torch.tensor([0, 0, 1]), Euclidean(1))

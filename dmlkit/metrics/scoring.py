@@ -330,9 +330,6 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
 def check_hits(hits: Tensor, positives: Tensor) -> None:
     """Check that hits and positives are consistent.
 
-    Raises:
-        ValueError: a shape or a type is wrong, or a query has more hits than positives.
-
     Example:
         >>> check_hits(torch.tensor([[1, 1]]), torch.tensor([1]))
         Traceback (most recent call last):

@@ -75,9 +75,6 @@ def paired_runs(first: list[float], second: list[float]) -> Comparison:
     Args:
         first, second: one value per run, of the same seeds in the same order.
 
-    Raises:
-        ValueError: the lengths differ.
-
     Example:
         >>> result = paired_runs([0.5, 0.6, 0.7], [0.53, 0.64, 0.75])
         >>> round(result.difference, 4), round(result.low, 4), round(result.p_value, 4)
@@ -229,9 +226,6 @@ def paired_comparison(first: Tensor, second: Tensor, classes: Tensor | None) -> 
     Args:
         first, second: (Q,) values of the same queries, in the same order.
         classes: (Q,) int64, classes of the queries; None exchanges and draws single queries, as if independent.
-
-    Raises:
-        ValueError: the lengths differ.
 
     Example:
         >>> first, second = torch.zeros(100), torch.tensor([1.0, 0.0] * 50)

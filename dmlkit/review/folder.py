@@ -61,9 +61,6 @@ class ReviewFolder:
     labels is not about them, so each counts as wrong. When copied labels of unknown images are more than half of the
     wrong labels that are allowed, they begin an audit of their own, from which questions are drawn as from the proposed
     labels; the bound is on all audits together and loses no answer.
-
-    Raises:
-        UserError: it has no review, or a file is damaged.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -59,11 +59,7 @@ class Journal:
         self._read, self._file = 0, None
 
     def new(self) -> tuple[bool, list[Entry]]:
-        """Return whether the file was replaced, and the entries since the last call, or all if it was.
-
-        Raises:
-            UserError: a line is not an entry, or the file cannot be read.
-        """
+        """Return whether the file was replaced, and the entries since the last call, or all if it was."""
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())

@@ -130,11 +130,7 @@ def served(request: Request) -> Served:
 
 
 def writer(request: Request) -> Served:
-    """Return what a request changes.
-
-    Raises:
-        HTTPException: the server changes nothing.
-    """
+    """Return what a request changes."""
     found = served(request)
     if not found.access.allow_writes:
         raise HTTPException(403, "this server changes nothing; start it with --allow-writes")
@@ -150,11 +146,7 @@ async def pictures_of(request: Request) -> AsyncGenerator[list[SentImage]]:
 
 
 def review_of(request: Request) -> ServedReview:
-    """Return the review that is served.
-
-    Raises:
-        HTTPException: none is.
-    """
+    """Return the review that is served."""
     review = served(request).review
     if review is None:
         raise HTTPException(404, "this server has no review; start it with --review FOLDER")
@@ -364,11 +356,7 @@ async def picture(
 
 
 def make_app(service: Service, access: Access) -> FastAPI:
-    """Return the application that answers requests on a service.
-
-    Raises:
-        UserError: the folder of the review has none, or one of another gallery.
-    """
+    """Return the application that answers requests on a service."""
     app = FastAPI(title="dmlkit", version=__version__, docs_url=None, redoc_url=None)
     app.state.served = Served(service, access)
     app.include_router(api, dependencies=[] if access.token is None else [Depends(BEARER)])

@@ -179,11 +179,7 @@ BODY: dict[str, Any] = {
 
 
 async def read_files(request: Request, root: Path | None) -> list[tuple[str, bytes]]:
-    """Return the names and contents of a request's images: files of a form, or JSON with base64 or paths below a root.
-
-    Raises:
-        HTTPException: the body is neither, has no image or too many, or a file cannot be read.
-    """
+    """Return the names and contents of a request's images: files of a form, or JSON with base64 or paths below a root."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     match kind:
         case "multipart/form-data":
@@ -225,9 +221,6 @@ async def _of_json(request: Request, root: Path | None) -> list[tuple[str, bytes
 def _of_base64(row: int, text: str) -> bytes:
     """Decode base64 in any of its usual forms: a data URL, lines of 76 characters, letters for URLs, no padding.
 
-    Raises:
-        HTTPException: it is none of these.
-
     Example:
         >>> [_of_base64(0, text) for text in ("data:image/png;base64,+/8=", "+/\\n8=", "-_8")]
         [b'\\xfb\\xff', b'\\xfb\\xff', b'\\xfb\\xff']
@@ -243,11 +236,7 @@ def _of_base64(row: int, text: str) -> bytes:
 
 
 def _contents(root: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
-    """Return the contents of files below a root, without following a link out of it.
-
-    Raises:
-        HTTPException: a file is not there or cannot be read, or they are too large together.
-    """
+    """Return the contents of files below a root, without following a link out of it."""
     given, size = list[tuple[str, bytes]](), 0
     for name in names:
         try:

@@ -41,11 +41,7 @@ class AnswerRequest(BaseModel):
 
 
 class ServedReview:
-    """A review of labels of a gallery, which several people answer at once.
-
-    Raises:
-        UserError: the folder has no review, or one of another gallery.
-    """
+    """A review of labels of a gallery, which several people answer at once."""
 
     def __init__(self, folder: Path, service: Service) -> None:
         self._service, self._review, self._lock = service, ReviewFolder(folder), threading.Lock()

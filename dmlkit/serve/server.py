@@ -43,10 +43,6 @@ def run_server(
         port: port; 0 takes a free one.
         workers: number of processes; the processors are divided among them, unless ``OMP_NUM_THREADS`` is set.
         started: called with the address and the number of images when the server listens.
-
-    Raises:
-        UserError: the host needs a token, the port is taken, a review has several workers, a worker cannot start, or
-            see `Service` and `make_app`.
     """
     host, token = access.host, access.token
     if not is_loopback(host) and not token:

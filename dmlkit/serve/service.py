@@ -108,9 +108,6 @@ class Service:
     Args:
         source: run, folder of embeddings or gallery.
         model: run and second model that embed, and device. Default: those of the source.
-
-    Raises:
-        UserError: the source is none of these, or its model is not known.
     """
 
     def __init__(self, source: Path, model: ModelChoice = OWN_MODEL) -> None:
@@ -161,11 +158,7 @@ class Service:
         self._pool = ThreadPoolExecutor(self._parts, "part", torch.set_num_threads, (1,))
 
     def decode(self, name: str, content: bytes) -> Pixels:
-        """Decode the file of an image as the model takes it.
-
-        Raises:
-            BadImageError: it is no image, or too large; else it could fail all requests that are embedded with it.
-        """
+        """Decode the file of an image as the model takes it."""
         name, trained = printable(excerpt(name)), self.embedder.trained
         with decoding(name):
             pixels = decode_image(name, content, None, self._max_pixels)
@@ -175,12 +168,7 @@ class Service:
         return np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
 
     def count_pixels(self, files: Sequence[tuple[str, bytes]]) -> int:
-        """Return how many pixels the images of a request have once they are decoded, from their headers.
-
-        Raises:
-            HTTPException: they are too many.
-            BadImageError: a file, given by its name and content, is no image, or too large.
-        """
+        """Return how many pixels the images of a request have once they are decoded, from their headers."""
         pixels = sum(decoded_pixels(printable(excerpt(name)), content, self._max_pixels) for name, content in files)
         if pixels > MOST_PIXELS:
             raise HTTPException(
@@ -192,11 +180,7 @@ class Service:
 
     @contextmanager
     def held(self, images: int, pixels: int) -> Generator[None]:
-        """Count the images of a request as waiting within the block.
-
-        Raises:
-            HTTPException: too many images or pixels are waiting already.
-        """
+        """Count the images of a request as waiting within the block."""
         with self._count:
             if self._waiting + images > MOST_WAITING or self._pixels + pixels > MOST_PIXELS_WAITING:
                 raise busy()
@@ -244,11 +228,7 @@ class Service:
         }
 
     def add(self, files: Sequence[tuple[str, bytes]], label: str) -> dict[str, Any]:
-        """Add images, given by their names and contents, to the gallery; it keeps them in its folder ``uploads``.
-
-        Raises:
-            UserError: the label is not valid, or the disk is full.
-        """
+        """Add images, given by their names and contents, to the gallery; it keeps them in its folder ``uploads``."""
         label, folder = stated_label(label, "label"), self.source / UPLOADS
         names, listed, new = dict[str, str](), list[LabelledImage](), list[Path]()
         with writing(folder):
@@ -275,21 +255,13 @@ class Service:
         return {"added": found.added, "messages": messages, "version": self.reopen()}
 
     def add_listed(self, images: Sequence[LabelledImage]) -> dict[str, Any]:
-        """Add image files to the gallery on the calling thread, with a model of its own.
-
-        Raises:
-            UserError: the run is missing, or the disk is full.
-        """
+        """Add image files to the gallery on the calling thread, with a model of its own."""
         torch.set_num_threads(1)  # of this thread: requests need the other cores
         found = add_images(self.source, images, model=self.chosen)
         return {"added": found.added, "messages": [*found.repeated, *found.skipped]}
 
     def reopen(self) -> int:
-        """Open the newest version of the gallery, and return its number.
-
-        Raises:
-            UserError: it has another model now.
-        """
+        """Open the newest version of the gallery, and return its number."""
         stamp, gallery = self._stamp(), GalleryFolder(self.source)
         if gallery.manifest.model != self.snapshot.manifest.model:
             raise UserError(f"{self.source}: this gallery has embeddings of another model now; start the server again")

@@ -109,11 +109,7 @@ class StudyRecord(StudySettings, Document, frozen=True):
 
     @classmethod
     def of(cls, folder: Path) -> "StudyRecord":
-        """Read the record of a study's folder.
-
-        Raises:
-            UserError: the folder has no record.
-        """
+        """Read the record of a study's folder."""
         require_study(folder)
         return cls.read(folder / STUDY_MARK)
 

@@ -29,9 +29,6 @@ class Stored(NamedTuple):
 def stored_forms(dims: Sequence[int], precisions: Sequence[str]) -> list[Stored]:
     """Return every pair of a number of coordinates, the largest first, and a precision: of all, or ``fp32``, if empty.
 
-    Raises:
-        ValueError: a precision is unknown.
-
     Example:
         >>> stored_forms([32, 64], ["fp32", "int8"])[1:3]
         [Stored(dims=64, precision='int8'), Stored(dims=32, precision='fp32')]
@@ -57,9 +54,6 @@ class Codec:
         manifold: geometry of the points.
         stored: what is kept.
         ranges: (N, D) points whose coordinates give the ranges of ``int8``.
-
-    Raises:
-        ValueError: a prefix or a sign is no point of the manifold, or there are fewer coordinates.
 
     Example:
         >>> points = torch.tensor([[0.6, 0.0, 0.8], [0.6, 0.8, 0.0]])
@@ -101,11 +95,7 @@ class Codec:
         return self.manifold.with_dim(self.dims)
 
     def decode(self, points: Tensor) -> Tensor:
-        """Return what the stored form keeps of points (N, D), as points (N, dims) float32.
-
-        Raises:
-            ValueError: a prefix is zero and has no direction on the sphere.
-        """
+        """Return what the stored form keeps of points (N, D), as points (N, dims) float32."""
         kept = self._prefix(points)
         match self.stored.precision:
             case "fp16":

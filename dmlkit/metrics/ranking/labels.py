@@ -12,12 +12,7 @@ from dmlkit.metrics.ranking.search import Lookup, Search
 
 
 def check_sides(queries: Labeled, gallery: Labeled | None) -> None:
-    """Check the types of queries and gallery, and that both have ids or neither.
-
-    Raises:
-        TypeError: a side is no `Labeled`.
-        ValueError: one side has ids.
-    """
+    """Check the types of queries and gallery, and that both have ids or neither."""
     sides: list[object] = [queries, gallery]  # of a caller without a type checker
     for side in sides:
         if not isinstance(side, Labeled | None):
@@ -43,10 +38,6 @@ class Labeling:
     @classmethod
     def of(cls, labels: Labels, gallery: Labels | None, lengths: tuple[int, int | None]) -> "Labeling":
         """Return the numbers of the labels of ``lengths`` queries and gallery items.
-
-        Raises:
-            ValueError: a length or type is wrong; only one side has a hierarchy, or the two differ; a class is in two
-                classes of the level above.
 
         Example:
             >>> levels = {"genus": ["corvus", "pica"], "species": ["corax", "pica"]}
@@ -94,11 +85,7 @@ class Labeling:
         return self.keys[-1]
 
     def needed(self, configs: Sequence[MetricConfig]) -> "Labeling":
-        """Return the levels that metrics need: those below the coarsest one, or the classes alone.
-
-        Raises:
-            ValueError: a metric is of a level that the labels do not have.
-        """
+        """Return the levels that metrics need: those below the coarsest one, or the classes alone."""
         for config in configs:
             if config.level is not None and config.level not in self.names:
                 known = f"expected one of {', '.join(self.names)}" if self.names else "the labels have no levels"
@@ -156,9 +143,6 @@ def as_keys(values: Array, others: Array | None, name: str, lengths: tuple[int, 
     """Map the labels or ids of queries and gallery to common numbers, int64 in 0..C-1.
 
     Integers and strings are accepted; floats are not, because float32 represents only the integers up to 2^24.
-
-    Raises:
-        ValueError: a length is wrong, or the values are neither integers nor strings.
 
     Example:
         >>> as_keys(["b", "a"], ["c", "a"], "labels", (2, 2))

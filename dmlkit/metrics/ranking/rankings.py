@@ -22,9 +22,6 @@ BLOCK_QUERIES = 4096
 def as_embeddings(values: Array, name: str) -> Tensor:
     """Convert values to embeddings (N, D) in float32 or float64.
 
-    Raises:
-        ValueError: the values are not real numbers, have another shape or no rows, or a row is not finite.
-
     Example:
         >>> as_embeddings([[1.0, float("nan")]], "embeddings")
         Traceback (most recent call last):
@@ -55,11 +52,7 @@ def as_embeddings(values: Array, name: str) -> Tensor:
 
 
 def as_directions(features: Tensor, name: str) -> Tensor:
-    """Return the unit vectors of features (N, D) of any model, whatever their length.
-
-    Raises:
-        ValueError: a row is zero.
-    """
+    """Return the unit vectors of features (N, D) of any model, whatever their length."""
     largest = features.abs().amax(1, keepdim=True)
     zero = (largest[:, 0] == 0).nonzero()
     if len(zero):
@@ -73,11 +66,7 @@ def as_directions(features: Tensor, name: str) -> Tensor:
 
 
 def require_points(manifold: Manifold, points: Tensor, name: str) -> None:
-    """Check that embeddings (N, D) are points of a manifold.
-
-    Raises:
-        ValueError: the number of coordinates is wrong, or a row is not on the manifold.
-    """
+    """Check that embeddings (N, D) are points of a manifold."""
     if points.shape[1] != manifold.point_dim:
         raise ValueError(f"{name}: expected {manifold.point_dim} coordinates, got {points.shape[1]}")
     error = find_invalid_point(manifold, points)
@@ -92,9 +81,6 @@ def search_vectors(manifold: Manifold, points: Tensor, gallery: Tensor | None) -
 
     If the two sides are mapped differently (distances, hyperbolic spaces), the product cancels near zero distance, so
     it is computed in float64; cosine and dot products keep their dtype.
-
-    Raises:
-        ValueError: points are so long that their products overflow.
     """
     items = points if gallery is None else gallery
     queries = manifold.index_vectors(points, "query")

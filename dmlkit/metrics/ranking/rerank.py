@@ -48,9 +48,6 @@ METHODS: dict[str, type[KReciprocal] | type[Expansion]] = {one.name: one for one
 def parse_rerank(text: str) -> Rerank:
     """Read a method with its options.
 
-    Raises:
-        ValueError: the method or an option is unknown, or a value is not a number.
-
     Example:
         >>> parse_rerank("k_reciprocal"), parse_rerank("expansion:n=3,alpha=2")
         (KReciprocal(k1=20, k2=6, weight=0.3), Expansion(n=3, alpha=2.0))
@@ -74,9 +71,6 @@ def parse_rerank(text: str) -> Rerank:
 
 def check_rerank(rerank: Rerank, images: int) -> None:
     """Check options against the number of images.
-
-    Raises:
-        ValueError: an option is out of its range.
 
     Example:
         >>> check_rerank(KReciprocal(k1=20), 15)
@@ -120,9 +114,6 @@ class ReciprocalGallery:
         gallery: (N, D) points.
         options: see `KReciprocal`.
         advance: receives how many more of the gallery's images have been compared with all others.
-
-    Raises:
-        ValueError: see `check_rerank`.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -190,9 +181,6 @@ class ExpandedGallery:
         manifold: the geometry.
         gallery: (N, D) points.
         options: see `Expansion`.
-
-    Raises:
-        ValueError: see `check_rerank`.
 
     Example:
         >>> from dmlkit.manifolds import Sphere
