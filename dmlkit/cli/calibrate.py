@@ -140,7 +140,7 @@ def calibrate(
         _calibrate_run(source, far, checkpoint, overrides or [], chosen.device, asked, json=json)
         return
 
-    from dmlkit.evaluation.by_value import identification_rates_by_value, run_table
+    from dmlkit.evaluation.by_value import column_table, identification_rates_by_value
     from dmlkit.evaluation.calibration import plot_reliability
     from dmlkit.gallery.folder import GalleryFolder
     from dmlkit.identify.calibration import LEAST_ACCEPTED, USUAL_FPIR, calibrate_gallery
@@ -150,7 +150,7 @@ def calibrate(
     if place is not None and asked is not None:
         raise UserError(f"calibrate: --by {by}: does not apply to --with place; leave one out")
     if asked is not None:
-        run_table(*asked, GalleryFolder(source).run)
+        column_table(*asked, GalleryFolder(source).run)
     found = calibrate_gallery(source, **asdict(labels), place=place, model=model, bar=bars(console))
     by_value = None if asked is None else identification_rates_by_value(source, found, *asked)
     title, share = "Guesses of identify", "share of the guesses that is right"
@@ -236,14 +236,14 @@ def _calibrate_run(
 ) -> None:
     """Choose the threshold for pairs of a run, store it, and print its rates."""
     from dmlkit.distributed.launch import start_ranks
-    from dmlkit.evaluation.by_value import pair_rates_by_value, run_table
+    from dmlkit.evaluation.by_value import column_table, pair_rates_by_value
     from dmlkit.evaluation.calibration import LEAST_ACCEPTED, USUAL_FAR, calibrate_run, plot_reliability
     from dmlkit.run_folder.folder import RunFolder
 
     fabric = start_ranks(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
     if column is not None:
-        run_table(*column, run)
+        column_table(*column, run)
     found = calibrate_run(run, far=far, checkpoint=checkpoint, overrides=overrides, fabric=fabric, bar=bars(console))
     if not fabric.is_global_zero:
         return

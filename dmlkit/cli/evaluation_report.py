@@ -209,7 +209,7 @@ def tell_run(
     """Evaluate a run, and print the gain from training and the path of its report."""
     from dmlkit.evaluation.augmented import WORDS
     from dmlkit.evaluation.compare import result_of
-    from dmlkit.evaluation.run import ScoredAgain, check_scope, choose_second, evaluate_scope
+    from dmlkit.evaluation.run import check_scope, choose_second, evaluate_scope
     from dmlkit.vectors.manifest import LocalFusion
 
     progress = bars(shown.console)
@@ -220,8 +220,8 @@ def tell_run(
         check_scope(source, scope)
         fusion = choose_second(source, second, checkpoint=checkpoint, fabric=fabric, bar=progress)
         shown = replace(shown, fusion=fusion.weight if isinstance(fusion, LocalFusion) else fusion)
-    others = ScoredAgain(shown.rerank, shown.copies, shown.fusion)
-    run = evaluate_scope(source, fabric, scope, checkpoint=checkpoint, scored_again=others, bar=progress)
+    scope = replace(scope, rerank=shown.rerank, copies=shown.copies, fusion=shown.fusion)
+    run = evaluate_scope(source, fabric, scope, checkpoint=checkpoint, bar=progress)
     if not fabric.is_global_zero:
         return
     if shown.evidence is not None:

@@ -27,9 +27,6 @@ WORDS: dict[Copies, str] = {
 class MirroredImages(PickedSamples):
     """Mirror images of some samples of a dataset: left and right are exchanged."""
 
-    def __init__(self, dataset: Dataset, rows: Tensor) -> None:
-        super().__init__(dataset, rows, dataset.labels[rows])
-
     def sample(self, index: int) -> Tensor:
         return super().sample(index).flip(-1)
 
@@ -61,7 +58,7 @@ def embed_with_copies(
     model, recipe = trained.model, trained.recipe
     manifold, device, transform = model.manifold, fabric.device, recipe.transform
     if copies == "flip":
-        changed = [(MirroredImages(dataset, own.indices), transform)]
+        changed = [(MirroredImages(dataset, own.indices, own.labels), transform)]
     else:
         images = PickedSamples(dataset, own.indices, own.labels)
         changed = [(images, scaled_transform(recipe, scale)) for scale in SCALES]

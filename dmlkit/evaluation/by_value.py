@@ -172,47 +172,31 @@ def absolute(path: str | Path) -> str:
     return os.path.abspath(path)  # noqa: PTH100
 
 
-def table_of(column: str, dataset: Mapping[str, object] | None) -> tuple[Path, Path]:
-    """Return the table of a dataset, and the folder that its paths are relative to.
-
-    Args:
-        column: column that is looked for.
-        dataset: dataset of a resolved recipe; None if no run is known.
-    """
-    if dataset is None or dataset["name"] != "table":
-        what = (
-            "no run is known"
-            if dataset is None
-            else f"the dataset of the run is {dataset['name']}, which has no columns"
-        )
-        raise UserError(f"--by {column}: {what}; name a table with the columns path and {column}: --by FILE:{column}")
-    file, root = Path(str(dataset["file"])), dataset["root"]
-    return file, Path(str(root)) if root else file.parent
-
-
-def column_table(column: str, table: Path | None, dataset: Mapping[str, object] | None) -> tuple[Path, Path]:
+def column_table(column: str, table: Path | None, dataset: Mapping[str, object] | Path | None) -> tuple[Path, Path]:
     """Return the table that has a column, and the folder that its paths are relative to.
 
     Args:
         table: the table. Default: that of the dataset.
-        dataset: see `table_of`.
+        dataset: dataset of a resolved recipe, or the run that has it; None if no run is known.
     """
-    file, root = table_of(column, dataset) if table is None else (table, table.parent)
+    if table is not None:
+        file, root = table, table.parent
+    else:
+        known = plain(RunFolder(dataset).recipe())["dataset"] if isinstance(dataset, Path) else dataset
+        if known is None or known["name"] != "table":
+            what = f"the dataset of the run is {known['name']}, which has no columns" if known else "no run is known"
+            advice = f"name a table with the columns path and {column}: --by FILE:{column}"
+            raise UserError(f"--by {column}: {what}; {advice}")
+        file = Path(str(known["file"]))
+        root = Path(str(known["root"])) if known["root"] else file.parent
     read_images(file, root, {LABEL: column})
     return file, root
-
-
-def run_table(column: str, table: Path | None, run: Path | None) -> tuple[Path, Path]:
-    """Return the same as `column_table` for the dataset of a run; None if no run is known."""
-    dataset = None if table is not None or run is None else plain(RunFolder(run).recipe())["dataset"]
-    return column_table(column, table, dataset)
 
 
 def points_table(column: str, table: Path | None, points: PointSet) -> Path | None:
     """Return the table of the images of points, which has a column; None for that of the dataset of their run.
 
     Args:
-        column: name of the column.
         table: the table. Default: the one that was embedded.
         points: a folder of embeddings knows what was embedded; the images of a gallery may come from several places.
     """
@@ -225,7 +209,7 @@ def points_table(column: str, table: Path | None, points: PointSet) -> Path | No
             table = source
         elif source.exists():  # otherwise the name of a split
             raise UserError(f"--by {column}: {points.source} has the images of {source}, which is no table; {advice}")
-    run_table(column, table, points.run)
+    column_table(column, table, points.run)
     return table
 
 
@@ -243,7 +227,7 @@ def pair_rates_by_value(
         table: table that has it. Default: that of the run's dataset.
     """
     run = RunFolder(path)
-    file, root = run_table(column, table, path)
+    file, root = column_table(column, table, path)
     points = split_points(run, load_model(run, fabric, threshold.checkpoint), fabric, "test", bar)
     codes = points.class_codes()[1]
     rates = rates_of_images(points, codes, threshold.threshold)
@@ -294,7 +278,7 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
         table: table that has it. Default: that of the dataset of the gallery's run.
     """
     gallery = open_points(path)
-    file, root = run_table(column, table, gallery.run)
+    file, root = column_table(column, table, gallery.run)
     names, decider = labeled_decider(gallery, near=found.near, second=LocalMatches.of(gallery))
     allowed = np.ones(len(names), bool) if found.is_optimistic else ~np.isin(names, found.trained_labels or ())
     rows = np.flatnonzero(are_repeated(decider) & allowed[decider.codes])

@@ -120,13 +120,6 @@ def points_of_split(run: RunFolder, trained: TrainedModel, split: Split, fabric:
     return Points(found.points.to(device), labels.to(device), trained.manifold)
 
 
-class BestPairs(NamedTuple):
-    """Pairs of different classes that score highest."""
-
-    scores: Tensor  # (K,) float32, descending
-    classes: Tensor  # (2, K) int64, the labels of the two images
-
-
 class Calibration(NamedTuple):
     """Chosen threshold and its error rates."""
 
@@ -159,10 +152,10 @@ def calibrate_pairs(pairing: Pairing, far: float, *, seed: int = 0) -> Calibrati
         )
     accepted = int(far * different)
     accepted += (accepted + 1) / different <= far  # 0.29 * 100 is 28.999999999999996
-    best = best_pairs(pairing, min(different, max(accepted + 1, min(MARGIN * accepted, MOST_KEPT))))
-    threshold = float(torch.nextafter(best.scores[accepted].cpu(), torch.tensor(torch.inf)))
+    scores, classes = best_pairs(pairing, min(different, max(accepted + 1, min(MARGIN * accepted, MOST_KEPT))))
+    threshold = float(torch.nextafter(scores[accepted].cpu(), torch.tensor(torch.inf)))
     sizes = pairing.row_labels.bincount().double()
-    interval = far_interval(best, sizes, far, seed=seed) if len(sizes) >= LEAST_CLASSES else None
+    interval = far_interval(classes, sizes, far, seed=seed) if len(sizes) >= LEAST_CLASSES else None
     return Calibration(threshold, interval, rates_at(pairing, threshold))
 
 
@@ -202,8 +195,12 @@ def rates_at(pairing: Pairing, threshold: float) -> PairRates:
     )
 
 
-def best_pairs(pairing: Pairing, count: int) -> BestPairs:
-    """Find the ``count`` pairs of different classes that score highest; at most twice as many are in memory at once."""
+def best_pairs(pairing: Pairing, count: int) -> tuple[Tensor, Tensor]:
+    """Find the K pairs of different classes that score highest; at most twice as many are in memory at once.
+
+    Returns:
+        Scores (K,) float32, descending, and the labels (2, K) of the two images.
+    """
     device = pairing.rows.device
     scores, classes, lock = torch.empty(0, device=device), torch.empty(2, 0, dtype=torch.int64, device=device), Lock()
     floor = -torch.inf
@@ -221,10 +218,10 @@ def best_pairs(pairing: Pairing, count: int) -> BestPairs:
 
     pairing.each_block(use)
     order = scores.argsort(descending=True)[:count]
-    return BestPairs(scores[order], classes[:, order])
+    return scores[order], classes[:, order]
 
 
-def far_interval(best: BestPairs, sizes: Tensor, far: float, *, seed: int) -> tuple[float, float]:
+def far_interval(best: Tensor, sizes: Tensor, far: float, *, seed: int) -> tuple[float, float]:
     """Estimate a 95 % interval of the false accept rate on as many other classes, for a threshold chosen on these.
 
     Pairs that share a class are not independent, so classes are drawn: twice as many as there are, with replacement.
@@ -233,13 +230,11 @@ def far_interval(best: BestPairs, sizes: Tensor, far: float, *, seed: int) -> tu
     other classes. If few classes have most of the accepted pairs, it is wider than the percentiles, see `tail_of`.
 
     Args:
-        best: the best pairs of C classes, enough to exceed the share ``far``.
+        best: (2, K) classes of the best pairs of C classes, enough to exceed the share ``far``.
         sizes: (C,) float64, number of images of each class.
-        far: the requested false accept rate.
-        seed: seed of the draws.
     """
-    step = -(-len(best.scores) // WEIGHTED)
-    first, second = best.classes[:, step // 2 :: step].cpu()
+    step = -(-best.shape[1] // WEIGHTED)
+    first, second = best[:, step // 2 :: step].cpu()
     sizes, generator = sizes.cpu(), torch.Generator().manual_seed(seed)
     rates = torch.empty(RESAMPLES, dtype=torch.float64)
     for place in range(RESAMPLES):
@@ -252,7 +247,7 @@ def far_interval(best: BestPairs, sizes: Tensor, far: float, *, seed: int) -> tu
         chosen = int((accepted[0] <= far).sum())
         rates[place] = accepted[1][chosen - 1] if chosen else 0.0
     different = float(sizes.sum().square() - sizes.square().sum()) / 2
-    accepted_classes = best.classes[:, : max(1, round(far * different))].flatten().bincount()
+    accepted_classes = best[:, : max(1, round(far * different))].flatten().bincount()
     tail = tail_of(effective_number(accepted_classes.double()))
     low, high = rates.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).clamp(0, 1).tolist()
     return low, high
@@ -271,12 +266,8 @@ def plot_reliability(found: Reliability, output: Path, *, title: str, share: str
 
     Args:
         found: the bins, on classes that did not fit the probabilities.
-        output: the file; one that dmlkit drew is replaced.
         title: what the probabilities are of.
         share: label of the vertical axis: what is counted.
-
-    Returns:
-        The file.
 
     Example:
         >>> from tempfile import mkdtemp

@@ -74,7 +74,13 @@ def compare_runs(
         evaluate_scope(path, fabric, Scope(overrides=overrides), checkpoint=checkpoint, keep=True) for path in paths
     ]
     results = [result_of(path, run, by) for path, run in zip(paths, evaluated, strict=True)]
-    return results, [_differences(results[0], other) for other in results[1:]]
+    first, *others = results
+    return results, [
+        paired_differences(first.per_query, other.per_query, first.classes)
+        if other.report.images == first.report.images
+        else {}
+        for other in others
+    ]
 
 
 def result_of(path: Path, run: EvaluatedRun, by: Unit = "classes") -> Result:
@@ -116,12 +122,6 @@ def _by_queries(figures: Figures) -> Report:
     intervals = {name: interval.ends for name, interval in bootstrap_intervals(per_query, None).items()}
     notes = tuple(note for note in report.notes if note != few_classes_note(len(classes.unique())))
     return report.model_copy(update={"intervals": intervals, "intervals_by": "queries", "notes": notes})
-
-
-def _differences(first: Result, second: Result) -> dict[str, Comparison]:
-    if first.report.images != second.report.images:
-        return {}
-    return paired_differences(first.per_query, second.per_query, first.classes)
 
 
 NO_GAIN = 0.005  # a difference that nobody would notice: one more of 200 queries

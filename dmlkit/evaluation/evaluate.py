@@ -1,6 +1,6 @@
 """Evaluation of a model on a split: embed its images, search, compute metrics; and its result, also per class."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -50,45 +50,6 @@ class ConfusedClasses(BaseModel, frozen=True, extra="forbid"):
     """Share of the queries of the class."""
 
 
-def class_figures(per_query: Mapping[str, Tensor], labels: Tensor, names: Sequence[str]) -> list[ClassFigures]:
-    """Compute the mean of each metric per class that has queries, in the order of labels.
-
-    Args:
-        per_query: (Q,) values by name.
-        labels: (Q,) int64, labels of the queries, indices of ``names``.
-    """
-    classes, index, counts = labels.unique(return_inverse=True, return_counts=True)
-    columns: dict[str, list[float]] = {
-        name: (torch.zeros(len(classes), dtype=torch.float64).index_add_(0, index, value.double()) / counts).tolist()
-        for name, value in per_query.items()
-    }
-    return [
-        ClassFigures.model_validate(
-            {"class": names[label], "queries": count, "metrics": {name: column[i] for name, column in columns.items()}}
-        )
-        for i, (label, count) in enumerate(zip(classes.tolist(), counts.tolist(), strict=True))
-    ]
-
-
-def confusions(labels: Tensor, nearest_labels: Tensor, names: Sequence[str]) -> list[ConfusedClasses]:
-    """Count for each pair of classes how many queries of one have their nearest neighbor in the other, most first.
-
-    Args:
-        labels: (Q,) int64, labels of the queries, indices of ``names``.
-        nearest_labels: (Q,) int64, labels of their nearest neighbors.
-    """
-    wrong = labels != nearest_labels
-    pairs, counts = torch.stack([labels[wrong], nearest_labels[wrong]]).unique(dim=1, return_counts=True)
-    sizes = dict(zip(*(column.tolist() for column in labels.unique(return_counts=True)), strict=True))
-    confused = [
-        ConfusedClasses.model_validate(
-            {"class": names[label], "taken_for": names[other], "queries": count, "share": count / sizes[label]}
-        )
-        for (label, other), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)
-    ]
-    return sorted(confused, key=lambda pair: (-pair.queries, -pair.share))  # equal ones stay in the order of labels
-
-
 def searching(metrics: Sequence[MetricConfig | str]) -> list[MetricConfig]:
     """Return the metrics that rank a gallery."""
     ranking = [config for config in metric_configs(metrics) if config.searches]
@@ -129,8 +90,23 @@ class Evaluation:
     rescoring: Rescoring | None = None  # None where only the scores are known
 
     def class_figures(self) -> list[ClassFigures]:
-        """Compute the metrics of every class that has queries, in the order of labels."""
-        return class_figures(self.scores.per_query, self.labels, self.class_names)
+        """Compute the mean of each metric per class that has queries, in the order of labels."""
+        classes, index, counts = self.labels.unique(return_inverse=True, return_counts=True)
+        empty = torch.zeros(len(classes), dtype=torch.float64)
+        columns: dict[str, list[float]] = {
+            name: (empty.index_add(0, index, value.double()) / counts).tolist()
+            for name, value in self.scores.per_query.items()
+        }
+        return [
+            ClassFigures.model_validate(
+                {
+                    "class": self.class_names[label],
+                    "queries": count,
+                    "metrics": {name: column[place] for name, column in columns.items()},
+                }
+            )
+            for place, (label, count) in enumerate(zip(classes.tolist(), counts.tolist(), strict=True))
+        ]
 
     def worst_classes(self) -> list[ClassFigures]:
         """Compute the metrics of every class, the worst by the last metric first."""
@@ -138,8 +114,23 @@ class Evaluation:
         return sorted(self.class_figures(), key=lambda one: one.metrics[last])
 
     def confusions(self) -> list[ConfusedClasses]:
-        """Return the confused pairs of classes, most queries first; none without a metric that has values per query."""
-        return confusions(self.labels, self.nearest_labels, self.class_names) if self.scores.per_query else []
+        """Count for each pair of classes how many queries of one have their nearest neighbor in the other, most first.
+
+        There are none without a metric that has values per query.
+        """
+        if not self.scores.per_query:
+            return []
+        labels, names = self.labels, self.class_names
+        wrong = labels != self.nearest_labels
+        pairs, counts = torch.stack([labels[wrong], self.nearest_labels[wrong]]).unique(dim=1, return_counts=True)
+        sizes = labels.bincount().tolist()
+        confused = [
+            ConfusedClasses.model_validate(
+                {"class": names[label], "taken_for": names[other], "queries": count, "share": count / sizes[label]}
+            )
+            for (label, other), count in zip(pairs.T.tolist(), counts.tolist(), strict=True)
+        ]
+        return sorted(confused, key=lambda pair: (-pair.queries, -pair.share))  # equal ones in the order of labels
 
     def fingerprint(self) -> str:
         """Return a hash of the queries: two models can be compared per query if their hashes are equal."""

@@ -34,19 +34,12 @@ LEAST = 3  # validation classes
 WEIGHTS: tuple[Weights, ...] = ("mean", "logistic")
 
 
-def fusion_of(
-    source: Path,
-    other: Path | None,
-    *,
-    device: str = "auto",
-    bar: Bar = no_bar,
-) -> Fusion | None:
+def fusion_of(source: Path, other: Path | None, *, device: str = "auto", bar: Bar = no_bar) -> Fusion | None:
     """Return the fusion that ``--with`` asks for; None without it.
 
     Args:
         source: a run; or a gallery of two runs, whose second run is named because it has moved; see `Fusion`.
         other: the second run.
-        device, bar: see `choose_fusion`.
     """
     if other is None:
         return None
@@ -119,23 +112,23 @@ class WeightChoice(NamedTuple):
     """map@r with it."""
 
 
-Pairs = tuple[Tensor, Tensor]
-"""Rows (P,) of the first and second images of pairs."""
-
-
 class Weighing:
     """Choice of the weight of a second similarity.
 
     Args:
         labels: (N,) int64, classes of the images.
-        pairs: pairs of images that fit the weight.
+        pairs: rows (P,) of the first and second images of the pairs that fit the weight.
         scores: both similarities of the pairs, (P,) float64 each.
         map_at_r: returns for a share of the second similarity the map@r of those of the images asked (N,) bool that
             have others of their class.
     """
 
     def __init__(
-        self, labels: Tensor, pairs: Pairs, scores: Sequence[np.ndarray], map_at_r: Callable[[float, Tensor], Tensor]
+        self,
+        labels: Tensor,
+        pairs: tuple[Tensor, Tensor],
+        scores: Sequence[np.ndarray],
+        map_at_r: Callable[[float, Tensor], Tensor],
     ) -> None:
         self.labels, self.scores, self.map_at_r = labels, scores, map_at_r
         self.classes = labels.numpy()[np.stack(pairs, axis=1)]
@@ -179,7 +172,7 @@ class Weighing:
 
 def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels: Tensor) -> Weighing:
     """Return the choice of the weight of the second of two models, given points of the same images (N,) by both."""
-    pairs = pairs_of(labels)
+    pairs = sampled_pairs(labels)
 
     def joined_map(share: float, asked: Tensor) -> Tensor:
         both = join(manifolds, points, share)
@@ -198,12 +191,6 @@ def map_at_r(
     second = None if rescorer is None else rescorer.between(rows[asked], rows)
     found = score_retrieval(queries, Labeled(points, labels, rows), manifold, ["map@r"], rerank=second)
     return found.per_query["map@r"]
-
-
-def pairs_of(labels: Tensor) -> Pairs:
-    """Return pairs of images of the same and of different classes (N,), see `sampled_pairs`."""
-    first, second = sampled_pairs(labels.numpy())
-    return torch.from_numpy(first), torch.from_numpy(second)
 
 
 def similarities_of(manifold: Manifold, points: Tensor, first: Tensor, second: Tensor) -> np.ndarray:

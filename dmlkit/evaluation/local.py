@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from dmlkit.loading.inputs import refuse_faults
 from dmlkit.manifolds.base import Manifold
 from dmlkit.metrics.pairing import Pairing
 from dmlkit.nearest.rescore import CANDIDATES, Rescorer, nearest_rows
-from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import PairProbability, Threshold
 from dmlkit.vectors.fusion import require_torch
 from dmlkit.vectors.images import ImageList
@@ -42,7 +41,7 @@ from dmlkit.vectors.manifest import Fusion, LocalFusion
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.store import hash_images, stored_model
 from dmlkit.vectors.stored import split_embeddings
-from dmlkit.vectors.trained import TrainedModel, load_model
+from dmlkit.vectors.trained import TrainedModel
 
 MOST = 600  # validation images, all pairs of which are matched: 180 000 pairs in 30 s
 ROWS = 16  # whose pairs are matched at once
@@ -52,40 +51,24 @@ class LocalChoice(NamedTuple):
     """Weight of local scores, and what it was chosen on."""
 
     fusion: LocalFusion
-    found: Embeddings
-    """Validation images."""
-    features: Tensor
-    """(N, P, C) float16, their local features."""
+    found: Embeddings  # validation images
+    features: Tensor  # (N, P, C) float16, their local features
 
 
-def choose_local(
-    run: Path,
-    *,
-    kind: str = LOCAL,
-    checkpoint: CheckpointName | None = None,
-    fabric: Ranks,
-    bar: Bar = no_bar,
-) -> LocalFusion:
+def choose_local(run: RunFolder, trained: TrainedModel, kind: str, fabric: Ranks, bar: Bar = no_bar) -> LocalChoice:
     """Choose the weight of local scores on the validation classes of a run, as `choose_fusion` does.
 
     The pairs are those of each validation image and its nearest candidates.
 
     Args:
-        kind: `LOCAL` for patches of its network, `SIFT` for keypoints, which need no training.
-        checkpoint: its checkpoint. Default: best, otherwise last.
+        kind: `LOCAL` for patches of the model's network, `SIFT` for keypoints, which need no training.
     """
-    folder = RunFolder(run)
-    return local_choice(folder, load_model(folder, fabric, checkpoint), kind, fabric, bar).fusion
-
-
-def local_choice(run: RunFolder, trained: TrainedModel, kind: str, fabric: Ranks, bar: Bar = no_bar) -> LocalChoice:
-    """Choose the weight of local scores of a model, see `choose_local`."""
     trained.recipe.dataset.require_one_label(f"--with {kind}")
     if kind == LOCAL:
         require_torch(trained)
     dataset = trained.recipe.dataset.build("validation")
     found = split_embeddings(run, trained, fabric, dataset, "validation", bar=bar)
-    features, mean = _features(kind, trained, fabric, dataset, found, bar)
+    features, mean = local_features(kind, trained, fabric, dataset, found, bar)
     with bar("matching images", len(found.points)) as advance, torch.no_grad():
         scores = match_scores(kind, features.__getitem__, advance)
         choice = weigh_scores(found, deepcopy(trained.manifold).cpu(), Rescorer(scores, 0.0, CANDIDATES))
@@ -130,19 +113,12 @@ def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> W
     return Weighing(labels, pairs, both, scored_map).choice()
 
 
-def by_local(
-    fusion: Fusion, trained: TrainedModel, fabric: Ranks, dataset: Dataset, found: Embeddings, bar: Bar = no_bar
-) -> Rescorer:
-    """Return the local scores of the embedded images of a dataset, by their rows; see `maps_of`."""
-    return by_features(_features(fusion.run, trained, fabric, dataset, found, bar)[0], fusion)
-
-
 def by_features(features: Tensor, fusion: Fusion) -> Rescorer:
     """Return the local scores of images by the rows of their features (N, P, C) float16."""
     return Rescorer(match_scores(fusion.run, features.__getitem__), fusion.share, CANDIDATES)
 
 
-def _features(
+def local_features(
     kind: str, trained: TrainedModel, fabric: Ranks, dataset: Dataset, found: Embeddings, bar: Bar
 ) -> tuple[Tensor, Tensor]:
     """Return local features (N, P, C) of images, and the mean (C,) of all patches; none of keypoints."""
@@ -178,7 +154,6 @@ def local_threshold(
 
     Args:
         kind: `LOCAL` or `SIFT`.
-        far: the false accept rate.
     """
     config, place = trained.recipe.dataset, run.path / f"threshold-{kind}.json"
     own = (hash_images(config.build("validation"), config), stored_model(trained).key)
@@ -186,7 +161,7 @@ def local_threshold(
         kept = LocalThreshold.read(place)
         if (kept.images, kept.points, kept.threshold.far) == (*own, far):
             return kept
-    choice = local_choice(run, trained, kind, fabric, bar)
+    choice = choose_local(run, trained, kind, fabric, bar)
     threshold = _chosen_threshold(choice, run, trained, far, bar)
     found = LocalThreshold(fusion=choice.fusion, threshold=threshold, images=own[0], points=own[1])
     try:
@@ -214,9 +189,8 @@ def _chosen_threshold(choice: LocalChoice, run: RunFolder, trained: TrainedModel
     table = table.triu() + table.triu(1).T  # a pair has one similarity
 
     def fit() -> PairProbability:
-        classes = labels.numpy()
-        first, second = sampled_pairs(classes)
-        return fit_scores(table.numpy()[first, second], classes[np.stack([first, second], axis=1)])
+        first, second = sampled_pairs(labels)
+        return fit_scores(table[first, second].numpy(), torch.stack([labels[first], labels[second]], 1).numpy())
 
     return threshold_of_pairs(
         Pairing.of_table(table, labels), f"{space.similarity_name}_and_matches", fit, run, trained, far
@@ -226,11 +200,7 @@ def _chosen_threshold(choice: LocalChoice, run: RunFolder, trained: TrainedModel
 def matched_pairs(
     images: Sequence[str], found: Embeddings, trained: TrainedModel, local: LocalFusion, fabric: Ranks, bar: Bar
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of rows (P,) of image files, which returns the similarities with matches of these pairs.
-
-    Args:
-        local: weight of the matches.
-    """
+    """Return a function of rows (P,) of image files, which returns the similarities with matches of these pairs."""
     features, space = found.local, deepcopy(trained.manifold).cpu()
     if features is None:
         features = features_of(local, trained, fabric, ImageList(list(images)), found.indices, bar)

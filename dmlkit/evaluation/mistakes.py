@@ -14,20 +14,11 @@ from dmlkit.metrics.pairing import Pairing
 from dmlkit.nearest.search import Neighbors
 
 
-class SimilarPairs(NamedTuple):
-    """Pairs of images, the most similar first."""
+def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the most similar pairs of images of different labels (N,), among the nearest neighbors (N, k) of each image.
 
-    first: Tensor  # (P,) int64
-    second: Tensor  # (P,) int64
-    similarities: Tensor  # (P,)
-
-
-def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int) -> SimilarPairs:
-    """Find the most similar pairs of images of different labels, among the nearest neighbors of each image.
-
-    Args:
-        labels: (N,) int64.
-        neighbors: (N, k), neighbors of each image.
+    Returns:
+        Rows (P,) of the first and of the second images, and their similarities (P,), descending.
     """
     rows = torch.arange(len(labels))[:, None].expand_as(neighbors.indices)
     across = labels[neighbors.indices] != labels[:, None]
@@ -39,7 +30,7 @@ def similar_pairs_across_labels(labels: Tensor, neighbors: Neighbors, most: int)
         kept.setdefault((first, second), similarity)
     best = list(kept.items())[:most]
     ends = torch.tensor([ends for ends, _ in best], dtype=torch.int64).reshape(-1, 2)
-    return SimilarPairs(ends[:, 0], ends[:, 1], torch.tensor([similarity for _, similarity in best]))
+    return ends[:, 0], ends[:, 1], torch.tensor([similarity for _, similarity in best])
 
 
 PER_CLASS = 2  # worst queries of one class at the most
@@ -156,7 +147,10 @@ def suspects(labels: Tensor, neighbors: Tensor) -> Suspects:
     positives = labels.bincount()[labels] - 1
     same = (near_labels == labels[:, None]).sum(1)
     own = same.double() / positives.clamp(min=1, max=neighbors.shape[1])
-    suggested, agreeing = _majority(near_labels, labels)
+    ordered = near_labels.sort(dim=1).values
+    times = torch.cat([(rows[:, :, None] == rows[:, None]).sum(2) for rows in ordered.split(ROWS)])
+    agreeing, place = times.masked_fill(ordered == labels[:, None], 0).max(1)
+    suggested = ordered.gather(1, place[:, None])[:, 0]  # the smallest of several labels
     rows = ((agreeing > same) & (positives > 0)).nonzero()[:, 0]
     order = (own[rows] - 1e-6 * agreeing[rows]).argsort(stable=True)  # shares differ by 1 / k or more
     rows = rows[order]
@@ -175,12 +169,3 @@ def planted_precision(labels: Tensor, neighbors: Tensor) -> float:
     is_changed = changed != labels
     suspected = suspects(changed, neighbors).rows[: int(is_changed.sum())]
     return float(is_changed[suspected].double().mean()) if len(suspected) else 0.0
-
-
-def _majority(near_labels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the most frequent label of each row (N, k) except its own, the smallest of several, and its count."""
-    ordered = near_labels.sort(dim=1).values
-    times = torch.cat([(rows[:, :, None] == rows[:, None]).sum(2) for rows in ordered.split(ROWS)])
-    times = times.masked_fill(ordered == labels[:, None], 0)
-    most, place = times.max(1)
-    return ordered.gather(1, place[:, None])[:, 0], most

@@ -8,8 +8,8 @@ from math import log
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from dmlkit.errors import UserError
 from dmlkit.identify.answers import Sigmoid
 from dmlkit.identify.probability import Trials
 from dmlkit.metrics.base import Points
@@ -19,18 +19,10 @@ from dmlkit.run_folder.threshold import PairProbability
 MOST = 2**14  # pairs of each kind: the variance of more pairs is small compared with that of the classes
 
 
-def check_prior(prior: float) -> None:
-    """Check the share of the pairs that are expected to be of the same class."""
-    if not 0 < prior < 1:
-        raise UserError(f"--prior {prior:g}: expected a share between 0 and 1, e.g. 0.5")
-
-
 def probability_at(score: float, given: PairProbability, prior: float = 0.5) -> float:
     """Return the probability that two images are of the same class.
 
     Args:
-        score: their similarity.
-        given: the fit.
         prior: share of the pairs that are of the same class, in (0, 1).
 
     Example:
@@ -42,47 +34,36 @@ def probability_at(score: float, given: PairProbability, prior: float = 0.5) -> 
 
 
 def fit_pair_probability(points: Points) -> PairProbability:
-    """Fit the probability to pairs of points, at most `MOST` of each kind.
-
-    Args:
-        points: points of classes that the model was not trained on; they have pairs of both kinds.
-    """
-    first, second = sampled_pairs(points.labels.cpu().numpy())
-    sides = (points.embeddings[torch.from_numpy(rows).to(points.embeddings.device)] for rows in (first, second))
-    scores = points.manifold.paired_similarity(*(side.double() for side in sides)).cpu().numpy()
-    return fit_scores(scores, points.labels.cpu().numpy()[np.stack([first, second], axis=1)])
+    """Fit the probability to pairs of points of classes that the model was not trained on, at most `MOST` of a kind."""
+    pairs = sampled_pairs(points.labels)
+    sides = (points.embeddings[rows.to(points.embeddings.device)].double() for rows in pairs)
+    scores = points.manifold.paired_similarity(*sides).cpu().numpy()
+    return fit_scores(scores, points.labels.cpu()[torch.stack(pairs, 1)].numpy())
 
 
 def fit_scores(scores: np.ndarray, classes_of: np.ndarray) -> PairProbability:
     """Fit the probability to the scores (P,) float64 of pairs of images of classes (P, 2) int64."""
-    trials = pair_trials(scores, classes_of)
+    same, nothing = classes_of[:, 0] == classes_of[:, 1], np.zeros(len(scores))
+    trials = Trials(nothing, scores, same, ~same, classes_of, classes_of)
     fitted, classes = trials.fit(), len(np.unique(trials.classes))
     reliability = trials.reliability() if classes >= LEAST_CLASSES else None
     return PairProbability(slope=fitted.score_slope, offset=fitted.offset, reliability=reliability)
 
 
-def pair_trials(scores: np.ndarray, classes: np.ndarray) -> Trials:
-    """Return decisions by scores (P,) that pairs of classes (P, 2) are of the same class."""
-    same, nothing = classes[:, 0] == classes[:, 1], np.zeros(len(scores))
-    return Trials(nothing, scores, same, ~same, classes, classes)
-
-
-def sampled_pairs(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sampled_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Draw pairs of points, at most `MOST` of the same class and as many of different classes; all if there are fewer.
-
-    Args:
-        labels: (N,) int64.
 
     Returns:
         Rows (P,) of the first and of the second points.
 
     Example:
-        >>> first, second = sampled_pairs(np.array([7, 8, 7, 8]))
+        >>> first, second = sampled_pairs(torch.tensor([7, 8, 7, 8]))
         >>> sorted(zip(first.tolist(), second.tolist()))
         [(0, 1), (0, 2), (0, 3), (1, 3), (2, 1), (2, 3)]
     """
-    order, generator = np.argsort(labels, kind="stable"), np.random.default_rng(0)
-    ordered, rows = labels[order], np.arange(len(labels))
+    classes, generator = labels.cpu().numpy(), np.random.default_rng(0)
+    order, rows = np.argsort(classes, kind="stable"), np.arange(len(classes))
+    ordered = classes[order]
     ends = np.searchsorted(ordered, ordered, side="right")
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for starts, counts in ((rows + 1, ends - rows - 1), (ends, len(rows) - ends)):  # partners of each row
@@ -90,5 +71,5 @@ def sampled_pairs(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         drawn = np.arange(last[-1]) if last[-1] <= MOST else generator.choice(last[-1], MOST, replace=False)
         first = np.searchsorted(last, drawn, side="right")
         found.append((order[first], order[starts[first] + drawn - (last - counts)[first]]))
-    same, different = found
-    return np.concatenate([same[0], different[0]]), np.concatenate([same[1], different[1]])
+    firsts, seconds = (torch.from_numpy(np.concatenate(side)) for side in zip(*found, strict=True))
+    return firsts, seconds

@@ -13,8 +13,9 @@ from torch import Tensor
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
-from dmlkit.evaluation.by_value import read_column, table_of
-from dmlkit.evaluation.fusion import Weighing, WeightChoice, map_at_r, pairs_of, similarities_of
+from dmlkit.evaluation.by_value import column_table, read_column
+from dmlkit.evaluation.fusion import Weighing, WeightChoice, map_at_r, similarities_of
+from dmlkit.evaluation.pair_probability import sampled_pairs
 from dmlkit.files.image_table import LIMITS, days_of, degrees_of, read_images
 from dmlkit.files.source import PLACE
 from dmlkit.gallery.folder import GalleryFolder
@@ -75,7 +76,7 @@ def place_in(
 
     Args:
         run: run of the gallery. Default: the one that it was created with.
-        device: device, see `start_ranks`; a runtime after it is that of the queries.
+        device: device, see `start_ranks`; an engine after it is that of the queries.
     """
     check_placed(gallery)
     home = run or gallery.run
@@ -87,7 +88,7 @@ def place_in(
 
 def weigh_place(found: Embeddings, manifold: Manifold, sightings: Sightings) -> tuple[Range, WeightChoice]:
     """Choose the home range of sightings (N,) of images, and the weight of their evidence."""
-    pairs = pairs_of(found.labels)
+    pairs = sampled_pairs(found.labels)
     sides = sightings.chosen(pairs[0]), sightings.chosen(pairs[1])
     similarity = similarities_of(manifold, found.points, *pairs)
     span = fit_range(similarity, (found.labels[pairs[0]] == found.labels[pairs[1]]).numpy(), sides)
@@ -132,14 +133,13 @@ def fit_range(similarity: np.ndarray, same: np.ndarray, sides: tuple[Sightings, 
 
 def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]) -> Sightings:
     """Return where and when images of a dataset were taken, from the table of the run."""
-    images = [dataset.key(index) for index in indices]
-    try:
-        file, root = table_of("latitude", plain(trained.recipe)["dataset"])
-    except UserError:
+    images, name = [dataset.key(index) for index in indices], trained.recipe.dataset.name
+    if name != "table":
         raise UserError(
-            f"--with {PLACE}: the dataset is {trained.recipe.dataset.name}, which has no columns; train on a table "
-            "with the columns path, label, latitude, longitude and time"
-        ) from None
+            f"--with {PLACE}: the dataset is {name}, which has no columns; train on a table with the columns path, "
+            "label, latitude, longitude and time"
+        )
+    file, root = column_table("latitude", None, plain(trained.recipe)["dataset"])
     degrees: list[Tensor] = []
     for column in LIMITS:
         cells = zip(images, read_column(images, file, root, column), strict=True)
@@ -149,8 +149,3 @@ def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]
         cells = zip(images, read_column(images, file, root, "time"), strict=True)
         days = torch.tensor([days_of(cell, f"{file}: {one}") for one, cell in cells], dtype=torch.float64)
     return Sightings.at(degrees[0], degrees[1], days)
-
-
-def by_place(fusion: PlaceFusion, trained: TrainedModel, dataset: Dataset, found: Embeddings) -> Rescorer:
-    """Return the evidence of place and time of embedded images of a dataset, by their rows."""
-    return Rescorer(evidence_of(sightings_of(trained, dataset, found.indices.tolist()), fusion.range), fusion.share)

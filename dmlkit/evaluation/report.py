@@ -16,8 +16,8 @@ from dmlkit.datasets.base import Split
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.errors import UserError
 from dmlkit.evaluation.augmented import Copies
-from dmlkit.evaluation.by_value import ByColumn, column_table, figures_by_value, read_column, run_table
-from dmlkit.evaluation.evaluate import CLASS, ClassFigures, ConfusedClasses, Evaluation, Rescoring
+from dmlkit.evaluation.by_value import ByColumn, column_table, figures_by_value, read_column
+from dmlkit.evaluation.evaluate import CLASS, ClassFigures, ConfusedClasses, Evaluation
 from dmlkit.files.arrays import read_arrays
 from dmlkit.files.document import Document
 from dmlkit.loading.image_changes import hash_files
@@ -222,8 +222,7 @@ class Report(Document, frozen=True):
             table: table that has it. Default: that of the evaluated dataset.
             run: run of evaluated embeddings, whose dataset it is.
         """
-        asked = self.question
-        file, root = column_table(column, table, asked.dataset) if asked else run_table(column, table, run)
+        file, root = column_table(column, table, self.question.dataset if self.question else run)
         values = read_column(evaluation.images, file, root, column)
         by = figures_by_value(evaluation.scores.per_query, evaluation.labels, values, column)
         return self.model_copy(update={"by": by})
@@ -291,10 +290,26 @@ def with_stored_forms(report: Report, evaluation: Evaluation, wanted: Sequence[S
     rescoring = evaluation.rescoring
     if not wanted or rescoring is None:
         return report
-    try:
-        forms = [_figures(evaluation, rescoring, stored) for stored in wanted]
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    forms: list[FormFigures] = []
+    for stored in wanted:
+        try:
+            ranges = rescoring.ranges() if stored.precision == "int8" else rescoring.points
+            codec = Codec(rescoring.manifold, stored, ranges)
+            scores = rescoring.score(codec)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        changes = paired_differences(evaluation.scores.per_query, scores.per_query, evaluation.labels)
+        intervals = bootstrap_intervals(scores.per_query, evaluation.labels)
+        forms.append(
+            FormFigures(
+                dims=codec.dims,
+                precision=stored.precision,
+                bytes=codec.bytes,
+                metrics=scores.values,
+                intervals={name: interval.ends for name, interval in intervals.items()},
+                differences={name: change.as_dict() for name, change in changes.items()},
+            )
+        )
     notes = report.notes
     if any(stored.precision == "int8" for stored in wanted):
         notes = (*notes, f"int8: the ranges of the coordinates are those of {rescoring.ranges_of}")
@@ -307,19 +322,3 @@ def with_stored_forms(report: Report, evaluation: Evaluation, wanted: Sequence[S
             "elsewhere, order them",
         )
     return report.model_copy(update={"forms": tuple(forms), "notes": notes})
-
-
-def _figures(evaluation: Evaluation, rescoring: Rescoring, stored: Stored) -> FormFigures:
-    ranges = rescoring.ranges() if stored.precision == "int8" else rescoring.points
-    codec = Codec(rescoring.manifold, stored, ranges)
-    scores = rescoring.score(codec)
-    changes = paired_differences(evaluation.scores.per_query, scores.per_query, evaluation.labels)
-    intervals = bootstrap_intervals(scores.per_query, evaluation.labels)
-    return FormFigures(
-        dims=codec.dims,
-        precision=stored.precision,
-        bytes=codec.bytes,
-        metrics=scores.values,
-        intervals={name: interval.ends for name, interval in intervals.items()},
-        differences={name: change.as_dict() for name, change in changes.items()},
-    )

@@ -18,13 +18,16 @@ from dmlkit.evaluation.augmented import Copies, check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
 from dmlkit.evaluation.fusion import choose_fusion
-from dmlkit.evaluation.local import by_local, choose_local
-from dmlkit.evaluation.place import PlaceFusion, by_place, choose_place
+from dmlkit.evaluation.local import by_features, choose_local, local_features
+from dmlkit.evaluation.place import choose_place, sightings_of
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
 from dmlkit.files.source import LOCAL, PARTNERS, PLACE, SIFT
+from dmlkit.identify.second import PlaceFusion
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import metric_configs
+from dmlkit.nearest.place import evidence_of
+from dmlkit.nearest.rescore import Rescorer
 from dmlkit.recipe.file import plain
 from dmlkit.recipe.overrides import parse_override
 from dmlkit.recipe.schema import Recipe
@@ -55,6 +58,12 @@ class Scope:
     """Names of metrics, instead of the recipe's."""
     column: tuple[str, Path | None] | None = None
     """Column whose values the metrics are reported for, and its table. Default of the table: that of the dataset."""
+    rerank: Rerank | None = None
+    """Rank the queries once more. The stored report is without this and the other ways to score the same images."""
+    copies: Copies | None = None
+    """Evaluate the mean of each image and copies of it too, see `embed_with_copies`."""
+    fusion: Fusion | None = None
+    """Add the similarity of a second model, local scores, or place and time."""
 
     @property
     def evaluated_split(self) -> Split:
@@ -63,21 +72,6 @@ class Scope:
 
 OWN_TEST = Scope()
 """The test images of a run, by its own metrics."""
-
-
-@dataclass(frozen=True)
-class ScoredAgain:
-    """Other ways in which the same images are scored, next to the plain one; the stored report is without them."""
-
-    rerank: Rerank | None = None
-    """Rank the queries once more."""
-    copies: Copies | None = None
-    """Evaluate the mean of each image and copies of it, see `embed_with_copies`."""
-    fusion: Fusion | None = None
-    """Second model, local scores, or place and time."""
-
-
-ONCE = ScoredAgain()
 
 
 @dataclass(frozen=True)
@@ -113,7 +107,7 @@ def evaluate_run(
         device: the device, see `start_ranks`.
 
     Raises:
-        UserError: see `evaluate_scope`.
+        UserError: there is no such run, or an override, a metric or the images do not fit it.
     """
     scope = Scope(split, None if images is None else Path(images), overrides, metrics)
     return evaluate_scope(Path(path), start_ranks(device), scope, checkpoint=checkpoint)
@@ -126,7 +120,6 @@ def evaluate_scope(
     *,
     checkpoint: CheckpointName | None = None,
     keep: bool = False,
-    scored_again: ScoredAgain = ONCE,
     bar: Bar = no_bar,
 ) -> EvaluatedRun:
     """Score a run's model and write ``evaluations/SPLIT-CHECKPOINT.json`` in the run.
@@ -137,7 +130,6 @@ def evaluate_scope(
     Args:
         checkpoint: the checkpoint; by default the best, or the last if there is no best.
         keep: read the report that is stored, if there is one with the same settings.
-        scored_again: other ways to score the images.
     """
     run = RunFolder(path)
     recipe, split = _recipe_of(run, scope), scope.evaluated_split
@@ -155,7 +147,7 @@ def evaluate_scope(
     except UserError as error:
         note = f"{error}; evaluated again"
     dataset = recipe.dataset.build(split)
-    check_copies(dataset, recipe, scored_again.copies)
+    check_copies(dataset, recipe, scope.copies)
     own_model, trained = trained, replace(trained, recipe=recipe, recorded=weights)
 
     def embedded(trained: TrainedModel) -> Embeddings:
@@ -163,14 +155,12 @@ def evaluate_scope(
             return split_embeddings(run, trained, fabric, dataset, split, bar=bar)
         return embed_files(trained, fabric, dataset, f"the {split} split", bar)
 
-    embeddings, second = embedded(trained), SecondScoring(scored_again.rerank)
-    if scored_again.copies is not None:
-        means = embed_with_copies(fabric, trained, dataset, embeddings, scored_again.copies, bar)
+    embeddings, second = embedded(trained), SecondScoring(scope.rerank)
+    if scope.copies is not None:
+        means = embed_with_copies(fabric, trained, dataset, embeddings, scope.copies, bar)
         second = replace(second, points=Points(means.points, means.labels, trained.manifold))
-    if scored_again.fusion is not None:
-        second = replace(
-            second, **_with_fusion(scored_again.fusion, trained, fabric, dataset, embedded, embeddings, bar)
-        )
+    if scope.fusion is not None:
+        second = replace(second, **_with_fusion(scope.fusion, trained, fabric, dataset, embedded, embeddings, bar))
     evaluation = score_split(fabric, trained, embeddings, dataset, split=split, bar=bar, second=second)
     evaluation = _with_ranges(evaluation, run, trained if scope.images is None else own_model, fabric, bar)
     report = Report.of(evaluation, str(path), split, epoch=trained.epoch, question=question)
@@ -186,8 +176,7 @@ def evaluate_scope(
             warn(f"{target}: cannot write this report: {error.strerror or error}; it is not kept")
             target = None
     per_query = dict(evaluation.scores.per_query)
-    classes = evaluation.labels
-    return EvaluatedRun(report, per_query, classes, evaluation, target, trained.checkpoint, name, note)
+    return EvaluatedRun(report, per_query, evaluation.labels, evaluation, target, trained.checkpoint, name, note)
 
 
 def random_notes(recipe: Recipe) -> list[str]:
@@ -230,7 +219,8 @@ def choose_second(
     if other == Path(PLACE):
         return choose_place(run, checkpoint=checkpoint, fabric=fabric, bar=bar)
     if other in PARTNERS:
-        return choose_local(run, kind=other.name, checkpoint=checkpoint, fabric=fabric, bar=bar)
+        folder = RunFolder(run)
+        return choose_local(folder, load_model(folder, fabric, checkpoint), other.name, fabric, bar).fusion
     return choose_fusion(run, other, checkpoint=checkpoint, fabric=fabric, bar=bar)
 
 
@@ -245,9 +235,11 @@ def _with_fusion(
 ) -> dict[str, Any]:
     """Embed with two models, or prepare local scores, or place and time, of the embedded images."""
     if isinstance(fusion, PlaceFusion):
-        return {"rescorer": by_place(fusion, trained, dataset, embeddings)}
+        sightings = sightings_of(trained, dataset, embeddings.indices.tolist())
+        return {"rescorer": Rescorer(evidence_of(sightings, fusion.range), fusion.share)}
     if fusion.run in (LOCAL, SIFT):
-        return {"rescorer": by_local(fusion, trained, fabric, dataset, embeddings, bar)}
+        features, _ = local_features(fusion.run, trained, fabric, dataset, embeddings, bar)
+        return {"rescorer": by_features(features, fusion)}
     both = fuse(trained, fusion, fabric)
     second = embedded(both)
     if len(second.points) < len(embeddings.points):

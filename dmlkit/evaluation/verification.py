@@ -16,7 +16,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import points_of_split, threshold_on
 from dmlkit.evaluation.fusion import choose_fusion
 from dmlkit.evaluation.local import local_threshold, matched_pairs
-from dmlkit.evaluation.pair_probability import check_prior, probability_at
+from dmlkit.evaluation.pair_probability import probability_at
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word, excerpt
@@ -204,7 +204,8 @@ def verify(
         second: a second run, ``local`` or ``sift``, whose similarity is added. The threshold is then chosen again on
             the validation classes, for the false accept rate with which the run was calibrated.
     """
-    check_prior(prior)
+    if not 0 < prior < 1:
+        raise UserError(f"--prior {prior:g}: expected a share between 0 and 1, e.g. 0.5")
     run, fabric = RunFolder(path), fabric or start_ranks("auto")
     trained = load_model(run, fabric, checkpoint)
     weights = trained.fingerprint

@@ -179,7 +179,7 @@ BODY: dict[str, Any] = {
 
 
 async def read_files(request: Request, root: Path | None) -> list[tuple[str, bytes]]:
-    """Return the names and contents of a request's images: files of a form, or JSON with base64 or paths below a root."""
+    """Return names and contents of a request's images: files of a form, or JSON with base64 or paths below a root."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     match kind:
         case "multipart/form-data":

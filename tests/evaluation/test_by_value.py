@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dmlkit.errors import UserError
-from dmlkit.evaluation.by_value import figures_by_value, read_column, table_of
+from dmlkit.evaluation.by_value import column_table, figures_by_value, read_column
 from dmlkit.gallery.sources import open_points
 from dmlkit.metrics.statistics import effective_number, holm, part_comparison, tail_of
 from dmlkit.vectors.folder import EmbeddingFolder
@@ -98,7 +98,7 @@ def test_mistakes():
     with pytest.raises(UserError, match="none of the metrics has a value per query"):
         figures_by_value({}, classes, ["a", "b", "a"], "camera")
     with pytest.raises(UserError, match="the dataset of the run is glyphs, which has no columns; name a table"):
-        table_of("camera", {"name": "glyphs"})
+        column_table("camera", None, {"name": "glyphs"})
 
 
 @pytest.mark.slow

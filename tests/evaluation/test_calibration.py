@@ -71,10 +71,10 @@ def test_the_best_pairs_are_those_of_a_sort(monkeypatch: pytest.MonkeyPatch):
     kept = (points.labels[:, None] < points.labels).nonzero()
     order = scores[kept[:, 0], kept[:, 1]].sort(descending=True)
     monkeypatch.setattr(pairing, "BLOCK_ENTRIES", 500)
-    best = best_pairs(whole, 70)
-    assert torch.allclose(best.scores, order.values[:70], atol=1e-6)
+    best, classes = best_pairs(whole, 70)
+    assert torch.allclose(best, order.values[:70], atol=1e-6)
     theirs = points.labels[kept[order.indices[:70]]]
-    assert sorted(map(tuple, best.classes.T.tolist())) == sorted(map(tuple, theirs.tolist()))
+    assert sorted(map(tuple, classes.T.tolist())) == sorted(map(tuple, theirs.tolist()))
 
 
 def test_the_interval_of_draws_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch):
@@ -82,7 +82,7 @@ def test_the_interval_of_draws_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(calibration, "RESAMPLES", 40)
     points, far = clusters(6, seed=2), 0.05
     whole = Pairing.of(points)
-    found = far_interval(best_pairs(whole, whole.different), points.labels.bincount().double(), far, seed=7)
+    found = far_interval(best_pairs(whole, whole.different)[1], points.labels.bincount().double(), far, seed=7)
     generator, rates = torch.Generator().manual_seed(7), []
     members = [points.embeddings[points.labels == label] for label in range(6)]
 

@@ -4,16 +4,16 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression
 
-from dmlkit.errors import UserError
 from dmlkit.evaluation import pair_probability
 from dmlkit.evaluation.pair_probability import (
     fit_pair_probability,
-    pair_trials,
     probability_at,
     sampled_pairs,
 )
+from dmlkit.identify.probability import Trials
 from dmlkit.metrics.base import Points
 from tests.evaluation.test_calibration import clusters
 
@@ -48,7 +48,7 @@ def test_the_fit_is_that_of_balanced_logistic_regression():
 
 
 def test_pairs_are_drawn_evenly(monkeypatch: pytest.MonkeyPatch):
-    labels = np.random.default_rng(0).integers(5, size=60)
+    labels = torch.from_numpy(np.random.default_rng(0).integers(5, size=60))
     kinds = {kind: [pair for pair in combinations(range(60), 2) if (labels[pair[0]] == labels[pair[1]]) == kind]
              for kind in (True, False)}  # fmt: skip
     first, second = sampled_pairs(labels)
@@ -62,13 +62,14 @@ def test_pairs_are_drawn_evenly(monkeypatch: pytest.MonkeyPatch):
     # the share of draws with an image of the first half is that of all pairs, within 4 deviations
     for kind, own in ((True, same), (False, ~same)):
         expected = np.mean([i < 30 for pair in kinds[kind] for i in pair])
-        drawn = np.concatenate([first[own], second[own]])
-        assert (drawn < 30).mean() == pytest.approx(expected, abs=4 * np.sqrt(0.25 / 600))
+        drawn = torch.cat([first[own], second[own]])
+        assert float((drawn < 30).double().mean()) == pytest.approx(expected, abs=4 * np.sqrt(0.25 / 600))
 
 
 def test_reliability_is_of_pairs_whose_classes_did_not_fit():
     scores, classes = pairs_of(clusters(10, seed=5))
-    trials = pair_trials(scores, classes)
+    same, nothing = classes[:, 0] == classes[:, 1], np.zeros(len(scores))
+    trials = Trials(nothing, scores, same, ~same, classes, classes)
     found = trials.reliability()
     assert found.error_interval is not None
     folds = np.random.default_rng(0).permutation(10) % 5
@@ -80,7 +81,6 @@ def test_reliability_is_of_pairs_whose_classes_did_not_fit():
         model = platt(scores[kept], classes[kept, 0] == classes[kept, 1])
         said[row] = model.predict_proba(scores[row : row + 1, None])[0, 1]
     rows = np.arange(0, len(scores), 293)
-    same = classes[:, 0] == classes[:, 1]
     fitted = trials.held_out_probabilities()
     assert fitted[rows] == pytest.approx(said[rows], abs=1e-4)
     weights = np.where(same, 0.5 / same.sum(), 0.5 / (~same).sum())
@@ -107,9 +107,3 @@ def test_probabilities_hold_for_pairs_of_other_classes():
             errors.append((weights[own] @ said[own] - weights[own] @ same[own]) / weights[own].sum())
         assert fitted.reliability is not None and fitted.reliability.error < 0.1
     assert np.abs(np.reshape(errors, (4, 3)).mean(0)).max() < 0.1
-
-
-def test_an_own_prior_is_a_share():
-    for prior in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(UserError, match=r"--prior .*: expected a share between 0 and 1"):
-            pair_probability.check_prior(prior)

@@ -5,7 +5,8 @@ import pytest
 import torch
 from scipy import stats
 
-from dmlkit.evaluation.evaluate import class_figures, confusions
+from dmlkit.evaluation.evaluate import Evaluation
+from dmlkit.metrics.scoring import Scores
 from dmlkit.metrics.statistics import holm, paired_runs, runs_to_separate, t_interval
 
 
@@ -21,10 +22,13 @@ def test_breakdown_against_loops():
     rng = np.random.default_rng(3)
     labels, nearest, values = rng.integers(0, 9, 200), rng.integers(0, 9, 200), rng.random(200)
     names = [f"class {c}" for c in range(9)]
-    found = class_figures({"x": torch.from_numpy(values)}, torch.from_numpy(labels), names)
+    rows = torch.arange(200)
+    scores = Scores({}, {}, {"x": torch.from_numpy(values)}, rows, rows, 0, ())
+    evaluation = Evaluation(scores, torch.from_numpy(labels), torch.from_numpy(nearest), names, [""] * 200, 9, [])
+    found = evaluation.class_figures()
     assert [one.metrics["x"] for one in found] == pytest.approx([values[labels == c].mean() for c in range(9)])
     assert [(one.name, one.queries) for one in found] == [(names[c], (labels == c).sum()) for c in range(9)]
-    pairs = confusions(torch.from_numpy(labels), torch.from_numpy(nearest), names)
+    pairs = evaluation.confusions()
     assert sum(pair.queries for pair in pairs) == (labels != nearest).sum()
     assert [pair.queries for pair in pairs] == sorted((pair.queries for pair in pairs), reverse=True)
     for pair in pairs:

@@ -13,8 +13,8 @@ def test_pairs_are_the_most_alike_of_all_of_two_labels():
     similarity = Sphere(5).paired_similarity(points.double()[:, None], points.double())
     pairs = [(float(similarity[i, j]), i, j) for i in range(80) for j in range(i + 1, 80) if labels[i] != labels[j]]
     wanted = [(i, j) for _, i, j in sorted(pairs, reverse=True)[:12]]
-    found = similar_pairs_across_labels(labels, neighbors_of(Sphere(5), points, 20), 12)
-    assert list(zip(found.first.tolist(), found.second.tolist(), strict=True)) == wanted
+    first, second, _ = similar_pairs_across_labels(labels, neighbors_of(Sphere(5), points, 20), 12)
+    assert list(zip(first.tolist(), second.tolist(), strict=True)) == wanted
 
 
 def test_one_label_has_no_such_pair():
