@@ -108,7 +108,7 @@ def members_of(families: "Families", family: str, name: str | None) -> "tuple[Me
 
 def print_members(members: "Iterable[MemberReference]", console: Console) -> None:
     """Print each member, with the default and the meaning of each key; those of a heading below it."""
-    ordered = sorted(members, key=lambda member: member.heading, reverse=True)  # proxies, pairs, around another loss
+    ordered = sorted(members, key=lambda member: member.heading, reverse=True)  # proxies, pairs, around other losses
     heading = ordered[0].heading if len({member.heading for member in ordered}) == 1 else None
     for member in ordered:
         if member.heading != heading:

@@ -26,6 +26,7 @@ from dmlkit.losses.several_spaces import Matryoshka, PerFactor
 from dmlkit.losses.sigmoid_pairs import SigmoidPairs
 from dmlkit.losses.smooth_ap import SmoothAP
 from dmlkit.losses.soft_triple import SoftTriple
+from dmlkit.losses.sum import Sum
 from dmlkit.losses.sup_con import SupCon
 from dmlkit.losses.triplet import Triplet
 
@@ -57,6 +58,7 @@ __all__ = [
     "SigmoidPairs",
     "SmoothAP",
     "SoftTriple",
+    "Sum",
     "SupCon",
     "Triplet",
 ]

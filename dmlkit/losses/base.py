@@ -27,8 +27,8 @@ class LossConfig(ComponentConfig, frozen=True):
     @classmethod
     def listed_under(cls) -> str:
         """Return the heading of the loss in ``dmlkit list losses``."""
-        if "loss" in cls.model_fields:
-            return "around another loss"
+        if {"loss", "losses"} & set(cls.model_fields):
+            return "around other losses"
         return "over proxies" if cls.has_proxies else "over pairs"
 
     @abstractmethod

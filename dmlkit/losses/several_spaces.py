@@ -1,6 +1,6 @@
 """A loss on several spaces at once: on nested prefixes of the embeddings, or on the factors of a product space."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -18,31 +18,36 @@ from dmlkit.manifolds.product import Product
 SMALLEST = 8  # coordinates of the shortest prefix by default, as in the paper
 
 
-class LossOfSpaces(Loss):
-    """A weighted sum of the same loss on several spaces, on each with proxies and memories of its own."""
+class SeveralLosses(Loss):
+    """A weighted sum of losses, each with proxies and memories of its own."""
 
     num_classes: Any = option(default=None, kw_only=False)
-    """C, for a loss that owns something per class."""
+    """C, for losses that own something per class."""
 
-    def build_each(self, config: LossConfig, spaces: Sequence[Manifold]) -> None:
-        """Build the loss of each space; call it before `Loss.__post_init__`."""
-        classes = {} if self.num_classes is None else {"num_classes": self.num_classes}
-        build: Any = config.build
-        self.each: tuple[Loss, ...] = tuple(build(space, **classes) for space in spaces)
+    def hold(self, losses: Iterable[Loss]) -> None:
+        """Take the built losses; call it before `Loss.__post_init__`."""
+        self.each: tuple[Loss, ...] = tuple(losses)
         self.losses = nn.ModuleList(self.each)
-        self.num_classes = self.each[0].num_classes
+        self.num_classes = next((loss.num_classes for loss in self.each if loss.num_classes is not None), None)
 
     def set_epoch(self, epoch: int) -> None:
         for loss in self.each:
             loss.set_epoch(epoch)
 
     def weighted_sum(self, weights: Iterable[float], parts: Iterable[Tensor], labels: Tensor) -> Tensor:
-        """Add the losses of the points in each space, times their weights."""
-        values = [
-            weight * loss.compute(points, labels)
-            for weight, loss, points in zip(weights, self.each, parts, strict=True)
-        ]
-        return sum(values[1:], start=values[0])
+        """Add the losses of their points, times their weights."""
+        return weighted(weights, [loss.compute(points, labels) for loss, points in zip(self.each, parts, strict=True)])
+
+
+def weighted(weights: Iterable[float], values: Iterable[Tensor]) -> Tensor:
+    """Add at least one value times its weight; one value of weight 1 stays the same to the bit."""
+    first, *others = (weight * value for weight, value in zip(weights, values, strict=True))
+    return sum(others, start=first)
+
+
+def build_with(config: Any, manifold: Manifold, num_classes: int | None) -> Loss:
+    """Build a loss; ``num_classes`` may be missing for one that owns nothing per class."""
+    return config.build(manifold, **({} if num_classes is None else {"num_classes": num_classes}))
 
 
 def fall(dims: tuple[int, ...]) -> tuple[int, ...]:
@@ -52,7 +57,7 @@ def fall(dims: tuple[int, ...]) -> tuple[int, ...]:
     return dims
 
 
-class Matryoshka(LossOfSpaces, name="matryoshka"):
+class Matryoshka(SeveralLosses, name="matryoshka"):
     r"""Matryoshka (Kusupati et al. 2022): a loss on nested prefixes, so that embeddings can be cut short.
 
     Kusupati et al., NeurIPS 2022 (arXiv:2205.13147), eq. 1; x_{1:m} = the first m features of the point x.
@@ -111,7 +116,7 @@ class Matryoshka(LossOfSpaces, name="matryoshka"):
         if self.weights is not None and len(self.weights) != len(self.dims or ()):
             raise ValueError(f"Matryoshka: weights: expected one for each of dims {self.dims}, got {self.weights}")
         self.dims, self.weights = dims, self.weights or (1.0,) * len(dims)
-        self.build_each(self.loss, [self.manifold.with_dim(dim) for dim in dims])
+        self.hold(build_with(self.loss, self.manifold.with_dim(dim), self.num_classes) for dim in dims)
         super().__post_init__()
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -127,7 +132,7 @@ def _halved(width: int) -> Iterable[int]:
         yield width
 
 
-class PerFactor(LossOfSpaces, name="per_factor"):
+class PerFactor(SeveralLosses, name="per_factor"):
     r"""A loss on each factor of a product space, so that each has to separate the classes on its own.
 
     .. math:: \sum_i c_i \, \mathrm{loss}_i(x_i)
@@ -164,7 +169,7 @@ class PerFactor(LossOfSpaces, name="per_factor"):
         self.weights = self.weights or (1.0,) * len(factors)
         if len(self.weights) != len(factors):
             raise ValueError(f"PerFactor: weights: expected one for each of {len(factors)} factors, got {self.weights}")
-        self.build_each(self.loss, factors)
+        self.hold(build_with(self.loss, factor, self.num_classes) for factor in factors)
         super().__post_init__()
 
     @property

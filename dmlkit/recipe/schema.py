@@ -287,6 +287,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid", strict=True):
             return
         advice = {"loss": "use a loss over pairs, e.g. sup_con", "sampler": "use class_balanced or random"}
         parts: list[tuple[Key, Any]] = [(("loss",), self.loss), (("sampler",), self.sampler)]
+        if terms := getattr(self.loss, "losses", ()):
+            parts[:1] = [(("loss", "losses", place), loss) for place, loss in enumerate(terms)]
         parts += [(("regularizers", index), term) for index, term in enumerate(self.regularizers)]
         refused = [(key, part.name) for key, part in parts if not part.takes_several_labels]
         metrics = [(("metrics", index), config) for index, config in enumerate(self.metrics) if not config.searches]

@@ -30,6 +30,8 @@ class EpochRow(Document, frozen=True):
     """Number of the epoch, counted from 1."""
     loss: float
     """Mean loss over the epoch's steps."""
+    terms: Metrics | None = None
+    """Mean of each loss of a sum over the epoch's steps, before its weight; null for other losses."""
     lr: float
     """Learning rate at the end of the epoch, before multipliers."""
     images_per_second: float

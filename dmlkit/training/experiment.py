@@ -101,6 +101,11 @@ class Objective(nn.Module):
         self.weights = weights
         self.aligned_to: str | None = None  # fingerprint of an older model in whose space a regularizer keeps this one
 
+    @property
+    def terms(self) -> dict[str, Tensor]:
+        """The terms of a loss that is a sum, in the last batch; see `Sum`."""
+        return getattr(self.loss, "terms", {})
+
     def forward(self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None) -> Tensor:
         """Compute the objective of a batch, a scalar; see `Loss.forward` and `Regularizer.forward`."""
         total = self.loss(embeddings, labels)

@@ -267,4 +267,5 @@ class MirroredProgress:
 def figures_of(row: EpochRow) -> Metrics:
     """Return the figures of an epoch that are logged."""
     validation = {f"validation/{metric}": value for metric, value in (row.validation or {}).items()}
-    return {"loss": row.loss, "lr": row.lr, "images_per_second": row.images_per_second, **validation}
+    terms = {f"loss/{term}": value for term, value in (row.terms or {}).items()}
+    return {"loss": row.loss, **terms, "lr": row.lr, "images_per_second": row.images_per_second, **validation}

@@ -150,7 +150,12 @@ def plot_curves(rows: Sequence[EpochRow], path: Path, *, pretrained: Metrics | N
     with rc_context({"text.parse_math": False}):  # a $ in a name is not the start of a formula
         figure = Figure(figsize=(9, 3.6), layout="constrained")
         left, right = figure.subplots(1, 2)
-        left.plot([row.epoch for row in rows], [row.loss for row in rows], marker=".")
+        left.plot([row.epoch for row in rows], [row.loss for row in rows], marker=".", label="sum")
+        terms = list(rows[0].terms or ()) if rows else []
+        for name in terms:
+            left.plot([row.epoch for row in rows], [(row.terms or {}).get(name, nan) for row in rows], label=name)
+        if terms:
+            left.legend(fontsize="small")
         left.set(xlabel="epoch", ylabel="loss", title="Training loss")
         validated = [(row.epoch, row.validation) for row in rows if row.validation]
         names = list(validated[0][1]) if validated else []

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,7 +177,7 @@ def fit(
             batches.epoch, batches.start = state.epoch, state.step * settings.accumulate
             objective.loss.set_epoch(state.epoch)
             experiment.sampler.set_epoch(state.epoch, experiment.model.manifold)
-            losses: list[Tensor] = []  # of the current step
+            losses: list[Tensor] = []  # of the current step, each with its terms: (1 + T,)
             pending: list[Tensor] = []  # losses of steps that are not checked yet
             images_seen = images_pending = 0
             for number, batch in enumerate(loader, batches.start + 1):
@@ -194,14 +195,14 @@ def fit(
                         loss = compute_loss(experiment, (embeddings, labels, images), state, run)
                         fabric.backward(loss)
                     experiment.sampler.learn_from(embeddings.detach(), labels, experiment.model.manifold)
-                    losses.append(loss.detach())
+                    losses.append(torch.stack([loss.detach(), *objective.terms.values()]))
                     images_pending += len(labels)
                 if not is_last:
                     continue
                 if losses:
                     factor = recipe.schedule.factor(state.epoch + state.step / experiment.steps, settings.epochs)
                     take_step(fabric, experiment, optimizer, len(losses), [rate * factor for rate in base_rates])
-                    pending.append(torch.stack(losses).mean())
+                    pending.append(torch.stack(losses).mean(0))
                     losses.clear()
                 state.step += 1
                 if len(pending) >= check_every or state.step == experiment.steps:
@@ -257,8 +258,8 @@ def finish_epoch(
     """Validate, write the row of the epoch, and save the checkpoint if it is the best so far."""
     writer.wait()  # every epoch in metrics.jsonl has a checkpoint, except the last one
     settings, schedule, steps = experiment.recipe.training, experiment.recipe.schedule, experiment.steps
-    loss = state.loss_sum / steps
-    state.epoch, state.step, state.loss_sum = state.epoch + 1, 0, 0.0
+    loss, *terms = (total / steps for total in state.loss_sums)
+    state.epoch, state.step, state.loss_sums = state.epoch + 1, 0, []
     metrics: dict[str, float] | None = None
     is_last = state.epoch == settings.trained_epochs
     if data.validation is not None and (state.epoch % settings.validate_every == 0 or is_last):
@@ -272,6 +273,7 @@ def finish_epoch(
     row = EpochRow(
         epoch=state.epoch,
         loss=loss,
+        terms=dict(zip(experiment.objective.terms, terms, strict=True)) or None,
         lr=experiment.recipe.optimizer.lr * schedule.factor(state.epoch - 1 + (steps - 1) / steps, settings.epochs),
         images_per_second=round(pace.images / pace.seconds, 1),
         waiting=round(pace.waiting / pace.seconds, 3),
@@ -357,14 +359,14 @@ def compute_loss(experiment: Experiment, batch: tuple[Tensor, Tensor, Tensor], s
 
 
 def check_losses(pending: list[Tensor], state: State, run: RunFolder) -> float:
-    """Add the pending losses to the state, clear them, and return the last one."""
-    losses = torch.stack(pending).tolist() if pending else []
-    for offset, loss in enumerate(losses):
-        if loss != loss or abs(loss) == float("inf"):
-            raise diverged(state.step - len(losses) + offset + 1, f"losses ({loss})", state, run)
-        state.loss_sum += loss
+    """Add the pending losses and their terms to the state, clear them, and return the last loss."""
+    rows: list[list[float]] = torch.stack(pending).tolist() if pending else []
+    for offset, row in enumerate(rows):
+        if not isfinite(row[0]):
+            raise diverged(state.step - len(rows) + offset + 1, f"losses ({row[0]})", state, run)
+        state.loss_sums = [total + value for total, value in zip(state.loss_sums or [0.0] * len(row), row, strict=True)]
     pending.clear()
-    return losses[-1] if losses else float("nan")
+    return rows[-1][0] if rows else float("nan")
 
 
 def check_weights(experiment: Experiment, state: State, run: RunFolder) -> None:

@@ -93,7 +93,7 @@ def print_distances() -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    names = sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
+    names = sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes is True)
     result: dict[str, float] = {}
     for name in [*names, WEIGHTED]:
         for fraction in (1.0, 0.6):

@@ -8,7 +8,7 @@ from dmlkit.losses.base import LossConfig
 from tests.distributed.class_shards import print_distances
 from tests.processes import start_ranks
 
-SHARDED = sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
+SHARDED = sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes is True)
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def test_values_and_gradients_equal_loops_over_sets(kind, assert_equals):
     assert_equals(lambda x: loss(x, LABELS), lambda x: naive(name, x), torch.nn.functional.normalize(x, dim=1))
 
 
-ABLE = sorted(name for name, variant in LossConfig.variants.items() if getattr(variant, "takes_several_labels", 0))
+ABLE = sorted(name for name, variant in LossConfig.variants.items() if variant().takes_several_labels)
 
 
 @pytest.mark.parametrize("name", ABLE)
@@ -101,6 +101,7 @@ metrics: [recall@1, map@r]
     [
         ("loss", "{name: proxy_anchor}", "recipe.yaml:2: loss: proxy_anchor"),
         ("loss", "{name: cross_batch_memory, loss: {name: margin}}", "recipe.yaml:2: loss: cross_batch_memory"),
+        ("loss", "{name: sum, losses: [{name: sup_con}, {name: arcface}]}", r"recipe.yaml:2: loss\.losses\.1: arcface"),
         ("loss", "{name: recall_surrogate, mixup: true}", "recipe.yaml:2: loss: recall_surrogate"),
         ("sampler", "{name: hard_classes}", "recipe.yaml:3: sampler: hard_classes"),
         ("metrics", "[map@r, nmi]", r"recipe.yaml:4: metrics\.1: nmi"),

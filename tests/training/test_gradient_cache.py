@@ -59,7 +59,8 @@ def two_phases(model: nn.Module, loss: nn.Module, images: Tensor, labels: Tensor
 
 
 @pytest.mark.parametrize(
-    ("name", "loss"), [("vit", "multi_similarity"), ("vit", "proxy_anchor"), ("lora", "cross_batch_memory")]
+    ("name", "loss"),
+    [("vit", "multi_similarity"), ("vit", "proxy_anchor"), ("vit", "sum"), ("lora", "cross_batch_memory")],
 )
 def test_gradients_are_those_of_one_pass_and_of_the_two_phases_of_the_paper(name: str, loss: str):
     """In float64, over two steps, so that a memory has embeddings of the first one."""

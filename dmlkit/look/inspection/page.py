@@ -78,7 +78,12 @@ def _curves(inspection: ModelInspection) -> list[Block]:
     assert inspection.history is not None
     rows = inspection.history.rows
     epochs = [float(row.epoch) for row in rows]
-    loss = line_chart("Training loss", [ChartLine("loss", epochs, [row.loss for row in rows])], x_name="epoch")
+    losses = [ChartLine("loss", epochs, [row.loss for row in rows])]
+    losses += [
+        ChartLine(term, epochs, [(row.terms or {}).get(term, float("nan")) for row in rows])
+        for term in (rows[0].terms or () if rows else ())
+    ]
+    loss = line_chart("Training loss", losses, x_name="epoch")
     validated = [(float(row.epoch), row.validation) for row in rows if row.validation]
     names = list(validated[0][1]) if validated else []
     lines = [

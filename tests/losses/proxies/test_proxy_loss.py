@@ -18,7 +18,7 @@ from tests.conftest import TINY_RECIPE
 
 CLASSES = 40
 LABELS = torch.tensor([3, 3, 17, 39, 17, 0])
-SAMPLED = sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes)
+SAMPLED = sorted(name for name, variant in LossConfig.variants.items() if variant.shares_classes is True)
 
 
 def build(name: str, num_classes: int = CLASSES, **options: float) -> ProxyLoss:

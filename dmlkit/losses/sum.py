@@ -1,0 +1,102 @@
+"""Several losses at once: a weighted sum, e.g. a softmax over identities plus a triplet loss."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import torch
+from pydantic import Field, NonNegativeFloat
+from torch import Tensor
+
+from dmlkit.component import Requirement, one_of
+from dmlkit.distributed.exchange import ShardedParameter
+from dmlkit.losses.base import LossConfig
+from dmlkit.losses.proxy_anchor import ProxyAnchor
+from dmlkit.losses.several_spaces import SeveralLosses, build_with, weighted
+from dmlkit.losses.triplet import Triplet
+
+
+class Sum(SeveralLosses, name="sum"):
+    r"""Weighted sum of different losses on the same points.
+
+    .. math:: \sum_i c_i \, \mathrm{loss}_i(x)
+
+    Each loss has proxies and memories of its own. With one loss of weight 1 the sum equals it to the bit.
+
+    Raises:
+        ValueError: ``weights`` has another length than ``losses``.
+
+    Example:
+        >>> from dmlkit.losses import Contrastive
+        >>> from dmlkit.manifolds import Euclidean
+        >>> points = torch.tensor([[0.0], [3.0]])
+        >>> loss = Sum(Euclidean(1), losses=(Contrastive.Config(), Contrastive.Config()), weights=(1.0, 0.5))
+        >>> loss(points, torch.tensor([0, 0])).item(), loss.terms  # 3^2 + 0.5 * 3^2
+        (13.5, {'contrastive': tensor(9.), 'contrastive_2': tensor(9.)})
+    """
+
+    losses: Annotated[tuple[Annotated[LossConfig, one_of], ...], Field(min_length=1)] = (
+        ProxyAnchor.Config(),
+        Triplet.Config(),
+    )
+    """The losses to add; each has the keys of its own page."""
+    weights: tuple[NonNegativeFloat, ...] | None = None
+    """c, the weight of each of ``losses``; null is 1 for all."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        if self.weights is not None and len(self.weights) != len(self.losses):
+            reason = f"loss.weights has one number for each of {len(self.losses)} losses"
+            yield Requirement("loss.weights", (None,), reason)
+
+    def __post_init__(self) -> None:
+        configs: tuple[LossConfig, ...] = self.losses
+        self.weights = self.weights or (1.0,) * len(configs)
+        if len(self.weights) != len(configs):
+            raise ValueError(f"Sum: weights: expected one for each of {len(configs)} losses, got {self.weights}")
+        names = [config.name for config in configs]
+        before = [names[:place].count(name) for place, name in enumerate(names)]
+        self.names = [f"{name}_{count + 1}" if count else name for name, count in zip(names, before, strict=True)]
+        self.terms = dict.fromkeys(self.names, torch.zeros(()))  # of each loss in the last batch, before its weight
+        self.hold(build_with(config, self.manifold, self.num_classes) for config in configs)
+        super().__post_init__()
+
+    @property
+    def shares_classes(self) -> bool:
+        """Whether a loss splits its classes over ranks; the others keep whole what they own."""
+        return any(getattr(loss, "shares_classes", False) for loss in self.losses)
+
+    @property
+    def takes_several_labels(self) -> bool:
+        return all(getattr(loss, "takes_several_labels", False) for loss in self.losses)
+
+    @property
+    def has_proxies(self) -> bool:
+        """Whether exactly one loss has proxies; of several sets it would be unclear which are meant."""
+        return sum(bool(getattr(loss, "has_proxies", False)) for loss in self.losses) == 1
+
+    @property
+    def proxies(self) -> Tensor:
+        """Proxies of the one loss that has them."""
+        (proxies,) = (getattr(loss, "proxies") for loss in self.each if getattr(loss, "has_proxies", False))  # noqa: B009
+        return proxies
+
+    def use_members(self, members: Tensor | None) -> None:
+        for loss in self.each:
+            loss.use_members(members)
+
+    def keep_shard(self, rank: int, ranks: int) -> None:
+        for loss in self.each:
+            if getattr(loss, "shares_classes", False):
+                loss.keep_shard(rank, ranks)
+
+    def sharded_parameters(self) -> list[ShardedParameter]:
+        return [
+            part._replace(name=f"losses.{place}.{part.name}")
+            for place, loss in enumerate(self.each)
+            for part in loss.sharded_parameters()
+        ]
+
+    def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        assert self.weights is not None
+        values = [loss.compute(embeddings, labels) for loss in self.each]
+        self.terms = {name: value.detach() for name, value in zip(self.names, values, strict=True)}
+        return weighted(self.weights, values)
