@@ -133,7 +133,7 @@ def in_pixels(found: ImageTable) -> ImageTable:
         boxes[row] *= np.tile(sizes[name] or (np.nan, np.nan), 2)
     table = found.table
     for place, side in enumerate(BOX):
-        table = table.set_column(table.column_names.index(side), side, pa.array(boxes[:, place]))
+        table = table.set_column(table.column_names.index(side), side, pa.array(boxes[:, place], from_pandas=True))
     return replace(found, table=table, is_share=False)
 
 

@@ -234,3 +234,194 @@ def test_market_1501(tmp_path: Path):
     images = TableConfig(file=str(tmp_path), validation_fraction=0).build("test")
     assert images.query is not None and images.query.tolist() == [False, False, True]
     assert read_images(tmp_path).notes == [f"{tmp_path}: left out: 1 junk image (-1), 1 other folder"]
+
+
+DEPLOYMENTS = "deploymentID,latitude,longitude\nd1,51.5,4.7\nd2,-3,20\n"
+MEDIA = """mediaID,deploymentID,timestamp,filePath,fileMediatype
+m1,d1,2020-05-30T04:57:37+02:00,cam1/a.jpg,image/jpeg
+m2,d1,2020-05-30T04:57:40+02:00,cam1/b.jpg,image/jpeg
+m3,d2,2020-06-01T10:00:00Z,cam2/a.jpg,image/jpeg
+m4,d2,2020-06-01T10:00:09Z,cam2/c.jpg,image/jpeg
+m5,d2,2020-06-02T10:00:09Z,cam2/v.mp4,video/mp4
+m6,d2,2020-06-03T10:00:09Z,cam2/d.jpg,image/jpeg
+"""
+HEAD = "observationID,deploymentID,mediaID,eventID,eventStart,eventEnd,observationType,scientificName,individualID,"
+HEAD += "bboxX,bboxY,bboxWidth,bboxHeight\n"
+
+
+def camtrap(home: Path, observations: str) -> Path:
+    write(home / "deployments.csv", DEPLOYMENTS)
+    write(home / "media.csv", MEDIA)
+    write(home / "observations.csv", HEAD + observations)
+    return home
+
+
+@pytest.mark.parametrize("name", ["", "media.csv", "observations.csv", "deployments.csv"])
+def test_camtrap_dp(home: Path, name: str):
+    """Boxes in pixels of 24 x 18, the time of the medium, the place of its deployment, and the individual as label."""
+    observations = (
+        "o1,d1,m1,e1,,,animal,Vulpes vulpes,A12,0.25,0.5,0.5,0.25\n"
+        "o2,d1,m1,e1,,,animal,Vulpes vulpes,A13,0,0,0.5,0.5\n"
+        "o3,d1,m2,e1,,,animal,Vulpes vulpes,A12,,,,\n"
+        "o4,d2,m3,e2,,,human,,,,,,\n"
+        "o5,d2,m4,e2,,,animal,Lynx lynx,L1,,,,\n"
+        "o6,d2,m4,e2,,,animal,Lynx lynx,L2,,,,\n"
+        "o7,d2,m5,e3,,,animal,Lynx lynx,L1,,,,\n"
+    )
+    file = camtrap(home, observations) / name
+    t1, t2 = "2020-05-30T04:57:37+02:00", "2020-05-30T04:57:40+02:00"
+    names = ("path", "label", "group", "scientificName", "time", "latitude", "longitude", *SIDES)
+    assert rows(file, *names) == [
+        ["cam1/a.jpg", "A12", "e1", "Vulpes vulpes", t1, "51.5", "4.7", 6, 9, 18, 13.5],
+        ["cam1/a.jpg", "A13", "e1", "Vulpes vulpes", t1, "51.5", "4.7", 0, 0, 12, 9],
+        ["cam1/b.jpg", "A12", "e1", "Vulpes vulpes", t2, "51.5", "4.7", None, None, None, None],
+    ]
+    counts = "1 observation of no animal, 1 observation in a video, 1 medium without an observation, 1 image of several"
+    assert read_images(file).notes == [f"{home}: left out: {counts} individuals without boxes"]
+
+
+def test_observations_of_events_in_camtrap_dp(home: Path):
+    """They are those of the media of their deployment and time; a medium with an observation of its own keeps it."""
+    start, end = "2020-06-01T12:00:00+02:00", "2020-06-01T10:00:09Z"
+    observations = f"o1,d2,,e2,{start},{end},animal,Lynx lynx,L1,,,,\no2,d2,m4,e2,,,animal,Lynx lynx,L2,,,,\n"
+    file = camtrap(home, observations)
+    assert rows(file, "path", "label", "group") == [["cam2/c.jpg", "L2", "e2"], ["cam2/a.jpg", "L1", "e2"]]
+
+
+def test_camtrap_dp_without_individuals_asks_for_the_label(home: Path):
+    file = camtrap(home, "o1,d1,m1,e1,,,animal,Vulpes vulpes,,,,,\n")
+    with pytest.raises(UserError, match=r"has no column 'label'.*scientificName.*--column label=NAME"):
+        read_images(file)
+    assert rows(file, "path", "label", columns={"label": "scientificName"}) == [["cam1/a.jpg", "Vulpes vulpes"]]
+
+
+def test_an_unknown_medium_and_a_wrong_box_of_camtrap_dp_are_located(home: Path):
+    faults = read_images(camtrap(home, "o1,d1,m9,e1,,,animal,,A,,,,\no1,d1,m1,e1,,,animal,,A,,,,\n")).faults
+    assert faults == [f"{home / 'observations.csv'}:2: mediaID 'm9' is not in media.csv"]
+    with pytest.raises(UserError, match=r"observations.csv:2: got the box \('x', '0', '1', '1'\)"):
+        read_images(camtrap(home, "o1,d1,m1,e1,,,animal,,A,x,0,1,1\n"))
+    write(home / "media.csv", "mediaID,deploymentID\nm1,d1\n")
+    with pytest.raises(UserError, match=r"media.csv: has no column 'filePath'; expected one of Camtrap DP"):
+        read_images(home)
+
+
+def voc(name: str, *objects: tuple[str, object, object, object, object]) -> str:
+    box = "<object><name>{}</name><part><bndbox><xmin>1</xmin></bndbox></part><bndbox><ymax>{}</ymax><xmin>{}</xmin>"
+    box += "<ymin>{}</ymin><xmax>{}</xmax></bndbox></object>"
+    shown = "".join(box.format(label, bottom, left, top, right) for label, left, top, right, bottom in objects)
+    return f"<annotation><folder/><filename>{name}</filename>{shown}</annotation>"
+
+
+def test_pascal_voc(home: Path):
+    for number, name in enumerate(("x/JPEGImages/a.jpg", "x/JPEGImages/b.jpg", "y/train/a.jpg", "y/valid/b.jpg")):
+        trees.photo(home / name, number)
+    write(home / "x/Annotations/a.xml", voc("a.jpg", ("fox", 1, 2, 12.5, 14), ("owl", 3, 4, 9, 10)))
+    write(home / "x/Annotations/b.xml", voc("C:\\photos\\b.jpg", ("fox", 0, 0, 24, 18)))
+    write(home / "x/Annotations/c.xml", voc("c.jpg"))
+    expected = [
+        ["JPEGImages/a.jpg", "fox", 1, 2, 12.5, 14],
+        ["JPEGImages/a.jpg", "owl", 3, 4, 9, 10],
+        ["JPEGImages/b.jpg", "fox", 0, 0, 24, 18],
+    ]
+    for file, count in ((home / "x", 3), (home / "x/Annotations", 3), (home / "x/Annotations/a.xml", 2)):
+        assert rows(file, "path", "label", *SIDES) == expected[:count]
+    assert read_images(home / "x").notes == [f"{home / 'x'}: left out: 1 image without objects"]
+    found = rows(home / "x/Annotations", "path", *SIDES, images=home / "x/JPEGImages")
+    assert found == [[row[0].removeprefix("JPEGImages/"), *row[2:]] for row in expected]
+    write(home / "y/train/a.xml", voc("a.jpg", ("fox", 1, 2, 3, 4)))  # as Roboflow writes them, next to the images
+    write(home / "y/valid/b.xml", voc("b.jpg", ("owl", 1, 2, 3, 4)))
+    assert rows(home / "y", "path", "label") == [["train/a.jpg", "fox"], ["valid/b.jpg", "owl"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (voc("a.jpg", ("fox", 1, 2, "x", 4)), "object 1: got the box"),
+        (voc("a.jpg", ("fox", 1, 2, 3, 4))[:-20], "cannot read this XML file"),
+        (f'<!DOCTYPE d [<!ENTITY e SYSTEM "/etc/passwd">]>{voc("a.jpg", ("&e;", 1, 2, 3, 4))}', "has a DOCTYPE"),
+        ("<annotation></annotation>", "has no annotation with a filename"),
+    ],
+)
+def test_a_wrong_file_of_pascal_voc_is_a_fault_of_its_own(home: Path, content: str, fault: str):
+    write(home / "Annotations/a.xml", voc("cam1/b.jpg", ("fox", 1, 2, 3, 4)))
+    write(home / "Annotations/b.xml", content)
+    found = read_images(home)
+    assert len(found) == 1 and len(found.faults) == 1
+    assert found.faults[0].startswith(f"{home / 'Annotations/b.xml'}: {fault}")
+
+
+def test_a_data_set_of_yolo(tmp_path: Path):
+    """Labels by their names, splits, and what Roboflow writes for its folders."""
+    for number, name in enumerate(("train/images/a.jpg", "train/images/sub/b.png", "valid/images/c.jpg")):
+        trees.photo(tmp_path / name, number)
+    trees.photo(tmp_path / "train/images/lone.jpg", 9)
+    write(tmp_path / "train/labels/a.txt", "1 0.5 0.5 0.5 0.5\n0 0.25 0.25 0.5 0.5\n")
+    write(tmp_path / "train/labels/sub/b.txt", "0 0.5 0.5 0.5 0.5\n")
+    write(tmp_path / "train/labels/absent.txt", "0 0.5 0.5 0.5 0.5\n")
+    write(tmp_path / "valid/labels/c.txt", "1 0.25 0.25 0.75 0.25 0.5 0.75\n")
+    file = write(tmp_path / "data.yaml", "train: ../train/images\nval: valid/images\nnc: 2\nnames: {0: Amy, 1: Bob}\n")
+    for source in (tmp_path, file):
+        assert rows(source, "path", "label", "split", *SIDES) == [
+            ["train/images/a.jpg", "Bob", "train", 6, 4.5, 18, 13.5],
+            ["train/images/a.jpg", "Amy", "train", 0, 0, 12, 9],
+            ["train/images/sub/b.png", "Amy", "train", 6, 4.5, 18, 13.5],
+            ["valid/images/c.jpg", "Bob", "validation", 6, 4.5, 18, 13.5],
+        ]
+    assert read_images(file).notes == [f"{file}: left out: 1 file of labels without an image, 1 image without boxes"]
+    write(file, "train: [train/images]\nnames: [Amy]\n")
+    assert read_images(file).faults == [f"{tmp_path / 'train/labels/a.txt'}:1: class 1, but {file} names 1"]
+    write(file, "train: /elsewhere/images\nnames: [Amy]\n")
+    with pytest.raises(UserError, match=r"data.yaml: train: '/elsewhere/images' is no folder below"):
+        read_images(file)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_image_folders_of_hugging_face(tmp_path: Path, suffix: str):
+    for number, name in enumerate(("train/a.jpg", "train/sub/b.jpg", "test/c.jpg")):
+        trees.photo(tmp_path / name, number)
+    tables = {"train": [("a.jpg", "fox"), ("sub/b.jpg", "owl")], "test": [("c.jpg", "ant")]}
+    for split, cells in tables.items():
+        lines = [json.dumps({"file_name": name, "species": label}) for name, label in cells]
+        text = "\n".join(["file_name,species", *map(",".join, cells)] if suffix == ".csv" else lines)
+        write(tmp_path / split / f"metadata{suffix}", text)
+    columns = {"label": "species"}
+    expected = [["train/a.jpg", "fox", "train"], ["train/sub/b.jpg", "owl", "train"], ["test/c.jpg", "ant", "test"]]
+    assert rows(tmp_path, "path", "label", "split", columns=columns) == expected
+    assert rows(tmp_path / "train", "path", "label", columns=columns) == [["a.jpg", "fox"], ["sub/b.jpg", "owl"]]
+    (tmp_path / "test" / f"metadata{suffix}").unlink()
+    assert "split" not in read_images(tmp_path, columns=columns).table.column_names  # a single one is none
+
+
+def test_msmt17(tmp_path: Path):
+    """Its people are numbered from 0 in both splits; validation images show people of the training."""
+    lists = {
+        "train": "0000/0000_000_01_0303morning_0015_0.jpg 0\n",
+        "val": "0000/0000_004_02_0303morning_0015_0.jpg 0\n",
+        "gallery": "0000/0000_000_03_0303morning_0015_0.jpg 0\n",
+        "query": "0000/0000_001_04_0303morning_0015_0.jpg 0\n",
+    }
+    for number, (part, line) in enumerate(lists.items()):
+        write(tmp_path / "MSMT17" / f"list_{part}.txt", line)
+        folder = "mask_train_v2" if part in ("train", "val") else "mask_test_v2"
+        trees.photo(tmp_path / "MSMT17" / folder / line.split()[0], number)
+    assert rows(tmp_path, "path", "label", "group", "split", "query", "gallery") == [
+        [f"mask_train_v2/{lists['train'].split()[0]}", "train_0000", "train_0000_01", "train", "false", "false"],
+        [f"mask_train_v2/{lists['val'].split()[0]}", "train_0000", "train_0000_02", "train", "false", "false"],
+        [f"mask_test_v2/{lists['gallery'].split()[0]}", "test_0000", "test_0000_03", "test", "false", "true"],
+        [f"mask_test_v2/{lists['query'].split()[0]}", "test_0000", "test_0000_04", "test", "true", "false"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "tool"),
+    [
+        ("p.json", '[{"annotations": [{"result": []}], "data": {"image": "/data/upload/a.jpg"}}]', "Label Studio"),
+        ("a.json", '{"version": "5.4", "flags": {}, "shapes": [{"label": "fox"}], "imagePath": "a.jpg"}', "labelme"),
+        ("v.json", '{"_via_settings": {}, "_via_img_metadata": {}}', "the VGG Image Annotator"),
+        ("a.xml", "<?xml version='1.0'?>\n<annotations><version>1.1</version></annotations>", "CVAT"),
+    ],
+)
+def test_files_of_other_tools_get_one_sentence_that_names_the_export(home: Path, name: str, content: str, tool: str):
+    with pytest.raises(UserError, match=f"this is a file of {tool}.*COCO") as raised:
+        read_images(write(home / name, content))
+    assert "\n" not in str(raised.value)

@@ -1,44 +1,82 @@
-"""Data sets of re-identification: Market-1501, DukeMTMC-reID and VeRi, with label and camera in the names of images."""
+"""Data sets of re-identification: Market-1501, DukeMTMC-reID, VeRi and MSMT17, with label and camera in the names."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dmlkit.files.paths import read_lines
 from dmlkit.files.readers.base import ImageTable, Reader, counted_out, table_of
 from dmlkit.files.regular import EXTENSIONS
 
 FOLDERS = ("bounding_box_train", "bounding_box_test", "query"), ("image_train", "image_test", "image_query")
 """Folders of training images, of the gallery and of the queries."""
+LISTS = {"train": "list_train.txt", "val": "list_val.txt", "gallery": "list_gallery.txt", "query": "list_query.txt"}
+"""Lists of MSMT17; its validation images show people of the training, and are trained on."""
 NAME = re.compile(r"(-?\d+)_(c\d+)")
+NAME_OF_MSMT = re.compile(r"(\d+)_\d+_(\d+)_")
 JUNK = "-1"  # label of images that the protocol ignores
 
 
 class MarketReader(Reader):
     """Reader of the three folders: the gallery is searched with the queries, and a group is a label of one camera.
 
-    So are images ignored that show a query's label and come from its camera, as the protocol says.
+    So are images ignored that show a query's label and come from its camera, as the protocol says. The folder may be
+    the only one in the given one, as an archive leaves it.
     """
 
     title = "Market-1501"
 
     def recognizes(self, path: Path) -> bool:
-        return any(all((path / name).is_dir() for name in names) for names in FOLDERS)
+        return path.is_dir() and any(map(_parts, _homes(path)))
 
     def read(self, path: Path) -> ImageTable:
-        names = next(names for names in FOLDERS if all((path / name).is_dir() for name in names))
+        home = next(filter(_parts, _homes(path)))
         rows, faults, junk = list[dict[str, Any]](), list[str](), 0
-        for folder in names:
-            split = "train" if folder == names[0] else "test"
-            for file in sorted(one for one in (path / folder).iterdir() if one.suffix.lower() in EXTENSIONS):
-                parts = NAME.match(file.name)
-                if parts is None:
-                    faults.append(f"{file}: expected a name such as 0002_c1s1_000451_03.jpg, with label and camera")
-                elif parts[1] == JUNK:
-                    junk += 1
-                else:
-                    row = {"path": f"{folder}/{file.name}", "label": parts[1], "group": f"{parts[1]}_{parts[2]}"}
-                    sides = {"query": str(folder == names[2]).lower(), "gallery": str(folder == names[1]).lower()}
-                    rows.append(row | {"split": split} | sides)
-        others = sorted(one.name for one in path.iterdir() if one.is_dir() and one.name not in names)
+        for part, pattern, prefix, name in _images(home, faults):
+            label, camera = match.groups() if (match := pattern.match(name.rpartition("/")[2])) else ("", "")
+            if not label:
+                faults.append(f"{home / name}: expected a name such as 0002_c1s1_000451_03.jpg, with label and camera")
+            elif label == JUNK:
+                junk += 1
+            else:
+                label = f"{prefix}{label}"
+                row = {"path": name, "label": label, "group": f"{label}_{camera}"}
+                sides = {"query": str(part == "query").lower(), "gallery": str(part == "gallery").lower()}
+                rows.append(row | {"split": "train" if part in ("train", "val") else "test"} | sides)
+        others = {one.name for one in home.iterdir() if one.is_dir()} - {row["path"].split("/")[0] for row in rows}
         counts = [(junk, "junk image (-1)", "junk images (-1)"), (len(others), "other folder", "other folders")]
-        return ImageTable(table_of(rows), path, path, faults=faults, notes=counted_out(path, counts))
+        return ImageTable(table_of(rows), path, home, faults=faults, notes=counted_out(path, counts))
+
+
+def _homes(path: Path) -> Iterator[Path]:
+    yield path
+    folders = [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
+    if len(folders) == 1:
+        yield folders[0]
+
+
+def _parts(path: Path) -> dict[str, Path]:
+    """Return the folders of a data set, or the lists of MSMT17, by what they are for; none for another folder."""
+    for names in (LISTS, *(dict(zip(("train", "gallery", "query"), names, strict=True)) for names in FOLDERS)):
+        parts = {part: path / name for part, name in names.items()}
+        if all(one.is_dir() or one.is_file() for part, one in parts.items() if part != "val"):
+            return parts
+    return {}
+
+
+def _images(home: Path, faults: list[str]) -> Iterator[tuple[str, re.Pattern[str], str, str]]:
+    """Yield what each image is for, the pattern of its name, what precedes its label, and its path below the folder.
+
+    MSMT17 numbers the people of the training and of the test from 0.
+    """
+    for part, place in _parts(home).items():
+        if place.is_dir():
+            names = sorted(one.name for one in place.iterdir() if one.suffix.lower() in EXTENSIONS)
+            yield from ((part, NAME, "", f"{place.name}/{name}") for name in names)
+        else:
+            side = "train" if part in ("train", "val") else "test"
+            folder = next((one.name for one in sorted(home.iterdir()) if one.is_dir() and side in one.name), side)
+            lines = read_lines(place, faults) if place.exists() else []
+            names = [line.split()[0] for line in lines if line.strip()]
+            yield from ((part, NAME_OF_MSMT, f"{side}_", f"{folder}/{name}") for name in names)

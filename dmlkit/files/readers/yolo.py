@@ -16,7 +16,9 @@ MOST, MOST_NAMES = 10, 1_000  # subfolders, and names in each, that are looked a
 CLASSES = "classes.txt"  # names of classes, in the folder of the labels
 
 
-class _Line(NamedTuple):
+class BoxLine(NamedTuple):
+    """A line of a text file of labels."""
+
     where: str
     name: str  # of the image, without its suffix
     words: list[str]
@@ -41,21 +43,21 @@ class YoloReader(Reader):
             return False
         texts = [file for file in files if file.suffix.lower() == ".txt" and file.name != CLASSES]
         has_images = any(file.suffix.lower() in EXTENSIONS for file in files)
-        return not has_images and bool(texts) and all(map(_starts_with_a_box, texts[:MOST]))
+        starts = [read_start(file, 1_000).decode(errors="replace").partition("\n")[0].split() for file in texts[:MOST]]
+        return not has_images and any(starts) and all(map(_is_box, filter(None, starts)))
 
     def read(self, path: Path) -> ImageTable:
         faults = list[str]()
         if not text_files(path):
             raise UserError(f"{path}: this folder has no text files; expected one per image, as YOLO writes them")
-        lines = [line for file in text_files(path) for line in _lines(path, file, faults)]
+        lines = [line for file in text_files(path) for line in box_lines(path, file, faults)]
         return yolo_rows(path, lines, faults)
 
 
-def _starts_with_a_box(file: Path) -> bool:
-    """Return whether a text file is empty, or its first line has a class and shares of an image."""
-    line = read_start(file, 1_000).decode(errors="replace").partition("\n")[0]
-    numbers = _numbers(line.split())
-    return not line.strip() or (len(numbers) >= 5 and all(-0.5 <= number <= 1.5 for number in numbers[1:5]))
+def _is_box(words: list[str]) -> bool:
+    """Return whether the words of a line are a class and shares of an image."""
+    numbers = _numbers(words)
+    return len(numbers) >= 5 and all(-0.5 <= number <= 1.5 for number in numbers[1:5])
 
 
 def text_files(folder: Path) -> list[Path]:
@@ -63,19 +65,20 @@ def text_files(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.rglob("*.txt")) if file.name != CLASSES]
 
 
-def _lines(folder: Path, file: Path, faults: list[str]) -> list[_Line]:
+def box_lines(folder: Path, file: Path, faults: list[str]) -> list[BoxLine]:
+    """Return the boxes of a text file below a folder; lines that are none are faults."""
     name = file.relative_to(folder).with_suffix("").as_posix()
-    found = list[_Line]()
+    found = list[BoxLine]()
     for number, line in enumerate(read_text(file, "", "no such file").splitlines(), start=1):
         words = line.split()
         if len(_numbers(words)) in (5, 6) or (len(_numbers(words)) >= 7 and len(words) % 2):
-            found.append(_Line(f"{file}:{number}", name, words))
+            found.append(BoxLine(f"{file}:{number}", name, words))
         elif words:
             faults.append(f"{file}:{number}: got {excerpt(repr(line))}, expected class x y width height [confidence]")
     return found
 
 
-def yolo_rows(folder: Path, lines: list[_Line], faults: list[str]) -> ImageTable:
+def yolo_rows(folder: Path, lines: list[BoxLine], faults: list[str]) -> ImageTable:
     """Return the boxes of lines.
 
     Raises:

@@ -1,0 +1,39 @@
+"""Files of annotation tools that export a format that is read: refused with the name of that export."""
+
+from pathlib import Path
+
+from dmlkit.errors import UserError
+from dmlkit.files.readers.base import ImageTable, Reader
+from dmlkit.files.regular import read_start
+
+WAYS = {
+    "Label Studio": "export it as COCO or Pascal VOC XML",
+    "CVAT": "export it as COCO 1.0 or Pascal VOC 1.1",
+    "labelme": "convert its folder to COCO, e.g. with labelme2coco",
+    "the VGG Image Annotator": "export it with Annotation, Export as COCO",
+}
+
+
+class OtherToolReader(Reader):
+    """Reader that recognizes files of other tools, to say which export to choose."""
+
+    title = "other tools"
+
+    def recognizes(self, path: Path) -> bool:
+        return path.suffix.lower() in (".json", ".xml") and path.is_file() and _tool(path) is not None
+
+    def read(self, path: Path) -> ImageTable:
+        tool = _tool(path) or ""
+        raise UserError(f"{path}: this is a file of {tool}, which lists no images for dmlkit; {WAYS[tool]}")
+
+
+def _tool(path: Path) -> str | None:
+    """Return the tool that wrote a file; None if it is not known."""
+    start = read_start(path, 4_000).decode(errors="replace")
+    if path.suffix.lower() == ".xml":
+        return "CVAT" if "<annotations>" in start else None
+    if start.lstrip().startswith("["):
+        return "Label Studio" if '"annotations"' in start or "/data/" in start else None
+    if '"_via_' in start:
+        return "the VGG Image Annotator"
+    return "labelme" if '"shapes"' in start and '"flags"' in start else None

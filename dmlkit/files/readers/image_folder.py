@@ -1,0 +1,48 @@
+"""Image folders of Hugging Face: images with a table metadata.csv, metadata.jsonl or metadata.parquet."""
+
+from pathlib import Path
+
+from dmlkit.errors import UserError
+from dmlkit.files.readers.base import ImageTable, Reader, reader_of
+
+METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+VALIDATION = dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
+SPLITS = {"train": "train", "test": "test"} | VALIDATION
+"""Splits by the usual names of their folders."""
+NAME = "file_name"  # column of the paths, relative to the table
+
+
+class ImageFolderReader(Reader):
+    """Reader of the folder, whose splits are folders that each have a table; a single split is none."""
+
+    title = "image folder of Hugging Face"
+
+    def recognizes(self, path: Path) -> bool:
+        return path.is_dir() and bool(_tables(path))
+
+    def read(self, path: Path) -> ImageTable:
+        import pyarrow as pa
+
+        parts, places, tables = _tables(path), list[str](), list[pa.Table]()
+        for file in parts:
+            reader = reader_of(file)
+            if reader is None:
+                raise UserError(f"{file}: expected a table")
+            found = reader.read(file)
+            if NAME not in found.table.column_names:
+                raise UserError(f"{file}: has no column {NAME!r}; it has {', '.join(found.table.column_names)}")
+            folder = file.parent.relative_to(path).as_posix()
+            names = [name and f"{folder}/{name}".removeprefix("./") for name in found.table[NAME].to_pylist()]
+            table = found.table.set_column(found.table.column_names.index(NAME), NAME, pa.array(names, pa.string()))
+            if len(parts) > 1:
+                split = pa.array([SPLITS.get(file.parent.name)] * len(table), pa.string())
+                table = table.append_column("split", split)
+            tables.append(table)
+            places += [found.place(row) for row in range(len(found))]
+        return ImageTable(pa.concat_tables(tables, promote_options="permissive"), path, path, places)
+
+
+def _tables(folder: Path) -> list[Path]:
+    """Return the tables of a folder, or of its splits."""
+    homes = [folder, *(folder / part / name for part in ("", "data") for name in SPLITS)]
+    return [file for home in homes if (file := next(filter(Path.is_file, map(home.joinpath, METADATA)), None))]

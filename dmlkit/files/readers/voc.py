@@ -1,0 +1,96 @@
+"""Annotations of Pascal VOC: an XML file per image, as LabelImg, CVAT and Roboflow write them."""
+
+import os
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path, PureWindowsPath
+from xml.etree import ElementTree
+
+from dmlkit.errors import UserError
+from dmlkit.files.outputs import BOX
+from dmlkit.files.readers.base import ImageTable, Reader, counted_out, table_of
+from dmlkit.files.regular import read_start, read_text
+
+FOLDERS = ("", "Annotations", "annotations", "train", "train/annotations")  # where the first file is looked for
+IMAGES = ("JPEGImages", "images")  # next to a folder of annotations
+MOST_NAMES = 1_000  # in each folder, that are looked at
+SIDES = ("xmin", "ymin", "xmax", "ymax")
+
+
+class VocReader(Reader):
+    """Reader of a folder of XML files: a row per object, with its name as the label and its box."""
+
+    title = "Pascal VOC"
+
+    def recognizes(self, path: Path) -> bool:
+        first = path if path.suffix.lower() == ".xml" else _first(path)
+        return first is not None and first.is_file() and b"<annotation>" in read_start(first, 1_000)
+
+    def read(self, path: Path) -> ImageTable:
+        home = path.parent if path.is_file() else path
+        is_next_to_images = home.name.lower() == "annotations" or any((home.parent / name).is_dir() for name in IMAGES)
+        root = home.parent if is_next_to_images else home
+        rows, places, faults, without = list[Mapping[str, object]](), list[str](), list[str](), 0
+        for file in [path] if path.is_file() else sorted(path.rglob("*.xml")):
+            try:
+                image, objects = _parsed(file)
+            except UserError as error:
+                faults.append(str(error))
+                continue
+            name = _image(file, image, root).relative_to(root).as_posix()
+            found = list(_rows(file, name, objects, faults))
+            rows += found
+            places += [str(file)] * len(found)
+            without += not objects
+        notes = counted_out(path, [(without, "image without objects", "images without objects")])
+        return ImageTable(table_of(rows), path, root, places, faults=faults, notes=notes)
+
+
+def _first(folder: Path) -> Path | None:
+    """Return an XML file in one of the usual folders; None without."""
+    for name in FOLDERS:
+        try:
+            names = [one.name for one in islice(os.scandir(folder / name), MOST_NAMES)]
+        except OSError:
+            continue
+        if found := next((one for one in sorted(names) if one.lower().endswith(".xml")), None):
+            return folder / name / found
+    return None
+
+
+def _parsed(file: Path) -> tuple[str, list[ElementTree.Element]]:
+    """Return the name of the image of a file, and its objects.
+
+    Raises:
+        UserError: it is no XML, defines entities, which might be files or without end, or names no image.
+    """
+    text = read_text(file, "", "no such file")
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise UserError(f"{file}: has a DOCTYPE, which may define entities; remove it")
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise UserError(f"{file}: cannot read this XML file: {error}") from error
+    image = PureWindowsPath(root.findtext("filename") or "").name
+    if root.tag != "annotation" or not image:
+        raise UserError(f"{file}: has no annotation with a filename; expected one of Pascal VOC")
+    return image, root.findall("object")
+
+
+def _image(file: Path, name: str, root: Path) -> Path:
+    """Return where the image of a file lies: with it, or in a folder of images next to its own; below a root."""
+    near = [file.parent / name, *(file.parent.parent / folder / name for folder in IMAGES)]
+    return next((path for path in near if path.is_file() and path.is_relative_to(root)), root / name)
+
+
+def _rows(
+    file: Path, name: str, objects: list[ElementTree.Element], faults: list[str]
+) -> Iterator[Mapping[str, object]]:
+    for number, one in enumerate(objects, start=1):
+        cells = [one.findtext(f"bndbox/{side}") for side in SIDES]
+        try:
+            box = [float(cell or "") for cell in cells]
+        except ValueError:
+            faults.append(f"{file}: object {number}: got the box {cells}, expected the numbers {', '.join(SIDES)}")
+            continue
+        yield {"path": name, "label": one.findtext("name"), **dict(zip(BOX, box, strict=True))}
