@@ -32,6 +32,7 @@ WARM.set_forkserver_preload(
         "tests.processes",  # with pytest and Hypothesis, 0.2 s for each process otherwise
     ]
 )
+KILLED = 137
 
 
 class Forked:
@@ -158,6 +159,28 @@ def killed_command_line(step: int, seconds: float, *words: str) -> None:
     """``dmlkit``, ended as by kill -9 some seconds after a step of training, in whatever it does then."""
     at_step(step, lambda _: Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start())
     command_line(*words)
+
+
+def end_before_change(last: int | None) -> list[int]:
+    """From here on this process ends before its ``last``-th change of the disk, as by kill -9.
+
+    Returns:
+        The number of its changes so far.
+    """
+    made, process = [0], os.getpid()
+
+    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+        def perform(*arguments: Any, **options: Any) -> Any:
+            made[0] += os.getpid() == process  # not in those that load images
+            if made[0] == last:
+                os._exit(KILLED)
+            return change(*arguments, **options)
+
+        return perform
+
+    for name in ("replace", "rename", "unlink", "rmdir"):
+        setattr(os, name, counted(getattr(os, name)))
+    return made
 
 
 def start(*words: object, environment: Mapping[str, str] | None = None) -> Forked:

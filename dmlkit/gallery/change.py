@@ -287,8 +287,10 @@ def create_gallery(
         with writing(output / MANIFEST):
             if incoming.new:
                 manifest, rows = added(output, manifest, incoming, store)
-            commit(output, manifest, rows)
-        (output / CREATING_MARK).unlink()
+            commit(output, manifest, rows, CREATING_MARK)
+            (output / CREATING_MARK).replace(
+                output / MANIFEST
+            )  # at once: a mark in a gallery would let create replace it
     return incoming
 
 

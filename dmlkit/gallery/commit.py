@@ -32,12 +32,13 @@ def changing(path: Path) -> Generator[GalleryManifest]:
         yield read_gallery_manifest(path)
 
 
-def commit(path: Path, manifest: GalleryManifest, rows: Any) -> GalleryManifest:
+def commit(path: Path, manifest: GalleryManifest, rows: Any, name: str = MANIFEST) -> GalleryManifest:
     """Write the rows of a new version of a gallery, and then the manifest that makes it the newest one.
 
     Args:
         manifest: manifest with the model of the new version.
         rows: the rows, an Arrow table.
+        name: the file of the manifest.
     """
     from pyarrow import parquet
 
@@ -56,7 +57,7 @@ def commit(path: Path, manifest: GalleryManifest, rows: Any) -> GalleryManifest:
         checksum=checksum,
     )
     changed = manifest.model_copy(update={"versions": (*manifest.versions, version)})
-    changed.write(path / MANIFEST)
+    changed.write(path / name)
     return changed
 
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from dmlkit.errors import UserError
 from dmlkit.files.labels import UNKNOWN
-from dmlkit.gallery.change import add_images, compact_gallery, remove_images, restore_version
+from dmlkit.gallery.change import add_images, compact_gallery, remove_images, rename_label, restore_version
 from dmlkit.gallery.files import read_summary
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
@@ -226,6 +226,8 @@ def change(name: str, home: Path, gallery: Path, argument: Any) -> None:
             add_images(gallery, home / f"new{argument}", label="new", model=ON_CPU)
         case "remove":
             remove_images(gallery, ids=argument)
+        case "rename":
+            rename_label(gallery, *argument)
         case "restore":
             restore_version(gallery, argument)
         case "compact":
@@ -247,7 +249,7 @@ class Change:
 def drawn(home: Path, gallery: Path, random: np.random.Generator) -> tuple[Change, dict[str, tuple[Any, ...]]]:
     """A change, and what the gallery holds after it."""
     before, versions = content(gallery), read_summary(gallery).versions
-    name = str(random.choice(["add", "add", "remove", "remove", "restore", "compact", "index"]))
+    name = str(random.choice(["add", "add", "remove", "remove", "rename", "restore", "compact", "index"]))
     group = int(random.integers(4))
     rows = {id: row for id, row in new_rows(home, group, "new").items() if id not in before}  # noqa: A001
     if name == "add" and rows:
@@ -255,6 +257,11 @@ def drawn(home: Path, gallery: Path, random: np.random.Generator) -> tuple[Chang
     if name == "remove" and len(before) > 270:
         gone = [str(id) for id in random.choice(sorted(before), 3, replace=False)]  # noqa: A001
         return Change("remove", gone), {id: row for id, row in before.items() if id not in gone}  # noqa: A001
+    if name == "rename":
+        old, new = (str(random.choice(names)) for names in (sorted({row[0] for row in before.values()}), LABELS))
+        return Change("rename", (old, new)), {
+            key: (new if row[0] == old else row[0], *row[1:]) for key, row in before.items()
+        }
     if name == "restore":
         version = versions[int(random.integers(len(versions)))].number
         copy = shutil.copytree(gallery, gallery.with_name("restored"))

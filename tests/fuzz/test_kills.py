@@ -1,7 +1,6 @@
 """Every writer, ended between any two changes of the disk: the same command goes on to the same files."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -12,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.fuzz.conftest import FULL, hashes, without_times
-from tests.processes import Forked, command_line
+from tests.processes import KILLED, Forked, command_line, end_before_change
 
-KILLED = 137
 WRITERS: dict[str, tuple[str, ...]] = {
     "train": ("train", "base.yaml", "-o", "new", "--resume"),
     "train over a run": ("train", "base.yaml", "-o", "run", "--overwrite", "--set", "seed=1"),
@@ -82,26 +80,12 @@ def in_child(words: tuple[str, ...], folder: Path, last: int | None) -> int:
 
 
 def _counted_command_line(last: int | None, count: str, folder: str, *words: str) -> None:
-    made = [0]
-    for name in ("replace", "rename", "unlink", "rmdir"):
-        setattr(os, name, _counted(getattr(os, name), made, last))
+    made = end_before_change(last)
     try:
         with chdir(folder):
             command_line(*words)
     finally:
         Path(count).write_text(str(made[0]))
-
-
-def _counted(change: Callable[..., Any], made: list[int], last: int | None) -> Callable[..., Any]:
-    process = os.getpid()
-
-    def perform(*arguments: Any, **options: Any) -> Any:
-        made[0] += os.getpid() == process  # not in those that load images
-        if made[0] == last:
-            os._exit(KILLED)
-        return change(*arguments, **options)
-
-    return perform
 
 
 def contents(folder: Path) -> dict[str, Any]:

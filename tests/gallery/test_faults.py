@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,14 @@ import pytest
 
 from dmlkit.errors import UserError
 from dmlkit.files import lock
-from dmlkit.gallery.change import add_images, compact_gallery, create_gallery, remove_images
+from dmlkit.gallery.change import (
+    add_images,
+    compact_gallery,
+    create_gallery,
+    remove_images,
+    rename_label,
+    restore_version,
+)
 from dmlkit.gallery.files import holds_gallery
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.migrate import migrate_gallery
@@ -22,12 +30,13 @@ from dmlkit.vectors.fill import PartEmbedder
 from dmlkit.vectors.progress_bar import Advance
 from tests.conftest import END
 from tests.datasets import trees
+from tests.fuzz.conftest import FULL
 from tests.gallery.conftest import BIRDS
 from tests.gallery.test_gallery import rows_of
-from tests.processes import Forked, wait_until
+from tests.processes import KILLED, Forked, end_before_change, wait_until
 from tests.vectors.stored import ON_CPU
 
-FRACTIONS = (0.02, 0.2, 0.4, 0.6, 0.8, 0.95)
+FRACTIONS = [index / 20 for index in range(1, 20, 1 if FULL else 4)]
 """Of the time that a change takes, at which it is killed."""
 
 
@@ -43,6 +52,14 @@ def remove(place: Path, gallery: Path) -> None:
     remove_images(gallery, labels=["crow"])
 
 
+def rename(place: Path, gallery: Path) -> None:
+    rename_label(gallery, "crow", "dove")
+
+
+def restore(place: Path, gallery: Path) -> None:
+    restore_version(gallery, 1)
+
+
 def compact(place: Path, gallery: Path) -> None:
     compact_gallery(gallery)
 
@@ -54,7 +71,8 @@ def migrate(place: Path, gallery: Path) -> None:
 Change = Callable[[Path, Path], None]
 
 
-def make(change: Change, place: Path, gallery: Path) -> None:
+def make(change: Change, place: Path, gallery: Path, last: int | None = None) -> None:
+    end_before_change(last)
     begun(gallery).touch()
     change(place, gallery)
 
@@ -86,11 +104,15 @@ def some(place: Path, tmp_path: Path) -> Path:
     return tmp_path / "before"
 
 
+CHANGES = [create, add, remove, rename, restore, compact, migrate]
+
+
 @pytest.mark.heavy
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [create, add, remove, compact, migrate])
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_kill_leaves_the_gallery_before_or_after(change: Change, place: Path, some: Path, tmp_path: Path):
-    whole = tmp_path / "whole"
+    """At some moments of the time that it takes, and before its changes of the disk."""
+    whole, gallery = tmp_path / "whole", tmp_path / "killed"
     if change is not create:
         shutil.copytree(some, whole)
     process, since = started(change, place, whole), perf_counter()
@@ -98,26 +120,38 @@ def test_a_kill_leaves_the_gallery_before_or_after(change: Change, place: Path, 
     seconds = perf_counter() - since
     after, killed, states = rows_of(whole), 0, set[str]()
     before = {} if change is create else rows_of(some)
-    for fraction in FRACTIONS:
-        gallery = tmp_path / f"killed-{fraction}"
-        if change is not create:
-            shutil.copytree(some, gallery)
-        process = started(change, place, gallery)
-        sleep(fraction * seconds)
-        process.kill()
-        killed += ended(process) == -signal.SIGKILL
+
+    def check() -> None:
         if change is create and not holds_gallery(gallery):
             states.add("before")
             change(place, gallery)  # the same command starts over
         found = rows_of(gallery)
-        assert found in (before, after), fraction
+        GalleryFolder(gallery).check()
+        assert found in (before, after)
         states.add("after" if found == after else "before")
-        if found == before != after:
+        if found == before:
             change(place, gallery)
             assert rows_of(gallery) == after
         assert [entry.name for entry in gallery.iterdir() if "partial" in entry.name or "creating" in entry.name] == []
         shutil.rmtree(gallery)
-    assert killed > 0
+
+    for moment in (*FRACTIONS, *range(1, 1000, 1 if FULL else 4)):
+        begun(gallery).unlink(missing_ok=True)
+        if change is not create:
+            shutil.copytree(some, gallery)
+        if moment in FRACTIONS:
+            process = started(change, place, gallery)
+            sleep(moment * seconds)
+            process.kill()
+        else:
+            process = Forked(make, change, place, gallery, moment)
+        code = ended(process)
+        killed += code in (-signal.SIGKILL, KILLED)
+        check()
+        if moment not in FRACTIONS and code == 0:
+            break
+    sys.stdout.write(f"{change.__name__}: {killed} kills, the last before change {moment}; {states}\n")
+    assert killed > 2
 
 
 def killed_after_two_parts(change: Change, place: Path, gallery: Path) -> None:
