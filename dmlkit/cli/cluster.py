@@ -91,7 +91,7 @@ def print_clusters(found: "Clusters", console: Console) -> None:
             break
         label, share = ("", "") if most is None else (most[0], f"{most[1] / len(members):.0%}")
         medoid = int(members[0])
-        image = image_cell(found.collection.paths[medoid], found.collection.box(medoid))
+        image = image_cell(found.collection.paths[medoid], found.collection.boxes[medoid])
         rows.append([str(number), str(len(members)), label, share, image])
     print_table(rows, console, f"clusters of {found.collection.source}, each with its medoid")
     if len(found.members) > MOST_SHOWN:

@@ -94,7 +94,7 @@ def print_groups(found: "DuplicateGroups", console: Console) -> None:
         labels = sorted({collection.labels[row] or "" for row in group.tolist()} - {""})
         first = int(group[0])
         alike = float(least[group].min())
-        image = image_cell(collection.paths[first], collection.box(first))
+        image = image_cell(collection.paths[first], collection.boxes[first])
         rows.append([str(len(group)), f"{alike:.4f}", ", ".join(labels), image])
     if found.groups:
         print_table(rows, console, f"near-duplicates in {collection.source}")
@@ -139,7 +139,7 @@ def print_pairs(found: "Matches", console: Console, title: str) -> None:
     for place in found.pairs.similarities.argsort(descending=True, stable=True)[:MOST_SHOWN].tolist():
         one, other = int(found.pairs.first[place]), int(found.pairs.second[place])
         ends = ((found.one, one), (found.other, other))
-        images = [image_cell(points.paths[row], points.box(row)) for points, row in ends]
+        images = [image_cell(points.paths[row], points.boxes[row]) for points, row in ends]
         rows.append([f"{float(found.pairs.similarities[place]):.4f}", *images])
     one, other = found.one.source, found.other.source
     print_table(

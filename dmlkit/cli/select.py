@@ -125,7 +125,7 @@ def print_selection(found: "ChosenImages", count: int, console: Console) -> None
     numbers = zip(found.similarities.tolist(), found.margins.tolist(), found.scores.tolist(), strict=True)
     for row, guess, figures in list(zip(found.rows.tolist(), found.guesses, numbers, strict=True))[:MOST_SHOWN]:
         cells = [f"{figure:.4f}" if abs(figure) < float("inf") else "" for figure in figures]
-        image = image_cell(found.images.short_paths[row], found.images.box(row))
+        image = image_cell(found.images.short_paths[row], found.images.boxes[row])
         rows.append([image, guess or "", *cells])
     chosen, whole = len(found.rows), len(found.images)
     if chosen:

@@ -18,7 +18,7 @@ from dmlkit.metrics.ranking.codec import Codec, by_full_points
 from dmlkit.metrics.ranking.rerank import Rerank
 from dmlkit.metrics.scoring import DEFAULT_METRICS, Scores, metric_configs, score_retrieval
 from dmlkit.run_folder.folder import RunFolder
-from dmlkit.vectors.points import PointSet, all_points
+from dmlkit.vectors.points import PointSet, in_memory
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 
@@ -70,7 +70,7 @@ def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":
     labels = np.array([points.labels[row] for row in kept], dtype=str)
     if not levels and all(label.isdecimal() and label == str(int(label)) and len(label) < 19 for label in labels):
         labels = labels.astype(np.int64)  # in the order of numbers
-    whole = all_points(points)
+    whole = in_memory(points).points
     chosen = whole if len(kept) == len(whole) else whole[kept]  # without a copy where all have one
     rows = LabeledRows(chosen, labels, [points.paths[row] for row in kept], levels)
     without = len(points) - len(rows.labels)

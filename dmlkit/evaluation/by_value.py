@@ -232,8 +232,8 @@ def pair_rates_by_value(
     codes = points.class_codes()[1]
     rates = rates_of_images(points, codes, threshold.threshold)
     rows = (codes.bincount()[codes] > 1).nonzero()[:, 0]
-    assert points.dataset is not None and points.rows is not None
-    images = [points.dataset.key(row) for row in points.rows[rows].tolist()]
+    assert points.images is not None
+    images = [points.images.dataset.key(row) for row in points.images.rows[rows].tolist()]
     values = read_column(images, file, root, column)
     own = {name: rate[rows] for name, rate in rates.items()}
     return figures_by_value(own, codes[rows], values, column, are_errors=True)

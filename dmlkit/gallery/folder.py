@@ -18,14 +18,16 @@ from dmlkit.gallery.manifest import GalleryManifest, read_gallery_manifest
 from dmlkit.manifolds.base import check_points
 from dmlkit.run_folder.folder import find_run
 from dmlkit.vectors.items import PointItem
-from dmlkit.vectors.points import PointSet, PointsInMemory
+from dmlkit.vectors.points import PointSet, PointsOnDisk
 from dmlkit.vectors.store import DTYPES, open_part
 
 KEPT = 2**26  # bytes of points that stay in memory: to gather scattered rows from files takes milliseconds each time
 
 
-class GalleryFolder:
+class GalleryFolder(PointsOnDisk):
     """Gallery, read at its newest version at this moment; a `PointSet`."""
+
+    skipped: tuple[str, ...] = ()  # images that cannot be read are not added
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,15 +54,6 @@ class GalleryFolder:
     def run(self) -> Path | None:
         """Run whose model embeds, if it still exists or moved together with the gallery."""
         return find_run(Path(self.manifest.run), self.path)
-
-    @property
-    def source(self) -> str:
-        return str(self.path)
-
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        """No messages: images that cannot be read are not added."""
-        return ()
 
     def __len__(self) -> int:
         return len(self.table)
@@ -173,5 +166,4 @@ class GalleryFolder:
 
 def gallery_of(points: PointSet) -> GalleryFolder | None:
     """Return the gallery that points are of, also those that were read into memory; None for other points."""
-    stored = points.stored if isinstance(points, PointsInMemory) else points
-    return stored if isinstance(stored, GalleryFolder) else None
+    return points.stored if isinstance(points.stored, GalleryFolder) else None

@@ -25,7 +25,7 @@ from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice, with_local
 from dmlkit.vectors.images import NONE, ImageList, dataset_of, lacks_labels
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.manifest import check_same_description
-from dmlkit.vectors.points import PointSet, PointsInMemory, load_same_model
+from dmlkit.vectors.points import EmbeddedImages, PointSet, PointsInMemory, load_same_model
 from dmlkit.vectors.progress_bar import Bar, no_bar
 from dmlkit.vectors.stored import embed_files, split_embeddings
 from dmlkit.vectors.trained import TrainedModel, describe
@@ -159,10 +159,8 @@ def _with_images(
         description,
         run,
         (*dataset.left_out, *found.faults),
-        dataset,
-        found.indices,
-        trained=trained,
-        local=found.local,
+        [dataset.box(row) for row in found.indices.tolist()],
+        EmbeddedImages(trained, dataset, found.indices, found.local),
     )
 
 

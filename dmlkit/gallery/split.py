@@ -157,6 +157,6 @@ def embed_split(
     trained.recipe.dataset.require_one_label(str(path))
     found = split_points(run, trained, fabric, split, bar)
     refuse_faults(found.skipped, trained.recipe.dataset.on_bad_image)
-    dataset, rows = found.dataset, found.rows
-    assert dataset is not None and rows is not None
+    assert found.images is not None
+    _, dataset, rows, _ = found.images
     return EmbeddedSplit(fabric, run, trained, dataset, split, found.points, dataset.labels[rows], rows, found.manifold)

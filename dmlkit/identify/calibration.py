@@ -18,7 +18,7 @@ from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_writable, writing
 from dmlkit.gallery.files import IDENTIFICATION
 from dmlkit.gallery.folder import GalleryFolder
-from dmlkit.gallery.sources import open_points, open_queries, split_points
+from dmlkit.gallery.sources import open_queries, split_points
 from dmlkit.identify.answers import Sigmoid
 from dmlkit.identify.calibrated import SIZES, Fit, Identification, Rate
 from dmlkit.identify.decisions import Decider, labeled_decider
@@ -74,8 +74,7 @@ def calibrate_gallery(
     if fpir is not None and not 0 < fpir < 1:
         raise UserError(f"--fpir {fpir:g}: expected a share between 0 and 1, e.g. 0.01")
     check_writable(path)
-    gallery = open_points(path)
-    assert isinstance(gallery, GalleryFolder)
+    gallery = GalleryFolder(path)
     if near is not None:
         check_reachable(gallery.manifold, near, "--near")
     matches, run = LocalMatches.of(gallery), model.run or gallery.run

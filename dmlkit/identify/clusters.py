@@ -98,7 +98,7 @@ class Clusters:
         listed += [("", row, 0) for row in (self.assignments == NOISE).nonzero()[:, 0].tolist()]
         rows = ((number, paths[row], labels[row] or "", is_medoid) for number, row, is_medoid in listed)
         columns = ("cluster", "path", "label", "is_medoid")
-        write_boxed_table(path, columns, rows, [self.collection.box(row) for _, row, _ in listed])
+        write_boxed_table(path, columns, rows, [self.collection.boxes[row] for _, row, _ in listed])
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per cluster: its medoid, then the images most similar to all others."""

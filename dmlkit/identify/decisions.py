@@ -15,7 +15,7 @@ from dmlkit.nearest.near_pairs import components_of, near_pairs
 from dmlkit.nearest.rescore import RescoredSearch
 from dmlkit.nearest.search import Neighbors, PointSearch
 from dmlkit.vectors.items import PointItem
-from dmlkit.vectors.points import PointSet, PointsInMemory, all_points, in_memory, require_one_label
+from dmlkit.vectors.points import PointSet, PointsInMemory, in_memory, require_one_label
 
 VOTERS = 5  # by default
 BLOCK_ROWS = 2048  # points and pictures whose similarities are computed at once: 32 MB
@@ -45,7 +45,7 @@ def labeled_decider(
     names, codes = np.unique(np.array(searched.labels, dtype=object), return_inverse=True)
     groups = None
     if near is not None:
-        pairs = near_pairs(searched.manifold, all_points(searched), None, near)
+        pairs = near_pairs(searched.manifold, in_memory(searched).points, None, near)
         same = torch.from_numpy(codes[pairs.first.numpy()] == codes[pairs.second.numpy()])
         groups = components_of(pairs.first[same], pairs.second[same], len(codes))
     return [str(name) for name in names], Decider(searched, codes, rule, k, groups, second, numbers)

@@ -82,7 +82,7 @@ class DuplicateGroups:
         listed = [(number, row) for number, group in enumerate(self.groups, start=1) for row in group.tolist()]
         rows = ((number, paths[row], labels[row] or "", f"{float(least[row]):.9g}") for number, row in listed)
         columns = ("group", "path", "label", "least_similarity")
-        write_boxed_table(path, columns, rows, [self.collection.box(row) for _, row in listed])
+        write_boxed_table(path, columns, rows, [self.collection.boxes[row] for _, row in listed])
 
     def shelves(self) -> Iterator[Shelf]:
         """Yield a row of pictures per group."""
@@ -122,7 +122,7 @@ class Matches:
     def write(self, path: Path) -> None:
         """Write a CSV table, one row per pair, with their boxes."""
         ends = ((self.one, self.pairs.first), (self.other, self.pairs.second))
-        boxes = ([points.box(row) for row in rows.tolist()] for points, rows in ends)
+        boxes = ([points.boxes[row] for row in rows.tolist()] for points, rows in ends)
         columns = ("path", "label", "other_path", "other_label", "similarity")
         write_boxed_table(path, columns, map(self.row, range(len(self.pairs.first))), *boxes)
 
@@ -191,10 +191,10 @@ def check_leaks(
     trained = load_model(RunFolder(run), fabric)
     images = embedded_points(trained, fabric, listing.everything(), str(listing.source or listing.root), bar)
     check_reachable(images.manifold, threshold)
-    assert images.rows is not None
-    splits = listing.splits[images.rows.numpy()]
+    assert images.images is not None
+    splits = torch.from_numpy(listing.splits[images.images.rows.numpy()])
     for one, other in combinations(range(len(LISTED_SPLITS)), 2):
-        ones, others = ((images.rows.new_tensor(splits) == split).nonzero()[:, 0] for split in (one, other))
+        ones, others = ((splits == split).nonzero()[:, 0] for split in (one, other))
         if not len(ones) or not len(others):
             continue
         lines = list(_leaks(images, ones, others, threshold))

@@ -15,7 +15,7 @@ from dmlkit.identify.answers import Answers, Decision
 from dmlkit.identify.decisions import Decider
 from dmlkit.nearest.search import QUERY_ROWS
 from dmlkit.vectors.images import FOLDER, NONE, query_table
-from dmlkit.vectors.points import PointSet, PointsInMemory
+from dmlkit.vectors.points import PointSet
 
 
 def group_rows(
@@ -45,13 +45,13 @@ def _group_names(images: Path, asked: PointSet, by: str, boxes: Boxes | None) ->
     if by == FOLDER and not is_array:
         return [str(Path(path).parent) for path in asked.paths]
     table = None if is_array else query_table(images, boxes, None if by == LABEL else NONE)
-    if table is None or not isinstance(asked, PointsInMemory) or asked.rows is None:
+    if table is None or asked.images is None:
         if is_array:
             raise UserError(f"--by-group {by}: the rows of {images} have no folders or columns; remove this option")
         raise UserError(f"--by-group {by}: {images} is no table and has no columns; use {FOLDER}")
     names = table.table.column_names
     column = text_column(table.table, str(images), names[own_column(names, by, str(images))]).to_pylist()
-    cells = [column[row] for row in asked.rows.tolist()]
+    cells = [column[row] for row in asked.images.rows.tolist()]
     return [cell or path for cell, path in zip(cells, asked.paths, strict=True)]
 
 

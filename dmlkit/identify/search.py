@@ -29,7 +29,7 @@ from dmlkit.nearest.rescore import RescoredSearch
 from dmlkit.nearest.search import QUERY_ROWS, Gallery, HalfGallery, Neighbors, StoredGallery, are_vectors
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice
 from dmlkit.vectors.items import PointItem
-from dmlkit.vectors.points import PointSet, PointsInMemory, all_points
+from dmlkit.vectors.points import PointSet, PointsInMemory, in_memory
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 LEAST_HALF = 10_000  # points; fewer are searched in 2 ms
@@ -98,7 +98,7 @@ def reranked_gallery(searched: PointSet, method: Rerank, bar: Bar = no_bar) -> R
         check_rerank(method, len(searched))
     except ValueError as error:
         raise UserError(f"--rerank: {error}") from None
-    points = all_points(searched)
+    points = in_memory(searched).points
     if isinstance(method, Expansion):
         return ExpandedGallery(searched.manifold, points, method)
     with bar("comparing the gallery with itself", len(points)) as advance:
@@ -157,7 +157,7 @@ class SearchedOften(PointsInMemory):
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
         found = map(int, rows)
-        return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.box(row)) for row in found]
+        return [PointItem(self.ids[row], self.labels[row], self.paths[row], box=self.boxes[row]) for row in found]
 
     @cached_property
     def searcher(self) -> StoredGallery | Gallery | ApproximateGallery:

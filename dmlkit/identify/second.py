@@ -23,7 +23,7 @@ from dmlkit.vectors.fusion import ModelChoice, with_local
 from dmlkit.vectors.images import query_table
 from dmlkit.vectors.local_features import features_of, match_scores
 from dmlkit.vectors.manifest import Fusion, LocalFusion
-from dmlkit.vectors.points import PointSet, PointsInMemory
+from dmlkit.vectors.points import PointSet
 from dmlkit.vectors.progress_bar import Bar, no_bar
 
 KEPT_NUMBERS = 2**28  # of a gallery's features in memory, 0.5 GB; those of larger galleries are read for each block
@@ -111,11 +111,12 @@ class LocalMatches(Second):
         gallery = gallery_of(asked)
         if gallery is not None and gallery.manifest.local == local:
             return self.add(gallery.local_at(chosen))
-        if isinstance(asked, PointsInMemory) and asked.local is not None:
-            return self.add(asked.local[chosen])
-        if isinstance(asked, PointsInMemory) and asked.trained and asked.dataset and asked.rows is not None:
-            trained = with_local(asked.trained, local, self.gallery.source)
-            return self.add(features_of(local, trained, model.start(), asked.dataset, asked.rows[chosen], bar))
+        if asked.images is not None:
+            embedder, dataset, places, features = asked.images
+            if features is not None:
+                return self.add(features[chosen])
+            trained = with_local(embedder, local, self.gallery.source)
+            return self.add(features_of(local, trained, model.start(), dataset, places[chosen], bar))
         raise UserError(
             f"{asked.source}: has no {local.what}, which {self.gallery.source} compares; give the images themselves"
         )
@@ -156,7 +157,7 @@ class Places(Second):
         table = None if gallery is not None else query_table(images, None)
         if gallery is not None:
             cells, where = gallery.sightings, asked.source
-        elif table is None or not has_sightings(table) or not isinstance(asked, PointsInMemory) or asked.rows is None:
+        elif table is None or not has_sightings(table) or asked.images is None:
             names = [] if table is None else table.table.column_names
             near = next((name for side in SIGHTING if side not in names for name in get_close_matches(side, names)), "")
             raise UserError(
@@ -165,7 +166,7 @@ class Places(Second):
             )
         else:
             read, where = sighting_cells(table), str(images)
-            cells = [read[row] for row in asked.rows.tolist()]
+            cells = [read[row] for row in asked.images.rows.tolist()]
         numbers = self.add(self._sightings(cells, where))
         return numbers if rows is None else numbers[rows]
 

@@ -19,7 +19,7 @@ from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.model import backbone_alone
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.fusion import ModelChoice
-from dmlkit.vectors.points import all_points
+from dmlkit.vectors.points import in_memory
 from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import TrainedModel, load_model
 
@@ -135,7 +135,7 @@ def _points_of(
         model = ModelChoice(device=device)
         points = open_points(source, split=split, overrides=overrides, manifold=manifold, model=model)
         what = f"embeddings of {source}, by the distance of {type(points.manifold).__name__.lower()}"
-        return points.manifold, all_points(points), what
+        return points.manifold, in_memory(points).points, what
     check_options(source, "run", {"--manifold": manifold})
     fabric, split = start_ranks(device or "auto"), split or "train"
     run = RunFolder(source)

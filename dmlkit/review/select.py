@@ -77,7 +77,7 @@ class ChosenImages:
         columns = (self.similarities, self.margins, self.scores)
         for place, row in enumerate(map(int, self.rows)):
             numbers = [float(column[place]) if column[place].isfinite() else None for column in columns]
-            box = self.images.box(row)
+            box = self.images.boxes[row]
             sides = None if box is None else list(box[:4])
             yield ChosenImage(place_of(self.images.paths[row]), sides, self.guesses[place], *numbers)
 

@@ -19,9 +19,10 @@ from dmlkit.nearest.search import BLOCK_ROWS
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.items import PointItem
 from dmlkit.vectors.manifest import Manifest
+from dmlkit.vectors.points import PointsOnDisk
 
 
-class EmbeddingFolder:
+class EmbeddingFolder(PointsOnDisk):
     """Embeddings that ``dmlkit embed`` wrote, a `PointSet`.
 
     Attributes:
@@ -49,10 +50,6 @@ class EmbeddingFolder:
         places = self.manifest.run.candidates(self.path) if self.manifest.run else []
         places += [above.parent] if above.name == "embeddings" else []
         return next((place.resolve() for place in places if RunFolder(place).holds_run()), None)
-
-    @property
-    def source(self) -> str:
-        return str(self.path)
 
     @property
     def paths(self) -> list[str]:

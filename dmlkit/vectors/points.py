@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +25,17 @@ from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.items import PointItem
 from dmlkit.vectors.manifest import Description, check_same_description
 from dmlkit.vectors.trained import TrainedModel, describe, shortened
+
+
+class EmbeddedImages(NamedTuple):
+    """Images whose points a model has computed, and that can be read again."""
+
+    trained: TrainedModel
+    dataset: Dataset
+    rows: Tensor
+    """(N,) int64, the index of each image in the dataset."""
+    local: Tensor | None = None
+    """(N, P, C) float16, local features, if they were computed with the points."""
 
 
 class PointSet(StoredPoints, Protocol):
@@ -70,9 +81,34 @@ class PointSet(StoredPoints, Protocol):
         """One message per image that could not be read."""
         ...
 
+    @property
+    def images(self) -> EmbeddedImages | None:
+        """Images themselves, of points that were embedded now."""
+        ...
+
+    @property
+    def stored(self) -> "PointSet":
+        """Points on a disk that these were read from, or these."""
+        ...
+
     def items_at(self, rows: Tensor) -> list[PointItem]:
         """Return what is known of the images of rows (M,)."""
         ...
+
+
+class PointsOnDisk:
+    """What points on a disk have in common."""
+
+    path: Path
+    images: None = None
+
+    @property
+    def stored(self) -> Self:
+        return self
+
+    @property
+    def source(self) -> str:
+        return str(self.path)
 
 
 @dataclass(frozen=True)
@@ -88,12 +124,9 @@ class PointsInMemory:
         manifest: description of the model, if known.
         run: run of the model, if known.
         skipped: one message per image that could not be read.
-        dataset: dataset that reads the images; otherwise ``paths`` are image files.
-        rows: (N,) int64 indices into the dataset.
-        stored: points on a disk that these were read from; a gallery may have pictures.
-        trained: model that embedded them now.
-        local: (N, P, C) float16 local features, if they were computed with the points.
-        crops: N boxes without ``dataset`` and ``stored``, None for a full image; empty if all are full images.
+        boxes: N boxes, None for a full image. Default: all are full images.
+        images: how the images were embedded, if they were; otherwise ``paths`` are image files.
+        origin: points on a disk that these were read from; a gallery may have pictures.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -111,20 +144,16 @@ class PointsInMemory:
     manifest: Description | None = None
     run: Path | None = None
     skipped: Sequence[str] = ()
-    dataset: Dataset | None = None
-    rows: Tensor | None = None
-    stored: PointSet | None = None
-    trained: TrainedModel | None = None
-    local: Tensor | None = None
-    crops: Sequence[Box | None] = ()
+    boxes: Sequence[Box | None] = ()
+    images: EmbeddedImages | None = None
+    origin: PointSet | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "boxes", self.boxes or [None] * len(self.points))
 
     @property
-    def boxes(self) -> Sequence[Box | None]:
-        return [self.box(row) for row in range(len(self))]
-
-    @cached_property
-    def _stored_boxes(self) -> Sequence[Box | None]:
-        return (self.crops or [None] * len(self)) if self.stored is None else self.stored.boxes
+    def stored(self) -> PointSet:
+        return self if self.origin is None else self.origin
 
     def __len__(self) -> int:
         return len(self.points)
@@ -136,23 +165,16 @@ class PointsInMemory:
         return self.points[rows]
 
     def items_at(self, rows: Tensor) -> list[PointItem]:
-        if self.stored is not None:
-            return self.stored.items_at(rows)
-        return [PointItem(row, self.labels[row], self.paths[row], box=self.box(row)) for row in map(int, rows)]
-
-    def box(self, row: int) -> Box | None:
-        """Return the box of an image; None for a full image."""
-        if self.dataset is None or self.rows is None:
-            return self._stored_boxes[row]
-        return self.dataset.box(int(self.rows[row]))
+        if self.origin is not None:
+            return self.origin.items_at(rows)
+        return [PointItem(row, self.labels[row], self.paths[row], box=self.boxes[row]) for row in map(int, rows)]
 
     def part(self, rows: Tensor) -> "PointsInMemory":
         """Return some rows (M,), without the pixels of their images."""
-        places, points = [int(row) for row in rows], self.points[rows]
-        paths, labels = [self.paths[place] for place in places], [self.labels[place] for place in places]
-        known = (self.manifest, self.run, self.skipped)
-        crops = [self.box(place) for place in places]
-        return PointsInMemory(self.source, self.manifold, points, paths, labels, *known, crops=crops)
+        places, known = [int(row) for row in rows], (self.manifest, self.run, self.skipped)
+        paths, labels = [self.paths[row] for row in places], [self.labels[row] for row in places]
+        boxes = [self.boxes[row] for row in places]
+        return PointsInMemory(self.source, self.manifold, self.points[rows], paths, labels, *known, boxes)
 
     @cached_property
     def short_paths(self) -> list[str]:
@@ -166,10 +188,11 @@ class PointsInMemory:
     def picture(self, row: int, side: int = SIDE) -> bytes | None:
         """Return a small JPEG of an image, or None if it cannot be read or the sample has no pixels."""
         try:
-            if self.dataset is None or self.rows is None:
-                item = (self if self.stored is None else self.stored).items_at(torch.tensor([row]))[0]
+            if self.images is None:
+                (item,) = self.items_at(torch.tensor([row]))
                 return item.thumbnail or thumbnail(item.path, item.box, side)
-            return self.dataset.kind.picture(self.dataset.sample(int(self.rows[row])), side)
+            dataset = self.images.dataset
+            return dataset.kind.picture(dataset.sample(int(self.images.rows[row])), side)
         except BadImageError:
             return None
 
@@ -182,8 +205,8 @@ class PointsInMemory:
 
 def separator_of(points: PointSet) -> str | None:
     """Return the separator of several labels per image in the dataset of points; None if each image has one label."""
-    if isinstance(points, PointsInMemory) and points.dataset is not None:
-        return points.dataset.separator
+    if points.images is not None:
+        return points.images.dataset.separator
     with suppress(UserError):  # the run has moved
         return None if points.run is None else RunFolder(points.run).recipe().dataset.label_separator
     return None
@@ -196,33 +219,16 @@ def require_one_label(points: PointSet) -> None:
         raise UserError(several_labels(points.source, separator))
 
 
-def all_points(points: PointSet) -> Tensor:
-    """Return all points (N, D) in memory, each checked."""
-    if isinstance(points, PointsInMemory):
-        return points.points
-    found = torch.empty(len(points), points.manifold.point_dim)
-    filled = 0
-    for block in points.blocks(BLOCK_ROWS):
-        found[filled : filled + len(block)] = block
-        filled += len(block)
-    return found
-
-
 def in_memory(points: PointSet) -> PointsInMemory:
-    """Return points in memory, with the names and labels of their images."""
+    """Return points in memory, each checked, with the names, labels and boxes of their images."""
     if isinstance(points, PointsInMemory):
         return points
-    return PointsInMemory(
-        points.source,
-        points.manifold,
-        all_points(points),
-        points.paths,
-        points.labels,
-        points.manifest,
-        points.run,
-        points.skipped,
-        stored=points,
-    )
+    read, filled = torch.empty(len(points), points.manifold.point_dim), 0
+    for block in points.blocks(BLOCK_ROWS):
+        read[filled : filled + len(block)] = block
+        filled += len(block)
+    known = (points.paths, points.labels, points.manifest, points.run, points.skipped, points.boxes)
+    return PointsInMemory(points.source, points.manifold, read, *known, origin=points)
 
 
 def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> TrainedModel:
@@ -231,8 +237,8 @@ def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> Tr
     Args:
         model: the run and the second model that the user names. Default: those of the points.
     """
-    if isinstance(searched, PointsInMemory) and searched.trained is not None and model.run is None:
-        return searched.trained
+    if searched.images is not None and model.run is None:
+        return searched.images.trained
     manifest, run = searched.manifest, model.run or searched.run
     if manifest is None:
         raise UserError(

@@ -13,7 +13,7 @@ from dmlkit.evaluation.by_value import column_table, figures_by_value, read_colu
 from dmlkit.gallery.sources import open_points
 from dmlkit.metrics.statistics import effective_number, holm, part_comparison, tail_of
 from dmlkit.vectors.folder import EmbeddingFolder
-from dmlkit.vectors.points import all_points
+from dmlkit.vectors.points import in_memory
 from tests.conftest import TINY_RECIPE, Result
 from tests.datasets import trees
 
@@ -188,7 +188,7 @@ def answers_by_side(run: Path, table: Path, gallery: Path, dmlkit: Callable[...,
     assert dmlkit("gallery", "create", run, table, "-o", gallery, "--device", "cpu").code == 0
     found = json.loads(dmlkit("calibrate", gallery, "--fpir", "0.3", "--by", "side", "--json", "--device", "cpu").out)
     opened = open_points(gallery)
-    x, labels = all_points(opened).double().numpy(), np.array(opened.labels)
+    x, labels = in_memory(opened).points.double().numpy(), np.array(opened.labels)
     rates: dict[tuple[str, str], list[bool]] = {}
     fit = found["fits"][0]
     trained = set(() if found["is_optimistic"] else found["trained_labels"])

@@ -27,7 +27,7 @@ from dmlkit.identify.second import LocalMatches
 from dmlkit.review.proposals import propose
 from dmlkit.vectors.fusion import ModelChoice
 from dmlkit.vectors.manifest import LocalFusion
-from dmlkit.vectors.points import all_points
+from dmlkit.vectors.points import in_memory
 from tests.conftest import Result
 from tests.datasets import trees
 from tests.evaluation.test_local import naive_match
@@ -129,7 +129,7 @@ def test_left_out_images_are_no_candidates(gallery: Path, size: int, monkeypatch
     part, groups = together(decider, size, 0)
     groups = groups[:8]
     rows = groups[:, 0]
-    points, every = all_points(folder), torch.arange(len(folder))
+    points, every = in_memory(folder).points, torch.arange(len(folder))
     cosines, patches = (points @ points.T).numpy(), folder.local_at(every).float().numpy()
     numbers = torch.from_numpy(rows if size == 1 else groups)
     for absent in (False, True):

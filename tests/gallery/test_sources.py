@@ -17,7 +17,7 @@ from dmlkit.files.source import kind_of
 from dmlkit.gallery.change import GallerySettings, create_gallery
 from dmlkit.gallery.sources import open_points
 from dmlkit.identify.identify import identify
-from dmlkit.vectors.points import PointsInMemory, all_points
+from dmlkit.vectors.points import PointsInMemory, in_memory
 from dmlkit.vectors.run import embed
 from tests.conftest import Result
 from tests.datasets import trees
@@ -59,7 +59,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, trained_once: Callable[..., P
     np.save(folder / "y.npy", np.array(labels))
     gallery = open_points(folder / "gallery")
     asked = [str(label) for label in gallery.labels]
-    kinds = {"run": points, "embeddings": points, "array": points, "gallery": all_points(gallery).numpy()}
+    kinds = {"run": points, "embeddings": points, "array": points, "gallery": in_memory(gallery).points.numpy()}
     named = {"run": labels, "embeddings": labels, "array": labels, "gallery": asked}
     paths = (folder / "run", folder / "e", folder / "x.npy", folder / "gallery", folder / "photos")
     return Home(*paths, kinds, named)
@@ -75,7 +75,7 @@ def test_points_and_their_images_are_the_same_by_every_door(home: Home, kind: st
     found = open_points(getattr(home, kind), labels=labels)
     assert kind_of(getattr(home, kind)) == kind
     assert list(found.labels) == home.labels[kind] and len(found) == len(home.points[kind]) == len(found.paths)
-    np.testing.assert_allclose(all_points(found).numpy(), home.points[kind], atol=1e-6)
+    np.testing.assert_allclose(in_memory(found).points.numpy(), home.points[kind], atol=1e-6)
     blocks = list(found.blocks(5))
     assert [len(block) for block in blocks[:-1]] == [5] * (len(blocks) - 1)
     np.testing.assert_allclose(torch.cat(blocks).numpy(), home.points[kind], atol=1e-6)

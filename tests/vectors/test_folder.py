@@ -19,7 +19,7 @@ from dmlkit.recipe.reference import meanings_of
 from dmlkit.vectors import folder as folder_module
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.manifest import Manifest, ModelSource, Preprocessing, SearchIndex
-from dmlkit.vectors.points import all_points
+from dmlkit.vectors.points import in_memory
 from tests.vectors.stored import INDEX, MANIFEST, POINCARE, POINTS, embeddings_at, items, manifest
 
 NOT_UTF8 = pa.array([b"ant\x80"] * 5).view(pa.string())
@@ -215,7 +215,7 @@ def test_a_folder_without_rows_is_read(tmp_path: Path):
     folder = EmbeddingFolder(embeddings_at(tmp_path / "out", POINTS[:0]))
     assert folder.points.shape == (0, 8) and list(folder.blocks()) == []
     folder.check_points()
-    assert all_points(folder).shape == (0, 8)
+    assert in_memory(folder).points.shape == (0, 8)
 
 
 DOCUMENTS = [Manifest, FaissManifest, ModelManifest]
@@ -237,7 +237,7 @@ def test_rows_are_checked_once_while_they_are_read(tmp_path: Path, monkeypatch: 
     assert looked == [] and len(next(folder.blocks(2))) == 2 and looked == [2]
     assert [len(block) for block in folder.blocks(3)] == [3, 2] and looked == [2, 3, 2]
     folder.check_points()
-    assert np.array_equal(all_points(folder).numpy(), folder.points) and looked == [2, 3, 2]
+    assert np.array_equal(in_memory(folder).points.numpy(), folder.points) and looked == [2, 3, 2]
 
 
 @pytest.mark.parametrize(

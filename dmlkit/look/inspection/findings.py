@@ -139,8 +139,8 @@ def _scored(
 ) -> ModelInspection:
     """Add the metrics of the recipe, as ``dmlkit eval`` computes them."""
     images = inspection.collection
-    dataset, ids = images.dataset, images.rows
-    assert dataset is not None and ids is not None
+    assert images.images is not None
+    _, dataset, ids, _ = images.images
     embeddings = Embeddings(images.points, dataset.labels[ids], ids, list(images.skipped))
     try:
         with bar("ranking", len(ids)) as advance:
