@@ -39,7 +39,7 @@ def embed(
         Path | None,
         argument(
             "IMAGES",
-            "Image, folder of images, table with a column path, or .npy file of vectors.",
+            "Image, folder of images, table with a column path, or file of vectors.",
             check=require_images,
         ),
     ] = None,

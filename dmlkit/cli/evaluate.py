@@ -36,9 +36,8 @@ from dmlkit.files.source import (
     SIFT,
     Kind,
     check_options,
-    kind_of,
-    require_array,
     require_dataset,
+    require_labels,
     require_path,
     require_source,
 )
@@ -59,7 +58,8 @@ app = typer.Typer()
 @with_options
 def evaluate(
     source: Annotated[
-        Path, argument("SOURCE", "Run, embeddings folder, gallery, .npy file, or recipe: its pretrained backbone.")
+        Path,
+        argument("SOURCE", "Run, embeddings folder, gallery, file of vectors, or recipe: its pretrained backbone."),
     ],
     other: Annotated[
         Path | None,
@@ -71,7 +71,11 @@ def evaluate(
     ] = None,
     labels: Annotated[
         list[Path] | None,
-        option("FILE", "For an .npy file: .npy file of its labels. Repeatable, for OTHER.", check=each(require_array)),
+        option(
+            "FILE",
+            "For a file of vectors without labels: a file of them. Repeatable, for OTHER.",
+            check=each(require_labels),
+        ),
     ] = None,
     manifold: ArrayManifold = None,
     metric: Annotated[
@@ -204,11 +208,15 @@ def check_evidence(evidence: str, images: Path | None, overrides: list[str] | No
 
 
 def array_labels(source: Path, kind: Kind, other: Path | None, labels: list[Path]) -> dict[Path, Path]:
-    """Return the file of labels of each array that is evaluated, given in their order."""
-    arrays = [path for path in (source, other) if path is not None and path.is_file() and kind_of(path) == "array"]
-    if len(labels) < len(arrays):
-        raise UserError(f"eval: {arrays[len(labels)]}: an .npy file needs its labels; add --labels FILE")
+    """Return the file of labels of each file of vectors, given in their order; those with labels inside need none."""
+    is_points = kind not in ("run", "backbone")
+    sources = [path for path in (source, other) if is_points and path is not None]
+    arrays = [path for path in sources if require_source(path) == "array"]
+    if labels and len(labels) < len(arrays):
+        from dmlkit.files.vector_file import VectorFile
+
+        arrays = [path for path in arrays if VectorFile(path).labels() is None]
     if len(labels) > len(arrays):
         check_options(source, kind, {"--labels": labels})
         raise UserError(f"--labels {labels[-1]}: {len(labels)} files for the labels of {len(arrays)}; remove it")
-    return dict(zip(arrays, labels, strict=True))
+    return dict(zip(arrays, labels, strict=False))

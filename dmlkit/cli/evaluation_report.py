@@ -189,10 +189,15 @@ def tell_points(
 ) -> None:
     """Evaluate points, searched among themselves or in others."""
     from dmlkit.evaluation.arrays import evaluate_points
+    from dmlkit.files.source import require_source
     from dmlkit.gallery.sources import array_points, open_points
 
     points = open_points(source, labels=labels.get(source), manifold=manifold)
-    gallery = other and (array_points(other, labels[other], points.manifold) if other in labels else open_points(other))
+    gallery = other and (
+        array_points(other, labels.get(other), points.manifold)
+        if require_source(other) == "array"
+        else open_points(other)
+    )
     shown, bar = shown.with_table(points), bars(shown.console)
     found = evaluate_points(points, gallery, metrics=scope.metrics, rerank=shown.rerank, bar=bar)
     shown.tell(*found, title=str(source), run=points.run)

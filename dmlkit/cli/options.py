@@ -15,7 +15,7 @@ from dmlkit.files.outputs import check_file
 from dmlkit.files.regular import TABLES
 from dmlkit.files.source import (
     partner_path,
-    require_array,
+    require_labels,
     require_path,
     require_queries,
     require_run,
@@ -137,10 +137,10 @@ RunSplit = Annotated[
 ]
 ArrayManifold = Annotated[
     Literal["sphere", "euclidean"] | None,
-    option("NAME", "For an .npy file: sphere (compare by cosine) or euclidean (by distance). Default: sphere."),
+    option("NAME", "For a file of vectors: sphere (compare by cosine) or euclidean (by distance). Default: sphere."),
 ]
 ArrayLabels = Annotated[
-    Path | None, option("FILE", "For an .npy file: .npy file of its N labels, integers or text.", check=require_array)
+    Path | None, option("FILE", "For a file of vectors: file of its N labels, integers or text.", check=require_labels)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print only JSON to standard output.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; write nothing.")]
@@ -254,7 +254,7 @@ QueryPath = Annotated[
     ),
 ]
 SourcePath = Annotated[
-    Path, argument("SOURCE", "Run, embeddings folder, gallery, or .npy file (N, D) of vectors.", check=require_source)
+    Path, argument("SOURCE", "Run, embeddings folder, gallery, or file of vectors (N, D).", check=require_source)
 ]
 RecipePath = Annotated[
     Path, argument("RECIPE", "YAML file, or a name from dmlkit list recipes, e.g. glyphs/proxy_anchor.")

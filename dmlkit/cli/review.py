@@ -31,7 +31,7 @@ app = typer.Typer()
 def review(
     gallery: Annotated[
         Path,
-        argument("GALLERY", "Gallery, run, embeddings folder, or .npy file (N, D) of vectors.", check=require_source),
+        argument("GALLERY", "Gallery, run, embeddings folder, or file of vectors (N, D).", check=require_source),
     ],
     images: Annotated[
         Path,

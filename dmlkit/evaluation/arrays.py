@@ -75,7 +75,7 @@ def _labeled(points: PointSet) -> "tuple[LabeledRows, list[str]]":
     rows = LabeledRows(chosen, labels, [points.paths[row] for row in kept], levels)
     without = len(points) - len(rows.labels)
     if without == len(points):
-        raise UserError(f"{points.source}: none of {counted(without, 'item', 'items')} has a label; add labels")
+        raise UserError(f"{points.source}: none of {counted(without, 'item', 'items')} has a label; add --labels FILE")
     note = f"{counted(without, 'item has', 'items have')} no label, to be left out"
     return rows, [note] if without else []
 

@@ -23,7 +23,7 @@ NAMES: dict[Kind, str] = {
     "run": "a run",
     "embeddings": "a folder of embeddings",
     "gallery": "a gallery",
-    "array": "an .npy file",
+    "array": "a file of vectors",
     "images": "an image or a folder of images",
     "backbone": "a backbone before training",
 }
@@ -44,7 +44,7 @@ PARTNERS = {
 }
 """What takes each of them."""
 EXPECTED_DATA = "a folder with one subfolder per class, a table or annotations (see docs/data.md), or a recipe (.yaml)"
-EXPECTED = "a run, a folder of embeddings, a gallery or an .npy file"
+EXPECTED = "a run, a folder of embeddings, a gallery or a file of vectors"
 APPLIES: dict[str, tuple[Kind, ...]] = {  # kinds of source to which each option applies
     "--split": ("run", "backbone"),
     "--checkpoint": ("run",),
@@ -76,7 +76,9 @@ def kind_of(path: Path, expected: str = EXPECTED) -> Kind:
         UserError: nothing is there.
     """
     if path.is_file():
-        return "array" if path.suffix == ".npy" else "images"
+        from dmlkit.files.vector_file import holds_vectors  # it imports what this module is imported by
+
+        return "array" if holds_vectors(path) else "images"
     require_path(path, expected)
     if any((path / name).exists() for name in (GALLERY_MARK, CREATING_MARK)):
         return "gallery"
@@ -92,6 +94,8 @@ def require_source(path: Path) -> Kind:
         UserError: it is none of these.
     """
     kind = kind_of(path)
+    if kind == "images" and path.is_file() and path.suffix.lower() in TABLES and path.suffix != ".json":
+        return "array"  # with paths too, or without vectors, which is reported when it is read
     if kind == "images":
         raise UserError(f"{path}: expected {EXPECTED}; embed images with dmlkit embed first")
     if kind == "run":
@@ -145,9 +149,9 @@ def require_folder(path: Path) -> None:
         raise UserError(f"{path}: is a file; expected a folder")
 
 
-def require_array(path: Path) -> None:
-    """Raise a `UserError` unless an array exists."""
-    require_path(path, "a NumPy array (.npy)")
+def require_labels(path: Path) -> None:
+    """Raise a `UserError` unless a file exists, which may have labels."""
+    require_path(path, "labels (.npy, .npz, .txt, .csv or .parquet)")
 
 
 def require_review(path: Path) -> None:

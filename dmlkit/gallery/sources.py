@@ -1,9 +1,9 @@
 """The one door to points: a run, a folder of embeddings, a gallery or an array, and images to search with."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
 from dmlkit.datasets.base import Split
@@ -12,9 +12,9 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import VideoFrames, is_video
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError, counted, warn_once
-from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.labels import label_notes, label_of
 from dmlkit.files.source import check_options, require_queries, require_source
+from dmlkit.files.vector_file import VectorFile, holds_vectors, read_label_file
 from dmlkit.gallery.folder import GalleryFolder, gallery_of
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.manifolds.sphere import Sphere
@@ -47,7 +47,7 @@ def open_points(
     Args:
         split: split of a run's dataset. Default: test, or all if every class was trained on.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
-        labels: ``.npy`` file of the labels (N,) of an array.
+        labels: file of the labels (N,) of a file of vectors. Default: those inside.
         manifold: ``sphere`` or ``euclidean``, the geometry of an array. Default: sphere.
         model: checkpoint and device of a run, and a second model that embeds its images too.
     """
@@ -98,7 +98,7 @@ def open_queries(
     if isinstance(queries, Path):
         kind = require_queries(queries)
         check_options(queries, kind, {"--run": model.run, **(Boxes() if boxes is None else boxes).given()})
-        if kind == "array":
+        if kind == "array" or (searched.manifest is None and holds_vectors(queries, with_paths=True)):
             return array_points(queries, None, searched.manifold)
         if kind != "images":
             own = ModelChoice(device=model.device) if kind == "run" else OWN_MODEL
@@ -165,30 +165,31 @@ def _with_images(
 
 
 def array_points(path: Path, labels: Path | None, space: Manifold | str) -> PointsInMemory:
-    """Read an ``.npy`` file of embeddings of any model, (N, D) numbers.
+    """Read a file of embeddings of any model, (N, D) numbers, see `VectorFile`.
 
     Args:
-        labels: file of its labels, (N,) integers or text.
+        labels: file of its labels, (N,) integers or text. Default: those inside.
         space: the manifold of the rows, or its name: ``sphere`` (cosine of the directions) or ``euclidean``.
     """
-    features = read_features(path)
-    manifold = ManifoldConfig.variants[space]().build(features.shape[1]) if isinstance(space, str) else space
-    points = points_of_rows(features, manifold, path).float()
-    names: list[str | None] = [None] * len(points)
-    if labels is not None:
-        names = read_labels(labels)
-        if len(names) != len(points):
-            rows = counted(len(points), "row", "rows")
-            raise UserError(f"--labels {labels}: has {counted(len(names), 'label', 'labels')}, but {path} has {rows}")
-    return PointsInMemory(str(path), manifold, points, [f"row {row}" for row in range(len(points))], names)
-
-
-def read_features(path: Path) -> Tensor:
-    """Read an array (N, D) of finite numbers."""
+    vectors = VectorFile(path)
     try:
-        return as_embeddings(_array(path, 2), str(path))
+        features = as_embeddings(vectors.values, str(path))
     except ValueError as error:
         raise UserError(str(error)) from None
+    manifold = ManifoldConfig.variants[space]().build(features.shape[1]) if isinstance(space, str) else space
+    points = points_of_rows(features, manifold, path).float()
+    texts = vectors.labels() if labels is None else read_label_file(labels)
+    names: list[str | None] = [None] * len(points)
+    if texts is not None:
+        if len(texts) != len(points):
+            rows = counted(len(points), "row", "rows")
+            raise UserError(f"--labels {labels}: has {counted(len(texts), 'label', 'labels')}, but {path} has {rows}")
+        counts = Counter[str]("" if text is None else text for text in texts.to_pylist())
+        for note in label_notes(counts, str(labels or path)):
+            warn_once(note)
+        meant = {text: label_of(text) for text in counts}
+        names = [meant[text or ""] for text in texts.to_pylist()]
+    return PointsInMemory(str(path), manifold, points, vectors.names, names)
 
 
 def points_of_rows(features: Tensor, manifold: Manifold, path: Path) -> Tensor:
@@ -200,31 +201,6 @@ def points_of_rows(features: Tensor, manifold: Manifold, path: Path) -> Tensor:
         return features
     except ValueError as error:
         raise UserError(str(error)) from None
-
-
-def read_labels(path: Path) -> list[str | None]:
-    """Read labels (N,), integers or text, see `label_of`; bytes must be UTF-8, and text have no unpaired surrogates."""
-    labels = _array(path, 1)
-    if labels.dtype.kind not in "iuSU":  # numbers with fractions would each be a label of its own
-        raise UserError(f"{path}: labels: expected integers or text, got {labels.dtype}")
-    try:
-        if labels.dtype.kind == "S":
-            labels = np.strings.decode(labels, "utf-8")
-        texts, rows, counts = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
-        "".join(texts.tolist()).encode()
-    except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        raise UserError(f"{path}: labels: expected text in UTF-8, got {error.object!r:.60}") from None
-    for note in label_notes(dict(zip(texts.tolist(), counts.tolist(), strict=True)), str(path)):
-        warn_once(note)
-    names = [label_of(text) for text in texts.tolist()]
-    return [names[row] for row in rows.tolist()]
-
-
-def _array(path: Path, dimensions: int) -> Values:
-    array = read_array(path)
-    if array.ndim != dimensions:
-        raise UserError(f"{path}: expected an array of {dimensions} dimensions, got {array.shape}")
-    return array
 
 
 def check_same_model(theirs: PointSet, ours: PointSet) -> None:

@@ -41,7 +41,7 @@ def _group_names(images: Path, asked: PointSet, by: str, boxes: Boxes | None) ->
     With ``folder`` it is the folder of the image; else its cell in a column of a table of images, in which a blank one
     makes an image a group of its own.
     """
-    is_array = images.suffix == ".npy" and not images.is_dir()
+    is_array = asked.manifest is None
     if by == FOLDER and not is_array:
         return [str(Path(path).parent) for path in asked.paths]
     table = None if is_array else query_table(images, boxes, None if by == LABEL else NONE)

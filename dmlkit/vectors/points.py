@@ -242,7 +242,7 @@ def load_same_model(searched: PointSet, model: ModelChoice, fabric: Ranks) -> Tr
     manifest, run = searched.manifest, model.run or searched.run
     if manifest is None:
         raise UserError(
-            f"{searched.source}: the model of an array is unknown; search with an .npy file instead of images"
+            f"{searched.source}: the model of an array is unknown; search with a file of vectors instead of images"
         )
     if run is None:
         raise UserError(f"{searched.source}: the run that made it is unknown or has moved; name the run with --run RUN")

@@ -21,7 +21,7 @@ from tests.vectors.stored import manifest
 
 Cli = Callable[..., Result]
 NO_RUN = "no run here (recipe.yaml or environment.json is missing); expected a folder that train wrote"
-NO_SOURCE = "no such file or folder; expected a run, a folder of embeddings, a gallery or an .npy file"
+NO_SOURCE = "no such file or folder; expected a run, a folder of embeddings, a gallery or a file of vectors"
 NO_DATA = (
     "no such file or folder; expected a folder with one subfolder per class, a table or annotations (see docs/data.md)"
     ", or a recipe (.yaml)"
@@ -175,8 +175,14 @@ READ = [  # what is missing inside a path that a command reads
     ("start run", "run: is a run; expected a folder with one subfolder per class, or a table"),
     ("start empty", f"dataset.root: empty: {NO_CLASSES}"),
     ("data check empty", f"dataset.root: empty: {NO_CLASSES}"),
-    ("eval x.npy --labels no.npy", "no.npy: no such file or folder; expected a NumPy array (.npy)"),
-    ("cluster x.npy --labels no.npy", "no.npy: no such file or folder; expected a NumPy array (.npy)"),
+    (
+        "eval x.npy --labels no.npy",
+        "no.npy: no such file or folder; expected labels (.npy, .npz, .txt, .csv or .parquet)",
+    ),
+    (
+        "cluster x.npy --labels no.npy",
+        "no.npy: no such file or folder; expected labels (.npy, .npz, .txt, .csv or .parquet)",
+    ),
     ("verify run --pairs kept.csv --root no", "no: no such file or folder; expected the folder of the images"),
 ]
 DIMS = "--dims 512 128: --dims takes one value at a time; use --dims 512 --dims 128"
@@ -219,7 +225,7 @@ STORED = [  # no network computes where every path holds points
     "select x.npy x.npy",
     "review x.npy x.npy -o new",
 ]
-NO_NETWORK = "applies to a run or an image or a folder of images, but x.npy is an .npy file; remove this option"
+NO_NETWORK = "applies to a run or an image or a folder of images, but x.npy is a file of vectors; remove this option"
 MISTAKES = [
     *REPEATED,
     *WRITTEN,
@@ -242,7 +248,7 @@ MISTAKES = [
     ("curvature none", f"none: {NO_SOURCE}"),
     (
         "search empty x.npy",
-        "empty: expected a run, a folder of embeddings, a gallery or an .npy file; embed images with dmlkit embed "
+        "empty: expected a run, a folder of embeddings, a gallery or a file of vectors; embed images with dmlkit embed "
         "first",
     ),
     ("search x.npy none", f"none: {NO_SOURCE.replace('expected ', 'expected an image, a folder of images, ')}"),
@@ -320,10 +326,13 @@ OF_OTHER_SOURCES = [
     ("calibrate single --with run", f"--with run: single {ONE_RUN}"),
     ("serve single --with run", f"--with run: single {ONE_RUN}"),
     ("serve embedded --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
-    ("search x.npy photos --with place", f"--with place: applies to a gallery, but x.npy is an .npy file; {PLACED}"),
+    (
+        "search x.npy photos --with place",
+        f"--with place: applies to a gallery, but x.npy is a file of vectors; {PLACED}",
+    ),
     ("identify run photos --with place", f"--with place: applies to a gallery, but run is a run; {PLACED}"),
     ("search embedded x.npy --with run", f"--with run: {NO_SECOND}, but embedded is a folder of embeddings; {REMOVE}"),
-    ("identify x.npy x.npy --with run", f"--with run: {NO_SECOND}, but x.npy is an .npy file; {REMOVE}"),
+    ("identify x.npy x.npy --with run", f"--with run: {NO_SECOND}, but x.npy is a file of vectors; {REMOVE}"),
 ]
 
 

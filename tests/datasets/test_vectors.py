@@ -131,8 +131,8 @@ def damaged(tmp_path: Path, what: str) -> dict[str, Any]:
             bad[17, 3] = np.nan
         case "infinite":
             bad[3, 0] = 1e300  # in float32
-        case "integers":
-            bad = vectors.astype(np.int64)
+        case "complex":
+            bad = vectors.astype(np.complex64)
         case "one dimension":
             bad = vectors[0]
         case "three dimensions":
@@ -176,20 +176,20 @@ def damaged(tmp_path: Path, what: str) -> dict[str, Any]:
     {
         "nan": r"bad.npy: row 17 \(counted from 0\) contains nan or inf",
         "infinite": r"bad.npy: row 3 \(counted from 0\) contains nan or inf",
-        "integers": "bad.npy has type int64; expected vectors in float16, float32 or float64",
-        "one dimension": r"bad.npy has shape \(5,\); expected \(N, D\)",
-        "three dimensions": r"bad.npy has shape \(1, 72, 5\); expected \(N, D\)",
-        "empty": r"bad.npy has shape \(0, 5\); expected \(N, D\)",
+        "complex": "bad.npy: expected real numbers of up to 64 bits, got complex64",
+        "one dimension": r"bad.npy has shape \(5,\); expected an array of 2 dimensions \(N, D\)",
+        "three dimensions": r"bad.npy has shape \(1, 72, 5\); expected an array of 2 dimensions \(N, D\)",
+        "empty": r"bad.npy has shape \(0, 5\); expected an array of 2 dimensions \(N, D\)",
         "objects": "bad.npy: holds Python objects, which are never read; save text with .*labels.astype\\(str\\)",
-        "other count": r"dataset.labels: .*few.npy has shape \(9,\), but .*bad.npy has 72 vectors",
-        "no labels": r"dataset.labels: .*bad.npy has no column 'label' \(an .npy file has no columns\)",
+        "other count": r"dataset.labels: .*few.npy has 9 values, but .*bad.npy has 72 vectors",
+        "no labels": r"dataset.labels: .*bad.npy has no column 'label' \(an .npy file has none\)",
         "float labels": "dataset.labels: .*x.npy has type float32; expected integers or text",
         "one class": "bad.npy: no vectors for train; expected at least two classes",
         "missing": "none.npy: no such file",
         "a folder of others": "has no embeddings; expected a folder that dmlkit embed has finished",
-        "another kind": "vectors.yaml: expected an .npy or .parquet file, or a folder",
-        "no column": "bad.parquet has no column 'embedding', which holds the vectors; its columns: label",
-        "texts": "bad.parquet: column 'embedding' has type string; expected lists",
+        "another kind": "vectors.yaml: expected a file of vectors \\(.*\\), or a folder",
+        "no column": r"bad.parquet: has no vectors \(label\); expected a column with lists of numbers",
+        "texts": r"bad.parquet: has no vectors \(label, embedding\); expected a column with lists",
         "other lengths": r"bad.parquet: column 'embedding': row 1 \(counted from 0\) is blank or differs in length",
         "a blank": "bad.parquet: column 'embedding': .* blank",
         "no labels at all": "dataset.labels: .*bad.parquet: no vector has a label",

@@ -240,8 +240,10 @@ def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
     for option in (*options, ["--device", "cuda"]):
         refused(dmlkit("eval", tmp_path / "e", *option), option[0], "applies to a run", "is a folder of embeddings")
         refused(dmlkit("eval", *arrays, *option), option[0], "applies to a run")
-    refused(dmlkit("eval", tmp_path / "e", "--manifold", "euclidean"), "--manifold euclidean: applies to an .npy file")
-    refused(dmlkit("eval", run, "--manifold", "euclidean"), "--manifold euclidean: applies to an .npy file")
+    refused(
+        dmlkit("eval", tmp_path / "e", "--manifold", "euclidean"), "--manifold euclidean: applies to a file of vectors"
+    )
+    refused(dmlkit("eval", run, "--manifold", "euclidean"), "--manifold euclidean: applies to a file of vectors")
     refused(
         dmlkit("eval", run, tmp_path, "--set", "dataset.classes=12"),
         "replaces the dataset; use only one of them",
@@ -290,11 +292,13 @@ def refused(result, *parts):
 def test_bad_input_of_eval(dmlkit, arrays):
     folder, points, labels = arrays
     x, y = folder / "x.npy", folder / "y.npy"
-    for words in ([x], [x, x], [x, x, "--labels", y]):
-        refused(dmlkit("eval", *words), f"eval: {x}: an .npy file needs its labels; add --labels FILE")
+    np.save(folder / "q.npy", points[:30])
+    np.save(folder / "l.npy", labels[:30])
+    for words in ([x], [x, x], [folder / "q.npy", x, "--labels", folder / "l.npy"]):
+        refused(dmlkit("eval", *words), f"{x}: none of 90 items has a label; add --labels FILE")
     refused(dmlkit("eval", x, "--labels", y, "--labels", y), "2 files for the labels of 1; remove it")
     refused(dmlkit("eval", folder / "no.npy", "--labels", y), "no such file")
-    refused(dmlkit("eval", y, "--labels", y), "expected an array of 2 dimensions, got (90,)")
+    refused(dmlkit("eval", y, "--labels", y), "has shape (90,); expected an array of 2 dimensions")
     (folder / "text.npy").write_text("hello")
     refused(dmlkit("eval", folder / "text.npy", "--labels", y), "cannot read this NumPy array")
     np.save(folder / "pickle.npy", np.array([{}, 1]), allow_pickle=True)
@@ -302,7 +306,7 @@ def test_bad_input_of_eval(dmlkit, arrays):
     np.save(folder / "short.npy", labels[:50])
     refused(dmlkit("eval", x, "--labels", folder / "short.npy"), "has 50 labels, but")
     np.save(folder / "float.npy", labels.astype(np.float32))
-    refused(dmlkit("eval", x, "--labels", folder / "float.npy"), "integers or text, got float32")
+    refused(dmlkit("eval", x, "--labels", folder / "float.npy"), "has type float32; expected integers or text")
     np.save(folder / "one.npy", labels * 0)
     refused(dmlkit("eval", x, "--labels", folder / "one.npy"), "all 90 embeddings are of one class")
     for name in ("x.npy", "copy.npy", "link.npy"):
@@ -351,7 +355,7 @@ def test_arrays_that_have_no_cosine_are_refused_w11(dmlkit, arrays):
 def test_labels_that_are_no_utf_8_are_refused_t8(dmlkit, arrays, monkeypatch, labels, options: list[str]):
     monkeypatch.chdir(arrays[0])
     np.save("labels.npy", np.array(labels * 45))
-    refused(dmlkit("eval", "x.npy", "--labels", "labels.npy", *options), "expected text in UTF-8, got")
+    refused(dmlkit("eval", "x.npy", "--labels", "labels.npy", *options), "labels.npy: expected text in UTF-8: ")
 
 
 def test_labels_may_be_bytes(dmlkit, arrays):

@@ -223,11 +223,16 @@ def test_an_option_that_does_not_apply_is_refused_in_the_same_words(
     of_a_run = [("--split", "test", "a run"), ("--set", "dataset.root=x", "a run")]
     if command != "eval":
         of_a_run.append(("--device", "cpu", "a run or an image or a folder of images"))
-    of_an_array = [("--manifold", "euclidean", "an .npy file"), ("--labels", home.array, "an .npy file")]
+    of_an_array = [("--manifold", "euclidean", "a file of vectors"), ("--labels", home.array, "a file of vectors")]
     refused = of_an_array if kind == "run" else of_a_run if kind == "array" else [*of_a_run, *of_an_array]
     if command == "eval" and kind == "array":
         return  # its own words: see tests/evaluation
-    names = {"run": "a run", "embeddings": "a folder of embeddings", "array": "an .npy file", "gallery": "a gallery"}
+    names = {
+        "run": "a run",
+        "embeddings": "a folder of embeddings",
+        "array": "a file of vectors",
+        "gallery": "a gallery",
+    }
     for option, value, where in refused:
         result = dmlkit(command, getattr(home, kind), *rest, option, value)
         told = f"error: {option} {value}: applies to {where}, but {getattr(home, kind)} is {names[kind]}; remove this"
@@ -238,10 +243,10 @@ def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
     np.save(tmp_path / "three.npy", np.zeros((2, 2, 2)))
     np.save(tmp_path / "two.npy", np.array(["a", "b"]))
     np.save(tmp_path / "shares.npy", np.linspace(0, 1, len(home.labels["array"])))
-    no_labels = "shares.npy: labels: expected integers or text, got float64"
+    no_labels = "shares.npy has type float64; expected integers or text"
     np.save(tmp_path / "width.npy", np.eye(5, dtype=np.float32))
     (tmp_path / "empty").mkdir()
-    expected = "expected a run, a folder of embeddings, a gallery or an .npy file"
+    expected = "expected a run, a folder of embeddings, a gallery or a file of vectors"
     for words, told in (
         (("cluster", tmp_path / "gone", "--clusters", 2), f"no such file or folder; {expected}"),
         (("cluster", home.photos, "--clusters", 2), f"{home.photos}: {expected}"),

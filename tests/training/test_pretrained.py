@@ -318,10 +318,10 @@ def test_mistakes_of_recipes_are_one_line(dmlkit, recipe: Path, weights: Path, t
     pretrained = ("--checkpoint", "pretrained")
     cases: list[tuple[tuple[object, ...], str]] = [
         ((recipe, "--checkpoint", "best"), "--checkpoint best: applies to a run, but"),
-        ((recipe, "--manifold", "sphere"), "--manifold sphere: applies to an .npy file, but"),
+        ((recipe, "--manifold", "sphere"), "--manifold sphere: applies to a file of vectors, but"),
         ((recipe, "--rerank", "expansion"), "--rerank expansion: applies to"),
         ((recipe, "--evidence", "center"), "--evidence center: applies to a run, but"),
-        ((tmp_path / "cut.txt",), "expected a run, a folder of embeddings, a gallery or an .npy file"),
+        ((tmp_path / "cut.txt",), "expected a run, a folder of embeddings, a gallery or a file of vectors"),
         ((recipe, "--labels", recipe), "--labels"),
         ((tmp_path / "none.yaml", *pretrained), "none.yaml: no such file"),
         ((tmp_path / "cut.yaml",), "cut.yaml:1"),
