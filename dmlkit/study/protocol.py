@@ -43,13 +43,7 @@ class RealityCheckFigures(Document, frozen=True):
         return {f"{kind} {name}": value for kind, metrics in self.plain().items() for name, value in metrics.items()}
 
 
-def run_once(
-    name: ProtocolName,
-    recipe: Recipe,
-    folder: Path,
-    fabric: Fabric,
-    progress: StartModel,
-) -> Metrics:
+def run_once(name: ProtocolName, recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel) -> Metrics:
     """Train a recipe under a protocol, with its own seed. Complete trainings are kept, and interrupted ones resumed.
 
     ``official``: the recipe unchanged. The figures are those of the best checkpoint on validation classes.
@@ -64,19 +58,9 @@ def run_once(
         folder: folder of the run, or of ``fold-F/`` of each model.
     """
     if name == "official":
-        return _test_metrics(_trained(recipe, folder, fabric, progress))
-    return _reality_check(recipe, folder, fabric, progress)
-
-
-def is_complete(name: ProtocolName, folder: Path) -> bool:
-    """Return whether the run in this folder is complete."""
-    return (folder / ("summary.json" if name == "official" else "result.json")).exists()
-
-
-def _reality_check(recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel) -> Metrics:
+        return _trained(recipe, folder, fabric, progress)
     folds = [folder / f"fold-{fold}" for fold in range(FOLDS)]
-    models = [_trained(fold_recipe(recipe, fold), path, fabric, progress) for fold, path in enumerate(folds)]
-    tests = [_test_metrics(summary) for summary in models]
+    tests = [_trained(fold_recipe(recipe, fold), path, fabric, progress) for fold, path in enumerate(folds)]
     target = folder / "result.json"
     if target.exists():
         return RealityCheckFigures.read(target).flat()
@@ -88,9 +72,9 @@ def _reality_check(recipe: Recipe, folder: Path, fabric: Fabric, progress: Start
     return figures.flat()
 
 
-def _test_metrics(summary: Summary) -> Metrics:
-    assert summary.chosen.test is not None, "_trained has refused recipes without test classes"
-    return summary.chosen.test
+def is_complete(name: ProtocolName, folder: Path) -> bool:
+    """Return whether the run in this folder is complete."""
+    return (folder / ("summary.json" if name == "official" else "result.json")).exists()
 
 
 def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
@@ -105,18 +89,20 @@ def fold_recipe(recipe: Recipe, fold: int) -> Recipe:
     )
 
 
-def _trained(recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel) -> Summary:
-    """Return the summary of a run, which is trained or resumed if it is not complete."""
+def _trained(recipe: Recipe, folder: Path, fabric: Fabric, progress: StartModel) -> Metrics:
+    """Return the test metrics of a run, which is trained or resumed if it is not complete."""
     if "test" not in recipe.dataset.own_splits:
         text = "got all, which leaves no test classes; studies need official or reality_check"
         raise UserError(recipe.fault(("dataset", "split"), text))
-    run = RunFolder(folder)
+    run, summary = RunFolder(folder), None
     if run.holds_run():
         run.check_same_recipe(recipe)
-        if run.summary_path.exists():
-            return Summary.read(run.summary_path)
-    fabric.barrier()
-    return train(recipe, folder, device=fabric, progress=progress(str(folder), recipe), resume=True)
+        summary = Summary.read(run.summary_path) if run.summary_path.exists() else None
+    if summary is None:
+        fabric.barrier()
+        summary = train(recipe, folder, device=fabric, progress=progress(str(folder), recipe), resume=True)
+    assert summary.chosen.test is not None, "recipes without test classes are refused above"
+    return summary.chosen.test
 
 
 def _concatenated(folds: Sequence[Path], fabric: Fabric) -> dict[str, float]:

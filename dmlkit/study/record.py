@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
 )
 
-from dmlkit.errors import UserError
+from dmlkit.errors import UserError, some_of
 from dmlkit.files.document import Document, differences
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder
@@ -129,17 +129,12 @@ class StudyFailures(Document, frozen=True):
             >>> StudyFailures(failed={"a/seed-0": "no disk", "a/seed-1": "no disk", "b/seed-0": "no loss"}).lines()
             ['a/seed-0, a/seed-1: no disk', 'b/seed-0: no loss']
             >>> StudyFailures(failed={f"a/seed-{seed}": "no disk" for seed in range(70)}).lines()
-            ['a/seed-0, a/seed-1, a/seed-2 and 67 more: no disk']
+            ['a/seed-0, a/seed-1, a/seed-2, a/seed-3, a/seed-4 and 65 more: no disk']
         """
         names: dict[str, list[str]] = {}
         for name, reason in self.failed.items():
             names.setdefault(reason, []).append(name)
-        return [f"{_first(runs)}: {reason}" for reason, runs in names.items()]
-
-
-def _first(names: list[str]) -> str:
-    shown = names if len(names) <= 4 else names[:3]
-    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 4 else "")
+        return [f"{some_of(runs)}: {reason}" for reason, runs in names.items()]
 
 
 def _changes(base: Any, recipe: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -192,7 +187,14 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", comman
             statement.pop("paper", None)
         same = {name: stored[name] for name in REWORDED} | {"seeds": new["seeds"][: len(stored["seeds"])]}
         same["extend"] = min(new["extend"], stored["extend"])  # it may grow: the values tried before stay
-        changes = [*_lost_or_changed(*(study.variants for study in studies))]
+        changes: list[str] = []
+        for variant, recipes in studies[0].variants.items():  # more variants and more values to tune are no change
+            tried = started.variants.get(variant, {})
+            if lost := [label or "its recipe" for label in recipes if label not in tried]:
+                changes.append(f"variants.{variant}: no longer tries {some_of(lost)}")
+            for label in (label for label in recipes if label in tried):
+                place = f"variants.{variant}.{label}".rstrip(".")
+                changes += differences(place, recipes[label], tried[label])
         changes += differences("", stored, {**new, **same})
         if changes:
             raise UserError(
@@ -207,13 +209,3 @@ def open_study(record: Mapping[str, Any], folder: Path, fabric: "Fabric", comman
             started.write(path)
         fabric.barrier()
         yield
-
-
-def _lost_or_changed(stored: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how recipes of finished runs were lost or changed; more variants and more values to tune are no change."""
-    for variant, recipes in stored.items():
-        tried = new.get(variant, {})
-        if lost := [label or "its recipe" for label in recipes if label not in tried]:
-            yield f"variants.{variant}: no longer tries {_first(lost)}"
-        for label in (one for one in recipes if one in tried):
-            yield from differences(f"variants.{variant}.{label}".rstrip("."), recipes[label], tried[label])

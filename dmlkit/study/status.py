@@ -122,7 +122,8 @@ class _Reader:
         folder = self.folder / variant / label / f"seed-{seed}"
         name = str(folder.relative_to(self.folder))
         models = [folder / f"fold-{fold}" for fold in range(self.models)] if self.models > 1 else [folder]
-        far = [_progress(RunFolder(path), self._training(variant)["select_by"]) for path in models]
+        select_by = self._training(variant)["select_by"]
+        far = [_progress(RunFolder(path), select_by) for path in models]
         scores = [score for _, score, _ in far if score is not None]
         reason = self.failed.get(name)
         state: State = "waiting"
@@ -134,20 +135,22 @@ class _Reader:
             state = "failed"
         elif any(RunFolder(path).holds_run() for path in models):
             state = "stopped"
-        fields = {
-            "folder": name,
-            "state": state,
-            "epochs": sum(epochs for epochs, _, _ in far),
-            "score": fmean(scores) if scores else None,
-            "seconds": round(sum(seconds for _, _, seconds in far), 1),
-            "reason": reason if state == "failed" else None,
-        }
-        return self._waiting(variant, label, seed).model_copy(update=fields)
+        return self._waiting(
+            variant,
+            label,
+            seed,
+            folder=name,
+            state=state,
+            epochs=sum(epochs for epochs, _, _ in far),
+            score=fmean(scores) if scores else None,
+            seconds=round(sum(seconds for _, _, seconds in far), 1),
+            reason=reason if state == "failed" else None,
+        )
 
-    def _waiting(self, variant: str, label: str | None, seed: int) -> RunStatus:
+    def _waiting(self, variant: str, label: str | None, seed: int, **known: Any) -> RunStatus:
         training = self._training(variant)
         epochs = training.get("stop_after") or training["epochs"]
-        return RunStatus(variant=variant, choice=label, seed=seed, of_epochs=epochs * self.models)
+        return RunStatus(variant=variant, choice=label, seed=seed, of_epochs=epochs * self.models, **known)
 
     def _training(self, variant: str) -> dict[str, Any]:
         training = next(iter(self.study.variants[variant].values()))["training"]

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from dmlkit.errors import UserError
-from dmlkit.study.reports.overview import BEGINNING, END, ReportPage
+from dmlkit.study.reports.overview import BEGINNING, END, text_around, write_block
 
 BLOCK = f"{BEGINNING} a -o b.md -->\n\nold\n\n{END}"
 
 
 def write(path: Path) -> bytes:
-    ReportPage.at(path).write("new -o b.md", "A title", ["One.", "Two."])
+    write_block(path, text_around(path), "new -o b.md", "A title", ["One.", "Two."])
     return path.read_bytes()
 
 
@@ -38,7 +38,7 @@ def test_a_page_without_text_of_its_own_has_a_title(tmp_path: Path):
 
 
 def test_what_is_asked_does_not_end_the_comment(tmp_path: Path):
-    ReportPage.at(tmp_path / "b.md").write("'a-->\n<b>' -o b.md", "<i>", [])
+    write_block(tmp_path / "b.md", ("", "\n"), "'a-->\n<b>' -o b.md", "<i>", [])
     first, _, title, *_ = (tmp_path / "b.md").read_text().split("\n")
     assert first == f"{BEGINNING} 'a--&gt;\\n<b&gt;' -o b.md -->" and title == r"# \<i\>"
 
@@ -61,6 +61,6 @@ def test_a_page_without_one_block_is_one_line_and_stays(tmp_path: Path, text: st
     path = tmp_path / "b.md"
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError) as error:
-        ReportPage.at(path)
+        text_around(path)
     assert told in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
     assert path.read_bytes() == text.encode(errors="surrogateescape")

@@ -246,7 +246,8 @@ def test_a_study_stops_only_when_all_its_first_runs_fail_for_one_reason(
     runs = train_by(monkeypatch, lambda recipe: "no photos" if fails(recipe) else figures(recipe))
     result = study(dmlkit, write_study(tmp_path, STUDY.replace("[0, 1]", f"{list(range(20))}")))
     assert result.code == 2 and len(runs.folders) == trained
-    stopped = "error: small/seed-0, large/seed-0, small/seed-1 and 5 more: no photos; no run has succeeded"
+    named = "small/seed-0, large/seed-0, small/seed-1, large/seed-1, small/seed-2"
+    stopped = f"error: {named} and 3 more: no photos; no run has succeeded"
     assert result.err.startswith(stopped) == (trained == 8), result.err
     assert result.out.count("no photos") == (1 if trained == 8 else 2)  # and in the list of failures at the end
 

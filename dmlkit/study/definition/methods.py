@@ -126,11 +126,10 @@ def value_beyond(candidate: Candidate, key: str, grid: Sequence[float]) -> float
     value = candidate.values[key]
     step = next_value(grid, value)
     if step is None:
-        step = next_value([float(one) for one in grid], value)
+        fraction = next_value([float(one) for one in grid], value)
         with suppress(UserError):
-            with_values(candidate, {**candidate.values, key: step}, "tune")
-            return step
-        return None
+            with_values(candidate, {**candidate.values, key: fraction}, "tune")
+            return fraction
     return step
 
 
@@ -147,7 +146,6 @@ def next_value(grid: Sequence[float], value: float) -> float | None:
 
     Args:
         grid: at least two values, ordered towards this end.
-        value: the last grid value, or a value that was added beyond it.
 
     Example:
         >>> next_value([1e-3, 2e-3, 4e-3], 4e-3), next_value([4e-3, 2e-3, 1e-3], 1e-3), next_value([1e-3, 3e-3], 3e-3)

@@ -49,27 +49,16 @@ class VariantClasses(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True)
 class PairedClasses:
-    """Differences between two variants by seed and class.
+    """Differences between two variants by seed and class."""
 
-    Args:
-        changes: (S, C) differences of at least 2 seeds and `LEAST_CLASSES` classes.
-        queries: (C,) number of queries of each class, its weight in a figure.
-    """
-
-    changes: Array
-    queries: Array
+    changes: Array  # (S, C), of at least 2 seeds and `LEAST_CLASSES` classes
+    queries: Array  # (C,) number of queries of each class, its weight in a figure
 
     @classmethod
     def of(
         cls, base: VariantClasses | None, method: VariantClasses | None, metric: str, seeds: Sequence[int]
     ) -> "PairedClasses | None":
-        """Return the differences ``method`` - ``base`` for seeds; None if a figure is missing or classes are too few.
-
-        Args:
-            base, method: figures of two variants by class; None if they are not known.
-            metric: name of the figure.
-            seeds: seeds that both variants have.
-        """
+        """Return ``method`` - ``base`` for seeds that both have; None if a figure is missing or classes are too few."""
         if base is None or method is None or (base.names, base.queries) != (method.names, method.queries):
             return None
         if len(seeds) < 2 or len(base.names) < LEAST_CLASSES:

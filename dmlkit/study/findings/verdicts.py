@@ -165,14 +165,19 @@ class JudgedStatement(PairedDifference, Expectation, frozen=True):
     """Verdict without correction for other statements; see `verdict`."""
     runs_to_separate: int | None
     """Approximate number of seeds that would decide the statement; null if no number would."""
-    corrected_p_value: float | None = None
-    """P-value corrected for the number of statements, see `holm`; null in results of dmlkit 0.1.0."""
-    corrected_verdict: Verdict | None = None
-    """Verdict by the corrected p-value; null in results of dmlkit 0.1.0."""
+    corrected_p_value: float
+    """P-value corrected for the number of statements, see `holm`."""
+    corrected_verdict: Verdict
+    """Verdict by the corrected p-value."""
     at_edge: tuple[str, ...] = ()
     """Those of the two variants whose tuned values are at an edge."""
     not_trained: tuple[str, ...] = ()
     """Those of the two variants that are below their backbone before training by this metric."""
+
+    @property
+    def text(self) -> str:
+        """The statement in words."""
+        return f"{self.better} better than {self.than}"
 
 
 FIGURE_PAIRS = (("recall@1", "map@r"), ("precision@1", "map@r"))
@@ -217,7 +222,6 @@ def judge(
     Args:
         statements: statements of the claim, each by one figure; see `by_both_figures`. All of them are corrected for.
         more_seeds: number of seeds that may be added, each after a test of the difference; see `compare_at_looks`.
-        negligible: largest difference that does not matter; see `is_within`.
     """
     compared: list[tuple[Expectation, PairedFigures, Comparison, Verdict]] = []
     for one in statements:
@@ -227,7 +231,22 @@ def judge(
                 change = compare_at_looks(pairs.base, pairs.method, seeds, seeds + more_seeds, pairs.by_class)
                 compared.append((one, pairs, change, _aside(one, variants) or verdict(change, negligible)))
     corrected = holm([1.0 if word == "equal by construction" else change.p_value for _, _, change, word in compared])
-    return tuple(_judged(*row, p_value, variants) for row, p_value in zip(compared, corrected, strict=True))
+    judged: list[JudgedStatement] = []
+    for (one, (base, method, by_class), change, word), p_value in zip(compared, corrected, strict=True):
+        pair = {name: variants[name] for name in (one.better, one.than)}
+        decided = word in ("holds", "does not hold")
+        needed = runs_to_separate(base, method) if by_class is None else by_class.runs_to_separate()
+        details = {
+            "classes": None if by_class is None else len(by_class.queries),
+            "verdict": word,
+            "runs_to_separate": needed if word == "not separable at this size" or decided else None,
+            "corrected_p_value": p_value,
+            "corrected_verdict": "not separable at this size" if decided and p_value >= LEVEL else word,
+            "at_edge": tuple(name for name, variant in pair.items() if variant.tuned and variant.tuned.edge),
+            "not_trained": tuple(name for name, variant in pair.items() if variant.is_below_pretrained(one.metric)),
+        }
+        judged.append(JudgedStatement.model_validate({**one.model_dump(), **change.as_dict(), **details}))
+    return tuple(judged)
 
 
 def verdict(comparison: Comparison, negligible: float | None = None) -> Verdict:
@@ -266,30 +285,6 @@ def _aside(one: Expectation, variants: Mapping[str, VariantResults]) -> Verdict 
         return "equal by construction"
     figures = _figures_of(one.metric, tuple(better.summary))
     return None if better.is_trained(figures) and than.is_trained(figures) else "not trained"
-
-
-def _judged(
-    one: Expectation,
-    pairs: PairedFigures,
-    change: Comparison,
-    word: Verdict,
-    corrected: float,
-    variants: Mapping[str, VariantResults],
-) -> JudgedStatement:
-    pair = {name: variants[name] for name in (one.better, one.than)}
-    decided = word in ("holds", "does not hold")
-    base, method, by_class = pairs
-    needed = runs_to_separate(base, method) if by_class is None else by_class.runs_to_separate()
-    details = {
-        "classes": None if by_class is None else len(by_class.queries),
-        "verdict": word,
-        "runs_to_separate": needed if word == "not separable at this size" or decided else None,
-        "corrected_p_value": corrected,
-        "corrected_verdict": "not separable at this size" if decided and corrected >= LEVEL else word,
-        "at_edge": tuple(name for name, variant in pair.items() if variant.tuned and variant.tuned.edge),
-        "not_trained": tuple(name for name, variant in pair.items() if variant.is_below_pretrained(one.metric)),
-    }
-    return JudgedStatement.model_validate({**one.model_dump(), **change.as_dict(), **details})
 
 
 REPETITIONS = 100_000  # of the simulation: its bound is accurate to 1.5 %

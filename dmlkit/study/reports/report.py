@@ -53,16 +53,12 @@ were added until a statement was decided, the difference is on average larger th
 
 
 def study_section(results: StudyResults, plot: str) -> str:
-    """Return one study of a document as Markdown: claim, verdicts, results, cost and command.
-
-    Args:
-        plot: path of the picture, relative to the document.
-    """
+    """Return one study as Markdown: claim, verdicts, results, the picture, relative to the document, and command."""
     claim = markdown(results.claim)
     tables = [as_markdown(statement_rows({"": results}))] if results.verdicts else []
     tables.append(as_markdown(trained_rows(results)))
     source = _source_paragraph(results)
-    return "\n\n".join([f"## {claim}", *source, *tables, f"![{claim}]({quote(plot)})", *repeat_paragraphs(results)])
+    return "\n\n".join([f"## {claim}", *source, *tables, f"![{claim}]({quote(plot)})", *_repeat_paragraphs(results)])
 
 
 def _source_paragraph(results: StudyResults) -> list[str]:
@@ -86,11 +82,10 @@ def study_page(results: StudyResults) -> str:
             budget = f"with {min(trials)} to {max(trials)} trials per variant, not the same number"
         text = f"Tuned with {seeds} on validation classes, {budget}:"
         paragraphs += [text, as_markdown(tuning_rows(results))]
-    return "\n\n".join([*paragraphs, *repeat_paragraphs(results), EXPLANATION])
+    return "\n\n".join([*paragraphs, *_repeat_paragraphs(results), EXPLANATION])
 
 
-def repeat_paragraphs(results: StudyResults) -> list[str]:
-    """Return the settings of a study, and the command that repeats it."""
+def _repeat_paragraphs(results: StudyResults) -> list[str]:
     setting = _setting(results)
     return [f"{setting[0].upper()}{setting[1:]}. To repeat it:", f"    {printable(results.command)}"]
 
@@ -126,7 +121,7 @@ def _counted(judged: Sequence[JudgedStatement], of: str = "Of") -> str:
         if counts[verdict] or verdict in ALWAYS_COUNTED
     ]
     text = f"{of} {len(judged)} statements, {', '.join(phrases[:-1])}, and {phrases[-1]}."
-    lost = sum(one.corrected_verdict not in (None, one.verdict) for one in judged)
+    lost = sum(one.corrected_verdict != one.verdict for one in judged)
     are = "is" if lost == 1 else "are"
     after = f" After Holm's correction, {lost} of those that hold or do not hold {are} undecided."
     return text + after if lost else text
@@ -194,9 +189,6 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
     """Return the studies with statements of a paper, reduced to these statements and the variants that they name.
 
     The p-values remain corrected for all statements of a study.
-
-    Args:
-        paper: name of the paper in the studies' files under ``expect``.
     """
     found: dict[str, StudyResults] = {}
     for name, results in studies.items():
@@ -216,11 +208,7 @@ def of_paper(studies: Mapping[str, StudyResults], paper: str) -> dict[str, Study
 
 
 def paper_paragraphs(studies: Mapping[str, StudyResults], plots: Mapping[str, str]) -> list[str]:
-    """Return the paragraphs of a paper's report: statements, explanation, and each study with its command.
-
-    Args:
-        plots: path of each picture, relative to the document.
-    """
+    """Return the paragraphs of a paper's report: statements, explanation, and each study with its command."""
     lines = [
         f"- {markdown(name)} ([picture]({quote(plots[name])})): {markdown(results.claim)}; {_setting(results)}"
         for name, results in studies.items()
@@ -264,11 +252,9 @@ def plot_study(
 
 def requested_metrics(results: StudyResults, metric: str | None) -> tuple[str, ...]:
     """Return the requested metric of a study, or all metrics."""
-    if metric is None:
-        return results.metrics
-    if metric not in results.metrics:
+    if metric not in (None, *results.metrics):
         raise UserError(f"--metric {metric}: not a metric of this study; expected one of {', '.join(results.metrics)}")
-    return (metric,)
+    return results.metrics if metric is None else (metric,)
 
 
 def epoch_groups(folder: Path, results: StudyResults) -> dict[str, list[Path]]:

@@ -15,8 +15,6 @@ from dmlkit.study.definition.file import is_error_rate
 from dmlkit.study.findings.results import StudyResults
 from dmlkit.study.findings.verdicts import JudgedStatement, MeanInterval, VariantResults, end_text
 
-Pair = tuple[str, str]  # which variant is better, and than which
-
 
 def verdict_rows(results: StudyResults) -> Rows:
     """Return one row per statement of the claim and metric; the verdict comes early, where a narrow page shows it."""
@@ -24,11 +22,9 @@ def verdict_rows(results: StudyResults) -> Rows:
     for judged in results.verdicts:
         metric = judged.metric
         ours = " vs ".join(_mean(results.variants[name].summary[metric]) for name in (judged.better, judged.than))
-        p_value = p_text(judged.p_value)
-        if judged.corrected_p_value is not None:
-            p_value += f" ({p_text(judged.corrected_p_value)})"
+        p_value = f"{p_text(judged.p_value)} ({p_text(judged.corrected_p_value)})"
         text = verdict_text(judged, results.variants)
-        rows.append([_phrase(judged), metric, text, f"{judged.difference:+.4f}", _interval(judged), ours, p_value])
+        rows.append([judged.text, metric, text, f"{judged.difference:+.4f}", _interval(judged), ours, p_value])
     return rows
 
 
@@ -37,16 +33,15 @@ def statement_rows(studies: Mapping[str, StudyResults]) -> Rows:
 
     The rows of a statement are adjacent, and the first names it. A single study is not named.
     """
-    found: dict[Pair, dict[str, dict[str, str]]] = {}
+    found: dict[str, dict[str, dict[str, str]]] = {}
     for name, results in studies.items():
         for judged in results.verdicts:
-            found.setdefault(_pair(judged), {}).setdefault(name, {})[judged.metric] = _difference_cell(judged)
+            found.setdefault(judged.text, {}).setdefault(name, {})[judged.metric] = _difference_cell(judged)
     metrics = dict.fromkeys(metric for rows in found.values() for cells in rows.values() for metric in cells)
     rows = [["statement", "study", *metrics]]
-    for (better, than), group in found.items():
+    for statement, group in found.items():
         for index, (name, cells) in enumerate(group.items()):
-            statement = "" if index else f"{better} better than {than}"
-            rows.append([statement, name, *(cells.get(metric, "") for metric in metrics)])
+            rows.append(["" if index else statement, name, *(cells.get(metric, "") for metric in metrics)])
     return rows if len(studies) > 1 else [[first, *rest] for first, _, *rest in rows]
 
 
@@ -55,7 +50,7 @@ def _difference_cell(judged: JudgedStatement) -> str:
     word = {"not separable at this size": "", "makes no difference": "no difference"}.get(
         judged.verdict, judged.verdict
     )
-    is_lost = judged.corrected_verdict not in (None, judged.verdict)
+    is_lost = judged.corrected_verdict != judged.verdict
     return ", ".join(filter(None, (f"{judged.difference:+.4f}{half}", word, "not after Holm" * is_lost)))
 
 
@@ -64,16 +59,12 @@ def disagreements(studies: Mapping[str, StudyResults]) -> list[str]:
 
     The decisions are "holds", "does not hold" and none. A single study is not named.
     """
-    found: dict[tuple[str, Pair], set[str | None]] = {}
+    found: dict[str, set[str | None]] = {}
     for name, results in studies.items():
         for judged in results.verdicts:
-            decision = judged.corrected_verdict if _is_decided(judged) else None
-            found.setdefault((name, _pair(judged)), set()).add(decision)
-    return [
-        f"{better} better than {than}" + (f" ({name})" if len(studies) > 1 else "")
-        for (name, (better, than)), decisions in found.items()
-        if len(decisions) > 1
-    ]
+            decision = judged.corrected_verdict if judged.corrected_verdict in ("holds", "does not hold") else None
+            found.setdefault(f"{judged.text} ({name})" if len(studies) > 1 else judged.text, set()).add(decision)
+    return [statement for statement, decisions in found.items() if len(decisions) > 1]
 
 
 def trained_rows(results: StudyResults) -> Rows:
@@ -95,7 +86,8 @@ def verdict_text(judged: JudgedStatement, variants: Mapping[str, VariantResults]
 
 def short_verdict(judged: JudgedStatement, variants: Mapping[str, VariantResults]) -> str:
     """Return a verdict with its caveats, but not which values were tuned at the edge."""
-    parts = [_word(judged)]
+    is_lost = judged.corrected_verdict != judged.verdict
+    parts = [f"{judged.verdict}, but not after Holm's correction" if is_lost else judged.verdict]
     pairs = len(variants[judged.better].runs.keys() & variants[judged.than].runs.keys())
     # the estimate knows no correction for added seeds: it may be below the number of seeds that did not decide
     if judged.verdict == "not separable at this size" and (judged.runs_to_separate or 0) > pairs:
@@ -112,7 +104,8 @@ def edge_text(at_edge: Iterable[str], variants: Mapping[str, VariantResults]) ->
     """Return which values of some variants were tuned at the edge of their grids; empty without variants."""
     names: dict[str, list[str]] = {}
     for name in at_edge:
-        names.setdefault(_ends(variants[name]), []).append(name)
+        tuned = variants[name].tuned
+        names.setdefault(end_text(tuned.edge) if tuned else "", []).append(name)
     ends = ", ".join(f"{' and '.join(both)} ({end})" for end, both in names.items())
     return f"tuned at the edge: {ends}" if ends else ""
 
@@ -174,23 +167,6 @@ def tuning_rows(results: StudyResults) -> Rows:
     return rows
 
 
-def _pair(judged: JudgedStatement) -> Pair:
-    return judged.better, judged.than
-
-
-def _is_decided(judged: JudgedStatement) -> bool:
-    return judged.corrected_verdict in ("holds", "does not hold")
-
-
-def _phrase(judged: JudgedStatement) -> str:
-    return f"{judged.better} better than {judged.than}"
-
-
-def _word(judged: JudgedStatement) -> str:
-    is_lost = judged.corrected_verdict not in (None, judged.verdict)
-    return f"{judged.verdict}, but not after Holm's correction" if is_lost else judged.verdict
-
-
 def _mean(summary: MeanInterval) -> str:
     mean, high = summary.mean, summary.high
     return f"{mean:.4f}" if high is None else f"{mean:.4f} ± {high - mean:.4f}"
@@ -211,12 +187,8 @@ def _pretrained(variant: VariantResults, metric: str) -> str:
     return "" if floor is None else f"{floor:.4f}"
 
 
-def _ends(variant: VariantResults) -> str:
-    return end_text(variant.tuned.edge) if variant.tuned else ""
-
-
 def _chosen(variant: VariantResults) -> str:
-    return "; ".join(filter(None, (variant.tuned.chosen, _ends(variant)))) if variant.tuned else ""
+    return "; ".join(filter(None, (variant.tuned.chosen, end_text(variant.tuned.edge)))) if variant.tuned else ""
 
 
 def _interval(change: PairedDifference) -> str:

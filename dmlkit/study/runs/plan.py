@@ -76,9 +76,8 @@ class Plan:
             candidate = self.chosen.get(variant.name)
             if candidate is None:
                 continue
-            names = {
-                seed: self.run(variant, candidate, seed).name for seed in (*self.study.config.seeds, *self.added_seeds)
-            }
+            seeds = (*self.study.config.seeds, *self.added_seeds)
+            names = {seed: self.run(variant, candidate, seed).name for seed in seeds}
             figures = {seed: self.figures[name] for seed, name in names.items() if name in self.figures}
             if not figures:
                 continue
@@ -94,7 +93,7 @@ class Plan:
         return results
 
     def _classes(self, variant: Variant, candidate: Candidate, seeds: Iterable[int]) -> VariantClasses | None:
-        """Return the figures of runs on each class; None if a run has none, as those of an older dmlkit."""
+        """Return the figures of runs on each class; None if a run has none."""
         if self.study.config.protocol != "official":
             return None  # its figures are of four models together
         paths = {seed: RunFolder(self.run(variant, candidate, seed).folder).test_classes_path for seed in seeds}
@@ -150,15 +149,12 @@ class Plan:
                 scored.append((candidate, fmean(self.scores[name] for name in names)))
         return scored
 
-    def _best(self, variant: Variant) -> Candidate | None:
-        """Return the best candidate on validation classes; the first of equal ones."""
-        if not self.study.is_tuned:
-            return variant.candidates[0]
-        return max(self._scored(variant), key=lambda scored: scored[1], default=(None, 0.0))[0]
-
     def _choose(self) -> None:
-        best = {variant.name: self._best(variant) for variant in self.study.variants}
-        self.chosen = {name: candidate for name, candidate in best.items() if candidate is not None}
+        """Choose the best candidate of each variant on validation classes; the first of equal ones."""
+        for variant in self.study.variants:
+            scored = self._scored(variant) if self.study.is_tuned else [(variant.candidates[0], 0.0)]
+            if scored:
+                self.chosen[variant.name] = max(scored, key=lambda one: one[1])[0]
 
     def _extended(self, variant: Variant) -> list[Candidate]:
         """Return one more candidate, a step from the best one that has an untried step; empty if no recipe takes any.
@@ -202,10 +198,7 @@ class Plan:
 
 
 def check_components(study: Study, folder: Path) -> dict[str, int]:
-    """Build the components of every variant without a run, to report errors before anything trains.
-
-    The result is the number of validation classes by variant.
-    """
+    """Build the components of every variant without a run; return the number of validation classes by variant."""
     classes: dict[str, int] = {}
     for variant in study.variants:
         if (folder / "runs" / variant.name).exists():

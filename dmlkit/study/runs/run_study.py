@@ -81,7 +81,6 @@ def run_study(
     that fails is reported, and the other runs continue, unless none has succeeded and all fail for the same reason.
 
     Args:
-        folder: output folder for ``study.json``, ``runs/``, ``failures.json`` and ``results.json``.
         command: command that repeats the study, for reports.
         jobs: number of concurrent runs on this machine, see `train_at_once`.
         budget: seconds after which every run stops after a checkpoint, and no other run starts.
@@ -240,7 +239,13 @@ class _Runs:
             raise UserError(
                 f"{run.folder}: expected {', '.join(reported)}; remove its summary.json or result.json and rerun"
             )
-        self.plan.scores[run.name] = validation_score(run.folder)
+        scores: list[float] = []
+        for path in summaries(run.folder):  # 4 for a Reality Check
+            score = Summary.read(path).best_score
+            if score is None:  # a study has validation classes
+                raise UserError(f"{path}: has no best checkpoint; remove the file and rerun to score the run again")
+            scores.append(score)
+        self.plan.scores[run.name] = fmean(scores)
         self.plan.figures[run.name] = {name: figures[name] for name in reported}
         progress.finish(self.plan.figures[run.name])
 
@@ -259,17 +264,6 @@ class _Runs:
 
 
 MIN_COMMON_FAILURES = 8  # to stop a study: one with a wrong folder of features failed all its 873 runs
-
-
-def validation_score(folder: Path) -> float:
-    """Return the score that selected a run's checkpoint, or the mean of the 4 models for a Reality Check."""
-    scores: list[float] = []
-    for path in summaries(folder):
-        score = Summary.read(path).best_score
-        if score is None:  # a study has validation classes
-            raise UserError(f"{path}: has no best checkpoint; remove the file and rerun to score the run again")
-        scores.append(score)
-    return fmean(scores)
 
 
 def summaries(folder: Path) -> list[Path]:

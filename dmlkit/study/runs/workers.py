@@ -85,16 +85,15 @@ def train_at_once(
     Each process uses the next GPU in turn, or its share of the threads, and its share of the cores to read images.
 
     Args:
-        runs: runs in the order of their start.
-        fabric: fabric of this process, which determines the kind of device.
         stop_requested: checked regularly; if it returns True every run stops after a checkpoint.
         notify: called with the events of runs, and with ``finish`` or ``fail`` after each run.
     """
     context = get_context("spawn")  # a forked process cannot use CUDA
     events, devices = context.SimpleQueue(), context.SimpleQueue()
     listen, stop = context.Pipe(duplex=False)
-    for job in range(jobs):
-        devices.put(_device(fabric, job))
+    kind, first = fabric.device.type, fabric.device.index
+    for job in range(jobs):  # GPUs in turn, starting with that of the first process
+        devices.put(f"cuda:{(first + job) % torch.cuda.device_count()}" if kind == "cuda" else kind)
     threads, cores = max(1, torch.get_num_threads() // jobs), max(1, count_cores() // jobs)
     pending: set[Future[None]] = set()
     with ProcessPoolExecutor(jobs, context, _begin, (events, devices, listen, cores, threads, plugin_files())) as pool:
@@ -158,12 +157,6 @@ def _cancel(futures: Iterable[Future[None]]) -> None:
     """Cancel runs that have not started; unlike ``pool.shutdown(wait=False)``, the pool still waits for the others."""
     for future in futures:
         future.cancel()
-
-
-def _device(fabric: Fabric, job: int) -> str:
-    """Return the device of a process: GPUs in turn, starting with that of the first process."""
-    kind, index = fabric.device.type, fabric.device.index
-    return f"cuda:{(index + job) % torch.cuda.device_count()}" if kind == "cuda" else kind
 
 
 def _begin(
