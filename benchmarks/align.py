@@ -18,8 +18,8 @@ from report import write_report
 
 from dmlkit.datasets.vectors import VectorFile
 from dmlkit.distributed.launch import start_ranks
+from dmlkit.look.point_map import SharedImages
 from dmlkit.manifolds import Sphere
-from dmlkit.plots.point_map import SharedImages
 from dmlkit.recipe.file import read_recipe
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.training.train import train
@@ -55,7 +55,7 @@ def main(photos: str) -> None:
         images = SharedImages(second, spaces[1].from_features(old), labels, spaces)
         found, parts, chosen = images.choice()
         fields = images.figures(found, parts)
-        kind = chosen.map if chosen.shrinkage is None else f"{chosen.map} {chosen.shrinkage:g}"
+        kind = chosen["map"] if chosen["shrinkage"] is None else f"{chosen['map']} {chosen['shrinkage']:g}"
         for one in fields["figures"]:
             cells: list[str] = []
             for metric, value in one.metrics.items():
@@ -67,8 +67,8 @@ def main(photos: str) -> None:
             for gain in fields["gain"].values()
         ]
         rows.append([pair, "mapped among old, minus old", "", *gains, ""])
-        counted = f"{chosen.fitted} photos fit, {len(parts.measure)} measure"
-        rows.append([pair, counted, "", "", "", ", ".join(f"{k} {v:.3f}" for k, v in chosen.errors.items())])
+        counted = f"{chosen['fitted']} photos fit, {len(parts.measure)} measure"
+        rows.append([pair, counted, "", "", "", ", ".join(f"{k} {v:.3f}" for k, v in chosen["errors"].items())])
     header = ["models: older, newer", "asked by", "among", "recall@1", "map@r", "map; mean squared distance"]
     write_report("align", __doc__, header, rows)
 

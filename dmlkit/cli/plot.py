@@ -139,9 +139,10 @@ def add_map(kind: "MapKind", help_text: str) -> None:
 
         check_map(run, kind)
         embedded, console = options.embed(run, split)
-        drawn = plot_map(embedded, options.output, kind=kind, classes=classes, images=images, bar=bars(console))
-        classes_shown = counted(drawn.classes, "class", "classes")
-        say_written(console, drawn.path, f"{counted(drawn.images, 'image', 'images')} of {classes_shown}")
+        path, number, present = plot_map(
+            embedded, options.output, kind=kind, classes=classes, images=images, bar=bars(console)
+        )
+        say_written(console, path, f"{counted(number, 'image', 'images')} of {counted(present, 'class', 'classes')}")
 
 
 add_map("disk", "Draw 2-d hyperbolic embeddings in the Poincaré disk, colored by class.")

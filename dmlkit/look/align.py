@@ -21,11 +21,10 @@ from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.gallery.sources import open_points
 from dmlkit.heads import Linear
+from dmlkit.look.point_map import PointMap, SharedImages
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.nearest.search import BLOCK_ROWS
-from dmlkit.plots.point_map import PointMap, SharedImages
 from dmlkit.recipe.file import dump_recipe, parse_recipe
-from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Alignment
 from dmlkit.run_folder.folder import CheckpointName, RunFolder, aligned_place, named
 from dmlkit.vectors.images import dataset_of
@@ -52,7 +51,7 @@ def align(
     """Map the model of a run into the space of older embeddings, and write it as a run.
 
     The map is folded into the linear head of the model, so that the new run embeds, searches and is exported as any
-    other. Its embeddings are compared with the older ones; see `check_same_description`.
+    other, and its embeddings can be compared with the older ones.
 
     Args:
         images: images, a folder or a table, see `images_at`; those that ``older`` has are used, see `shared_images`.
@@ -60,7 +59,7 @@ def align(
         checkpoint: checkpoint of the run. Default: best, otherwise last.
 
     Returns:
-        What was older_points, and the folder.
+        What was measured, and the folder.
     """
     kind = require_source(older)
     if kind not in ("embeddings", "gallery"):
@@ -96,7 +95,7 @@ def align(
         embeddings=str(older),
         fingerprint=manifest.space,
         run=str(named(run)),
-        **chosen._asdict(),
+        **chosen,
         measured=len(parts.measure),
         held_out=parts.held_out,
         **shared.figures(point_map, parts),
@@ -149,7 +148,11 @@ def shared_images(dataset: Dataset, older: PointSet) -> tuple[Dataset, Tensor]:
     """
     names: Sequence[str | None]
     if isinstance(older, GalleryFolder):
-        places, names = older.ids, [_content_id(dataset, index) for index in range(len(dataset))]
+        ids: list[str | None] = [None] * len(dataset)
+        for index in range(len(dataset)):
+            with suppress(BadImageError):
+                ids[index] = LabelledImage(dataset.paths[index], None, dataset.box(index)).id()
+        places, names = older.ids, ids
     else:
         places, names = ([os.path.realpath(path) for path in paths] for paths in (older.paths, dataset.paths))
     counts = Counter[str | None](places), Counter(names)
@@ -158,13 +161,6 @@ def shared_images(dataset: Dataset, older: PointSet) -> tuple[Dataset, Tensor]:
     picked = torch.tensor(kept, dtype=torch.int64)
     of_older = torch.tensor([rows[names[index]] for index in kept], dtype=torch.int64)
     return PickedSamples(dataset, picked, dataset.labels[picked]), of_older
-
-
-def _content_id(dataset: Dataset, index: int) -> str | None:
-    """Return the id that a gallery gives to an image; None for one that cannot be read."""
-    with suppress(BadImageError):
-        return LabelledImage(dataset.paths[index], None, dataset.box(index)).id()
-    return None
 
 
 def write_aligned(
@@ -176,7 +172,13 @@ def write_aligned(
     output: Path,
 ) -> None:
     """Write a copy of a run whose head contains a map, completely or not at all."""
-    recipe = _mapped_recipe(run, trained, older)
+    recipe = run.recipe()
+    head = recipe.head
+    if not isinstance(trained.recipe.manifold, Sphere.Config):
+        head = head.model_copy(update={"bias": True})
+    changes = {"embedding_dim": older.features, "manifold": older.manifold, "head": head}
+    text = dump_recipe(recipe.model_copy(update=changes))
+    recipe = parse_recipe(text, f"{run.recipe_path} with embedding_dim {older.features}", is_trained=True)
     state = run.load_checkpoint(trained.checkpoint)
     weights = {
         name: state["model"][f"head.linear.{name}"]
@@ -202,14 +204,3 @@ def write_aligned(
         finally:
             if partial.path.exists():
                 shutil.rmtree(partial.path)
-
-
-def _mapped_recipe(run: RunFolder, trained: TrainedModel, older: Description) -> Recipe:
-    """Return the recipe of a run with the width and the space of older embeddings."""
-    recipe = run.recipe()
-    head = recipe.head
-    if not isinstance(trained.recipe.manifold, Sphere.Config):
-        head = head.model_copy(update={"bias": True})
-    changes = {"embedding_dim": older.features, "manifold": older.manifold, "head": head}
-    text = dump_recipe(recipe.model_copy(update=changes))
-    return parse_recipe(text, f"{run.recipe_path} with embedding_dim {older.features}", is_trained=True)

@@ -124,31 +124,24 @@ def measure_curvature(
         overrides: for a run, ``key=value`` each, of its dataset, which may have moved.
         manifold: geometry of an array, see `open_points`.
     """
-    space, points, what = _points_of(source, split, device, overrides, manifold)
+    if kind_of(source) == "run":
+        check_options(source, "run", {"--manifold": manifold})
+        split = split or "train"
+        points = _backbone_features(RunFolder(source), split, start_ranks(device or "auto"), overrides)
+        space: Manifold = Euclidean(points.shape[1])
+        what = f"images of the {split} split, by the Euclidean distance of their features before the head"
+    else:
+        model = ModelChoice(device=device)
+        opened = open_points(source, split=split, overrides=overrides, manifold=manifold, model=model)
+        space, points = opened.manifold, in_memory(opened).points
+        what = f"embeddings of {source}, by the distance of {type(space).__name__.lower()}"
     return Measured(hyperbolicity(space, points, sample=sample, draws=draws, seed=seed), len(points), what)
 
 
-def _points_of(
-    source: Path, split: Split | None, device: str | None, overrides: Sequence[str], manifold: str | None
-) -> tuple[Manifold, Tensor, str]:
-    if kind_of(source) != "run":
-        model = ModelChoice(device=device)
-        points = open_points(source, split=split, overrides=overrides, manifold=manifold, model=model)
-        what = f"embeddings of {source}, by the distance of {type(points.manifold).__name__.lower()}"
-        return points.manifold, in_memory(points).points, what
-    check_options(source, "run", {"--manifold": manifold})
-    fabric, split = start_ranks(device or "auto"), split or "train"
-    run = RunFolder(source)
-    trained = load_model(run, fabric, overrides=overrides)
-    features = _backbone_features(run, trained, fabric, split)
-    what = f"images of the {split} split, by the Euclidean distance of their features before the head"
-    return Euclidean(features.shape[1]), features, what
-
-
-def _backbone_features(run: RunFolder, trained: TrainedModel, fabric: Ranks, split: Split) -> Tensor:
+def _backbone_features(run: RunFolder, split: Split, fabric: Ranks, overrides: Sequence[str]) -> Tensor:
     """Return the features (N, F) of the images of a split before the head, see `split_embeddings`."""
+    trained = load_model(run, fabric, overrides=overrides)
     features = backbone_alone(trained.model, Euclidean.Config().build(trained.model.backbone.num_features))
     recipe = trained.recipe.model_copy(update={"manifold": Euclidean.Config()})
     before = TrainedModel.of(recipe, features, trained.checkpoint, trained.epoch)
-    dataset = recipe.dataset.build(split)
-    return split_embeddings(run, before, fabric, dataset, split).points
+    return split_embeddings(run, before, fabric, recipe.dataset.build(split), split).points

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -38,11 +38,7 @@ FOR_COLOR = 256  # images whose mean color is painted: one color for all, since 
 
 
 def run_evidence(path: Path, run: EvaluatedRun, regions: str, *, fabric: Ranks, bar: Bar = no_bar) -> Evidence:
-    """Measure the evidence of an evaluated run for its last metric with a value per query, see `evidence_of`.
-
-    Args:
-        run: its evaluation, on its own dataset and transform.
-    """
+    """Measure the evidence of a run, evaluated on its own dataset, for its last metric with a value per query."""
     if fabric.world_size > 1:
         raise UserError(f"--evidence {regions}: runs in one process, got {fabric.world_size}; start it without ranks")
     if not run.per_query:
@@ -80,7 +76,7 @@ def evidence_of(
     """
     if not trained.samples.has_pixels:
         raise UserError(f"--evidence {regions}: looks at regions of images, got {trained.samples.name}s; leave it out")
-    parts = _parts(trained, dataset, embeddings.indices, regions, bar)
+    shown_inside, shown_outside, area = _parts(trained, dataset, embeddings.indices, regions, bar)
     constant = embeddings.points[:1].expand_as(embeddings.points).contiguous()
     configs: list[MetricConfig] = metric_configs([metric])
 
@@ -88,7 +84,7 @@ def evidence_of(
         evaluation = score_dataset(embeddings._replace(points=points), dataset, trained.manifold, configs)
         return evaluation.scores.per_query[metric].double(), evaluation.labels
 
-    compared = (embeddings.points, parts.inside, parts.outside, constant)
+    compared = (embeddings.points, shown_inside, shown_outside, constant)
     (both, classes), (inside, _), (outside, _), (chance, _) = map(per_query, compared)
     gain = both - chance
     share = None
@@ -97,7 +93,7 @@ def evidence_of(
     return Evidence(
         metric=metric,
         regions=regions,
-        area=parts.area,
+        area=area,
         whole=float(both.mean()),
         inside=float(inside.mean()),
         outside=float(outside.mean()),
@@ -107,15 +103,16 @@ def evidence_of(
     )
 
 
-class _Parts(NamedTuple):
-    inside: Tensor  # (n, D), points of images that show their regions alone
-    outside: Tensor  # (n, D)
-    area: float  # mean share of the pixels outside
-
-
 @torch.no_grad()
-def _parts(trained: TrainedModel, dataset: Dataset, rows: Tensor, regions: str, bar: Bar) -> _Parts:
-    """Embed the images of some rows with either side of their regions painted over."""
+def _parts(
+    trained: TrainedModel, dataset: Dataset, rows: Tensor, regions: str, bar: Bar
+) -> tuple[Tensor, Tensor, float]:
+    """Embed the images of some rows with either side of their regions painted over.
+
+    Returns:
+        Points (n, D) of images that show the inside of their regions alone, and the outside, and the mean share of the
+        pixels outside.
+    """
     images, read = inputs_of(dataset, trained.recipe.transform, training=False), None
     if regions != CENTER:
         masks = RegionMasks(dataset, rows, read_regions(Path(regions), dataset, rows))
@@ -133,7 +130,7 @@ def _parts(trained: TrainedModel, dataset: Dataset, rows: Tensor, regions: str, 
             for own, kept in zip(points, (inside, ~inside), strict=True):
                 own.append(trained.model(torch.where(kept, shown, color).to(trained.device)).float().cpu())
             advance(len(places))
-    return _Parts(torch.cat(points[0]), torch.cat(points[1]), area / len(rows))
+    return torch.cat(points[0]), torch.cat(points[1]), area / len(rows)
 
 
 def _input(images: Inputs, row: int) -> Tensor:

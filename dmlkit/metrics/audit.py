@@ -62,13 +62,7 @@ class LabelAudit:
         return (self.found + PRIOR) / (float((1 - self.probabilities[~self.left]).sum()) + PRIOR)
 
     def add(self, row: int, *, is_wrong: bool, is_draw: bool) -> None:
-        """Add an answer on a label.
-
-        Args:
-            row: the label.
-            is_wrong: whether it is wrong.
-            is_draw: whether it was drawn uniformly from all labels that were not checked.
-        """
+        """Add an answer on a label, which ``is_draw`` if it was drawn uniformly from all that were not checked."""
         if not self.left[row]:
             raise ValueError(f"LabelAudit: label {row} was checked already")
         left = int(self.left.sum())

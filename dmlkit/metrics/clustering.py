@@ -72,14 +72,10 @@ class AmiConfig(ClusteringConfig, frozen=True):
 
         sizes = [side.unique(return_counts=True)[1] for side in (labels, clusters)]
         chance = expected_information(sizes[0], sizes[1])
-        room = sum(map(_entropy, sizes)) / 2 - chance
+        shares = [size.double() / size.sum() for size in sizes]
+        room = sum(float(-(share * share.log()).sum()) for share in shares) / 2 - chance
         gain = float(mutual_info_score(labels.cpu().numpy(), clusters.cpu().numpy())) - chance
         return gain / room if abs(room) > 1e-15 else 1.0
-
-
-def _entropy(sizes: Tensor) -> float:
-    share = sizes.double() / sizes.sum()
-    return float(-(share * share.log()).sum())
 
 
 def expected_information(classes: Tensor, clusters: Tensor) -> float:
@@ -94,22 +90,19 @@ def expected_information(classes: Tensor, clusters: Tensor) -> float:
     total = int(classes.sum())
     a, times_a = classes.unique(return_counts=True)
     b, times_b = clusters.unique(return_counts=True)
-    rows = zip(a.tolist(), times_a.tolist(), strict=True)
-    return sum(times * float((times_b * _summands(size, b.double(), total)).sum()) for size, times in rows)
-
-
-def _summands(a: int, b: Tensor, total: int) -> Tensor:
-    """Compute the summands (K,) of one class size ``a`` and cluster sizes (K,)."""
-    n = torch.arange(1, a + 1, dtype=torch.float64, device=b.device)[:, None]  # (n, K)
-    possible = (n <= b) & (n >= a + b - total)
-    n = torch.where(possible, n, b.minimum(torch.full_like(b, a)))
-    log_probability = (
-        log_binomial(b, n)
-        + log_binomial(total - b, a - n)
-        - log_binomial(torch.tensor(float(total)), torch.tensor(float(a)))
-    )
-    terms = n / total * (total * n / (a * b)).log() * log_probability.exp()
-    return terms.masked_fill(~possible, 0).sum(0)
+    b, information = b.double(), 0.0
+    for size, times in zip(a.tolist(), times_a.tolist(), strict=True):
+        n = torch.arange(1, size + 1, dtype=torch.float64, device=b.device)[:, None]  # (n, K)
+        possible = (n <= b) & (n >= size + b - total)
+        n = torch.where(possible, n, b.minimum(torch.full_like(b, size)))
+        log_probability = (
+            log_binomial(b, n)
+            + log_binomial(total - b, size - n)
+            - log_binomial(torch.tensor(float(total)), torch.tensor(float(size)))
+        )
+        terms = n / total * (total * n / (size * b)).log() * log_probability.exp()
+        information += times * float((times_b * terms.masked_fill(~possible, 0).sum(0)).sum())
+    return information
 
 
 class AriConfig(ClusteringConfig, frozen=True):
@@ -169,11 +162,8 @@ def kmeans(points: Tensor, clusters: int, *, iterations: int = 20, restarts: int
     empty gets the point farthest from its centroid.
 
     Args:
-        points: (N, D).
-        clusters: k, at most N.
         iterations: maximum number of iterations of Lloyd's algorithm.
         restarts: number of clusterings; the one with the least inertia is returned.
-        seed: seed of the draws.
 
     Example:
         >>> result = kmeans(torch.tensor([[0.0], [0.2], [9.0], [9.2]]), 2)
@@ -243,7 +233,6 @@ def kmeans_plus_plus(points: Tensor, clusters: int, generator: torch.Generator) 
 
     Args:
         points: points whose squared distances their dtype can represent; see `squarable`.
-        clusters: number of seeds, at most N.
 
     Returns:
         nearest: (N,) int64, the seed (0..clusters-1) nearest to each point.

@@ -158,10 +158,12 @@ class OpenSet:
                 f"known and {int(is_unknown.sum())} of unknown classes; open-set metrics need all three: at least one "
                 "known class with two images, and one unknown class"
             )
-        found = points.embeddings if targets is None else targets.embeddings
-        scores, nearest = most_similar(
-            points, points.embeddings[queries], ids[queries], found[gallery], items_ids[gallery]
-        )
+        wide = (points.embeddings if targets is None else targets.embeddings)[gallery].double()
+        best: list[tuple[Tensor, Tensor]] = []
+        for rows in queries.split(max(1, BLOCK_ENTRIES // len(gallery))):
+            similarities = points.manifold.similarity(points.embeddings[rows].double(), wide).float()
+            best.append(similarities.masked_fill_(ids[rows, None] == items_ids[gallery], -torch.inf).max(1))
+        scores, nearest = (torch.cat(column) for column in zip(*best, strict=True))
         asked = labels[queries]
         right = items[gallery][nearest] == asked
         kept = ~is_unknown
@@ -182,20 +184,6 @@ def first_half(labels: Tensor) -> Tensor:
     half = torch.zeros_like(labels, dtype=torch.bool)
     half[order] = 2 * place < sizes.repeat_interleave(sizes)
     return half
-
-
-def most_similar(
-    points: Points, queries: Tensor, ids: Tensor, items: Tensor, item_ids: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Compute the largest similarity (Q,) of each query (Q, D) to items (M, D) of other ids; return also the items."""
-    wide, best, nearest = items.double(), list[Tensor](), list[Tensor]()
-    height = max(1, BLOCK_ENTRIES // len(items))
-    for rows, own in zip(queries.split(height), ids.split(height), strict=True):
-        scores = points.manifold.similarity(rows.double(), wide).float()
-        value, place = scores.masked_fill_(own[:, None] == item_ids, -torch.inf).max(1)
-        best.append(value)
-        nearest.append(place)
-    return torch.cat(best), torch.cat(nearest)
 
 
 def wins(scores: Tensor, others: Tensor) -> Tensor:

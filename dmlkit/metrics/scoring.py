@@ -309,7 +309,12 @@ def metrics_from_hits(hits: Array, positives: Array, metrics: Sequence[MetricCon
     found, counts = torch.as_tensor(hits), torch.as_tensor(positives)
     check_hits(found, counts)
     found, left_out = found[counts > 0].bool(), int((counts == 0).sum())
-    ranking = ranking_of_hits(found, counts[counts > 0])
+    depth, width = found.shape[1], max(1, int(found.sum(1).max()))
+    place = torch.arange(depth, device=found.device).expand_as(found)
+    above = place.masked_fill(~found, depth).sort(1).values[:, :width]  # without ties; one that is not listed is last
+    ones, column = torch.ones_like(above), torch.arange(width, device=found.device).expand_as(above)
+    listed = counts[counts > 0]
+    ranking = Ranking(above, ones, column, ones, listed.long(), torch.full_like(listed, depth, dtype=torch.int64))
     short = (ranking.positives > found.shape[1]) & (found.sum(1) < ranking.positives)
     for config in configs:
         if config.to_r and short.any():
@@ -350,17 +355,6 @@ def check_hits(hits: Tensor, positives: Tensor) -> None:
         raise ValueError(f"hits: query {query} has {int(hits[query].sum())} hits but {int(positives[query])} positives")
     if not (positives > 0).any():
         raise ValueError("positives: no query has any, so there is nothing to score")
-
-
-def ranking_of_hits(hits: Tensor, positives: Tensor) -> Ranking:
-    """Build the ranking of hits (N, K) bool, without ties; positives that are not listed count as not found."""
-    depth = hits.shape[1]
-    width = max(1, int(hits.sum(1).max()))
-    place = torch.arange(depth, device=hits.device).expand_as(hits)
-    above = place.masked_fill(~hits, depth).sort(1).values[:, :width]
-    ones = torch.ones_like(above)
-    column = torch.arange(width, device=hits.device).expand_as(above)
-    return Ranking(above, ones, column, ones, positives.long(), torch.full_like(positives, depth, dtype=torch.int64))
 
 
 def clip_notes(configs: Sequence[MetricConfig], gallery: int) -> Iterator[str]:

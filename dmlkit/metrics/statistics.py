@@ -68,12 +68,9 @@ def t_interval(values: list[float]) -> Interval:
 
 
 def paired_runs(first: list[float], second: list[float]) -> Comparison:
-    """Compare runs of two methods with the same seeds: two-sided paired t-test and its 95 % interval.
+    """Compare runs of two methods with the same seeds, in the same order: two-sided paired t-test and 95 % interval.
 
     For a single pair the interval is infinite and p is 1.
-
-    Args:
-        first, second: one value per run, of the same seeds in the same order.
 
     Example:
         >>> result = paired_runs([0.5, 0.6, 0.7], [0.53, 0.64, 0.75])
@@ -249,11 +246,7 @@ def paired_comparison(first: Tensor, second: Tensor, classes: Tensor | None) -> 
 def paired_differences(
     first: Mapping[str, Tensor], second: Mapping[str, Tensor], classes: Tensor | None
 ) -> dict[str, Comparison]:
-    """Compare a second model with a first on the same queries, for each metric that both have.
-
-    Args:
-        first, second: (Q,) values by metric, of the same queries in the same order.
-        classes: (Q,) int64, see `paired_comparison`.
+    """Compare a second model with a first by `paired_comparison`, for each metric that both have.
 
     Example:
         >>> paired_differences({"map@r": torch.zeros(9)}, {"map@r": torch.ones(9), "mrr": torch.ones(9)}, None).keys()
@@ -271,9 +264,7 @@ def part_comparison(values: Tensor, part: Tensor, classes: Tensor) -> Comparison
     a side has fewer than `LEAST_CLASSES` classes, the interval is infinite and p is 1.
 
     Args:
-        values: (Q,) values of the queries.
         part: (Q,) bool, neither all true nor all false.
-        classes: (Q,) int64, classes of the queries.
 
     Example:
         >>> values, part = torch.tensor([1.0, 0.0, 1.0, 1.0] * 30), torch.tensor([True, True, False, False] * 30)
@@ -301,11 +292,7 @@ def part_comparison(values: Tensor, part: Tensor, classes: Tensor) -> Comparison
 
 
 def ratio_interval(parts: Tensor, wholes: Tensor, classes: Tensor) -> Interval:
-    """Compute a ratio of sums over queries, and its 95 % interval by the cluster bootstrap, see `bootstrap_intervals`.
-
-    Args:
-        parts, wholes: (Q,) values of the queries; the sum of the wholes is positive.
-        classes: (Q,) int64, classes of the queries.
+    """Compute a ratio of sums over queries (Q,), and its 95 % interval as in `bootstrap_intervals`.
 
     Example:
         >>> found = ratio_interval(torch.tensor([1.0, 0.0] * 20), torch.full((40,), 2.0), torch.arange(20).repeat(2))

@@ -68,7 +68,20 @@ class EerConfig(MetricConfig, frozen=True):
     smaller_is_better: ClassVar[bool] = True
 
     def of_points(self, points: Points) -> dict[str, float]:
-        return {"eer": equal_error_rate(PairCurve.of(points))}
+        curve = PairCurve.of(points)
+        for band in curve.bands():
+            hits = band.before + band.count.cumsum(0)
+            tar, far = hits.double() / curve.same, band.reached.double() / curve.different
+            passed = (tar + far >= 1).nonzero()
+            if len(passed):
+                place = int(passed[0])
+                first_tar = float(hits[place] - band.count[place]) / curve.same
+                first_far = float(band.above[place]) / curve.different
+                if first_tar + first_far >= 1:  # before this score, where the TAR is constant
+                    return {"eer": 1 - first_tar}
+                wide, high = float(far[place]) - first_far, float(tar[place]) - first_tar
+                return {"eer": first_far + wide * (1 - first_tar - first_far) / (wide + high)}
+        raise AssertionError  # the last point has TAR 1
 
 
 class RocAucConfig(MetricConfig, frozen=True):
@@ -82,7 +95,9 @@ class RocAucConfig(MetricConfig, frozen=True):
     searches: ClassVar[bool] = False
 
     def of_points(self, points: Points) -> dict[str, float]:
-        return {"roc_auc": area(PairCurve.of(points))}
+        curve = PairCurve.of(points)  # with integers up to the last division
+        beaten = (band.count * (2 * curve.different - band.above - band.reached) for band in curve.bands())
+        return {"roc_auc": sum(int(twice.sum()) for twice in beaten) / (2 * curve.same * curve.different)}
 
 
 BAND_SCORES = 2**22  # scores of the same class in memory at once, with their counts: 120 MB
@@ -179,16 +194,11 @@ def band_edges(pairing: Pairing) -> list[float]:
     for place in range(2**16 - 1, -1, -1):
         size = int(histogram[place])
         if total and total + size > BAND_SCORES:
-            edges.append(_least(place + 1 - 2**15))
+            bits = torch.tensor((place + 1 - 2**15) << 16, dtype=torch.int32)  # of the least score of this place
+            edges.append(float(torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32)))
             total = 0
         total += size
     return [*edges, -torch.inf]
-
-
-def _least(ordered: int) -> float:
-    """Return the least score with these upper 16 bits, given as an ordered integer."""
-    bits = torch.tensor(ordered << 16, dtype=torch.int32)
-    return float(torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32))
 
 
 def count_different(pairing: Pairing, levels: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,26 +248,3 @@ def lowest_share(least: int, count: int) -> float:
         (0.012, 0.016, 1.0)
     """
     return float(Context(prec=2, rounding=ROUND_CEILING).divide(least, max(least, count)))
-
-
-def equal_error_rate(curve: PairCurve) -> float:
-    """Compute the false accept rate at the point where the curve meets the line TAR = 1 - FAR."""
-    for band in curve.bands():
-        hits = band.before + band.count.cumsum(0)
-        tar, far = hits.double() / curve.same, band.reached.double() / curve.different
-        passed = (tar + far >= 1).nonzero()
-        if len(passed):
-            place = int(passed[0])
-            first_tar = float(hits[place] - band.count[place]) / curve.same
-            first_far = float(band.above[place]) / curve.different
-            if first_tar + first_far >= 1:  # before this score, where the TAR is constant
-                return 1 - first_tar
-            wide, high = float(far[place]) - first_far, float(tar[place]) - first_tar
-            return first_far + wide * (1 - first_tar - first_far) / (wide + high)
-    raise AssertionError  # the last point has TAR 1
-
-
-def area(curve: PairCurve) -> float:
-    """Compute the area under the curve, with integers up to the last division."""
-    twice = sum(int((band.count * (2 * curve.different - band.above - band.reached)).sum()) for band in curve.bands())
-    return twice / (2 * curve.same * curve.different)

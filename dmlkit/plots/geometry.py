@@ -150,14 +150,6 @@ def check_map(run: Path, kind: MapKind) -> None:
         require_disk(recipe.manifold.build(recipe.embedding_dim))
 
 
-class Drawn(NamedTuple):
-    """Map that was written: its file, and the number of images and classes on it."""
-
-    path: Path
-    images: int
-    classes: int
-
-
 def plot_map(
     embedded: EmbeddedSplit,
     output: Path | None,
@@ -166,14 +158,16 @@ def plot_map(
     classes: int = 20,
     images: bool = False,
     bar: Bar = no_bar,
-) -> Drawn:
+) -> tuple[Path, int, int]:
     """Draw a map of a run's embeddings, colored by class, with the proxies of training classes; see `plot_embeddings`.
 
     Args:
         output: the file; by default one in the run.
-        kind: ``disk``, ``pca`` or ``tsne``.
         classes: number of classes to show, evenly spread.
         images: whether to draw the images themselves.
+
+    Returns:
+        The file, and the number of images and of classes on the map.
     """
     output = output or embedded.run.plots / f"{embedded.split}-{kind}.png"
     if images:
@@ -188,4 +182,4 @@ def plot_map(
         partial(shown.image, side=SIDE) if images else None,
     )
     plot_embeddings(shown.manifold, mapped, kind, output, f"{embedded.split} split", bar)
-    return Drawn(output, len(shown.points), len(shown.labels.unique()))
+    return output, len(shown.points), len(shown.labels.unique())

@@ -103,10 +103,16 @@ def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int
 
     count = len(points)
     perplexity = min(PERPLEXITY, (count - 1) / 3)
-    distances, indices = _nearest(manifold, points, max(1, int(3 * perplexity)))
+    blocks: list[tuple[Tensor, Tensor]] = []
+    for own in torch.arange(count).split(NEIGHBOR_ROWS):
+        apart = manifold.distance(points[own], points)
+        apart[torch.arange(len(own)), own] = torch.inf
+        blocks.append(apart.topk(max(1, int(3 * perplexity)), largest=False))
+    distances, indices = (torch.cat(columns) for columns in zip(*blocks, strict=True))
+    neighbors = PrecomputedNeighbors(indices.numpy(), distances.double().numpy())
     # one thread: two wait for each other 30 times as long as they work if another process uses one of two cores
     options: dict[str, Any] = {"perplexity": perplexity, "n_jobs": 1}
-    affinities = PerplexityBasedNN(knn_index=PrecomputedNeighbors(indices.numpy(), distances.numpy()), **options)
+    affinities = PerplexityBasedNN(knn_index=neighbors, **options)
     start = principal_plane(manifold, points)
     start = START * start / start[:, 0].std().clamp(min=torch.finfo(start.dtype).tiny)
     place: Any = TSNEEmbedding(start.numpy(), affinities, negative_gradient_method="bh", n_jobs=1, random_state=0)
@@ -122,17 +128,6 @@ def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int
         options = {"exaggeration": exaggeration, "momentum": momentum, "inplace": True}
         place.optimize(steps, callbacks=[report], callbacks_every_iters=REPORT_EVERY, **options)
     return torch.from_numpy(place.view(type(start.numpy())).copy())
-
-
-def _nearest(manifold: Manifold, points: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the distances (N, k) to the nearest other points, nearest first, and the rows of these points."""
-    blocks: list[tuple[Tensor, Tensor]] = []
-    for own in torch.arange(len(points)).split(NEIGHBOR_ROWS):
-        distances = manifold.distance(points[own], points)
-        distances[torch.arange(len(own)), own] = torch.inf
-        blocks.append(distances.topk(k, largest=False))
-    distances, indices = (torch.cat(columns) for columns in zip(*blocks, strict=True))
-    return distances.double(), indices
 
 
 PRINCIPAL_ROWS = 8192  # in float64 at once: all of 60 000 x 512 with an SVD would take 1.5 GB more

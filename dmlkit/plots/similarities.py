@@ -32,11 +32,9 @@ class HeatMaps(NamedTuple):
 
 
 def plot_heatmap(embedded: EmbeddedSplit, output: Path | None, *, classes: int = 20) -> tuple[Path, HeatMaps]:
-    """Draw the similarities of samples to proxies, if the classes have proxies, and of classes to each other.
+    """Draw the similarities of samples to proxies, if there are any, and of some classes, evenly spread, to each other.
 
-    Args:
-        output: the file; by default one in the run.
-        classes: number of classes to show, evenly spread.
+    The file is by default one in the run.
     """
     output = output or embedded.run.plots / f"{embedded.split}-heatmap.png"
     shown = embedded.of_classes(classes)
@@ -118,11 +116,8 @@ def plot_histogram(
 ) -> tuple[Path, ScoreHistograms, ScoreHistograms]:
     """Draw histograms of the similarities of pairs by the backbone before training and by the trained model.
 
-    Args:
-        output: the file; by default one in the run.
-
     Returns:
-        The file, and the counts before and after training.
+        The file, by default one in the run, and the counts before and after training.
     """
     output = output or embedded.run.plots / f"{embedded.split}-histogram.png"
     after = counted(Points(embedded.points, embedded.labels, embedded.manifold), embedded.split)

@@ -17,11 +17,7 @@ def plot_explanation(explanation: Explanation, images: Tensor, output: Path, *, 
 
     Args:
         images: (2, 3, S, S) uint8, as the model sees them.
-        output: the file; one that dmlkit drew is replaced.
         lines: number of pairs that are joined by lines.
-
-    Returns:
-        The file.
     """
     from matplotlib.patches import ConnectionPatch
 

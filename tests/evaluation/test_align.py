@@ -15,8 +15,8 @@ from sklearn.linear_model import Ridge
 
 from dmlkit.errors import UserError
 from dmlkit.look.align import align, check_can_be_mapped
+from dmlkit.look.point_map import SharedImages, fit_map, split_images
 from dmlkit.manifolds import Euclidean, Sphere
-from dmlkit.plots.point_map import SharedImages, fit_map, split_images
 from dmlkit.run_folder.checkpoint_file import write_checkpoint
 from dmlkit.run_folder.documents import Alignment
 from dmlkit.run_folder.folder import RunFolder
@@ -91,17 +91,17 @@ def test_the_choice_looks_at_neither_fitted_nor_measured_images():
     images = shared(0.4, labels=24)
     found, parts, chosen = images.choice()
     by_hand = {}
-    for name in chosen.errors:
+    for name in chosen["errors"]:
         shrinkage = None if name == "orthogonal" else float(name.partition(" ")[2])
         fitted = images.fit(parts.fit, shrinkage)
         mapped = images.new[parts.choose].double() @ fitted.matrix.T
         mapped = mapped / mapped.norm(dim=1, keepdim=True)
         by_hand[name] = float(((mapped - images.old[parts.choose]) ** 2).sum(1).mean())
-    assert chosen.errors == pytest.approx(by_hand, rel=1e-5)
+    assert chosen["errors"] == pytest.approx(by_hand, rel=1e-5)
     best = min(by_hand, key=lambda name: by_hand[name])
-    assert best == ("orthogonal" if chosen.shrinkage is None else f"linear {chosen.shrinkage:g}")
+    assert best == ("orthogonal" if chosen["shrinkage"] is None else f"linear {chosen['shrinkage']:g}")
     both = torch.cat([parts.fit, parts.choose])
-    assert torch.equal(found.matrix, images.fit(both, chosen.shrinkage).matrix) and chosen.fitted == len(both)
+    assert torch.equal(found.matrix, images.fit(both, chosen["shrinkage"]).matrix) and chosen["fitted"] == len(both)
 
 
 def test_figures_against_naive_loops():

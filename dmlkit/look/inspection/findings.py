@@ -34,44 +34,28 @@ MOST_TSNE = 5000  # points: 12 s on one core
 
 @dataclass(frozen=True)
 class RunHistory:
-    """Findings that only a run has.
-
-    Args:
-        rows: rows of ``metrics.jsonl``.
-        pretrained: metrics of the backbone before training on the same split, where they are known.
-        nearest: the most similar training image of each image, (N, 1).
-    """
+    """Findings that only a run has."""
 
     recipe: str
-    rows: Sequence[EpochRow]
-    pretrained: Metrics | None
+    rows: Sequence[EpochRow]  # of ``metrics.jsonl``
+    pretrained: Metrics | None  # of the backbone before training on the same split, where they are known
     training: PointsInMemory
-    nearest: Neighbors
+    nearest: Neighbors  # the most similar training image of each image, (N, 1)
 
 
 @dataclass(frozen=True)
 class ModelInspection:
-    """Findings about a collection of images.
-
-    Args:
-        labels: (N,) int64 indices into ``names``, -1 for an image without a label.
-        neighbors: the nearest neighbors of each image; None for a single image.
-        planes: (N, 2) coordinates of the maps, by name.
-        evaluation: the evaluation, if the labels are of at least two classes.
-        rows: (Q,) int64, the image of each query of the evaluation.
-        histograms: similarities of pairs, if there are pairs of both kinds.
-        history: findings that only a run has.
-    """
+    """Findings about a collection of images."""
 
     collection: PointsInMemory
     names: Sequence[str]
-    labels: Tensor
-    neighbors: Neighbors | None
-    planes: dict[str, Tensor]
-    evaluation: Evaluation | None = None
+    labels: Tensor  # (N,) int64 indices into ``names``, -1 for an image without a label
+    neighbors: Neighbors | None  # of each image; None for a single image
+    planes: dict[str, Tensor]  # (N, 2) coordinates of the maps, by name
+    evaluation: Evaluation | None = None  # if the labels are of at least two classes
     report: Report | None = None
-    rows: Tensor | None = None
-    histograms: ScoreHistograms | None = None
+    rows: Tensor | None = None  # (Q,) int64, the image of each query of the evaluation
+    histograms: ScoreHistograms | None = None  # of similarities, if there are pairs of both kinds
     history: RunHistory | None = None
     notes: tuple[str, ...] = ()
 
@@ -119,19 +103,13 @@ def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str
     trained.recipe.dataset.require_one_label(str(path))
     inspection = _look(split_points(run, trained, fabric, split, bar), bar)
     others = inspection.collection if split == "train" else split_points(run, trained, fabric, "train", bar)
-    history = _history(run, trained, split, inspection.collection, others)
-    return _scored(replace(inspection, history=history), trained, fabric, split, path, bar)
-
-
-def _history(
-    run: RunFolder, trained: TrainedModel, split: Split, images: PointsInMemory, training: PointsInMemory
-) -> RunHistory:
     pretrained = Summary.read(run.summary_path).pretrained if run.summary_path.exists() else None
     figures = None
     if pretrained is not None and split in ("test", "validation"):
         figures = pretrained.test if split == "test" else pretrained.validation
-    nearest = Gallery(training.manifold, training.points).search(images.points, 1)
-    return RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, training, nearest)
+    nearest = Gallery(others.manifold, others.points).search(inspection.collection.points, 1)
+    history = RunHistory(dump_recipe(trained.recipe), run.read_metrics(), figures, others, nearest)
+    return _scored(replace(inspection, history=history), trained, fabric, split, path, bar)
 
 
 def _scored(

@@ -36,12 +36,8 @@ def picture(images: PointsInMemory, row: int, *lines: str, is_right: bool | None
 
 def worst(inspection: ModelInspection) -> list[Block]:
     """Return the queries with the lowest values of the last metric, with their nearest neighbors."""
-    evaluation, rows, neighbors, images = (
-        inspection.evaluation,
-        inspection.rows,
-        inspection.neighbors,
-        inspection.collection,
-    )
+    evaluation, images = inspection.evaluation, inspection.collection
+    rows, neighbors = inspection.rows, inspection.neighbors
     assert evaluation is not None and rows is not None and neighbors is not None
     if not evaluation.scores.per_query:
         return [("text", "None of the metrics has values per query.")]
@@ -179,15 +175,10 @@ def class_rows(inspection: ModelInspection) -> dict[str, Any]:
     taken: dict[str, str] = {}  # by class, the other class that most of its queries are taken for
     for pair in evaluation.confusions():
         taken.setdefault(pair.name, f"{printable(pair.taken_for)} ({pair.queries})")
-    rows = [
-        [
-            printable(one.name),
-            one.queries,
-            *(round(value, 4) for value in one.metrics.values()),
-            taken.get(one.name, ""),
-        ]
-        for one in evaluation.worst_classes()
-    ]
+    rows: list[list[Any]] = []
+    for one in evaluation.worst_classes():
+        values = (round(value, 4) for value in one.metrics.values())
+        rows.append([printable(one.name), one.queries, *values, taken.get(one.name, "")])
     return {"head": ["class", "queries", *evaluation.scores.per_query, "most taken for"], "rows": rows}
 
 

@@ -51,8 +51,6 @@ class Codec:
     and orders the 100 best candidates of a query again by the similarity of the full points.
 
     Args:
-        manifold: geometry of the points.
-        stored: what is kept.
         ranges: (N, D) points whose coordinates give the ranges of ``int8``.
 
     Example:

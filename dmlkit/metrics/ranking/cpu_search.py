@@ -108,11 +108,9 @@ def count_levels(row: Any, levels: Any, depth: int, above: Any, reached: Any) ->
     """Count by comparison how many entries of a row are above each level, and how many reach it.
 
     Args:
-        row: (N,) scores.
-        levels: (R,) entries of the row in descending order.
+        levels: (R,) entries of the row (N,) in descending order.
         depth: the counts of a level with ``depth`` or more entries above it, except the first level, may be left out.
-        above: (J,) int64, J >= R, receives the counts above.
-        reached: (J,) int64, receives the counts that reach the level.
+        above, reached: (J,) int64, J >= R, receive the counts.
 
     Example:
         >>> import numpy as np

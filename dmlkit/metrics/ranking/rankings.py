@@ -11,7 +11,7 @@ from dmlkit.manifolds.base import Manifold, find_invalid_point
 from dmlkit.manifolds.products import unit_vectors
 from dmlkit.metrics.base import Array, MetricConfig, Ranking
 from dmlkit.metrics.ranking import cpu_search, gpu_search
-from dmlkit.metrics.ranking.search import Depth, Lookup, Search, SharedLabels, Standing
+from dmlkit.metrics.ranking.search import Depth, Lookup, Search, SharedLabels
 
 Ties = Literal["expected", "pessimistic"]
 
@@ -104,9 +104,8 @@ def build_search(
     """Build a search, and count the positives of each query without the query itself, (Q,).
 
     Args:
-        vectors: vectors of queries (Q, D') and gallery (N, D').
-        labels: labels of both, int64.
-        ids: ids of both, int64; a gallery item with the id of the query is the query itself.
+        vectors: those of queries (Q, D') and gallery (N, D'), as ``labels`` and ``ids``, both int64.
+        ids: a gallery item with the id of the query is the query itself.
         members: (C, L) bool, which of several labels each label stands for; None if it stands for itself.
     """
     device = vectors[0].device
@@ -146,26 +145,21 @@ def rankings(
     backend = cpu_search if search.gallery.device.type == "cpu" else gpu_search
     for block, standing in zip(blocks, backend.standings(search, blocks, depth), strict=True):
         gallery = len(search.gallery) - search.excluded.count[block]
-        ranking = ranking_of(standing, gallery)
+        kept = standing.above.shape[1]
+        hits_above, hits_tied = _order_of_hits(standing.scores)
+        ranking = Ranking(
+            above=standing.above.minimum(gallery[:, None]),
+            tied=standing.reached - standing.above,
+            hits_above=hits_above[:, :kept],
+            hits_tied=hits_tied[:, :kept],
+            positives=(standing.scores > -torch.inf).sum(1),
+            gallery=gallery,
+        )
         if search.levels is not None and standing.columns is not None:
             classes, items = search.levels[0][block, None], search.levels[1][standing.columns]
             shared = (classes == items).sum(2).masked_fill(standing.scores == -torch.inf, 0)
             ranking = replace(ranking, grades=lowest_first(shared, standing.scores), levels=items.shape[2])
         yield (pessimistic(ranking) if ties == "pessimistic" else ranking), standing.nearest
-
-
-def ranking_of(standing: Standing, gallery: Tensor) -> Ranking:
-    """Build the ranking of queries with ``gallery`` (n,) ranked items."""
-    kept = standing.above.shape[1]
-    hits_above, hits_tied = _order_of_hits(standing.scores)
-    return Ranking(
-        above=standing.above.minimum(gallery[:, None]),
-        tied=standing.reached - standing.above,
-        hits_above=hits_above[:, :kept],
-        hits_tied=hits_tied[:, :kept],
-        positives=(standing.scores > -torch.inf).sum(1),
-        gallery=gallery,
-    )
 
 
 def lowest_first(grades: Tensor, scores: Tensor) -> Tensor:

@@ -110,9 +110,7 @@ class ReciprocalGallery:
     is at least as similar to g as the :math:`k_1`-th nearest image of the gallery is.
 
     Args:
-        manifold: the geometry.
         gallery: (N, D) points.
-        options: see `KReciprocal`.
         advance: receives how many more of the gallery's images have been compared with all others.
 
     Example:
@@ -133,7 +131,8 @@ class ReciprocalGallery:
         self.neighbors = _Neighbors(manifold, gallery, options.k1, advance)
         self.sets = self.neighbors.sets()
         self.similarity_name = "k_reciprocal_similarity"  # one minus the final distance, from 0 to 1
-        self.averaged = _averaged(self.sets, self.neighbors.lists, options.k2)
+        lists, k2 = self.neighbors.lists, options.k2  # an image's own set and those of its nearest
+        self.averaged = self.sets if k2 == 1 else _selection(lists[:, :k2], len(lists)) @ self.sets / k2
         self.targets = _Targets(self.averaged)
 
     def own_scores(self, rows: Tensor) -> Tensor:
@@ -176,11 +175,6 @@ class ExpandedGallery:
     nearest others of the gallery s^alpha, with s the cosine, at least 0, or e^-d on manifolds with distances. The
     average is taken of features, see `Manifold.to_features`, which on the sphere gives the direction of the weighted
     sum.
-
-    Args:
-        manifold: the geometry.
-        gallery: (N, D) points.
-        options: see `Expansion`.
 
     Example:
         >>> from dmlkit.manifolds import Sphere
@@ -302,13 +296,9 @@ def _weighted(manifold: Manifold, points: Tensor, pool: Tensor, own: Tensor, lar
     for part in torch.arange(len(place)).split(2**13):  # 32 MB of float64 coordinates at 512 dimensions
         first, second = place[part], column[part]
         similarity = manifold.paired_similarity(points[first], pool[second])
-        weights.append((-_relative(similarity, largest[first], smallest[first])).exp().double())
+        apart = (largest[first] - similarity) / _spread(largest[first], smallest[first])  # in units of the largest
+        weights.append((-apart.clamp(0, 1)).exp().double())
     return csr_array((torch.cat(weights).numpy(), (place.numpy(), column.numpy())), tuple(own.shape))
-
-
-def _relative(similarity: Tensor, largest: Tensor, smallest: Tensor) -> Tensor:
-    """Return distances in units of the largest; 0 where all are equal."""
-    return ((largest - similarity) / _spread(largest, smallest)).clamp(0, 1)
 
 
 def _spread(largest: Tensor, smallest: Tensor) -> Tensor:
@@ -324,11 +314,6 @@ def _selection(rows: Tensor, size: int) -> Any:
     return csr_array(
         (ones, rows.flatten().numpy(), torch.arange(len(rows) + 1).mul(rows.shape[1]).numpy()), (len(rows), size)
     )
-
-
-def _averaged(sets: Any, lists: Tensor, k2: int) -> Any:
-    """Average the weights (P, P) of each image over its k2 nearest, itself included."""
-    return sets if k2 == 1 else _selection(lists[:, :k2], len(lists)) @ sets / k2
 
 
 class _Targets:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.sphere import Sphere
 from dmlkit.metrics.base import Labeled
-from dmlkit.metrics.scoring import Scores, score_retrieval
+from dmlkit.metrics.scoring import score_retrieval
 from dmlkit.metrics.statistics import bootstrap_intervals, paired_differences
 from dmlkit.run_folder.documents import CrossFigures, PairedDifference
 
@@ -66,7 +66,7 @@ def fit_map(new: Tensor, old: Tensor, *, centered: bool, shrinkage: float | None
 
 
 class Parts(NamedTuple):
-    """Images that fit, choose and measure."""
+    """Rows of the images that fit, choose and measure."""
 
     fit: Tensor
     choose: Tensor
@@ -99,7 +99,7 @@ class SharedImages:
 
     Example:
         >>> images = SharedImages(torch.eye(8), -torch.eye(8), [None] * 8, (Sphere(8), Sphere(8)))
-        >>> images.choice()[2].map
+        >>> images.choice()[2]["map"]
         'orthogonal'
     """
 
@@ -108,10 +108,11 @@ class SharedImages:
     labels: Sequence[str | None]
     spaces: tuple[Manifold, Manifold]
 
-    def choice(self) -> tuple[PointMap, Parts, "Chosen"]:
-        """Return the map with the smallest error on the images that choose, fitted to them too, and the errors.
+    def choice(self) -> tuple[PointMap, Parts, dict[str, Any]]:
+        """Return the map with the smallest error on the images that choose, fitted to them too.
 
-        The measured images neither fit nor choose it. Of equal maps, and below 1e-9, the orthogonal one is taken.
+        The measured images neither fit nor choose it. Of equal maps, and below 1e-9, the orthogonal one is taken. The
+        last value has the fields ``map``, ``shrinkage``, ``errors`` and ``fitted`` of `Alignment`.
         """
         parts = split_images(self.labels)
         errors = {
@@ -120,7 +121,9 @@ class SharedImages:
         best = min(errors, key=lambda shrinkage: max(errors[shrinkage], 1e-9))
         both = torch.cat([parts.fit, parts.choose])
         named = {"orthogonal" if one is None else f"linear {one:g}": error for one, error in errors.items()}
-        return self.fit(both, best), parts, Chosen("orthogonal" if best is None else "linear", best, named, len(both))
+        name = "orthogonal" if best is None else "linear"
+        chosen = {"map": name, "shrinkage": best, "errors": named, "fitted": len(both)}
+        return self.fit(both, best), parts, chosen
 
     def fit(self, rows: Tensor, shrinkage: float | None) -> PointMap:
         """Fit a map to some of the images, see `fit_map`."""
@@ -163,20 +166,16 @@ class SharedImages:
         gain = paired_differences(scores["old", "old"].per_query, cross.per_query, classes) if by_label else {}
         return {
             "finds": "label" if by_label else "image",
-            "figures": tuple(_figures(*models, one, classes) for models, one in scores.items()),
+            "figures": tuple(
+                CrossFigures(
+                    queries=queries,
+                    gallery=gallery,
+                    metrics=one.values,
+                    intervals={
+                        name: interval.ends for name, interval in bootstrap_intervals(one.per_query, classes).items()
+                    },
+                )
+                for (queries, gallery), one in scores.items()
+            ),
             "gain": {name: PairedDifference.model_validate(one.as_dict()) for name, one in gain.items()},
         }
-
-
-class Chosen(NamedTuple):
-    """Choice of a map."""
-
-    map: Literal["orthogonal", "linear"]
-    shrinkage: float | None
-    errors: dict[str, float]
-    fitted: int
-
-
-def _figures(queries: str, gallery: str, scores: Scores, classes: Tensor | None) -> CrossFigures:
-    ends = {name: one.ends for name, one in bootstrap_intervals(scores.per_query, classes).items()}
-    return CrossFigures(queries=queries, gallery=gallery, metrics=scores.values, intervals=ends)
