@@ -2,16 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dmlkit.component import Component, ComponentConfig, Requirement, option, suggest_members
 from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.euclidean import Euclidean
 from dmlkit.manifolds.lorentz import Lorentz
 from dmlkit.manifolds.poincare import Poincare
 from dmlkit.manifolds.products import without_autocast
+from dmlkit.manifolds.sphere import Sphere
 
 __all__ = [
     "Head",
@@ -19,11 +21,16 @@ __all__ = [
     "Linear",
     "LorentzLinear",
     "MobiusLinear",
+    "Neck",
+    "NoHead",
 ]
 
 
 class HeadConfig(ComponentConfig, frozen=True):
     """Base class of all head configs."""
+
+    has_neck: ClassVar[bool] = False
+    """Whether losses may take the features before its last step; see `Neck`."""
 
     @abstractmethod
     def build(self, num_features: int, manifold: Manifold) -> "Head":
@@ -37,6 +44,8 @@ class Head(Component, nn.Module, ABC, family=HeadConfig):
     because a unit vector in bfloat16 is off by 4e-3.
     """
 
+    gives_before: bool = option(default=False, init=False)
+    """Whether the output in training mode is (B, 2 D): the points, then those of the features before the neck."""
     num_features: int = option(kw_only=False)
     """F, width of the backbone's features h."""
     manifold: Manifold = option(kw_only=False)
@@ -55,6 +64,29 @@ class Head(Component, nn.Module, ABC, family=HeadConfig):
     def to_points(self, projected: Tensor) -> Tensor:
         """Apply the step that runs in full precision: (B, F') -> (B, D)."""
         return self.manifold.from_features(projected)
+
+
+class NoHead(Head, name="none"):
+    """No layer: the points are those of the backbone's features themselves.
+
+    Raises:
+        ValueError: the backbone has another number of features than the embedding has dimensions.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> NoHead(2, Euclidean(2))(torch.tensor([[1.0, 2.0]]))
+        tensor([[1., 2.]])
+    """
+
+    def __post_init__(self) -> None:
+        if self.num_features != self.manifold.dim:
+            raise ValueError(
+                f"got {self.manifold.dim}, but the head none keeps the {self.num_features} features of the "
+                f"backbone; set embedding_dim to {self.num_features}, or use the head linear"
+            )
+
+    def project(self, features: Tensor) -> Tensor:
+        return features
 
 
 class Linear(Head, name="linear"):
@@ -81,6 +113,51 @@ class Linear(Head, name="linear"):
 
     def project(self, features: Tensor) -> Tensor:
         return self.linear(features)
+
+
+class Neck(Head, name="neck"):
+    r"""BNNeck (Luo et al. 2019): batch norm without shift as the last step, for retrieval and a softmax over classes.
+
+    Luo et al., CVPR workshops 2019 (arXiv:1903.07071), section 3.3; f = the features that the inner head gives.
+
+    .. math:: f_{after} = \gamma \odot \frac{f - \mathrm{mean}}{\mathrm{std}}
+
+    A softmax over classes separates by angle, a loss over distances by distance. So the paper gives the features
+    before the neck to the triplet loss, here ``on: [after, before]`` of the loss ``sum``; every other loss and
+    retrieval take those after it. In training, mean and variance are those of the batch, or of a rank's share of it.
+
+    Example:
+        >>> from dmlkit.manifolds import Euclidean
+        >>> neck = Neck(1, Euclidean(1))
+        >>> neck(torch.tensor([[1.0], [3.0]])).round(decimals=3).flatten().tolist()
+        [-1.0, 1.0]
+    """
+
+    has_neck = True
+    head: Head = NoHead.Config()
+    """Layer before the batch norm; ``none`` takes the backbone's features, as in the paper."""
+
+    def requirements(self) -> Iterable[Requirement]:
+        reason = (
+            "batch norm gives each coordinate the same variance, so all points of a curved space would lie about "
+            "equally far from its origin"
+        )
+        yield Requirement("manifold.name", ("euclidean", "sphere"), reason)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.manifold, Euclidean | Sphere):
+            raise ValueError(f"Neck: expected Euclidean space or the sphere, got {type(self.manifold).__name__}")
+        self.norm = nn.BatchNorm1d(self.manifold.dim)
+        self.norm.bias.requires_grad_(False)
+
+    def project(self, features: Tensor) -> Tensor:
+        return self.head.project(features)
+
+    def to_points(self, projected: Tensor) -> Tensor:
+        points = self.head.to_points(self.norm(projected))
+        if not (self.training and self.gives_before):
+            return points
+        return torch.cat([points, self.head.to_points(projected)], 1)
 
 
 class _HyperbolicLinear(Head):

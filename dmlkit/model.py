@@ -14,7 +14,7 @@ from dmlkit.component import option
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.samples import Samples, VectorSamples, samples_named
 from dmlkit.errors import UserError
-from dmlkit.heads import Head
+from dmlkit.heads import Head, NoHead
 from dmlkit.manifolds.base import Manifold
 from dmlkit.recipe.schema import Recipe
 from dmlkit.transforms.base import Channels
@@ -120,13 +120,6 @@ class EmbeddingModel(nn.Module):
         """Return the weights that the recipe's tuning keeps frozen, by their names in the state dict."""
         frozen = {f"backbone.{name}" for name in self.backbone.frozen_names}
         return {name: tensor for name, tensor in self.state_dict().items() if name in frozen}
-
-
-class NoHead(Head):
-    """Head without weights: it maps features (B, F) to points by the manifold's own map."""
-
-    def project(self, features: Tensor) -> Tensor:
-        return features
 
 
 class FirstFeatures(Head):

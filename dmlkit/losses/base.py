@@ -55,6 +55,11 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
             if requirement.key == "manifold.similarity":
                 _check_similarity(type(self).__name__, self.manifold, requirement)
 
+    @property
+    def columns(self) -> int:
+        """Number of columns of ``embeddings``: D, the width of a point."""
+        return self.manifold.point_dim
+
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of a batch, a scalar.
 
@@ -66,7 +71,7 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
             ValueError: the shape or dtype is wrong; on the CPU also a label is out of range or an embedding non-finite
                 (on a GPU these checks would stall the step; the trainer reports a non-finite loss instead).
         """
-        check_batch(type(self).__name__, embeddings, labels, self.manifold.point_dim, self.num_classes)
+        check_batch(type(self).__name__, embeddings, labels, self.columns, self.num_classes)
         with without_autocast(embeddings):  # e^35 = 1.6e15 overflows float16
             return self.compute(embeddings.float() if embeddings.itemsize < 4 else embeddings, labels)
 
@@ -98,7 +103,7 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
         return [part._replace(name=f"{name}.{part.name}") for name, loss in inner for part in loss.sharded_parameters()]
 
 
-def check_batch(name: str, embeddings: Tensor, labels: Tensor, point_dim: int, num_classes: int | None) -> None:
+def check_batch(name: str, embeddings: Tensor, labels: Tensor, columns: int, num_classes: int | None) -> None:
     """Reject a batch that would give a wrong result or an obscure error.
 
     Example:
@@ -107,8 +112,8 @@ def check_batch(name: str, embeddings: Tensor, labels: Tensor, point_dim: int, n
         ...
         ValueError: Triplet: expected labels of shape (4,), got (3,)
     """
-    if embeddings.ndim != 2 or embeddings.shape[1] != point_dim:
-        raise ValueError(f"{name}: expected embeddings of shape (B, {point_dim}), got {tuple(embeddings.shape)}")
+    if embeddings.ndim != 2 or embeddings.shape[1] != columns:
+        raise ValueError(f"{name}: expected embeddings of shape (B, {columns}), got {tuple(embeddings.shape)}")
     if len(embeddings) == 0:
         raise ValueError(f"{name}: expected at least one embedding, got an empty batch")
     if not embeddings.is_floating_point():

@@ -1,7 +1,7 @@
 """Several losses at once: a weighted sum, e.g. a softmax over identities plus a triplet loss."""
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat
@@ -16,7 +16,7 @@ from dmlkit.losses.triplet import Triplet
 
 
 class Sum(SeveralLosses, name="sum"):
-    r"""Weighted sum of different losses on the same points.
+    r"""Weighted sum of different losses on the same points, or on those before and after a neck.
 
     .. math:: \sum_i c_i \, \mathrm{loss}_i(x)
 
@@ -41,23 +41,38 @@ class Sum(SeveralLosses, name="sum"):
     """The losses to add; each has the keys of its own page."""
     weights: tuple[NonNegativeFloat, ...] | None = None
     """c, the weight of each of ``losses``; null is 1 for all."""
+    on: tuple[Literal["after", "before"], ...] | None = None
+    """Which points each of ``losses`` takes, if the head is a ``neck``: those of the features after the neck, or before
+    it; null is ``after`` for all."""
 
     def requirements(self) -> Iterable[Requirement]:
         if self.weights is not None and len(self.weights) != len(self.losses):
             reason = f"loss.weights has one number for each of {len(self.losses)} losses"
             yield Requirement("loss.weights", (None,), reason)
+        if self.on is not None and len(self.on) != len(self.losses):
+            yield Requirement("loss.on", (None,), f"loss.on has one word for each of {len(self.losses)} losses")
+        if "before" in (self.on or ()):
+            yield Requirement("head.has_neck", (True,), "loss.on has before, which is before the neck")
 
     def __post_init__(self) -> None:
         configs: tuple[LossConfig, ...] = self.losses
         self.weights = self.weights or (1.0,) * len(configs)
         if len(self.weights) != len(configs):
             raise ValueError(f"Sum: weights: expected one for each of {len(configs)} losses, got {self.weights}")
+        self.on = self.on or ("after",) * len(configs)
+        if len(self.on) != len(configs):
+            raise ValueError(f"Sum: on: expected one for each of {len(configs)} losses, got {self.on}")
         names = [config.name for config in configs]
         before = [names[:place].count(name) for place, name in enumerate(names)]
         self.names = [f"{name}_{count + 1}" if count else name for name, count in zip(names, before, strict=True)]
         self.terms = dict.fromkeys(self.names, torch.zeros(()))  # of each loss in the last batch, before its weight
         self.hold(build_with(config, self.manifold, self.num_classes) for config in configs)
         super().__post_init__()
+
+    @property
+    def columns(self) -> int:
+        """D, or 2 D if a loss takes the points before the neck, which then follow those after it."""
+        return self.manifold.point_dim * (2 if "before" in (self.on or ()) else 1)
 
     @property
     def shares_classes(self) -> bool:
@@ -96,7 +111,8 @@ class Sum(SeveralLosses, name="sum"):
         ]
 
     def compute(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        assert self.weights is not None
-        values = [loss.compute(embeddings, labels) for loss in self.each]
+        assert self.weights is not None and self.on is not None
+        points = dict(zip(("after", "before"), embeddings.split(self.manifold.point_dim, 1), strict=False))
+        values = [loss.compute(points[on], labels) for on, loss in zip(self.on, self.each, strict=True)]
         self.terms = {name: value.detach() for name, value in zip(self.names, values, strict=True)}
         return weighted(self.weights, values)

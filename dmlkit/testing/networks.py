@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.tuning import TuningConfig
 from dmlkit.datasets.files.samples import samples_named
-from dmlkit.heads import HeadConfig
-from dmlkit.manifolds.base import ManifoldConfig
+from dmlkit.heads import Head, HeadConfig
+from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.pooling import PoolingConfig
 from dmlkit.testing.promise import (
     Promise,
@@ -215,10 +215,19 @@ def check_head(config: HeadConfig) -> None:
         hold(HEAD, f"{config.name} on {manifold.name}", config, manifold)
 
 
+def head_of(config: HeadConfig, manifold: Manifold) -> Head:
+    """Build a head for more features than dimensions, or for as many if it keeps their number."""
+    try:
+        return config.build(2 * DIM, manifold)
+    except ValueError:
+        return config.build(DIM, manifold)
+
+
 def outputs_are_points(config: HeadConfig, space: ManifoldConfig) -> None:
     """Check that features become points of the manifold, in float32."""
     manifold = space.build(DIM)
-    points = config.build(10, manifold)(torch.randn(40, 10) * 3)
+    head = head_of(config, manifold)
+    points = head(torch.randn(40, head.num_features) * 3)
     expect(points.shape == (40, manifold.point_dim), f"got shape {tuple(points.shape)}")
     expect(points.dtype == torch.float32, f"got {points.dtype}")
     expect(manifold.geometry.check_point_on_manifold(points, atol=1e-4), "not on the manifold")
@@ -226,8 +235,9 @@ def outputs_are_points(config: HeadConfig, space: ManifoldConfig) -> None:
 
 def gradients_are_finite_also_at_zero_features(config: HeadConfig, manifold: ManifoldConfig) -> None:
     """Check that gradients of features and parameters are finite, also if all features of an image are 0."""
-    head = config.build(10, manifold.build(DIM))
-    features = torch.cat([torch.zeros(1, 10), torch.randn(3, 10)]).requires_grad_()
+    head = head_of(config, manifold.build(DIM))
+    width = head.num_features
+    features = torch.cat([torch.zeros(1, width), torch.randn(3, width)]).requires_grad_()
     head(features).sum().backward()
     expect(
         features.grad is not None and bool(features.grad.isfinite().all()),
@@ -240,9 +250,9 @@ def gradients_are_finite_also_at_zero_features(config: HeadConfig, manifold: Man
 def half_precision_ends_before_the_manifold(config: HeadConfig, space: ManifoldConfig) -> None:
     """Check that under autocast points are float32 and on the manifold."""
     manifold = space.build(DIM)
-    head = config.build(10, manifold)
+    head = head_of(config, manifold)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        points = head(torch.randn(20, 10))
+        points = head(torch.randn(20, head.num_features))
     expect(points.dtype == torch.float32, f"got {points.dtype}")
     expect(manifold.geometry.check_point_on_manifold(points, atol=1e-4), "not on the manifold")
 

@@ -107,8 +107,13 @@ class Objective(nn.Module):
         return getattr(self.loss, "terms", {})
 
     def forward(self, embeddings: Tensor, labels: Tensor, images: Tensor | None = None) -> Tensor:
-        """Compute the objective of a batch, a scalar; see `Loss.forward` and `Regularizer.forward`."""
+        """Compute the objective of a batch, a scalar; see `Loss.forward` and `Regularizer.forward`.
+
+        Args:
+            embeddings: (B, D), or (B, 2 D) if the loss also takes the points before a neck.
+        """
         total = self.loss(embeddings, labels)
+        embeddings = embeddings[:, : self.loss.manifold.point_dim]
         for weight, regularizer in zip(self.weights, self.regularizers, strict=True):
             count: Any = regularizer.proxies_per_step
             rows = (embeddings, labels, images) if count is None else draw_proxies(self.loss, count)
@@ -203,6 +208,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
     with recipe.errors_at("loss"):
         loss = recipe.loss.build(model.manifold, len(train.class_names))
         loss.use_members(train.members)
+        model.head.gives_before = loss.columns > model.manifold.point_dim
     with recipe.errors_at("regularizers"):
         regularizers = [regularizer.build(model.manifold) for regularizer in recipe.regularizers]
         for regularizer in regularizers:
@@ -272,6 +278,7 @@ def _warn_of_batchnorms(recipe: Recipe, model: EmbeddingModel) -> None:
         text = (
             "batch norms compute their statistics per chunk instead of per batch, so weights differ from those of a "
             "training without chunks; backbone.freeze_batchnorm_statistics=true removes this difference"
+            f"{', but not that of the neck' if recipe.head.has_neck else ''}"
         )
         warnings.warn(recipe.fault(("training", "gradient_cache"), text), stacklevel=3)
 

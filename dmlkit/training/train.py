@@ -194,7 +194,8 @@ def fit(
                         images = gather_rows(fabric, batch.indices.to(fabric.device, non_blocking=True), counts)
                         loss = compute_loss(experiment, (embeddings, labels, images), state, run)
                         fabric.backward(loss)
-                    experiment.sampler.learn_from(embeddings.detach(), labels, experiment.model.manifold)
+                    points = embeddings.detach()[:, : experiment.model.manifold.point_dim]  # not those before a neck
+                    experiment.sampler.learn_from(points, labels, experiment.model.manifold)
                     losses.append(torch.stack([loss.detach(), *objective.terms.values()]))
                     images_pending += len(labels)
                 if not is_last:
