@@ -78,8 +78,6 @@ def figures_by_value(
     """Compute each metric per value of a column, with intervals, and compare each value with all others.
 
     Args:
-        per_query: (Q,) values by metric.
-        classes: (Q,) int64, classes of the queries.
         values: (Q,) values of the column; None leaves a query out.
         are_errors: whether the largest values are the worst.
 
@@ -221,10 +219,6 @@ def pair_rates_by_value(
 
     Each image is compared with all others; its rates are those of its own pairs, so that a pair counts for the values
     of both of its images. Images that are alone in their class are left out.
-
-    Args:
-        threshold: its threshold.
-        table: table that has it. Default: that of the run's dataset.
     """
     run = RunFolder(path)
     file, root = column_table(column, table, path)
@@ -241,11 +235,6 @@ def pair_rates_by_value(
 
 def rates_of_images(points: PointsInMemory, codes: Tensor, threshold: float) -> dict[str, Tensor]:
     """Return FAR and FRR of the pairs of each image, both (N,) float64; 0 for an image without such pairs.
-
-    Args:
-        points: (N, D).
-        codes: (N,) int64, their classes.
-        threshold: similarity from which on a pair is accepted.
 
     Example:
         >>> from dmlkit.manifolds import Euclidean
@@ -273,9 +262,6 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
     Each image whose label has others is identified twice, without itself and without its whole label. The probability
     and its threshold are those of the calibration, which was fitted to these images too. Images of labels that the
     model was trained on are left out as in `trials_of`.
-
-    Args:
-        table: table that has it. Default: that of the dataset of the gallery's run.
     """
     gallery = open_points(path)
     file, root = column_table(column, table, gallery.run)

@@ -59,7 +59,6 @@ def calibrate_run(
     Args:
         far: the share of the pairs of different classes that may be accepted as the same class. Default: 0.001, or the
             lowest share that the pairs allow.
-        checkpoint: the checkpoint; by default the best, or the last if there is no best.
         overrides: ``key=value`` each, of the run's dataset, which may have moved.
     """
     if far is not None and not 0 < far < 1:
@@ -129,13 +128,7 @@ class Calibration(NamedTuple):
 
 
 def calibrate_pairs(pairing: Pairing, far: float, *, seed: int = 0) -> Calibration:
-    """Choose a threshold on all pairs of points.
-
-    Args:
-        pairing: pairs of points of classes that the model was not trained on.
-        far: the share of pairs of different classes that may be accepted.
-        seed: seed of the bootstrap.
-    """
+    """Choose a threshold on all pairs of points."""
     different = pairing.different
     if pairing.same == 0:
         raise ValueError(

@@ -143,7 +143,6 @@ def gain_message(
     """Return a line that says whether training improved a metric, as far as the interval shows it.
 
     Args:
-        metric: a metric whose larger values are better.
         interval: 95 % interval of their difference on the same queries; None if there are too few classes for one.
         units: what the interval is over, e.g. "30 classes".
         epoch, epochs: epoch of the checkpoint, and number of epochs of the run.

@@ -60,18 +60,12 @@ def searching(metrics: Sequence[MetricConfig | str]) -> list[MetricConfig]:
 
 @dataclass(frozen=True)
 class Rescoring:
-    """All that it takes to score the queries again with another stored form of the embeddings.
+    """All that it takes to score the queries again with another stored form of the embeddings."""
 
-    Args:
-        points: (N, D) embeddings of queries and gallery.
-        score: scores decoded points in the place of ``points``.
-        ranges: returns the points that give the ranges of int8.
-    """
-
-    points: Tensor
+    points: Tensor  # (N, D) embeddings of queries and gallery
     manifold: Manifold
-    score: Callable[[Codec], Scores]
-    ranges: Callable[[], Tensor]
+    score: Callable[[Codec], Scores]  # scores decoded points in the place of ``points``
+    ranges: Callable[[], Tensor]  # returns the points that give the ranges of int8
     ranges_of: str = "the evaluated embeddings themselves"
 
 
@@ -155,17 +149,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class SecondScoring:
-    """Another way to score the same queries, whose metrics are reported next to the plain ones.
+    """Another way to score the same queries, whose metrics are reported next to the plain ones."""
 
-    Args:
-        rerank: method by which the queries are ranked once more.
-        points: other points of the same images, instead of their embeddings.
-        rescorer: second similarity of the images, by their rows; replaces the other two.
-    """
-
-    rerank: Rerank | None = None
-    points: Points | None = None
-    rescorer: Rescorer | None = None
+    rerank: Rerank | None = None  # method by which the queries are ranked once more
+    points: Points | None = None  # other points of the same images, instead of their embeddings
+    rescorer: Rescorer | None = None  # second similarity of the images, by their rows; replaces the other two
 
 
 PLAIN = SecondScoring()  # no other way
@@ -180,12 +168,7 @@ def evaluate(
     split: str,
     bar: Bar = no_bar,
 ) -> Evaluation:
-    """Embed a split and score it with the recipe's metrics.
-
-    Args:
-        fabric: the device, and the ranks; each rank searches for its share of the queries.
-        recipe: the recipe, whose transform and metrics are used.
-    """
+    """Embed a split and score it with the recipe's metrics."""
     workers = recipe.training.workers
     with bar(EMBEDDING, len(dataset)) as advance:
         embeddings = embed_dataset(fabric, model, dataset, recipe.transform, workers=workers, advance=advance)
@@ -238,10 +221,7 @@ def score_dataset(
     Images of a query's own group are not ranked and do not affect its metrics, as junk images in Market-1501.
 
     Args:
-        embeddings: embeddings of the images of the dataset that could be read.
         fabric: the device, and the ranks, which share the queries. Default: one process on the CPU.
-        advance: receives how many more queries are ranked.
-        second: another way to score the queries as well. Default: none.
     """
     device = fabric.device if fabric else None
     group = torch.distributed.group.WORLD if fabric and fabric.world_size > 1 else None

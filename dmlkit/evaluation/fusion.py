@@ -39,7 +39,6 @@ def fusion_of(source: Path, other: Path | None, *, device: str = "auto", bar: Ba
 
     Args:
         source: a run; or a gallery of two runs, whose second run is named because it has moved; see `Fusion`.
-        other: the second run.
     """
     if other is None:
         return None
@@ -70,7 +69,6 @@ def choose_fusion(
     - ``logistic``: both similarities are the features of one logistic regression.
 
     Args:
-        run, other: the runs; their classes of each split must be the same.
         checkpoint: checkpoint of the first run. Default: best, otherwise last; of the second run always this.
     """
     require_run(other)

@@ -42,8 +42,6 @@ def worst_queries(values: Tensor, labels: Tensor, nearest_wrong: Tensor, most: i
     Among equal values the one with the most similar wrong image is worst.
 
     Args:
-        values: (Q,) values of a metric.
-        labels: (Q,) int64.
         nearest_wrong: (Q,) similarity of the nearest image of another label.
     """
     by_similarity = nearest_wrong.argsort(descending=True, stable=True)
@@ -133,15 +131,11 @@ class Suspects(NamedTuple):
 
 
 def suspects(labels: Tensor, neighbors: Tensor) -> Suspects:
-    """Find the images that have more neighbors with another label than with their own.
+    """Find the images that have more of their nearest ones (N, k) with another label than with their own, of (N,).
 
     They are sorted by the number of neighbors with their own label / min(k, R), the possible number, ascending; equal
     values by the number of neighbors that agree on the other label, descending. Images that are alone in their class
     are left out.
-
-    Args:
-        labels: (N,) int64.
-        neighbors: (N, k) int64, rows of the nearest other images.
     """
     near_labels = labels[neighbors]  # (N, k)
     positives = labels.bincount()[labels] - 1
@@ -161,9 +155,6 @@ def planted_precision(labels: Tensor, neighbors: Tensor) -> float:
     """Measure the precision of `suspects` after changing 5 % of the labels, among as many of the most suspect images.
 
     The precision for real errors may be higher, because labels that are already wrong count as false alarms here.
-
-    Args:
-        labels: (N,) int64 in 0..C-1, C at least 2.
     """
     changed = wrong_labels(labels, max(PLANTED, 1 / len(labels)), seed=0)
     is_changed = changed != labels

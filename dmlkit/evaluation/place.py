@@ -47,7 +47,6 @@ def choose_place(
 
     Args:
         run: the run, whose dataset is a table with the columns ``latitude``, ``longitude`` and, optionally, ``time``.
-        checkpoint: its checkpoint. Default: best, otherwise last.
     """
     folder = RunFolder(run)
     trained = load_model(folder, fabric, checkpoint)
@@ -75,7 +74,6 @@ def place_in(
     """Choose the weight of place and time in a gallery, see `choose_place`.
 
     Args:
-        run: run of the gallery. Default: the one that it was created with.
         device: device, see `start_ranks`; an engine after it is that of the queries.
     """
     check_placed(gallery)
@@ -102,13 +100,7 @@ def weigh_place(found: Embeddings, manifold: Manifold, sightings: Sightings) -> 
 
 
 def fit_range(similarity: np.ndarray, same: np.ndarray, sides: tuple[Sightings, Sightings]) -> Range:
-    """Return the home range and decay with which similarity and evidence tell pairs of images apart best.
-
-    Args:
-        similarity: (P,) float64, of the images of each pair.
-        same: (P,) bool, whether they are of one class.
-        sides: the sightings of both images (P).
-    """
+    """Return the home range and decay with which similarity (P,) and evidence show best which pairs are the same."""
     squares = kilometers(sides[0].places, sides[1].places).square().numpy()
     days = (sides[0].days - sides[1].days).abs().numpy()
     known = np.isfinite(squares) & np.isfinite(days)

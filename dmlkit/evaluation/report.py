@@ -219,7 +219,6 @@ class Report(Document, frozen=True):
         """Return the report with the metrics per value of a column.
 
         Args:
-            table: table that has it. Default: that of the evaluated dataset.
             run: run of evaluated embeddings, whose dataset it is.
         """
         file, root = column_table(column, table, self.question.dataset if self.question else run)

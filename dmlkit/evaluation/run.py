@@ -128,7 +128,6 @@ def evaluate_scope(
     results with different settings are never mixed up.
 
     Args:
-        checkpoint: the checkpoint; by default the best, or the last if there is no best.
         keep: read the report that is stored, if there is one with the same settings.
     """
     run = RunFolder(path)
@@ -214,7 +213,6 @@ def choose_second(
 
     Args:
         other: a second run, or one of `PARTNERS`.
-        checkpoint: checkpoint of the run. Default: best, otherwise last.
     """
     if other == Path(PLACE):
         return choose_place(run, checkpoint=checkpoint, fabric=fabric, bar=bar)
@@ -265,12 +263,7 @@ def _recipe_of(run: RunFolder, scope: Scope) -> Recipe:
 
 
 def with_scope(recipe: Recipe, scope: Scope) -> Recipe:
-    """Return a recipe with the dataset and the metrics of a scope.
-
-    Args:
-        recipe: the recipe, to which the overrides have already been applied.
-        scope: a folder of images replaces the dataset, and metrics replace those of the recipe, if they are given.
-    """
+    """Return a recipe with the dataset and the metrics of a scope."""
     for override in scope.overrides if scope.images is not None else ():
         if parse_override(override).key.partition(".")[0] == "dataset":
             raise UserError(f"--set {override}: {scope.images} replaces the dataset; use only one of them")

@@ -200,7 +200,6 @@ def verify(
     Args:
         prior: share of the pairs that are of the same class, for which the probabilities hold; verdicts do not depend
             on it.
-        checkpoint: the checkpoint; by default the best, or the last if there is no best.
         second: a second run, ``local`` or ``sift``, whose similarity is added. The threshold is then chosen again on
             the validation classes, for the false accept rate with which the run was calibrated.
     """

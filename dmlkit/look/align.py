@@ -56,7 +56,6 @@ def align(
     Args:
         images: images, a folder or a table, see `images_at`; those that ``older`` has are used, see `shared_images`.
         output: folder of the run to write. Default: that of ``run`` with ``-aligned`` at its end.
-        checkpoint: checkpoint of the run. Default: best, otherwise last.
 
     Returns:
         What was measured, and the folder.

@@ -61,7 +61,6 @@ def hyperbolicity(manifold: Manifold, points: Tensor, *, sample: int, draws: int
     """Compute `relative_delta` of random samples (Khrulkov et al., CVPR 2020, arXiv:1904.02239, section 3).
 
     Args:
-        points: (N, D).
         sample: points per sample; delta grows with it, so compare only values of one sample size.
     """
     if len(points) < 4:

@@ -68,8 +68,6 @@ def evidence_of(
     reason, the share is 1/2 too.
 
     Args:
-        embeddings: its points of the whole images.
-        metric: name of a metric with a value per query.
         regions: ``center``, or the path of a table with the columns ``path`` and ``x1 y1 x2 y2``, ``x y width height``
             (several rows of an image are united) or ``mask``, an image whose pixels that are not black are the inside.
             Paths are relative to the table.
@@ -170,9 +168,6 @@ Values = list[tuple[object, ...]]  # boxes or masks of one image
 
 def read_regions(table: Path, dataset: Dataset, rows: Tensor) -> Callable[[int, int, int], Tensor]:
     """Read the boxes or masks of images.
-
-    Args:
-        rows: (n,) int64, the images.
 
     Returns:
         Function of the position of an image in ``rows`` and of its height and width: its mask (H, W) bool.

@@ -113,9 +113,6 @@ def most_wrong_together(audits: Sequence[LabelAudit]) -> int:
     The product of their martingales is a martingale too, since each draw is from one of them. So the bound on the sum
     holds with confidence 1 - error at any time, no error is shared out, and an audit may begin later than others.
 
-    Args:
-        audits: at least one; the error is that of the first.
-
     Example:
         >>> audits = LabelAudit([0.999] * 1000), LabelAudit([0.95] * 200)
         >>> for row in range(300):
@@ -134,7 +131,6 @@ def draws_until_together(audits: Sequence[LabelAudit], most: int, expected: floa
     """Estimate how many draws from several audits bound the wrong labels that they leave; see `most_wrong_together`.
 
     Args:
-        audits: at least one.
         most: largest number of wrong labels among those that are not checked.
         expected: number of wrong labels among these.
     """

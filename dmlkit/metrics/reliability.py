@@ -68,7 +68,6 @@ def measure_reliability(
 
     Args:
         probabilities: (M,) probabilities, each by a fit to other classes.
-        right: (M,) bool.
         kinds: (M,) bool, two kinds of answers that have the same weight.
         classes: (M,) int64, the class of each answer, or (M, 2), the classes of a pair. A class that is drawn twice
             counts twice; its copies make no pairs with each other.

@@ -36,25 +36,15 @@ DEFAULT_METRICS = ("recall@1", "r_precision", "map@r")
 
 @dataclass(frozen=True)
 class Scores:
-    """Metrics, and the values of each query.
+    """Metrics, and the values of each query."""
 
-    Args:
-        values: the metrics by name.
-        definitions: the definition of each metric in one line, by name.
-        per_query: (Q',) float64 by name, for the metrics that are means over queries.
-        queries: (Q',) int64, the scored queries, which have a positive.
-        nearest: (Q',) int64, the gallery item nearest to each scored query.
-        left_out: number of queries without a positive.
-        notes: notes for the reader: clipped cut-offs, queries left out.
-    """
-
-    values: dict[str, float]
-    definitions: dict[str, str]
-    per_query: dict[str, Tensor]
-    queries: Tensor
-    nearest: Tensor
-    left_out: int
-    notes: tuple[str, ...]
+    values: dict[str, float]  # by name of the metric, as the next two
+    definitions: dict[str, str]  # in one line
+    per_query: dict[str, Tensor]  # (Q',) float64, for the metrics that are means over queries
+    queries: Tensor  # (Q',) int64, the scored queries, which have a positive
+    nearest: Tensor  # (Q',) int64, the gallery item nearest to each scored query
+    left_out: int  # number of queries without a positive
+    notes: tuple[str, ...]  # for the reader: clipped cut-offs, queries left out
 
 
 def retrieval_metrics(
@@ -131,8 +121,6 @@ def score_retrieval(
 
     Args:
         queries: the embeddings; each one is searched among all the others, or in the gallery.
-        gallery: embeddings to search instead.
-        manifold, metrics, ties: see `retrieval_metrics`.
         rerank: another order of the items, on the CPU: a method of re-ranking, or a second similarity of the rows of
             queries and of the gallery. Metrics that do not search are those of the points given.
         group: a torch.distributed process group whose ranks share the queries; all must pass the same arguments.

@@ -54,7 +54,6 @@ def plot_embeddings(
         kind: ``disk`` (2-d hyperbolic embeddings, each joined to the centroid of its class by a geodesic), ``pca`` (the
             two principal directions; in a curved space those of the tangent vectors at the origin) or ``tsne`` (t-SNE
             of the manifold's distances).
-        title: names the images that are shown.
     """
     points, labels = shown.points, shown.labels
     if len(points) < 3:
@@ -102,11 +101,7 @@ def place_of(manifold: Manifold, points: Tensor, kind: MapKind, bar: Bar = no_ba
 
 
 def with_room(place: Tensor, room: float) -> list[int]:
-    """Choose rows at which images do not cover each other: the first, and each later one that has room.
-
-    Args:
-        place: (N, 2), coordinates of all points.
-    """
+    """Choose rows at which images do not cover each other: the first, and each later one that has room."""
     kept: list[int] = []
     for index in range(len(place)):
         if not kept or bool(((place[kept] - place[index]).abs().amax(1) > room).all()):
@@ -160,11 +155,6 @@ def plot_map(
     bar: Bar = no_bar,
 ) -> tuple[Path, int, int]:
     """Draw a map of a run's embeddings, colored by class, with the proxies of training classes; see `plot_embeddings`.
-
-    Args:
-        output: the file; by default one in the run.
-        classes: number of classes to show, evenly spread.
-        images: whether to draw the images themselves.
 
     Returns:
         The file, and the number of images and of classes on the map.

@@ -94,7 +94,6 @@ def neighbor_plane(manifold: Manifold, points: Tensor, *, advance: Callable[[int
     The same input gives the same result.
 
     Args:
-        points: (N, D), N at least 3.
         advance: receives the progress in steps that add up to N.
     """
     from openTSNE import TSNEEmbedding

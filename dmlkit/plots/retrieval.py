@@ -45,7 +45,6 @@ def plot_retrieval(
 
     Args:
         embedded: the embeddings of a split; if it has queries and a gallery, the queries search the gallery.
-        output: the file; by default one in the run.
     """
     embedded.require_images("plot retrieval")
     output = output or embedded.run.plots / f"{embedded.split}-retrieval.png"
@@ -82,10 +81,7 @@ def choose_queries(values: Tensor, labels: Tensor, wrong: Tensor, count: int, se
     """Choose the positions of the worst queries and of random other queries, half of ``count`` each.
 
     Args:
-        values: (Q,) values of a metric.
-        labels: (Q,) int64.
         wrong: (Q,) similarity of the nearest item if it is wrong; among equal values the largest is worst.
-        count: number of queries of both kinds together.
     """
     worst = worst_queries(values, labels, wrong, -(-count // 2))
     order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))

@@ -57,12 +57,7 @@ def heat_maps(embedded: EmbeddedSplit) -> HeatMaps:
 
 
 def class_similarities(manifold: Manifold, points: Tensor, labels: Tensor) -> Tensor:
-    """Compute the mean similarity of two samples by their classes, (c, c) float64; nan for a class of a single sample.
-
-    Args:
-        points: (N, D).
-        labels: (N,) int64; the result has a row and a column for each distinct label, ascending.
-    """
+    """Compute the mean similarity of two samples by their classes, (c, c) float64; nan for a class of a single sample."""
     present, codes, counts = labels.unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(present), len(present), dtype=torch.float64)
     for one in range(len(present)):

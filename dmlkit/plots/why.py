@@ -13,12 +13,7 @@ LINES = 8  # more of them hide the images
 
 
 def plot_explanation(explanation: Explanation, images: Tensor, output: Path, *, lines: int = LINES) -> Path:
-    """Draw two images with a heat map of how much each patch is needed, and lines between the strongest pairs.
-
-    Args:
-        images: (2, 3, S, S) uint8, as the model sees them.
-        lines: number of pairs that are joined by lines.
-    """
+    """Draw two images with a heat map of how much each patch is needed, and lines between the strongest pairs."""
     from matplotlib.patches import ConnectionPatch
 
     heat = torch.tensor(explanation.falls, dtype=torch.float64).unflatten(1, explanation.grid)

@@ -239,7 +239,7 @@ class ReviewFolder:
         """Estimate how many draws are left, if the copied labels begin an audit once they are too many."""
         audits = list(self._audits)
         if self._begins_audit(copied):
-            audits.append(LabelAudit([COPIED_RIGHT] * len(copied), self.review.error))
+            audits.append(self._audit_of_copies(len(copied)))
             changed -= len(copied)
         allowed = int(self.review.wrong * labels) - changed
         left = [int(audit.left.sum()) for audit in audits]
@@ -274,10 +274,12 @@ class ReviewFolder:
         self._recount()
 
     def _recount(self) -> None:
-        self._counted, error = 0, self.review.error
-        labels = self.review.proposals[: self.review.labels]
-        self._audits = [LabelAudit([one.probability for one in labels], error)]
-        self._audits += [LabelAudit([COPIED_RIGHT] * len(rows), error) for rows in self._audited[1:]]
+        self._counted, labels = 0, self.review.proposals[: self.review.labels]
+        self._audits = [LabelAudit([one.probability for one in labels], self.review.error)]
+        self._audits += [self._audit_of_copies(len(rows)) for rows in self._audited[1:]]
+
+    def _audit_of_copies(self, count: int) -> LabelAudit:
+        return LabelAudit([COPIED_RIGHT] * count, self.review.error)
 
     def _take(self, entries: Sequence[Entry]) -> None:
         """Take entries of the file into account."""
@@ -290,12 +292,15 @@ class ReviewFolder:
                 self._places.update({row: (len(self._audited), place) for place, row in enumerate(entry.copied)})
                 self._stated.update(entry.copied)
                 self._audited.append(np.array(list(entry.copied)))
-                self._audits.append(LabelAudit([COPIED_RIGHT] * len(entry.copied), self.review.error))
+                self._audits.append(self._audit_of_copies(len(entry.copied)))
             if (given := entry.answer) is None:
                 continue
             is_stale |= given.row in counted  # an answer was changed
             self._answers.setdefault(given.row, {})[given.reviewer] = given.label
-            self._label_group(given.row)
+            group = self.review.proposals[given.row].group
+            if group is not None:  # its label is the one that all answers in it agree on
+                said = {self._verdict(one) for one in self.review.members[group] if one in self._answers} - {None}
+                self._of_group[group] = said.pop() if len(said) == 1 else None
         if is_stale:
             self._recount()
         for question in self._asked[self._counted :]:
@@ -318,13 +323,6 @@ class ReviewFolder:
             raise UserError(f"{self.folder / JOURNAL}: has a line on an image of another review; restore the file")
         if asked is not None:
             self._rows.add(asked.row)
-
-    def _label_group(self, row: int) -> None:
-        """Keep the label of a group: the one that all answers in it agree on."""
-        group = self.review.proposals[row].group
-        if group is not None:
-            said = {self._verdict(one) for one in self.review.members[group] if one in self._answers} - {None}
-            self._of_group[group] = said.pop() if len(said) == 1 else None
 
     def _verdict(self, row: int) -> str | None:
         """Return the label that all reviewers of an image agree on; None if they disagree or cannot tell."""

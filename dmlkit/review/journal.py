@@ -100,22 +100,17 @@ class Journal:
                         file.truncate(self._read)
                     raise
             if self._file is None:
-                _keep_name(self.path.parent)
+                with suppress(OSError):  # write its name to the disk; not on Windows
+                    folder = os.open(self.path.parent, os.O_RDONLY)
+                    try:
+                        os.fsync(folder)
+                    finally:
+                        os.close(folder)
         except OSError as error:
             reason = error.strerror or str(error)
             raise UserError(
                 f"{self.path}: cannot keep the answer: {reason}; free some space and answer again"
             ) from None
-
-
-def _keep_name(folder: Path) -> None:
-    """Write the name of a new file to the disk."""
-    with suppress(OSError):  # not on Windows
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def next_question(
@@ -145,12 +140,7 @@ def next_question(
 
 
 def best_doubtful(state: LabelAudit, probabilities: np.ndarray, most: int) -> int:
-    """Return after how many of the most doubtful labels only draws should follow, for the fewest answers in all.
-
-    Args:
-        probabilities: (R,), of the labels that were not asked about.
-        most: largest number of wrong labels to reach.
-    """
+    """Return after how many of the most doubtful labels only draws should follow, for the fewest answers in all."""
     doubts = np.sort(state.optimism * (1 - probabilities))[::-1].clip(max=1)
     checked = np.arange(len(doubts))
     expected = doubts.sum() - np.concatenate([[0.0], doubts.cumsum()[:-1]])

@@ -63,9 +63,6 @@ def measure(
     the share of held-out images whose nearest labeled image has their label. The held-out images are the same for both,
     so that images that are hard to label do not leave the measurement by being selected. Intervals are those of
     Student's t for the paired differences of the seeds: they are on these images, not on others.
-
-    Args:
-        points: the images; those without a label are left out.
     """
     codes = points.class_codes()[1]
     known = (codes >= 0).nonzero()[:, 0]
@@ -87,7 +84,12 @@ def measure(
             order = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))]
             for curve, is_random in zip(curves, (False, True), strict=True):
                 labels = _labeled(points, order[:half], count, rounds, None if is_random else (rule, threshold))
-                curve.append([_accuracy(points, codes, rows, order[half:]) for rows in labels])
+                accuracies: list[float] = []
+                for rows in labels:
+                    gallery = Gallery(points.manifold, points.points[rows])
+                    near = gallery.search(points.points[order[half:]], 1).indices[:, 0]
+                    accuracies.append(float((codes[rows][near] == codes[order[half:]]).double().mean()))
+                curve.append(accuracies)
                 advance(1)
     curve_points: list[CurvePoint] = []
     for place in range(rounds):
@@ -118,8 +120,3 @@ def _labeled(
         labeled.append(torch.cat([labeled[-1], rest[chosen], others])[: len(labeled[-1]) + count])
     return labeled
 
-
-def _accuracy(points: PointsInMemory, codes: Tensor, labeled: Tensor, asked: Tensor) -> float:
-    """Return the share of rows whose nearest labeled row has their label."""
-    near = Gallery(points.manifold, points.points[labeled]).search(points.points[asked], 1).indices[:, 0]
-    return float((codes[labeled][near] == codes[asked]).double().mean())

@@ -57,7 +57,6 @@ def override_of(file: Path, root: Path, kept: Mapping[str, object] | None = None
     """Return the override of a recipe that trains on a table.
 
     Args:
-        root: folder that its paths are relative to.
         kept: values of other keys of the dataset; empty ones are left out.
 
     Example:
@@ -118,7 +117,6 @@ def write_training_table(folder: Path, name: str, *, levels: Sequence[str] = (),
     the contents of its images: the same ones are held out if the table is written again with more answers.
 
     Args:
-        name: end of the name of the table.
         levels: names of the levels of the recipe's labels, coarsest first; none for labels that are no paths.
     """
     review = ReviewFolder(folder)
@@ -164,9 +162,6 @@ def compare_on_answers(folder: Path, run: RunFolder, fabric: Ranks, *, bar: Bar 
     Both models label each of these images as the nearest image of the run's training table, by their own embeddings.
     The difference is paired, with an interval over labels, see `paired_comparison`. Neither the model nor its number
     of epochs was chosen by these images. The figures are also written into the run.
-
-    Args:
-        folder: folder of a review, also of another than that of the table.
     """
     review, trained = ReviewFolder(folder), load_model(run, fabric)
     dataset = trained.recipe.dataset
@@ -180,10 +175,13 @@ def compare_on_answers(folder: Path, run: RunFolder, fabric: Ranks, *, bar: Bar 
     correct = [str(_verdict(review, row)) for row in rows]
     asked = [review.review.proposals[row].path for row in rows]
     searched = open_searched(Path(review.review.gallery), OWN_MODEL, bar)
-    right = [
-        _right(Embedder(model, fabric), list(images.paths), labels, asked, correct)
-        for model in (load_same_model(searched, OWN_MODEL, fabric), trained)
-    ]
+    right: list[torch.Tensor] = []
+    for model in (load_same_model(searched, OWN_MODEL, fabric), trained):
+        embedder = Embedder(model, fabric)
+        known, queries = (torch.from_numpy(embedder.embed(list(paths))) for paths in (images.paths, asked))
+        nearest = Gallery(model.manifold, known).search(queries, 1).indices[:, 0].tolist()
+        hits = [labels[row] == label for row, label in zip(nearest, correct, strict=True)]
+        right.append(torch.tensor(hits, dtype=torch.double))
     codes = torch.from_numpy(np.unique(correct, return_inverse=True)[1])
     change = paired_comparison(right[0], right[1], codes)
     figures = ReviewFigures(
@@ -197,15 +195,6 @@ def compare_on_answers(folder: Path, run: RunFolder, fabric: Ranks, *, bar: Bar 
     run.evaluations.mkdir(exist_ok=True)
     figures.write(run.evaluations / "review.json")
     return figures
-
-
-def _right(
-    model: Embedder, known: Sequence[str], labels: Sequence[str], asked: Sequence[str], correct: Sequence[str]
-) -> torch.Tensor:
-    """Return whether the nearest known image of each asked one has its label, (Q,) float64."""
-    gallery, queries = (torch.from_numpy(model.embed(list(paths))) for paths in (known, asked))
-    nearest = Gallery(model.trained.manifold, gallery).search(queries, 1).indices[:, 0].tolist()
-    return torch.tensor([labels[row] == label for row, label in zip(nearest, correct, strict=True)], dtype=torch.double)
 
 
 def _gallery_images(gallery: Path, reviewed: set[str], bar: Bar) -> tuple[dict[str, str], int]:

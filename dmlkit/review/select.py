@@ -38,26 +38,16 @@ class ChosenImage(NamedTuple):
 
 @dataclass(frozen=True)
 class ChosenImages:
-    """Images to label next, the most informative first.
-
-    Args:
-        rows: (n,) int64, the chosen ones.
-        guesses: label of the nearest labeled image of each chosen one; None if there are no labels.
-        similarities: (n,) similarity to that image.
-        margins: (n,) the same less the similarity to the nearest image with another label; nan without one.
-        scores: (n,) see `select`.
-        threshold: similarity from which images count as near-duplicates.
-        duplicates: images left out because a labeled or chosen one is a near-duplicate.
-    """
+    """Images to label next, the most informative first."""
 
     images: PointsInMemory
-    rows: Tensor
-    guesses: list[str | None]
-    similarities: Tensor
-    margins: Tensor
-    scores: Tensor
-    threshold: float
-    duplicates: int
+    rows: Tensor  # (n,) int64, the chosen ones
+    guesses: list[str | None]  # label of the nearest labeled image of each chosen one; None if there are no labels
+    similarities: Tensor  # (n,) to that image
+    margins: Tensor  # (n,) the same less the similarity to the nearest image with another label; nan without one
+    scores: Tensor  # (n,) see `select`
+    threshold: float  # similarity from which images count as near-duplicates
+    duplicates: int  # images left out because a labeled or chosen one is a near-duplicate
 
     def write(self, path: Path) -> None:
         """Write a CSV table with the columns ``path`` and an empty ``label``, as `dmlkit train` reads it, and more.
@@ -126,7 +116,6 @@ def select(
         images: unlabeled images of the same model; what labels they have is not used. Default: the points of
             ``source`` without a label.
         count: number of images to choose; there are fewer if the others are near-duplicates.
-        rule: ``coverage`` or ``k_center``.
         threshold: least similarity of near-duplicates, see `dmlkit duplicates`. Default: that of equal images; other
             near-duplicates have small scores.
 

@@ -40,8 +40,6 @@ def review(
 
     Args:
         gallery: calibrated gallery, or other labeled points, see `identify`.
-        images: image, folder or table of images.
-        wrong: share of wrong labels to reach.
         audit: share of the questions that are drawn uniformly from all labels that were not checked.
 
     Returns:

@@ -37,9 +37,6 @@ def run_server(
     """Serve a source until the process gets SIGINT or SIGTERM; requests that are running then have `GRACE` seconds.
 
     Args:
-        source: run, folder of embeddings or gallery.
-        access: who reaches the server, and what requests may do.
-        model: see `Service`.
         port: port; 0 takes a free one.
         workers: number of processes; the processors are divided among them, unless ``OMP_NUM_THREADS`` is set.
         started: called with the address and the number of images when the server listens.

@@ -104,10 +104,6 @@ class Service:
     thread too, because torch keeps idle threads for each thread that has computed on several cores: with those of a
     second one there are more than processors, and then they sleep between two operations, which takes 1.5 times as long
     (Lite0, 2 cores). Torch's work on a batch with images for all cores is divided among further threads, see `_embed`.
-
-    Args:
-        source: run, folder of embeddings or gallery.
-        model: run and second model that embed, and device. Default: those of the source.
     """
 
     def __init__(self, source: Path, model: ModelChoice = OWN_MODEL) -> None:

@@ -73,9 +73,7 @@ def inspect(
     """Inspect points with labels: a split of a run, embeddings, a gallery or an array.
 
     Args:
-        split: the split of a run. Default: test.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
-        device: the device for a run, see `start_ranks`.
     """
     if kind_of(source) == "run":
         check_options(source, "run", {"--labels": labels, "--manifold": manifold})

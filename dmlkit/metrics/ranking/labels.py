@@ -23,17 +23,11 @@ def check_sides(queries: Labeled, gallery: Labeled | None) -> None:
 
 @dataclass(frozen=True)
 class Labeling:
-    """Numbers of the labels of queries and gallery.
+    """Numbers of the labels of queries and gallery."""
 
-    Args:
-        names: names of the levels, coarsest first; none without a hierarchy.
-        keys: (N,) and (M,) int64 of each level; a single one without a hierarchy.
-        members: (C, L) bool, which labels each key stands for, if embeddings have several; else None.
-    """
-
-    names: tuple[str, ...]
-    keys: tuple[tuple[Tensor, Tensor], ...]
-    members: Tensor | None = None
+    names: tuple[str, ...]  # of the levels, coarsest first; none without a hierarchy
+    keys: tuple[tuple[Tensor, Tensor], ...]  # (N,) and (M,) int64 of each level; a single one without a hierarchy
+    members: Tensor | None = None  # (C, L) bool, which labels each key stands for, if embeddings have several
 
     @classmethod
     def of(cls, labels: Labels, gallery: Labels | None, lengths: tuple[int, int | None]) -> "Labeling":

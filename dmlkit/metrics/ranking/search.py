@@ -44,19 +44,12 @@ class Lookup:
 
 @dataclass(frozen=True)
 class SharedLabels:
-    """Gallery positions that share a label with each query, if items have several labels.
+    """Gallery positions that share a label with each query, if items have several labels."""
 
-    Args:
-        queries: (Q,) int64, set of labels of each query.
-        gallery: (N,) int64, set of labels of each item.
-        members: (C, L) float32, 1 for the labels that each set has.
-        count: (Q,) int64, number of positions.
-    """
-
-    queries: Tensor
-    gallery: Tensor
-    members: Tensor
-    count: Tensor
+    queries: Tensor  # (Q,) int64, set of labels of each query
+    gallery: Tensor  # (N,) int64, set of labels of each item
+    members: Tensor  # (C, L) float32, 1 for the labels that each set has
+    count: Tensor  # (Q,) int64, number of positions
 
     @classmethod
     def of(cls, queries: Tensor, gallery: Tensor, members: Tensor) -> "SharedLabels":

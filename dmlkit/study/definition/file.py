@@ -247,11 +247,7 @@ def recipe_faults(study: Study, methods: Sequence[Method]) -> Iterator[Fault]:
 
 
 def study_notes(study: Study, validation_classes: Mapping[str, int]) -> list[str]:
-    """Return notes on weaknesses of the study that its readers should know; they do not stop it.
-
-    Args:
-        validation_classes: number of validation classes by variant, where it is known.
-    """
+    """Return notes on weaknesses of the study that its readers should know; they do not stop it."""
     notes: list[str] = []
     folds = len({seed % FOLDS for seed in study.first_seeds}) if study.config.rotate_folds else 1
     few = sorted({folds * count for count in validation_classes.values() if folds * count < FEW_CLASSES})

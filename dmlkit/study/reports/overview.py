@@ -32,8 +32,6 @@ def report(folders: Sequence[Path], output: Path, *, paper: str | None = None) -
     LaTeX is replaced whole.
 
     Args:
-        folders: folders of studies, in the order of the report.
-        output: the document: ``.md``, with plots in a folder of its name, or ``.tex``.
         paper: report only the statements of this paper, and the variants that they name.
 
     Returns:
