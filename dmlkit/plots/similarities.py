@@ -57,7 +57,7 @@ def heat_maps(embedded: EmbeddedSplit) -> HeatMaps:
 
 
 def class_similarities(manifold: Manifold, points: Tensor, labels: Tensor) -> Tensor:
-    """Compute the mean similarity of two samples by their classes, (c, c) float64; nan for a class of a single sample."""
+    """Compute the mean similarity of two samples (N, D) by their labels, (c, c) float64; nan for a class of one."""
     present, codes, counts = labels.unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(present), len(present), dtype=torch.float64)
     for one in range(len(present)):

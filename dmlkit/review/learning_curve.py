@@ -119,4 +119,3 @@ def _labeled(
         others = rest[~torch.isin(torch.arange(len(rest)), chosen)]
         labeled.append(torch.cat([labeled[-1], rest[chosen], others])[: len(labeled[-1]) + count])
     return labeled
-

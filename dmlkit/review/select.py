@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,17 +25,6 @@ TRIED = 64  # candidates whose gain is computed at once: 1 MB of similarities
 SAME = 1e-6  # relative; the cosine of equal float32 vectors is off by up to 4e-7
 
 
-class ChosenImage(NamedTuple):
-    """Image to label next; see `ChosenImages` for its numbers, None where there is none."""
-
-    path: str
-    box: list[float] | None
-    guess: str | None
-    similarity: float | None
-    margin: float | None
-    score: float | None
-
-
 @dataclass(frozen=True)
 class ChosenImages:
     """Images to label next, the most informative first."""
@@ -54,37 +43,34 @@ class ChosenImages:
 
         The last columns are the boxes of the images, if some have one. An earlier table is kept, see `write_table`.
         """
-        chosen = list(self.chosen())
-        rows = (
-            [one.path, "", one.guess or "", *("" if number is None else f"{number:.9g}" for number in one[3:])]
-            for one in chosen
-        )
+        chosen, rows = list(self.chosen()), list[list[str]]()
+        for one in chosen:
+            numbers = ("" if one[name] is None else f"{one[name]:.9g}" for name in ("similarity", "margin", "score"))
+            rows.append([one["path"], "", one["guess"] or "", *numbers])
         columns = ("path", "label", "guess", "similarity", "margin", "score")
-        write_boxed_table(path, columns, rows, [one.box for one in chosen], is_data=True, keeps_old=True)
+        write_boxed_table(path, columns, rows, [one["box"] for one in chosen], is_data=True, keeps_old=True)
 
-    def chosen(self) -> Iterator[ChosenImage]:
-        """Yield the chosen images."""
-        columns = (self.similarities, self.margins, self.scores)
+    def chosen(self) -> Iterator[dict[str, Any]]:
+        """Yield path, box, guess, similarity, margin and score of each chosen image, None where there is none."""
+        columns = {"similarity": self.similarities, "margin": self.margins, "score": self.scores}
         for place, row in enumerate(map(int, self.rows)):
-            numbers = [float(column[place]) if column[place].isfinite() else None for column in columns]
-            box = self.images.boxes[row]
-            sides = None if box is None else list(box[:4])
-            yield ChosenImage(place_of(self.images.paths[row]), sides, self.guesses[place], *numbers)
+            path, box = self.images.paths[row], self.images.boxes[row]
+            yield {
+                "path": os.path.abspath(path) if os.path.exists(path) else path,  # noqa: PTH100, PTH110 - links stay
+                "box": None if box is None else list(box[:4]),
+                "guess": self.guesses[place],
+                **{name: float(one[place]) if one[place].isfinite() else None for name, one in columns.items()},
+            }
 
     def plain(self) -> dict[str, Any]:
         """Return plain data."""
         return {
             "threshold": self.threshold,
-            "images": [one._asdict() for one in self.chosen()],
+            "images": list(self.chosen()),
             "unlabeled": len(self.images),
             "duplicates": self.duplicates,
             "skipped": list(self.images.skipped),
         }
-
-
-def place_of(path: str) -> str:
-    """Return the path of a file from the root of the file system; the name of a sample that is no file stays."""
-    return os.path.abspath(path) if os.path.exists(path) else path  # noqa: PTH100, PTH110 - links stay
 
 
 def select(
