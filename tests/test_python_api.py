@@ -14,7 +14,7 @@ from PIL import Image
 from dmlkit import load, open_gallery
 from dmlkit.errors import UserError
 from dmlkit.metrics import retrieval_metrics
-from dmlkit.vectors.embedder import backbone_keys
+from dmlkit.run_folder.pretrained import backbone_keys
 from tests.conftest import Result
 from tests.datasets import trees
 

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from dmlkit.errors import OptionError, first_line
 from dmlkit.files.escape import excerpt
 from dmlkit.files.regular import read_start
+from dmlkit.files.source import FOLDER, MOST_BYTES
+from dmlkit.files.source import MODEL_CONFIG as CONFIG
 
-HUB, FOLDER = "hf-hub:", "local-dir:"
+HUB = "hf-hub:"
 SOURCES = (HUB, FOLDER)
-CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # names that timm writes, the first preferred
-MAX_BYTES = 10_000_000  # size of config.json; the names of ImageNet-22k's classes take 2 MB
 MAX_ARGUMENT = 16_384  # wider and deeper than any published network
 OWN = ("num_classes", "in_chans", "img_size")  # arguments that dmlkit passes itself
 FORBIDDEN = ("checkpoint_path", "cache_dir", "features_only")  # arguments of timm.create_model, not of a network
@@ -87,10 +87,11 @@ def read_model(model: str) -> ModelFolder:
     """Read the config.json of a model whose name begins with one of `SOURCES`."""
     path = find(model, CONFIG)
     try:
-        content = read_start(path, MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
+        content = read_start(path, MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
             raise OptionError(
-                "backbone.model", f"{path} is larger than {MAX_BYTES:,} bytes; expected the config.json of a timm model"
+                "backbone.model",
+                f"{path} is larger than {MOST_BYTES:,} bytes; expected the config.json of a timm model",
             )
         return _parse(json.loads(content))
     except ValidationError as error:
@@ -229,7 +230,8 @@ def create(model: str, *, pretrained: bool, **options: Any) -> Any:
     import timm
 
     try:
-        return timm.create_model(model, pretrained=pretrained, num_classes=0, **options)
+        with without_hub_warnings():
+            return timm.create_model(model, pretrained=pretrained, num_classes=0, **options)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError) as error:
         # timm checks few options: an unknown act_layer is a KeyError
         given = ", ".join(f"{name} {value}" for name, value in options.items())
@@ -242,7 +244,8 @@ def create(model: str, *, pretrained: bool, **options: Any) -> Any:
         raise OptionError(
             "backbone.weights",
             f"cannot download {model} ({first_line(error)}); download {source} on a machine "
-            "with network access and set backbone.weights to the file's path, or to null",
+            f"with network access and set backbone.weights to the file's path, or to null; or use a folder with it and "
+            f"its {CONFIG} in place of timm:NAME",
         ) from error
 
 

@@ -59,7 +59,10 @@ app = typer.Typer()
 def evaluate(
     source: Annotated[
         Path,
-        argument("SOURCE", "Run, embeddings folder, gallery, file of vectors, or recipe: its pretrained backbone."),
+        argument(
+            "SOURCE",
+            "Run, timm:NAME, embeddings folder, gallery, file of vectors, or recipe: its pretrained backbone.",
+        ),
     ],
     other: Annotated[
         Path | None,

@@ -23,7 +23,7 @@ from dmlkit.export.wanted import (
     StoreFormat,
     WantedModel,
 )
-from dmlkit.files.source import require_path
+from dmlkit.files.source import kind_of
 
 app = typer.Typer()
 
@@ -79,8 +79,8 @@ def export(
         Path,
         argument(
             "SOURCE",
-            "Run, or embeddings folder.",
-            check=partial(require_path, expected="a run or a folder of embeddings"),
+            "Run, timm:NAME, or embeddings folder.",
+            check=partial(kind_of, expected="a run or a folder of embeddings"),
         ),
     ],
     format: Annotated[  # noqa: A002

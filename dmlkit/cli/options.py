@@ -197,7 +197,9 @@ def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
     return check_all
 
 
-RunPath = Annotated[Path, argument("RUN", "Run folder, written by train.", check=require_run)]
+RunPath = Annotated[
+    Path, argument("RUN", "Run folder, written by train; or timm:NAME, a pretrained model.", check=require_run)
+]
 
 
 def second_option(metavar: str, meaning: str, *allowed: str) -> Any:
@@ -254,7 +256,8 @@ QueryPath = Annotated[
     ),
 ]
 SourcePath = Annotated[
-    Path, argument("SOURCE", "Run, embeddings folder, gallery, or file of vectors (N, D).", check=require_source)
+    Path,
+    argument("SOURCE", "Run, timm:NAME, embeddings folder, gallery, or file of vectors (N, D).", check=require_source),
 ]
 RecipePath = Annotated[
     Path, argument("RECIPE", "YAML file, or a name from dmlkit list recipes, e.g. glyphs/proxy_anchor.")

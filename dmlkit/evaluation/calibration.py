@@ -64,8 +64,8 @@ def calibrate_run(
     if far is not None and not 0 < far < 1:
         raise UserError(f"--far {far:g}: expected a share between 0 and 1, e.g. 1e-3")
     run, fabric = RunFolder(path), fabric or start_ranks("auto")
-    check_writable(run.path)
     trained = load_model(run, fabric, checkpoint, overrides=overrides)
+    check_writable(run.threshold_path.parent)
     threshold = threshold_on(points_of_split(run, trained, "validation", fabric, bar), run, trained, far)
     test = Pairing.of(points_of_split(run, trained, "test", fabric, bar))
     threshold = threshold.model_copy(update={"test": rates_at(test, threshold.threshold)})

@@ -12,7 +12,7 @@ from torch import Tensor
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.pair_probability import sampled_pairs
-from dmlkit.files.source import check_options, kind_of, require_run
+from dmlkit.files.source import check_options, kind_of, place_of_run, require_run
 from dmlkit.gallery.manifest import read_gallery_manifest
 from dmlkit.identify.probability import FOLDS, fit_sigmoid
 from dmlkit.manifolds.base import Manifold
@@ -52,7 +52,7 @@ def fusion_of(source: Path, other: Path | None, *, device: str = "auto", bar: Ba
             f"--with {other}: {source} has embeddings of one run; create a gallery of both with dmlkit gallery create "
             f"RUN IMAGES --with {other}"
         )
-    return stored.model_copy(update={"run": str(other.resolve())})
+    return stored.model_copy(update={"run": str(place_of_run(other))})
 
 
 @torch.no_grad()  # the curvature of a manifold may be learned
@@ -95,7 +95,7 @@ def choose_fusion(
     choice = weigh_models(spaces, points, labels).choice()
     second = models[1]
     return Fusion(
-        run=str(other.resolve()), checkpoint=second.checkpoint, fingerprint=second.fingerprint, **choice._asdict()
+        run=str(place_of_run(other)), checkpoint=second.checkpoint, fingerprint=second.fingerprint, **choice._asdict()
     )
 
 

@@ -212,6 +212,7 @@ def verify(
     calibrate = f"dmlkit calibrate {command_word(path)}"
     calibrate += f" --checkpoint {checkpoint}" if checkpoint else ""
     calibrate += f" --device {trained.place}" if trained.computation else ""
+    calibrate += " --set dataset.root=FOLDER --set dataset.split=official" if run.model else ""
     if threshold is None:
         trained.recipe.dataset.require_one_label(str(path))
         if own := run.classes():

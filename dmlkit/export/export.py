@@ -29,7 +29,7 @@ from dmlkit.export.wanted import (
 )
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_file, check_place
-from dmlkit.files.source import NAMES, check_options, kind_of, require_path, require_run
+from dmlkit.files.source import NAMES, check_options, kind_of, model_name, require_path, require_run
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.run_folder.threshold import threshold_of
 from dmlkit.vectors.folder import EmbeddingFolder
@@ -207,7 +207,7 @@ def check_export(source: Path, export_format: str, options: Mapping[str, object]
 
 def require_exportable(path: Path, export_format: str) -> None:
     """Raise a `UserError` unless a format exports a path: a run, or a folder of embeddings."""
-    kind = kind_of(path) if path.exists() else "images"
+    kind = kind_of(path) if path.exists() or model_name(path) else "images"
     if export_format in MODEL_FORMATS:
         if kind not in ("run", "images"):
             raise UserError(

@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 from dmlkit import __version__
 from dmlkit.backbones.base import Backbone, BackboneConfig
 from dmlkit.backbones.timm import Timm
-from dmlkit.backbones.timm_models import FOLDER, HUB
+from dmlkit.backbones.timm_models import HUB
 from dmlkit.backbones.torchvision import Torchvision
 from dmlkit.backbones.tuning import LoRAConfig, LowRankUpdate
 from dmlkit.backbones.weights import LICENSE, UNKNOWN, is_file, license_words
@@ -33,6 +33,7 @@ from dmlkit.export.model import TOLERANCE, Parity, parity_samples
 from dmlkit.files.atomic import atomic_folder, json_text, write_text
 from dmlkit.files.escape import printable
 from dmlkit.files.outputs import writing
+from dmlkit.files.source import FOLDER
 from dmlkit.recipe.file import dump_recipe, parse_recipe, plain
 from dmlkit.recipe.schema import Recipe
 from dmlkit.run_folder.documents import Summary

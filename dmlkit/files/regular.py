@@ -52,6 +52,11 @@ def check_regular(path: str | Path) -> None:
         raise OSError(f"this is {KINDS.get(kind, 'no file')}; expected a regular file")
 
 
+def cache_folder() -> Path:
+    """Return the folder of dmlkit in the user's cache: ``$XDG_CACHE_HOME/dmlkit``, or ``~/.cache/dmlkit``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "dmlkit")
+
+
 def read_start(path: Path, size: int) -> bytes:
     """Read the first ``size`` bytes of a regular file. The size in its status is not used: files in /proc report 0.
 

@@ -3,17 +3,18 @@
 It imports no torch, so that the command line refuses a wrong path at once.
 """
 
+import json
 import os
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dmlkit.errors import OptionError, UserError
 from dmlkit.files.outputs import GALLERY_MARK, RUN_MARKS
-from dmlkit.files.regular import EXTENSIONS, TABLES, VIDEOS
+from dmlkit.files.regular import EXTENSIONS, TABLES, VIDEOS, read_start
 
 STUDY_MARK, REVIEW_MARK = "study.json", "review.json"
 CREATING_MARK = "creating.json"
@@ -27,10 +28,27 @@ NAMES: dict[Kind, str] = {
     "images": "an image or a folder of images",
     "backbone": "a backbone before training",
 }
+MOST_BYTES = 10_000_000  # size of config.json; the names of ImageNet-22k's classes take 2 MB
 MOST_SIBLINGS = 10_000  # names among which a similar one is looked for
+MODEL, FOLDER = "timm:", "local-dir:"
+"""Start of the name of a pretrained model, which is a run without training; and of one that is in a folder."""
+MODEL_CONFIG = "config.json"
+IN_TIMM = {
+    ("dinov2", 14): "vit_{size}_patch14_dinov2.lvd142m",
+    ("dinov2_with_registers", 14): "vit_{size}_patch14_reg4_dinov2.lvd142m",
+    ("dinov3_vit", 16): "vit_{size}_patch16_dinov3.lvd1689m",
+    ("clip", 14): "vit_{size}_patch14_clip_{image_size}.openai",
+    ("clip", 16): "vit_{size}_patch16_clip_224.openai",
+    ("clip", 32): "vit_{size}_patch32_clip_224.openai",
+    ("siglip", 16): "vit_{size}_patch16_siglip_{image_size}.webli",
+}
+"""Names in timm of models of transformers, by their type and the side of a patch."""
+SIZES = {384: "small", 768: "base", 1024: "large"}  # by width
 LOCAL = "local"  # instead of a second run: the patches of the first one
 NO_CLASSES = "no class folders; expected at least one for training and one for testing"
 MOVED = "if it has moved, use --set dataset."
+NO_IMAGES = "images of a pretrained model"
+"""Name of the folder of images in the recipe of a pretrained model, which has none."""
 NO_CLASS_FOLDERS = f"no such folder; expected one subfolder of images per class; {MOVED}root=PATH"
 PLACE = "place"  # instead of a second run: where and when the images were taken
 SIFT = "sift"  # instead of a second run: keypoints
@@ -79,12 +97,61 @@ def kind_of(path: Path, expected: str = EXPECTED) -> Kind:
         from dmlkit.files.vector_file import holds_vectors  # it imports what this module is imported by
 
         return "array" if holds_vectors(path) else "images"
+    if model_name(path) is not None:
+        return "run"
     require_path(path, expected)
     if any((path / name).exists() for name in (GALLERY_MARK, CREATING_MARK)):
         return "gallery"
     if any((path / name).exists() for name in ("manifest.json", "embeddings.npy")):
         return "embeddings"
     return "run" if any((path / name).exists() for name in RUN_MARKS) else "images"
+
+
+def model_name(path: Path) -> str | None:
+    """Return the name of the pretrained model that a path stands for, or None.
+
+    It is ``timm:NAME``, unless there is a file or folder of this name, or a folder that ``timm.models.save_for_hf``
+    wrote, whose name is then ``timm:local-dir:FOLDER``.
+
+    Example:
+        >>> model_name(Path("timm:resnet18")), model_name(Path("runs/birds"))
+        ('timm:resnet18', None)
+    """
+    text = str(path)
+    if text.startswith(MODEL) and not path.exists():
+        folder = text.removeprefix(f"{MODEL}{FOLDER}")
+        return text if folder == text else f"{MODEL}{FOLDER}{Path(folder).absolute()}"
+    if "architecture" not in _config(path):
+        return None
+    return f"{MODEL}{FOLDER}{path.absolute()}"
+
+
+def place_of_run(path: Path) -> Path:
+    """Return the absolute path of a run, or the name of a pretrained model."""
+    return Path(model_name(path) or path.resolve())
+
+
+def refuse_other_models(path: Path) -> None:
+    """Raise a `UserError` for a folder of transformers or sentence-transformers, with the same model of timm."""
+    config, program = _config(next(path.glob("0_*"), path)), "transformers"
+    if (path / "modules.json").is_file():
+        program = "sentence-transformers"
+    elif "model_type" not in config:
+        return
+    kind, vision = str(config.get("model_type", "")), config.get("vision_config")
+    config |= vision if isinstance(vision, dict) else {}
+    size, image_size = SIZES.get(config.get("hidden_size", 0)), config.get("image_size", 224)
+    name = IN_TIMM.get((kind, config.get("patch_size", 0))) if size else None
+    same = f"timm:{name.format(size=size, image_size=image_size)} has its weights" if name else "use timm:NAME"
+    raise UserError(f"{path}: is a folder of {program}{kind and f' ({kind})'}, which dmlkit does not read; {same}")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Return the contents of config.json in a folder; nothing if there are none."""
+    with suppress(OSError, ValueError, RecursionError):
+        config = json.loads(read_start(folder / MODEL_CONFIG, MOST_BYTES))
+        return config if isinstance(config, dict) else {}
+    return {}
 
 
 def require_source(path: Path) -> Kind:
@@ -97,6 +164,7 @@ def require_source(path: Path) -> Kind:
     if kind == "images" and path.is_file() and path.suffix.lower() in TABLES and path.suffix != ".json":
         return "array"  # with paths too, or without vectors, which is reported when it is read
     if kind == "images":
+        refuse_other_models(path)
         raise UserError(f"{path}: expected {EXPECTED}; embed images with dmlkit embed first")
     if kind == "run":
         require_run(path)
@@ -242,10 +310,13 @@ def require_second_run(path: Path, allowed: Container[Path] = ()) -> None:
 
 
 def require_run(path: Path) -> None:
-    """Raise a `UserError` unless a folder is a run."""
+    """Raise a `UserError` unless a folder is a run, or a path stands for a pretrained model."""
+    if model_name(path) is not None:
+        return
     missing = [name for name in RUN_MARKS if not (path / name).exists()]
     if missing:
         refuse_address(path)
+        refuse_other_models(path)
         if (path / "config.json").exists() and (path / "model.safetensors").exists():
             raise UserError(
                 f"{path}: is a model that was exported for the Hub, which dmlkit.load reads; expected a run"
@@ -304,6 +375,9 @@ def without_set(text: str, values: Mapping[str, object]) -> str:
         'photos: no such folder; if it has moved, change dataset.root in recipe.yaml of the run'
     """
     paths = [value for value in values.values() if isinstance(value, Path)]
+    if NO_IMAGES in text and (name := next(filter(None, map(model_name, paths)), None)):
+        other = ", or name them with --set dataset.root=FOLDER" if "overrides" in values else ""
+        return f"{name}: a pretrained model has no images of its own; run dmlkit embed {name} FOLDER first{other}"
     of_gallery = any((path / GALLERY_MARK).exists() for path in paths)  # to whose run --set does not apply
     of_images = isinstance(values.get("images"), Path | list)  # in plot, --images is a flag
     if "overrides" in values and not of_images and not of_gallery:

@@ -17,7 +17,7 @@ from dmlkit.files.escape import command_word
 from dmlkit.files.labels import stated_label
 from dmlkit.files.lock import sole_writer
 from dmlkit.files.outputs import check_folder, check_place, writing
-from dmlkit.files.source import CREATING_MARK
+from dmlkit.files.source import CREATING_MARK, place_of_run
 from dmlkit.gallery.commit import changing, check_vectors, commit, moved, new_rows, schema, write_thumbnails
 from dmlkit.gallery.files import (
     MANIFEST,
@@ -300,7 +300,7 @@ def gallery_model(trained: TrainedModel, run: Path, threshold: float | None = No
     calibrated = threshold_of(RunFolder(run), description.model.fingerprint)
     return GalleryModel(
         **dict(description),
-        run=str(run.resolve()),
+        run=str(place_of_run(run)),
         threshold=calibrated.threshold if threshold is None and calibrated else threshold,
         threshold_is_own=threshold is not None,
         local=trained.local,

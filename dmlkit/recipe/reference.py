@@ -26,6 +26,7 @@ from pydantic_core.core_schema import ModelSchema
 
 from dmlkit.component import Component, ComponentConfig, from_weights
 from dmlkit.files.atomic import atomic_write
+from dmlkit.files.regular import cache_folder
 from dmlkit.recipe.plugin import GROUP, plugin_of
 
 PACKAGE = Path(__file__).parent.parent
@@ -264,9 +265,8 @@ def new_reference() -> Reference:
 
 
 def catalogue_file() -> Path:
-    """Return the file of this installation in ``$XDG_CACHE_HOME/dmlkit``, or ``~/.cache/dmlkit``."""
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder, "dmlkit", f"catalogue-{sha256(os.fsencode(PACKAGE)).hexdigest()[:16]}.json")
+    """Return the file of this installation in the user's cache."""
+    return cache_folder() / f"catalogue-{sha256(os.fsencode(PACKAGE)).hexdigest()[:16]}.json"
 
 
 def fingerprint(package: Path) -> str:

@@ -8,13 +8,15 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 from dmlkit.errors import UserError, some_of, warn
 from dmlkit.files.atomic import is_partial, write_text
 from dmlkit.files.document import differences
 from dmlkit.files.lock import LOCK, sole_writer
 from dmlkit.files.outputs import check_place
-from dmlkit.files.source import require_run
+from dmlkit.files.regular import cache_folder
+from dmlkit.files.source import model_name, require_run
 from dmlkit.recipe.plugin import changed_plugins, open_plugins
 from dmlkit.run_folder.documents import SPLITS, Basis, Environment, EpochRow, RunClasses, Summary
 from dmlkit.run_folder.replacement import MOVING, NEW, discard_new, take_over
@@ -40,18 +42,20 @@ class RunFolder:
         alignment.json        threshold-{local,sift}.json
         evaluations/ embeddings/ exports/ plots/    outputs of other commands that use the weights
 
-    It may not exist yet.
+    It may not exist yet. A pretrained model, see `model_name`, is a run without training: its recipe comes from its
+    name, its files are in the user's cache, and the outputs of other commands are in the current folder.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.embeddings = path / "embeddings"
-        self.vectors = path / "vectors"
-        self.exports = path / "exports"
-        self.plots = path / "plots"
-        self.threshold_path = path / "threshold.json"
-        self.loggers_path = path / "loggers.json"
-        self._set_paths(path)
+        self.path, self.model = path, model_name(path)
+        folder, outputs = (path, path) if self.model is None else (_cache_of(self.model), Path())
+        self.embeddings = outputs / "embeddings"
+        self.vectors = folder / "vectors"
+        self.exports = outputs / "exports"
+        self.plots = outputs / "plots"
+        self.threshold_path = folder / "threshold.json"
+        self.loggers_path = folder / "loggers.json"
+        self._set_paths(folder)
 
     def _set_paths(self, folder: Path) -> None:
         self.checkpoints = folder / "checkpoints"
@@ -73,6 +77,8 @@ class RunFolder:
 
     def best_or_last(self) -> CheckpointName:
         """Return the checkpoint to use: the best one, or the last if there is none; warn if the best one is lost."""
+        if self.model is not None:
+            return "pretrained"
         if (path := self.checkpoint_path("best")).exists():
             return "best"
         if Summary.is_at(self.summary_path) and (best := Summary.read(self.summary_path).best):
@@ -87,11 +93,12 @@ class RunFolder:
     def embeddings_of(self, split: str, checkpoint: CheckpointName) -> Path:
         """Return the folder of the embeddings of a split; checkpoints other than the default have one of their own."""
         is_default = checkpoint == "best" or (checkpoint == "last" and not self.checkpoint_path("best").exists())
+        is_default |= self.model is not None
         return self.embeddings / (split if is_default else f"{split}-{checkpoint}")
 
     def holds_run(self) -> bool:
         """Return whether a run was started in this folder, known by the environment.json that only `create` writes."""
-        return self.recipe_path.exists() and Environment.is_at(self.environment_path)
+        return self.model is not None or (self.recipe_path.exists() and Environment.is_at(self.environment_path))
 
     def is_being_replaced(self) -> bool:
         """Return whether the folder has an old run that a new one will replace at its first checkpoint."""
@@ -176,6 +183,11 @@ class RunFolder:
         from dmlkit.recipe.file import read_recipe
 
         require_run(self.path)
+        if self.model is not None:
+            from dmlkit.run_folder.pretrained import pretrained_recipe
+
+            self.vectors.mkdir(parents=True, exist_ok=True)
+            return pretrained_recipe(self.model, overrides)
         open_plugins(Environment.read(self.environment_path).plugins, str(self.path))
         recipe = read_recipe(self.recipe_path, overrides, is_trained=True)
         return recipe.model_copy(update={"dataset": recipe.dataset.of_run(self.classes())})
@@ -263,6 +275,8 @@ class RunFolder:
         from dmlkit.run_folder.checkpoint_file import CHECKPOINTS, read_checkpoint
 
         path = self.checkpoint_path(name)
+        if self.model is not None:
+            raise UserError(f"--checkpoint {name}: {self.model} is not trained; remove this option")
         if name == "pretrained":
             raise UserError(f"{path}: this checkpoint has no trained head and no file; expected best or last")
         state = read_checkpoint(path, CHECKPOINTS[name])
@@ -308,13 +322,18 @@ class RunFolder:
         write_text(self.metrics_path, "".join(row.json_line() for row in rows))
 
 
+def _cache_of(model: str) -> Path:
+    """Return the folder for the files of a pretrained model."""
+    return cache_folder() / "models" / quote(model, safe="")
+
+
 def find_run(recorded: Path, near: Path) -> Path | None:
     """Return where a run is that was recorded with its absolute path: there, or moved together with another folder.
 
     A folder above ``near`` may hold the run by the same end of its path, e.g. runs/two; the longest end is taken. The
     fingerprint of its weights says whether this is the recorded run.
     """
-    if recorded.is_dir():
+    if recorded.is_dir() or model_name(recorded) is not None:
         return recorded
     ends = [Path(*recorded.parts[start:]) for start in range(1, len(recorded.parts))]
     places = (above / end for end in ends for above in near.resolve().parents)

@@ -8,7 +8,6 @@ the features of training images.
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +22,7 @@ from torch import Tensor
 from dmlkit.errors import UserError, warn
 from dmlkit.files.atomic import atomic_write
 from dmlkit.files.document import Document
-from dmlkit.files.regular import file_checksum
+from dmlkit.files.regular import cache_folder, file_checksum
 from dmlkit.loading.batches import collate
 from dmlkit.loading.inputs import inputs_of
 from dmlkit.model import EmbeddingModel
@@ -146,8 +145,7 @@ def _stored(place: Path, graph: Path | None) -> EngineComparison | None:
 
 
 def _place(model: EmbeddingModel, recipe: Recipe, engine: str) -> Path:
-    """Return the file of a comparison in ``$XDG_CACHE_HOME/dmlkit``, or ``~/.cache/dmlkit``."""
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Return the file of a comparison in the user's cache."""
     packages = ("torch",) if engine == "bf16" else ("torch", engine, "onnxscript")
     network = recipe.model_dump_json(include={"backbone", "head", "manifold", "embedding_dim", "transform"})
     device = model.device
@@ -155,7 +153,7 @@ def _place(model: EmbeddingModel, recipe: Recipe, engine: str) -> Path:
     processor = torch.cuda.get_device_name(device) if device.type == "cuda" else processor
     machine = [platform.machine(), processor, str(torch.get_num_threads())]
     depends = json.dumps([model.fingerprint(), network, *machine, *map(version, packages)])
-    return Path(folder, "dmlkit", f"engine-{hashlib.sha256(depends.encode()).hexdigest()[:16]}-{engine}.json")
+    return cache_folder() / f"engine-{hashlib.sha256(depends.encode()).hexdigest()[:16]}-{engine}.json"
 
 
 def training_inputs(recipe: Recipe, option: str) -> Tensor:

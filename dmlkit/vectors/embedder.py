@@ -1,6 +1,5 @@
 """Model of a run, or a pretrained one, in a Python program: images or vectors in, NumPy arrays out."""
 
-import json
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +14,6 @@ from rich.console import Console
 from torch import Tensor
 
 from dmlkit.backbones.base import BackboneConfig
-from dmlkit.backbones.timm_models import LITE0, is_at_hand
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.datasets.files.samples import Samples
@@ -24,9 +22,8 @@ from dmlkit.errors import UserError
 from dmlkit.files.escape import excerpt
 from dmlkit.files.image_file import Box, decoding, to_rgb
 from dmlkit.files.paths import raise_faults
-from dmlkit.recipe.faults import suggest
-from dmlkit.recipe.file import parse_recipe
 from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.pretrained import pretrained_recipe
 from dmlkit.vectors.hub import SCHEME, download, is_hub_folder, load_hub
 from dmlkit.vectors.in_memory import embed_images
 from dmlkit.vectors.progress_bar import image_progress, no_bar
@@ -121,7 +118,8 @@ def load(run: str | Path, *, checkpoint: CheckpointName | None = None, device: s
         raise UserError(f"{run}: this is {kind}; checkpoint={checkpoint!r} applies only to runs; remove it")
     fabric = start_ranks(device)
     if is_name:
-        return Embedder(_load_pretrained(str(run), fabric), fabric)
+        trained = pretrained_model(pretrained_recipe(str(run)), None, fabric)
+        return Embedder(computed_by(trained, fabric), fabric)
     return Embedder(load_hub(download(str(run)) if is_address else Path(run), fabric), fabric)
 
 
@@ -130,61 +128,6 @@ def _is_backbone_name(text: str) -> bool:
     found = BACKBONE_NAME.fullmatch(text)
     is_name = found is not None and (found[2] is not None or found[1] in BackboneConfig.variants)
     return is_name and not Path(text).exists()
-
-
-def _load_pretrained(name: str, fabric: Ranks) -> TrainedModel:
-    """Return the features of a pretrained backbone, compared by cosine similarity.
-
-    Images are prepared as published with the weights.
-
-    Args:
-        name: name of a backbone in recipes, with the model of it after a colon, see `backbone_keys`.
-    """
-    settings = {
-        "dataset": {"name": "glyphs"},  # a recipe has a dataset and a loss; the model does not depend on them
-        "transform": {"name": "pretrained"},
-        "backbone": backbone_keys(name),
-        "loss": {"name": "triplet"},
-    }
-    try:
-        recipe = parse_recipe(json.dumps(settings), name)
-        return computed_by(pretrained_model(recipe, None, fabric), fabric)
-    except UserError as error:
-        raise UserError(str(error).replace(f"{name}:1: ", f"{name}: ")) from None  # nobody wrote a line of a file
-
-
-def backbone_keys(name: str) -> dict[str, Any]:
-    """Return the key ``backbone`` of a recipe for a name.
-
-    After a colon comes the value of the option that names the model: ``model`` of timm, ``variant`` of vit, ``size`` of
-    convnext. Weights are the pretrained ones of timm, and torchvision's best for ImageNet of the others.
-
-    Example:
-        >>> backbone_keys("timm:vit_small_patch14_dinov2")
-        {'name': 'timm', 'weights': 'pretrained', 'model': 'vit_small_patch14_dinov2'}
-        >>> backbone_keys("convnext:small")
-        {'name': 'convnext', 'weights': 'imagenet', 'size': 'small'}
-    """
-    family, _, value = name.partition(":")
-    known = [one for one, config in sorted(BackboneConfig.variants.items()) if _is_published(config)]
-    if family not in known:
-        what = "has no published weights" if family in BackboneConfig.variants else "no run and no backbone"
-        raise UserError(f"{name}: {what}; {suggest(family, known)}")
-    fields = BackboneConfig.variants[family].model_fields
-    shared = {*BackboneConfig.model_fields, "name", "weights", "pooling"}
-    option = next((key for key in fields if key not in shared), None)
-    if option is None and value:
-        raise UserError(f"{name}: {family} has no variants; use {family}")
-    if option is not None and fields[option].is_required() and not value:
-        raise UserError(f"{name}: expected {family}:{option.upper()}, e.g. timm:{LITE0.model}")
-    weights = "pretrained" if family == "timm" else "imagenet"
-    if family == "timm" and value.partition(".")[0] == LITE0.model and is_at_hand(LITE0):
-        weights = LITE0.weights  # in an installed package: no download
-    return {"name": family, "weights": weights, **({option: value} if option and value else {})}
-
-
-def _is_published(config: type[BackboneConfig]) -> bool:
-    return config.published_input is not BackboneConfig.published_input
 
 
 class GivenImages(Dataset):

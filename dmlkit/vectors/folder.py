@@ -14,6 +14,7 @@ from dmlkit.files.arrays import Values, read_array
 from dmlkit.files.image_file import Box
 from dmlkit.files.image_table import BOX
 from dmlkit.files.regular import file_checksum, require_regular_file
+from dmlkit.files.source import place_of_run
 from dmlkit.manifolds.base import Manifold, find_invalid_point
 from dmlkit.nearest.search import BLOCK_ROWS
 from dmlkit.run_folder.folder import RunFolder
@@ -49,7 +50,7 @@ class EmbeddingFolder(PointsOnDisk):
         above = self.path.resolve().parent
         places = self.manifest.run.candidates(self.path) if self.manifest.run else []
         places += [above.parent] if above.name == "embeddings" else []
-        return next((place.resolve() for place in places if RunFolder(place).holds_run()), None)
+        return next((place_of_run(place) for place in places if RunFolder(place).holds_run()), None)
 
     @property
     def paths(self) -> list[str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
-from dmlkit.files.source import LOCAL, SIFT
+from dmlkit.files.source import LOCAL, SIFT, model_name
 from dmlkit.manifolds.base import Manifold
 from dmlkit.manifolds.products import unit_vectors
 from dmlkit.manifolds.sphere import Sphere
@@ -54,7 +54,7 @@ OWN_MODEL = ModelChoice()
 def fuse(first: TrainedModel, fusion: Fusion, fabric: Ranks) -> TrainedModel:
     """Return the model that embeds with two runs, see `join`."""
     path = Path(fusion.run)
-    if not path.is_dir():
+    if not path.is_dir() and model_name(path) is None:
         raise UserError(
             f"{path}: the second run of this gallery is missing; name it with --with RUN, or put it next to the first"
         )

@@ -13,6 +13,7 @@ from dmlkit.component import one_of
 from dmlkit.errors import UserError
 from dmlkit.files.document import Document, differences
 from dmlkit.files.paths import readable_name
+from dmlkit.files.source import model_name, place_of_run
 from dmlkit.manifolds.base import Manifold, ManifoldConfig
 from dmlkit.run_folder.folder import CheckpointName
 from dmlkit.run_folder.threshold import Threshold
@@ -234,9 +235,9 @@ class RunPlace(BaseModel, frozen=True, extra="forbid", strict=True):
     @classmethod
     def of(cls, run: Path, output: Path) -> "RunPlace | None":
         """Return the place of a run for embeddings in a folder; None if the path is not UTF-8."""
-        place, relative = run.resolve(), None
+        place, relative = place_of_run(run), None
         with suppress(ValueError):
-            relative = Path(os.path.relpath(place, output.resolve())).as_posix()
+            relative = None if model_name(run) else Path(os.path.relpath(place, output.resolve())).as_posix()
         return cls(relative=relative, absolute=str(place)) if readable_name(str(place)) else None
 
     def candidates(self, folder: Path) -> list[Path]:

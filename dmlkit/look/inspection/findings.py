@@ -73,11 +73,12 @@ def inspect(
     """Inspect points with labels: a split of a run, embeddings, a gallery or an array.
 
     Args:
+        split: the split of a run. Default: test, or all if every class was trained on.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``.
     """
     if kind_of(source) == "run":
         check_options(source, "run", {"--labels": labels, "--manifold": manifold})
-        return _inspect_run(source, split or "test", overrides, device or "auto", bar)
+        return _inspect_run(source, split, overrides, device or "auto", bar)
     model = ModelChoice(device=device)
     points = in_memory(
         open_points(source, split=split, overrides=overrides, labels=labels, manifold=manifold, model=model, bar=bar)
@@ -95,9 +96,10 @@ def inspect(
     return replace(inspection, report=report, evaluation=evaluation, rows=evaluation.scores.queries)
 
 
-def _inspect_run(path: Path, split: Split, overrides: Sequence[str], device: str, bar: Bar) -> ModelInspection:
+def _inspect_run(path: Path, split: Split | None, overrides: Sequence[str], device: str, bar: Bar) -> ModelInspection:
     fabric, run = start_ranks(device), RunFolder(path)
     trained = load_model(run, fabric, overrides=overrides)
+    split = split or trained.recipe.dataset.default_split
     trained.recipe.dataset.require_one_label(str(path))
     inspection = _look(split_points(run, trained, fabric, split, bar), bar)
     others = inspection.collection if split == "train" else split_points(run, trained, fabric, "train", bar)

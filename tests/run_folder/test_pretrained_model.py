@@ -1,0 +1,131 @@
+"""A pretrained model by its name, wherever a command takes a run; against timm's own network and preprocessing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import normalize
+
+from dmlkit.files.source import IN_TIMM, SIZES, model_name
+from tests.conftest import Result
+from tests.datasets import trees
+
+Cli = Callable[..., Result]
+timm = pytest.importorskip("timm", reason="the extra dmlkit[timm] is not installed")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: 4 classes of 4 photos in ``photos``, and ``vit``, a model with random weights."""
+    for label in range(4):
+        for index in range(4):
+            trees.photo(tmp_path / "photos" / f"{label}" / f"{index}.jpg", 10 * label + index)
+    torch.manual_seed(0)
+    timm.models.save_for_hf(timm.create_model("test_vit", num_classes=0), str(tmp_path / "vit"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def own_features(folder: Path, photos: list[Path]) -> np.ndarray:
+    """The unit features of photos by timm alone."""
+    network = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=0).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=network))
+    pixels = torch.stack([transform(Image.open(photo).convert("RGB")) for photo in photos])
+    with torch.inference_mode():
+        return normalize(network(pixels)).numpy()
+
+
+@pytest.mark.parametrize("model", ["vit", "timm:local-dir:vit"])
+def test_a_folder_of_timm_embeds_as_timm_does(model: str, home: Path, dmlkit: Cli):
+    done = dmlkit("embed", model, "photos", "--device", "cpu")
+    assert done.code == 0, done.err
+    written = np.load(home / "embeddings" / "photos" / "embeddings.npy")
+    expected = own_features(home / "vit", sorted((home / "photos").glob("*/*")))
+    assert np.sum(written * expected, axis=1).min() > 0.999  # dmlkit resizes tensors, timm Pillow images
+    assert dmlkit("search", "embeddings/photos", "photos/0/1.jpg", "-k", 1, "--device", "cpu").code == 0
+
+
+def test_a_gallery_of_a_model_outlives_the_cache(home: Path, dmlkit: Cli):
+    made = dmlkit("gallery", "create", "vit", "photos", "-o", "birds")
+    assert made.code == 0, made.err
+    (home / "cache").rename(home / "gone")
+    found = json.loads(dmlkit("search", "birds", "photos/2/3.jpg", "-k", 1, "--json", "--device", "cpu").out)
+    assert found["queries"][0]["neighbors"][0]["label"] == "2"
+    assert json.loads(dmlkit("gallery", "info", "birds", "--json").out)["run"] == f"timm:local-dir:{home / 'vit'}"
+
+
+def test_a_model_is_evaluated_on_a_folder_and_its_points_are_kept(home: Path, dmlkit: Cli):
+    report = json.loads(dmlkit("eval", "vit", "photos", "--json", "--device", "cpu").out)
+    points = torch.from_numpy(own_features(home / "vit", sorted((home / "photos").glob("*/*"))))
+    nearest = (points @ points.T).fill_diagonal_(-1).argmax(dim=1)
+    labels = torch.arange(4).repeat_interleave(4)
+    assert report["metrics"]["recall@1"] == pytest.approx((labels[nearest] == labels).double().mean().item())
+    found = dmlkit("duplicates", "vit", "--set", "dataset.root=photos", "--device", "cpu")
+    assert found.code == 0 and list((home / "cache" / "dmlkit" / "models").glob("*/vectors/*")), found.err
+    assert not (home / "vit" / "vectors").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("embed timm:no_such_model photos", "timm:no_such_model: backbone.model: timm has no 'no_such_model'"),
+        ("embed timm: photos", "timm:: expected timm:MODEL, e.g. timm:tf_efficientnet_lite0"),
+        ("embed vit photos --checkpoint best", "--checkpoint best: timm:local-dir:"),
+        ("cluster vit --clusters 2", "a pretrained model has no images of its own; run dmlkit embed timm:local-dir:"),
+        ("export vit --format onnx", "or name them with --set dataset.root=FOLDER"),
+        ("verify vit photos/0/0.jpg photos/0/1.jpg", "dataset.root=FOLDER --set dataset.split=official"),
+        ("embed runs/none photos", "runs/none: no run here"),
+    ],
+)
+def test_what_a_model_cannot_answer_is_one_line(words: str, expected: str, home: Path, dmlkit: Cli):
+    found = dmlkit(*words.split())
+    assert found.code and expected in found.err and found.err.count("\n") == 1, found.err
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {"config.json": {"model_type": "dinov2", "hidden_size": 384, "patch_size": 14}},
+            "is a folder of transformers (dinov2), which dmlkit does not read; timm:vit_small_patch14_dinov2.lvd142m",
+        ),
+        (
+            {
+                "modules.json": [],
+                "0_CLIPModel/config.json": {
+                    "model_type": "clip",
+                    "vision_config": {"hidden_size": 768, "patch_size": 32},
+                },
+            },
+            "sentence-transformers (clip), which dmlkit does not read; timm:vit_base_patch32_clip_224.openai has",
+        ),
+        ({"config.json": {"model_type": "bert", "hidden_size": 768}}, "transformers (bert), which dmlkit does not"),
+    ],
+)
+@pytest.mark.parametrize("command", ["embed", "search"])
+def test_a_folder_of_another_program_names_the_model_of_timm(
+    command: str, files: dict[str, object], expected: str, home: Path, dmlkit: Cli
+):
+    for name, content in files.items():
+        (home / "other" / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / "other" / name).write_text(json.dumps(content))
+    found = dmlkit(command, "other", "photos")
+    assert found.code and expected in found.err and found.err.count("\n") == 1, found.err
+
+
+def test_the_named_models_are_in_timm():
+    known = set(timm.list_models(pretrained=True))
+    for pattern in IN_TIMM.values():
+        names = {pattern.format(size=size, image_size=224) for size in SIZES.values()}
+        assert names & known, pattern
+
+
+def test_a_file_of_that_name_comes_first(home: Path):
+    assert model_name(Path("timm:resnet18")) == "timm:resnet18"
+    (home / "timm:resnet18").mkdir()
+    assert model_name(Path("timm:resnet18")) is None
