@@ -70,8 +70,15 @@ def identify(
     images: QueryPath,
     output: Annotated[
         Path | None,
-        Writes(check_file, (".csv", ".json")),
-        option("FILE", "Write all answers to this .csv or .json file.", "--output", "-o"),
+        Writes(check_file, (".csv", ".json", ".txt")),
+        option(
+            "FILE",
+            "Write all answers to this .csv or .json file. For images of Camtrap DP, observations.csv has its "
+            "observations with the labels; for boxes of MegaDetector, .json has its boxes with the labels; for tracks, "
+            ".txt is MOT text.",
+            "--output",
+            "-o",
+        ),
     ] = None,
     *,
     rule: RuleOptions,
@@ -85,9 +92,12 @@ def identify(
     It prints the 10 most doubtful images, each with the best guess and its probability.
     """
     console = Console()
+    from dmlkit.identify.exchange import write_exchange, writer_of
     from dmlkit.identify.identify import LabelRule
     from dmlkit.identify.identify import identify as identify_images
 
+    read = boxes.read()
+    write = None if output is None else writer_of(output, images, read)
     asked = LabelRule(rule.by, rule.k, rule.threshold, rule.by_group)
     asked.check()  # before images are embedded to choose a weight
     model, place = chosen.choose_with_place(source, images, bar=bars(console))
@@ -96,7 +106,7 @@ def identify(
         source,
         images,
         rule=replace(asked, place=place),
-        boxes=boxes.read(),
+        boxes=read,
         model=model,
         labels=array.labels,
         manifold=array.manifold,
@@ -109,8 +119,10 @@ def identify(
     if rule.k is not None and rule.k > size:
         say(console, f"note: -k {rule.k} is reduced to {size}, the number of images in {source}")
     if output is not None:
-        found.write(output)
-        say(console, f"wrote {output}")
+        if write is None:
+            found.write(output)
+        written = "" if write is None else f": {write_exchange(found, output, images, read, write)}"
+        say_prose(console, f"wrote {output}{written}")
     if html is not None:
         write_answers_page(found, html, (images, source), console)
 

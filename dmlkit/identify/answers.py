@@ -258,6 +258,8 @@ class Identified:
     """What each answer is on, singular and plural."""
     in_source: int = 0
     """Number of answers on images of which one is itself the nearest of the labeled images."""
+    samples: Sequence[Sequence[int]] = ()
+    """Images of each answer, by their places in the dataset that was embedded; empty if they come from no dataset."""
 
     def labeled(self) -> Iterator[tuple[str, Answer]]:
         """Yield each query's path with its answer."""

@@ -185,7 +185,10 @@ class Identifier:
         unit = ("image", "images") if groups is None else ("group", "groups")
         notes = (self._note_of_unlabeled(), self.note, self._note_of_features(), self._note_of_model(asked))
         note = "; ".join(filter(None, notes)) or None
-        return Identified(answers, near, self.threshold, note, unit, sum(own))
+        rows = groups.values() if groups is not None else ([row] for row in range(len(answers)))
+        places = None if asked.images is None else asked.images.rows.tolist()
+        samples = [] if places is None else [[places[row] for row in one] for one in rows]
+        return Identified(answers, near, self.threshold, note, unit, sum(own), samples)
 
     def _note_of_unlabeled(self) -> str | None:
         """Return how many images of the gallery do not count, because they have no label."""

@@ -129,6 +129,7 @@ def _unambiguous(seen: Sequence[_Seen]) -> tuple[list[_Seen], int]:
 def _row(one: _Seen, sites: Mapping[str, Cells], kept: Sequence[str]) -> dict[str, Any]:
     site, cells = sites.get(one.medium["deploymentID"], {}), one.observation
     row: dict[str, Any] = {"path": one.medium["filePath"], "timestamp": one.medium.get("timestamp")}
+    row |= {"observationID": cells.get("observationID"), "mediaID": one.medium["mediaID"]}
     row |= {name: cells.get(name) for name in kept} | {side: site.get(side) for side in ("latitude", "longitude")}
     try:
         left, top, width, height = (float(cell) for cell in _box(cells) if cell)

@@ -1,0 +1,190 @@
+"""Answers in formats of other programs, written into a copy of what they are on: Camtrap DP, MegaDetector, MOT."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from dmlkit import __version__
+from dmlkit.datasets.files.boxes import Boxes
+from dmlkit.errors import UserError, counted
+from dmlkit.files.atomic import atomic_write
+from dmlkit.files.csv_table import read_csv
+from dmlkit.files.image_table import BOX, text_column
+from dmlkit.files.labels import UNKNOWN
+from dmlkit.files.outputs import write_table, writing
+from dmlkit.files.readers.base import ImageTable, json_at, reader_of
+from dmlkit.files.readers.camtrap import OBSERVATIONS
+from dmlkit.identify.answers import Answer, Identified
+from dmlkit.vectors.images import query_table
+
+FIELDS = (
+    *("observationID", "deploymentID", "mediaID", "eventID", "eventStart", "eventEnd", "observationLevel"),
+    *("observationType", "cameraSetupType", "scientificName", "count", "lifeStage", "sex", "behavior", "individualID"),
+    *("individualPositionRadius", "individualPositionAngle", "individualSpeed", "bboxX", "bboxY", "bboxWidth"),
+    *("bboxHeight", "classificationMethod", "classifiedBy", "classificationTimestamp", "classificationProbability"),
+    *("observationTags", "observationComments"),
+)
+"""Columns of observations in Camtrap DP 1.0, in the order of its schema."""
+GROUP = "group"
+NAMES = "labels.txt"  # of the labels of tracks, as CVAT's MOT format has it
+
+
+class Listed(NamedTuple):
+    """What the images of answers are listed in, and the answer of each of its rows that has one."""
+
+    table: ImageTable
+    answers: Mapping[int, Answer]
+
+    def column(self, name: str) -> list[str | None]:
+        """Return the texts of a column, (N,)."""
+        return text_column(self.table.table, str(self.table.file), name).to_pylist()
+
+
+Writer = Callable[[Listed, Path], str]
+
+
+def writer_of(path: Path, images: Path, boxes: Boxes | None) -> Writer | None:
+    """Return what writes answers on images into a file of another program; None for a table or a document of dmlkit.
+
+    Args:
+        path: file to write.
+        images, boxes: see `dmlkit.identify.identify.identify`.
+
+    Raises:
+        UserError: such a file needs other images.
+    """
+    listing = images if boxes is None or boxes.source is None else boxes.source
+    reader = reader_of(listing)
+    title = None if reader is None else reader.title
+    if path.name == OBSERVATIONS:
+        if title == "Camtrap DP":
+            return write_observations
+        raise UserError(
+            f"--output {path}: observations of Camtrap DP need its deployments and media, which {images} lacks; "
+            "choose another name for a table of answers"
+        )
+    if path.suffix.lower() == ".txt":
+        if reader is not None and title == "YOLO" and GROUP in reader.read(listing).table.column_names:
+            return write_tracks
+        raise UserError(
+            f"--output {path}: a MOT text needs boxes with tracks, as Ultralytics writes them; give their folder with "
+            "--boxes, or a name that ends in .csv or .json"
+        )
+    return write_detections if path.suffix.lower() == ".json" and title == "MegaDetector" else None
+
+
+def write_exchange(found: Identified, path: Path, images: Path, boxes: Boxes | None, write: Writer) -> str:
+    """Write answers by a `writer_of` their images, and return a line on what is written."""
+    table = query_table(images, boxes)
+    assert table is not None
+    rows = zip(found.samples, found.answers, strict=True)
+    return write(Listed(table, {row: answer for several, answer in rows for row in several}), path)
+
+
+def write_observations(listed: Listed, path: Path) -> str:
+    """Write the observations of a Camtrap DP package with the individuals that were identified.
+
+    An observation of one medium gets its individual, unless it has one. One of an event stays, and is followed by an
+    observation of each of its media in which an individual was identified. All other observations stay as they are.
+    """
+    read = read_csv(listed.table.root / OBSERVATIONS)
+    columns = sorted({*FIELDS, *read.names}, key=lambda name: FIELDS.index(name) if name in FIELDS else len(FIELDS))
+    known = {cells["observationID"]: cells for _, cells in read.rows()}
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    own, media, kept = dict[str, dict[str, str]](), list[dict[str, str]](), 0
+    for row, (observation, medium) in enumerate(
+        zip(listed.column("observationID"), listed.column("mediaID"), strict=True)
+    ):
+        answer, cells = listed.answers.get(row), known[str(observation)]
+        if answer is None or answer.label == UNKNOWN:
+            continue
+        if cells.get("individualID"):
+            kept += 1
+            continue
+        probability = "" if answer.probability is None else f"{answer.probability:.6g}"
+        cells = cells | {
+            "individualID": answer.label,
+            "classificationMethod": "machine",
+            "classifiedBy": f"dmlkit {__version__}",
+            "classificationTimestamp": now,
+            "classificationProbability": probability,
+        }
+        if cells["mediaID"]:
+            own[str(observation)] = cells
+        else:
+            number = {"observationID": f"{observation}-{medium}", "mediaID": str(medium), "count": "1"}
+            media.append(cells | number | {"observationLevel": "media"})
+    whole = [own.get(name, cells) for name, cells in known.items()] + media
+    write_table(path, columns, ([cells.get(name, "") for name in columns] for cells in whole), is_data=True)
+    added = counted(len(own) + len(media), "observation gets", "observations get")
+    others = f"{len(known) - len(own):,} as before" + (f", {kept:,} of them with an individual" if kept else "")
+    return f"{added} an individual; {others}"
+
+
+def write_detections(listed: Listed, path: Path) -> str:
+    """Write the JSON of MegaDetector with the labels as the first classification of their boxes.
+
+    Its confidence is the probability, or the similarity without one; a box of an unknown label stays as it is.
+    """
+    data = json.loads(json.dumps(json_at(listed.table.file)))
+    categories: dict[str, str] = data.setdefault("classification_categories", {})
+    numbers = {name: number for number, name in reversed(categories.items())}
+    free = max((int(number) for number in categories if number.isdecimal()), default=-1) + 1
+    count = 0
+    for row, answer in listed.answers.items():
+        place = re.search(r"images\.(\d+)\.detections\.(\d+)$", listed.table.place(row))
+        if answer.label == UNKNOWN or place is None:
+            continue
+        if answer.label not in numbers:
+            numbers[answer.label] = str(free)
+            categories[str(free)] = answer.label
+            free += 1
+        box = data["images"][int(place[1])]["detections"][int(place[2])]
+        sure = min(max(answer.score if answer.probability is None else answer.probability, 0.0), 1.0)
+        box["classifications"] = [[numbers[answer.label], round(sure, 4)], *box.get("classifications", [])]
+        count += 1
+    with writing(path), atomic_write(path) as partial:
+        partial.write_text(json.dumps(data, ensure_ascii=False, indent=1), encoding="utf-8")
+    return f"{counted(count, 'box', 'boxes')} with a label"
+
+
+def write_tracks(listed: Listed, path: Path) -> str:
+    """Write tracks as MOT text, a line per box: frame, track, left, top, width, height, 1, label, 1.
+
+    A label is its line in ``labels.txt``, from 1, and -1 if it is unknown. A frame is the number at the end of an
+    image's name, or its place among the sorted names, from 1, if a name has none.
+    """
+    names = sorted({answer.label for answer in listed.answers.values()} - {UNKNOWN})
+    paths, tracks = (listed.column(name) for name in ("path", GROUP))
+    frames = _frames([str(name) for name in paths])
+    sides = zip(*(listed.table.table[side].to_pylist() for side in BOX), strict=True)
+    lines = list[tuple[int, str]]()
+    for row, (left, top, right, bottom) in enumerate(sides):
+        if row not in listed.answers or tracks[row] is None:
+            continue
+        label = listed.answers[row].label
+        numbers = [left, top, right - left, bottom - top]
+        box = ",".join(f"{number:.6g}" for number in numbers)
+        frame = frames[str(paths[row])]
+        lines.append((frame, f"{frame},{tracks[row]},{box},1,{-1 if label == UNKNOWN else names.index(label) + 1},1"))
+    for file, texts in ((path, [line for _, line in sorted(lines)]), (path.with_name(NAMES), names)):
+        with writing(file), atomic_write(file) as partial:
+            partial.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return f"{counted(len(lines), 'box', 'boxes')}, and {path.with_name(NAMES)} with the names of labels"
+
+
+def _frames(paths: Sequence[str]) -> dict[str, int]:
+    """Return the number of the frame of each image.
+
+    Example:
+        >>> _frames(["cam/clip_12.jpg", "cam/clip_7.jpg"]), _frames(["b.jpg", "a.jpg"])
+        ({'cam/clip_12.jpg': 12, 'cam/clip_7.jpg': 7}, {'a.jpg': 1, 'b.jpg': 2})
+    """
+    ends = {path: re.search(r"(\d+)$", Path(path).stem) for path in paths}
+    numbers = {path: int(end[1]) for path, end in ends.items() if end is not None}
+    if len(numbers) == len(ends) == len({*numbers.values()}):
+        return numbers
+    return {path: place for place, path in enumerate(sorted(ends), start=1)}
