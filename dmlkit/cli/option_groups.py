@@ -35,7 +35,9 @@ class TableOptions:
         option(
             "NAME=COLUMN",
             "Read this column of a table, e.g. label=species, path={folder}/{file}, or group= for none. Names: path, "
-            "label, group, split, query, gallery, super_class, latitude, longitude, time. Default: usual names.",
+            "label, group, split, query, gallery, super_class, latitude, longitude, time, x1, y1, x2, y2, bbox. "
+            "label='(?P<label>[0-9]+)_(?P<group>c[0-9])' takes parts of the path; unknown=TEXT is no label. Default: "
+            "usual names.",
         ),
     ] = None
     root: Annotated[
@@ -71,7 +73,8 @@ class BoxOptions(TableOptions):
         Path | None,
         option(
             "PATH",
-            "Use boxes of the images: a folder of YOLO's .txt files, or a file of COCO, MegaDetector or SpeciesNet.",
+            "Use boxes of the images: a folder of YOLO's .txt files or of Pascal VOC's .xml files, or a file of COCO, "
+            "MegaDetector or SpeciesNet.",
             "--boxes",
             callback=existing("a folder of .txt files or a .json file"),
         ),

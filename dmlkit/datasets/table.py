@@ -65,7 +65,8 @@ class TableConfig(DatasetConfig, frozen=True):
         file = Path(self.file)
         if not file.exists():
             raise UserError(f"{file}: no such file; {MOVED}file=PATH")
-        return read_images(file, None if self.root is None else Path(self.root), self.columns | columns, needs)
+        root = None if self.root is None else Path(self.root)
+        return read_images(file, root, self.columns | columns, needs, is_told=not columns)
 
     @model_validator(mode="after")
     def _has_paths_or_sets(self) -> "TableConfig":

@@ -3,15 +3,17 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import BaseModel
 from torch import Tensor
 
+from dmlkit.datasets.table import TableConfig
 from dmlkit.distributed.launch import Ranks
 from dmlkit.errors import UserError
-from dmlkit.files.image_table import BOX, LABEL, read_images, text_column
+from dmlkit.files.image_table import BOX, LABEL, text_column
 from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import TABLES
 from dmlkit.gallery.sources import open_points, split_points
@@ -125,15 +127,16 @@ def figures_by_value(
     return ByColumn(column=column, without=int((~kept).sum()), values=tuple(found))
 
 
-def read_column(images: Sequence[str], file: Path, root: Path, column: str) -> list[str | None]:
+def read_column(images: Sequence[str], source: TableConfig, column: str) -> list[str | None]:
     """Return the values (N,) of images in a table; None for an empty cell, or an image that is not in the table.
 
     Args:
         images: paths, or keys of a dataset, see `dmlkit.datasets.files.dataset.Dataset.key`.
-        file: table with the columns ``path``, the named one and, if it has boxes, ``x1 y1 x2 y2``.
-        root: folder that the paths in the table are relative to.
+        source: table with the columns ``path``, the named one and, if it has boxes, ``x1 y1 x2 y2``.
+        column: its name in the table, or dmlkit's.
     """
-    table = read_images(file, root, {LABEL: column}).table
+    read = source.table(**{LABEL: source.columns.get(column) or column})
+    table, file, root = read.table, read.file, read.root
     names: list[str] = text_column(table, str(file), "path").to_pylist()
     values: list[str | None] = text_column(table, str(file), LABEL).to_pylist()
     boxes = list(zip(*(table[name].to_pylist() for name in BOX), strict=True)) if BOX[0] in table.column_names else []
@@ -170,25 +173,24 @@ def absolute(path: str | Path) -> str:
     return os.path.abspath(path)  # noqa: PTH100
 
 
-def column_table(column: str, table: Path | None, dataset: Mapping[str, object] | Path | None) -> tuple[Path, Path]:
-    """Return the table that has a column, and the folder that its paths are relative to.
+def column_table(column: str, table: Path | None, dataset: Mapping[str, Any] | Path | None) -> TableConfig:
+    """Return the table that has a column, with the names of columns that the recipe gives.
 
     Args:
         table: the table. Default: that of the dataset.
         dataset: dataset of a resolved recipe, or the run that has it; None if no run is known.
     """
     if table is not None:
-        file, root = table, table.parent
+        found = TableConfig(file=str(table))
     else:
         known = plain(RunFolder(dataset).recipe())["dataset"] if isinstance(dataset, Path) else dataset
         if known is None or known["name"] != "table":
             what = f"the dataset of the run is {known['name']}, which has no columns" if known else "no run is known"
             advice = f"name a table with the columns path and {column}: --by FILE:{column}"
             raise UserError(f"--by {column}: {what}; {advice}")
-        file = Path(str(known["file"]))
-        root = Path(str(known["root"])) if known["root"] else file.parent
-    read_images(file, root, {LABEL: column})
-    return file, root
+        found = TableConfig(file=known["file"], root=known["root"], columns=known["columns"])
+    found.table(**{LABEL: found.columns.get(column) or column})
+    return found
 
 
 def points_table(column: str, table: Path | None, points: PointSet) -> Path | None:
@@ -221,14 +223,14 @@ def pair_rates_by_value(
     of both of its images. Images that are alone in their class are left out.
     """
     run = RunFolder(path)
-    file, root = column_table(column, table, path)
+    own_table = column_table(column, table, path)
     points = split_points(run, load_model(run, fabric, threshold.checkpoint), fabric, "test", bar)
     codes = points.class_codes()[1]
     rates = rates_of_images(points, codes, threshold.threshold)
     rows = (codes.bincount()[codes] > 1).nonzero()[:, 0]
     assert points.images is not None
     images = [points.images.dataset.key(row) for row in points.images.rows[rows].tolist()]
-    values = read_column(images, file, root, column)
+    values = read_column(images, own_table, column)
     own = {name: rate[rows] for name, rate in rates.items()}
     return figures_by_value(own, codes[rows], values, column, are_errors=True)
 
@@ -264,7 +266,7 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
     model was trained on are left out as in `trials_of`.
     """
     gallery = open_points(path)
-    file, root = column_table(column, table, gallery.run)
+    own_table = column_table(column, table, gallery.run)
     names, decider = labeled_decider(gallery, near=found.near, second=LocalMatches.of(gallery))
     allowed = np.ones(len(names), bool) if found.is_optimistic else ~np.isin(names, found.trained_labels or ())
     rows = np.flatnonzero(are_repeated(decider) & allowed[decider.codes])
@@ -281,5 +283,5 @@ def identification_rates_by_value(path: Path, found: Identification, column: str
         "fnir": torch.from_numpy(~(own.right & (said[0] >= fit.threshold))).double(),
     }
     paths = decider.searched.paths
-    values = read_column([paths[int(row)] for row in rows], file, root, column)
+    values = read_column([paths[int(row)] for row in rows], own_table, column)
     return figures_by_value(rates, torch.from_numpy(classes), values, column, are_errors=True)

@@ -16,7 +16,7 @@ from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import column_table, read_column
 from dmlkit.evaluation.fusion import Weighing, WeightChoice, map_at_r, similarities_of
 from dmlkit.evaluation.pair_probability import sampled_pairs
-from dmlkit.files.image_table import LIMITS, days_of, degrees_of, read_images
+from dmlkit.files.image_table import LIMITS, days_of, degrees_of
 from dmlkit.files.source import PLACE
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.probability import fit_sigmoid
@@ -131,13 +131,13 @@ def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]
             f"--with {PLACE}: the dataset is {name}, which has no columns; train on a table with the columns path, "
             "label, latitude, longitude and time"
         )
-    file, root = column_table("latitude", None, plain(trained.recipe)["dataset"])
+    table = column_table("latitude", None, plain(trained.recipe)["dataset"])
     degrees: list[Tensor] = []
     for column in LIMITS:
-        cells = zip(images, read_column(images, file, root, column), strict=True)
-        degrees.append(torch.tensor([degrees_of(cell, column, f"{file}: {one}") for one, cell in cells]).double())
+        cells = zip(images, read_column(images, table, column), strict=True)
+        degrees.append(torch.tensor([degrees_of(cell, column, f"{table.file}: {one}") for one, cell in cells]).double())
     days = torch.zeros(len(images), dtype=torch.float64)
-    if "time" in read_images(file, root, needs=("path",)).table.column_names:
-        cells = zip(images, read_column(images, file, root, "time"), strict=True)
-        days = torch.tensor([days_of(cell, f"{file}: {one}") for one, cell in cells], dtype=torch.float64)
+    if "time" in table.table(("path",)).table.column_names:
+        cells = zip(images, read_column(images, table, "time"), strict=True)
+        days = torch.tensor([days_of(cell, f"{table.file}: {one}") for one, cell in cells], dtype=torch.float64)
     return Sightings.at(degrees[0], degrees[1], days)

@@ -221,8 +221,8 @@ class Report(Document, frozen=True):
         Args:
             run: run of evaluated embeddings, whose dataset it is.
         """
-        file, root = column_table(column, table, self.question.dataset if self.question else run)
-        values = read_column(evaluation.images, file, root, column)
+        source = column_table(column, table, self.question.dataset if self.question else run)
+        values = read_column(evaluation.images, source, column)
         by = figures_by_value(evaluation.scores.per_query, evaluation.labels, values, column)
         return self.model_copy(update={"by": by})
 

@@ -19,7 +19,7 @@ import numpy as np
 from dmlkit.errors import UserError, counted, first_line, some_of, warn_once
 from dmlkit.files.csv_table import column_called, key_of, own_column
 from dmlkit.files.escape import excerpt
-from dmlkit.files.image_file import BadImageError, decoding, upright_size
+from dmlkit.files.image_file import BadImageError, decoding, some_image_files, upright_size
 from dmlkit.files.outputs import BOX
 from dmlkit.files.paths import SUSPICIOUS, are_of_windows, inside, raise_faults
 from dmlkit.files.readers.base import ImageTable, Reader, reader_of
@@ -33,6 +33,10 @@ SIDES = (BOX, ("xmin", "ymin", "xmax", "ymax"), ("left", "top", "right", "bottom
 """Names of the columns of a box by its sides, as `key_of` returns them, perhaps after ``bbox``."""
 SIZED = (("x", "y", "width", "height"), ("x", "y", "w", "h"), *((*side[:2], "width", "height") for side in SIDES[1:]))
 """Names of the columns of a box by its left, its top and its size."""
+OWN = (*TEXTS, *SIGHTING, *BOX, "bbox")
+"""Names of columns that a user may give to others."""
+UNKNOWN, PATTERN = "unknown", "(?P<"
+"""Key of the texts that are no label, and the beginning of a part of a path with a name."""
 WHOLE = ("bbox", "box", "boundingbox")
 """Names of a column of boxes ``[left, top, width, height]``, as COCO has them."""
 DECIMAL_COMMA = r"^\s*([-+]?[0-9]+),([0-9]+)\s*$"
@@ -40,8 +44,8 @@ NUMBER = r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
 FOUR = r"^\s*[\[(]?\s*" + r"[\s,;]+".join(f"(?P<n{place}>{NUMBER})" for place in range(4)) + r"\s*[\])]?\s*$"
 LEAST_CONFIDENCE = 0.2  # of a detected box
 EXPECTED = (
-    "expected a table (.csv, .tsv, .parquet, .arrow, .jsonl), a .json file of COCO, MegaDetector or SpeciesNet, or a "
-    "folder of YOLO's .txt files"
+    "expected a table (.csv, .tsv, .xlsx, .parquet, .arrow, .jsonl), or annotations of COCO, Pascal VOC, YOLO, "
+    "Camtrap DP, MegaDetector or SpeciesNet, see docs/data.md"
 )
 
 
@@ -52,6 +56,8 @@ def read_images(
     needs: Sequence[str] = ("path", "label"),
     confidence: float | None = None,
     images: Path | None = None,
+    *,
+    is_told: bool = True,
 ) -> ImageTable:
     """Read the images that a file or folder lists: the one door for all formats.
 
@@ -59,10 +65,13 @@ def read_images(
         source: what a `Reader` recognizes.
         root: folder that the paths are relative to. Default: that of the file.
         columns: names of the columns in the file by dmlkit's names, e.g. ``{"label": "species"}``; a path may be made
-            of several, ``{"path": "{folder}/{file}"}``, and an empty name leaves a column out.
+            of several, ``{"path": "{folder}/{file}"}``, and an empty name leaves a column out. The label, and others,
+            may be parts of the path, ``{"label": "(?P<label>[0-9]+)_(?P<group>c[0-9])"}``, also of the images of a
+            folder. ``{"unknown": "new|none"}`` are labels that mean none, besides ``unknown``.
         needs: columns that the table must have.
         confidence: least confidence of a box that a detector found. Default: 0.2.
         images: an image or a folder, whose images alone are taken; others are counted.
+        is_told: whether a line says which columns are read.
 
     Returns:
         The table, with dmlkit's names for the columns that it knows, boxes in pixels, and all other columns.
@@ -70,21 +79,36 @@ def read_images(
     Raises:
         UserError: the source cannot be read, lacks a column, or has two for one meaning.
     """
-    reader = reader_of(source)
-    if reader is None and images is not None and source.is_dir():  # its text files may lie next to the images
-        reader = next(one for one in Reader.known if one.title == "YOLO")
-    if reader is None:
-        missing = "" if source.exists() else "no such file or folder; "
-        raise UserError(f"{source}: {missing}{EXPECTED}")
-    found = reader.read(source)
+    found = _read(source, columns or {}, images)
     if images is not None:
         root = images if images.is_dir() else images.parent
-    found = replace(found, root=root or found.root, table=known_columns(found.table, str(source), needs, columns))
+    found = replace(found, root=root or found.root)
+    found.table = known_columns(found.table, str(source), needs, columns, is_told=is_told)
     found = with_sure_boxes(found, LEAST_CONFIDENCE if confidence is None else confidence)
     found = with_paths(found)
     if images is not None:
         found = _given(found, images)
     return in_pixels(found) if found.is_share and BOX[0] in found.table.column_names else found
+
+
+def lists_images(source: Path, columns: Mapping[str, str] | None = None) -> bool:
+    """Return whether a path is read into a table: by a reader, or as a folder of images whose names have the labels."""
+    return reader_of(source) is not None or (source.is_dir() and PATTERN in (columns or {}).get(LABEL, ""))
+
+
+def _read(source: Path, columns: Mapping[str, str], images: Path | None) -> ImageTable:
+    reader = reader_of(source)
+    if reader is None and images is not None and source.is_dir():  # its text files may lie next to the images
+        reader = next(one for one in Reader.known if one.title == "YOLO")
+    if reader is not None:
+        return reader.read(source)
+    if lists_images(source, columns):
+        import pyarrow as pa
+
+        names = [os.path.relpath(path, source) for path in some_image_files(source)]
+        return ImageTable(pa.table({"path": pa.array(names, pa.string())}), source, source)
+    missing = "" if source.exists() else "no such file or folder; "
+    raise UserError(f"{source}: {missing}{EXPECTED}")
 
 
 def with_sure_boxes(found: ImageTable, least: float) -> ImageTable:
@@ -268,19 +292,25 @@ def with_slashes(found: ImageTable) -> ImageTable:
 
 
 def known_columns(
-    table: Any, where: str, needs: Sequence[str] = ("path", "label"), named: Mapping[str, str] | None = None
+    table: Any,
+    where: str,
+    needs: Sequence[str] = ("path", "label"),
+    named: Mapping[str, str] | None = None,
+    *,
+    is_told: bool = True,
 ) -> Any:
     """Return a pyarrow table whose columns have dmlkit's names where it reads them, and check them.
 
     A column is found by dmlkit's name, also in other case, or by a usual one, see `column_called`; boxes by the names
-    of their sides, by those of their left, top and size, or in one column, as the columns `BOX`. A name that is not
-    dmlkit's is reported. Other columns keep their names.
+    of their sides, by those of their left, top and size, or in one column, as the columns `BOX`. Other columns keep
+    their names. One line says which columns are read by another name than dmlkit's, and names the others.
 
     Args:
         table: the table.
         where: beginning of errors.
         needs: columns that the table must have.
         named: the user's names of columns, see `read_images`.
+        is_told: whether the line is printed.
 
     Raises:
         UserError: the table lacks one of them, has a column twice or with two usual names, or lacks one of columns that
@@ -289,12 +319,15 @@ def known_columns(
     import pyarrow as pa
 
     names, named = _names(table, where), dict(named or {})
-    if unknown := [name for name in named if name not in (*TEXTS, *SIGHTING)]:
-        raise UserError(f"--column {unknown[0]}: expected one of {', '.join((*TEXTS, *SIGHTING))}")
-    meant = _meant(table, names, where, needs, named)
+    if wrong := [name for name in named if name not in (*OWN, UNKNOWN)]:
+        raise UserError(f"--column {wrong[0]}: expected one of {', '.join((*OWN, UNKNOWN))}")
+    parts = _path_parts(table, where, named)
+    meant = _meant(table, names, where, [name for name in needs if name not in parts], named | dict.fromkeys(parts, ""))
     places = {place for column in meant.values() for place in column.places}
-    boxes = _boxes(table, ["" if place in places else name for place, name in enumerate(names)], where)
-    columns = {name: column.values for name, column in meant.items()}
+    boxes = _boxes(table, ["" if place in places else name for place, name in enumerate(names)], where, named)
+    columns = {name: column.values for name, column in meant.items()} | parts
+    if UNKNOWN in named and LABEL in columns:
+        columns[LABEL] = _without(columns[LABEL], named[UNKNOWN].split("|"))
     taken = [
         f"{name} from {' and '.join(repr(names[place]) for place in column.places)}"
         for name, column in meant.items()
@@ -304,15 +337,66 @@ def known_columns(
         columns |= dict(zip(BOX, boxes.columns, strict=True))
         taken += boxes.taken
         places |= {*boxes.places}
-    if taken:
-        warn_once(f"{where}: reads {', '.join(taken)}")
+    others = [name for place, name in enumerate(names) if place not in places and name and name not in OWN]
+    if is_told:
+        _say(table, where, taken, others)
     if ("query" in columns) != ("gallery" in columns):
         given, other = ("query", "gallery") if "query" in columns else ("gallery", "query")
         raise UserError(f"{where}: has {given} without {other}; add the column {other}, or remove {given}")
     for place, name in enumerate(names):
-        if place not in places and name and name not in (*TEXTS, *SIGHTING, *BOX):
+        if place not in places and name and name not in OWN:
             columns.setdefault(name, table.column(place))
     return _checked(pa.table(columns), where)
+
+
+def _path_parts(table: Any, where: str, named: dict[str, str]) -> dict[str, Any]:
+    """Return the columns that are parts of the path by the pattern of the label; none without a pattern.
+
+    Raises:
+        UserError: the pattern is wrong, or no path has these parts.
+    """
+    import pyarrow as pa
+
+    if PATTERN not in (pattern := named.get(LABEL, "")):
+        return {}
+    paths, option = text_column(known_columns(table, where, ("path",), is_told=False), where, "path"), "--column label"
+    compute = arrow_compute()
+    try:
+        parts = compute.extract_regex(paths, pattern)
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{option}: {pattern!r} is no pattern: {first_line(error)}") from None
+    keys = [field.name for field in parts.type]
+    if wrong := [key for key in keys if key not in (*TEXTS[1:], *SIGHTING)]:
+        raise UserError(f"{option}: got the part {wrong[0]!r}; expected {', '.join((*TEXTS[1:], *SIGHTING))}")
+    without = rows_where(compute.is_null(parts))
+    if without.size:
+        example = paths[int(without[0])].as_py()
+        some = f"{counted(without.size, 'path', 'paths')} without the parts of {pattern!r}, e.g. {example!r}"
+        if without.size == len(paths):
+            raise UserError(f"{option}: {where} has {some}; expected a pattern that is in the paths")
+        warn_once(f"{where}: {some}; they have no label")
+    return {key: _without(compute.struct_field(parts, [place]), [""]) for place, key in enumerate(keys)}
+
+
+def _without(column: Any, texts: Sequence[str]) -> Any:
+    """Return a column of text with null for some texts."""
+    import pyarrow as pa
+
+    compute = arrow_compute()
+    column = column if pa.types.is_string(column.type) else column.cast(pa.string())
+    kept = compute.invert(compute.is_in(compute.utf8_trim_whitespace(column), pa.array(texts, pa.string())))
+    return compute.if_else(kept, column, pa.scalar(None, pa.string()))
+
+
+def _say(table: Any, where: str, taken: Sequence[str], others: Sequence[str]) -> None:
+    """Print which columns are read, and the others once, of which one that looks like boxes is named."""
+    firsts = {name: str(table[name][0]) for name in others if len(table) and others.count(name) == 1}
+    boxes = next((name for name, cell in firsts.items() if cell[:1] in ("[", "(") and re.match(FOUR, cell)), None)
+    parts = [f"reads {', '.join(taken)}"] if taken else []
+    parts += [f"other columns: {some_of(list(others))}"] if others else []
+    parts += [f"{boxes!r} looks like boxes, which --column bbox={boxes} reads"] if boxes else []
+    if parts:
+        warn_once(f"{where}: {'; '.join(parts)}")
 
 
 class _Column(NamedTuple):
@@ -331,7 +415,7 @@ def _meant(
         if name in meant or named.get(name) == "":
             continue
         taken = {place for column in meant.values() for place in column.places}
-        if name in named or name in needs:
+        if named.get(name) or name in needs:
             place = own_column(names, named.get(name) or name, where, name)
         else:
             place = None
@@ -402,15 +486,21 @@ class _Boxes(NamedTuple):
     taken: list[str]  # what they are read from, if it is not the columns `BOX`
 
 
-def _boxes(table: Any, names: Sequence[str], where: str) -> _Boxes | None:
+def _boxes(table: Any, names: list[str], where: str, named: Mapping[str, str]) -> _Boxes | None:
     """Return the boxes of a table, by the first of the ways in which columns may have them; None if it has none.
+
+    An empty name of ``bbox`` or of a side leaves all out.
 
     Raises:
         UserError: some columns of a way are missing, or a value is no number.
     """
+    own = {name: named[name] for name in (*BOX, "bbox") if name in named}
+    if not all(own.values()):
+        return None
     keys = [key_of(name) for name in names]
     places = {key.removeprefix("bbox").removeprefix("box") or key: place for place, key in enumerate(keys) if key}
     places |= {name: place for place, name in enumerate(names) if name in BOX}
+    places |= {name: own_column(names, column, where, name) for name, column in own.items()}
     for ways, is_sized in ((SIDES, False), (SIZED, True)):
         for way in ways:
             if all(side in places for side in way):
@@ -420,8 +510,8 @@ def _boxes(table: Any, names: Sequence[str], where: str) -> _Boxes | None:
                 own = [places[side] for side in way]
                 return _Boxes(_with_far_sides(sides) if is_sized else sides, own, taken)
     for name in WHOLE:
-        if name in keys:
-            place = keys.index(name)
+        if name in own or name in keys:
+            place = places[name] if name in own else keys.index(name)
             sides = _with_far_sides(_whole_boxes(table.column(place), f"{where}: column {names[place]!r}"))
             return _Boxes(sides, [place], [f"boxes from {names[place]!r} as left, top, width, height"])
     for way in SIDES:
@@ -430,7 +520,7 @@ def _boxes(table: Any, names: Sequence[str], where: str) -> _Boxes | None:
             missing = [side for side in way if side not in places]
             raise UserError(
                 f"{where}: has {' and '.join(given)} without {' and '.join(missing)}; expected all four sides of a "
-                "box, or other names for columns that are no boxes"
+                f"box; name others with --column {BOX[0]}=NAME, or leave these out with --column bbox="
             )
     return None
 

@@ -80,8 +80,8 @@ def are_of_windows(names: Iterable[str], root: Path) -> bool:
 def leaves_root(where: str, name: str, root: Path) -> str:
     """Return the error line for a name that leads out of the root."""
     return (
-        f"{where}: path {name!r} leads out of the root {root}; expected a file below it: move this list to a folder "
-        "above all of its images, or set dataset.root in a recipe"
+        f"{where}: path {name!r} leads out of the root {root}; expected a file below it: name the folder "
+        "above all images with --root FOLDER, or dataset.root in a recipe"
     )
 
 

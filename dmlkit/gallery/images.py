@@ -14,10 +14,9 @@ from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.datasets.files.image import read_image
 from dmlkit.errors import UserError
 from dmlkit.files.image_file import Box, decoding
-from dmlkit.files.image_table import UNKNOWN_SIGHTING, SightingCells, has_sightings, sighting_cells
+from dmlkit.files.image_table import UNKNOWN_SIGHTING, SightingCells, has_sightings, lists_images, sighting_cells
 from dmlkit.files.labels import stated_label
 from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
-from dmlkit.files.readers.base import reader_of
 from dmlkit.files.regular import check_regular
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.images import NONE, images_at, label_depth, listed_images, samples_of
@@ -76,7 +75,7 @@ def images_of(
     depth = label_depth(own.recipe()) if own is not None and own.recipe_path.exists() else 1
     options = (boxes or Boxes())._replace(skips=True)
     labels = None if label is None else NONE
-    is_listed = reader_of(source) is not None or options.source is not None
+    is_listed = lists_images(source, options.columns) or options.source is not None
     listed = listed_images(source, labels, options, depth=depth) if is_listed else None
     images = images_at(source, labels, boxes, depth=depth) if listed is None else samples_of(listed, options)
     raise_faults(unreadable_name(path) for path in images.paths if not readable_name(path))

@@ -22,7 +22,7 @@ from dmlkit.metrics.ranking.rankings import as_directions, as_embeddings, requir
 from dmlkit.run_folder.folder import RunFolder
 from dmlkit.vectors.folder import EmbeddingFolder
 from dmlkit.vectors.fusion import OWN_MODEL, ModelChoice, with_local
-from dmlkit.vectors.images import NONE, ImageList, dataset_of, lacks_labels
+from dmlkit.vectors.images import OPTIONAL, ImageList, dataset_of
 from dmlkit.vectors.in_memory import Embeddings
 from dmlkit.vectors.manifest import check_same_description
 from dmlkit.vectors.points import EmbeddedImages, PointSet, PointsInMemory, load_same_model
@@ -126,7 +126,7 @@ def _images_of(queries: Path | Sequence[Path], trained: TrainedModel, boxes: Box
             raise UserError(f"--boxes: applies to images, but {queries} is a video; remove this option")
         return VideoFrames(queries)
     boxes = boxes and boxes._replace(skips=True)
-    return dataset_of(queries, "test", trained.recipe, NONE if lacks_labels(queries, boxes) else None, boxes)
+    return dataset_of(queries, "test", trained.recipe, OPTIONAL if trained.samples.has_pixels else None, boxes)
 
 
 def embedded_points(

@@ -26,9 +26,8 @@ from dmlkit.datasets.folder import FolderConfig
 from dmlkit.datasets.table import TableConfig
 from dmlkit.errors import UserError, counted, some_of
 from dmlkit.files.image_file import BadImageError, Box, decoding, opened
-from dmlkit.files.image_table import EXPECTED
+from dmlkit.files.image_table import EXPECTED, lists_images
 from dmlkit.files.paths import DATA_CHECK, raise_faults
-from dmlkit.files.readers.base import reader_of
 from dmlkit.files.source import EXPECTED_DATA, require_path
 from dmlkit.loading.batches import WORKER_START, default_workers, start_reader
 from dmlkit.recipe.file import read_recipe
@@ -176,7 +175,7 @@ def dataset_at(
     published = {name: kind.published for name, kind in DatasetConfig.variants.items() if kind.published is not None}
     signs = {sign: name for name, benchmark in published.items() for sign in benchmark.signs}
     sign = next((name for sign, name in signs.items() if (target / sign).exists()), None)
-    is_table = dataset is None and sign is None and target.exists() and reader_of(target) is not None
+    is_table = dataset is None and sign is None and target.exists() and lists_images(target, columns)
     if (columns or root) and not is_table:
         raise UserError(f"--column, --root: apply to a table, got {target}; remove them, or write them into the recipe")
     if is_recipe(target) and not is_table:

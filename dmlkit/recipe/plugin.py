@@ -28,6 +28,7 @@ from pydantic import BaseModel
 from dmlkit.component import ComponentConfig, MemberError, NameTakenError, components_below
 from dmlkit.errors import UserError, killed_reader, out_of_memory
 from dmlkit.files.escape import excerpt
+from dmlkit.files.readers.base import Reader
 from dmlkit.files.regular import check_regular
 
 GROUP = "dmlkit"  # group of entry points
@@ -58,8 +59,8 @@ class Plugin:
                 digest.update(f"{file.relative_to(place.parent).as_posix()}\0".encode() + file.read_bytes() + b"\0")
         return digest.hexdigest()
 
-    def holds(self, member: type[ComponentConfig]) -> bool:
-        """Return whether a member's code is in this plug-in."""
+    def holds(self, member: type) -> bool:
+        """Return whether the code of a member, or of a reader, is in this plug-in."""
         file = getattr(sys.modules.get(member.__module__), "__file__", None)
         return file is not None and any(Path(file).is_relative_to(place) for place in self.places)
 
@@ -121,10 +122,11 @@ def load_file(path: Path) -> Plugin:
         return plugin
     with _all_or_nothing():
         _run(path, plugin)
-        if not any(plugin.holds(member) for root in _roots() for member in root.variants.values()):
+        members = [member for root in _roots() for member in root.variants.values()]
+        if not any(map(plugin.holds, [*members, *map(type, Reader.known)])):
             raise UserError(
                 f"{path}: this plug-in defines no member of a family; expected a class such as "
-                'Mine(Loss, name="mine"), or one that derives from DatasetConfig or another root'
+                'Mine(Loss, name="mine"), or one that derives from DatasetConfig, Reader or another root'
             )
     _loaded.append(plugin)
     rebuild_unions()
@@ -205,10 +207,11 @@ def _roots() -> list[type[ComponentConfig]]:
 @contextmanager
 def _all_or_nothing() -> Generator[None]:
     """Remove the members of a plug-in if it fails, except members of dmlkit that it was the first to import."""
-    before = {root: set(root.variants) for root in _roots()}
+    before, readers = {root: set(root.variants) for root in _roots()}, list(Reader.known)
     try:
         yield
     except UserError:
+        Reader.known[:] = [one for one in Reader.known if one in readers or type(one).__module__.startswith("dmlkit.")]
         for root in _roots():
             for name in set(root.variants) - before.get(root, set()):
                 if root.variants[name].__module__.partition(".")[0] != "dmlkit":

@@ -20,14 +20,14 @@ from dmlkit.datasets.folder import is_split
 from dmlkit.datasets.table import TableRows
 from dmlkit.errors import UserError, warn, warn_once
 from dmlkit.files.image_file import Box, some_image_files
-from dmlkit.files.image_table import BOX, LABEL, read_images, text_column
+from dmlkit.files.image_table import BOX, LABEL, lists_images, read_images, text_column
 from dmlkit.files.labels import label_notes, path_label
 from dmlkit.files.paths import raise_faults, readable_name, unreadable_name
-from dmlkit.files.readers.base import ImageTable, reader_of
+from dmlkit.files.readers.base import ImageTable
 from dmlkit.recipe.schema import Recipe
 
-FOLDER, NONE = "folder", "none"
-"""Values of ``--labels`` that are not a column of a table."""
+FOLDER, NONE, OPTIONAL = "folder", "none", ""
+"""Values of ``--labels`` that are not a column of a table; the last one is for queries, whose table may lack labels."""
 
 
 class ImageList(Dataset):
@@ -78,23 +78,6 @@ def dataset_of(
     return recipe.dataset.unlabeled(images)
 
 
-def lacks_labels(source: Path, boxes: Boxes | None = None) -> bool:
-    """Return whether images are those of a table without a column of labels, as queries may be.
-
-    A column with a similar name is reported.
-    """
-    if reader_of(source) is None:
-        return False
-    options = boxes or Boxes()
-    columns = read_images(source, options.root, options.columns, ("path",), options.confidence).table.column_names
-    if LABEL in columns:
-        return False
-    lower = {name.lower(): name for name in columns}
-    if near := get_close_matches(LABEL, lower, n=1, cutoff=0.7):
-        warn(f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[near[0]]!r}?")
-    return True
-
-
 def label_depth(recipe: Recipe) -> int:
     """Return how many folders name a class of a recipe: one, or one for each of its levels."""
     return max(1, len(recipe.dataset.levels))
@@ -107,15 +90,16 @@ def images_at(source: Path, labels: str | None = None, boxes: Boxes | None = Non
         source: image; folder of image files; or what `read_images` reads.
         labels: ``folder``, the default except for tables: an image in a subfolder has its name, or in ``train/`` and
             ``test/`` folders the name of the folder below them, and an image at the top has no label.
-            ``none``: no image has a label. Otherwise a column of a table. Default: ``label``.
+            ``none``: no image has a label. Otherwise a column of a table. Default: ``label``. An empty text: ``label``
+            if the table has it.
         boxes: how tables are read; and boxes of an image or of a folder of image files, each of which is a sample, and
             whose label, such as a category of COCO, is its label.
         depth: number of folders that a label names, e.g. 2 for ``genus/species``, see `label_depth`.
     """
     options = boxes or Boxes()
     options.check()
-    is_table = reader_of(source) is not None
-    if labels not in (None, FOLDER, NONE) and not is_table:
+    is_table = lists_images(source, options.columns)
+    if labels not in (None, FOLDER, NONE, OPTIONAL) and not is_table:
         raise UserError(f"--labels {labels}: {source} is not a table, so it has no columns; use {FOLDER} or {NONE}")
     if is_table or options.source is not None:
         return samples_of(listed_images(source, labels, options, depth=depth), options)
@@ -141,10 +125,14 @@ class ListedTable(NamedTuple):
 def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: int = 1) -> ListedTable:
     """Return the images of a table, or of a file of boxes of images, see `images_at`."""
     if options.source is None:
-        columns = {**options.columns, LABEL: "" if labels == NONE else labels or options.columns.get(LABEL, LABEL)}
-        needs = ("path",) if labels == NONE else ("path", LABEL)
+        columns, needs = dict(options.columns), ("path",)
+        if labels != OPTIONAL:
+            columns[LABEL] = "" if labels == NONE else labels or options.columns.get(LABEL, LABEL)
+            needs = ("path",) if labels == NONE else ("path", LABEL)
         found = read_images(source, options.root, columns, needs, options.confidence)
-    elif reader_of(source) is not None:
+        if labels == OPTIONAL:
+            _warn_of_similar(source, found.table.column_names)
+    elif lists_images(source, options.columns):
         raise UserError(
             f"--boxes {options.source}: {source} is a table; give its folder of images, or put boxes into it"
         )
@@ -161,6 +149,14 @@ def listed_images(source: Path, labels: str | None, options: Boxes, *, depth: in
         found = replace(found.kept(kept), faults=[])
         dataset, _, _ = _checked(found)
     return ListedTable(found, dataset, faults)
+
+
+def _warn_of_similar(source: Path, columns: Sequence[str]) -> None:
+    """Warn of a column with a name like that of the labels if there are none, which queries may lack."""
+    lower = {name.lower(): name for name in columns}
+    near = get_close_matches(LABEL, lower, n=1, cutoff=0.7)
+    if near and LABEL not in columns:
+        warn(f"{source}: no column {LABEL!r}, so no image has a known label; did you mean {lower[near[0]]!r}?")
 
 
 def _checked(found: ImageTable) -> tuple[Dataset, list[int], list[str]]:
@@ -182,7 +178,7 @@ def _checked(found: ImageTable) -> tuple[Dataset, list[int], list[str]]:
 def query_table(source: Path, boxes: Boxes | None, labels: str | None = NONE) -> ImageTable | None:
     """Return the rows of queries, one per image, see `listed_images`; None for images that no table lists."""
     options = (boxes or Boxes())._replace(skips=True)
-    if options.source is None and reader_of(source) is None:
+    if options.source is None and not lists_images(source, options.columns):
         return None
     return listed_images(source, labels, options).table
 

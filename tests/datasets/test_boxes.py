@@ -174,7 +174,7 @@ def with_bbox(*bbox: float) -> dict[str, object]:
         ({**COCO, "annotations": [{"image_id": 7, "bbox": [0, 0, 1, 1], "score": 0.1}]},
          "no boxes of a confidence of at least 0.2; the surest of 1 has 0.1: lower --box-confidence"),
         ({"images": [{"file": "a.png", "detections": [{"category": "1", "conf": 2, "bbox": [0] * 4}]}]}, "0.conf"),
-        ([{"image_id": 9, "bbox": [0, 0, 1, 1]}], "boxes.json: expected a table .*, a .json file of COCO"),
+        ([{"image_id": 9, "bbox": [0, 0, 1, 1]}], "boxes.json: expected a table .*, or annotations of COCO"),
         ("{", "cannot read this JSON file"),
         ("[" * 200_000, "cannot read this JSON file"),
     ],
@@ -318,7 +318,7 @@ def test_options_that_do_not_apply(photos: Path, tmp_path: Path):
         (photos, Boxes(confidence=0.2), "has no boxes and no columns"),
         (photos, Boxes(tmp_path / "none.json"), "no such file or folder"),
         (photos, Boxes(photos), "photos: this folder has no text files; expected one per image"),
-        (photos, Boxes(photos / "a.png"), "expected a table .*, a .json file of COCO, MegaDetector or SpeciesNet, or"),
+        (photos, Boxes(photos / "a.png"), "expected a table .*, or annotations of COCO"),
     ):
         with pytest.raises(UserError, match=message):
             images_at(source, boxes=boxes)

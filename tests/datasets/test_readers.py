@@ -425,3 +425,58 @@ def test_files_of_other_tools_get_one_sentence_that_names_the_export(home: Path,
     with pytest.raises(UserError, match=f"this is a file of {tool}.*COCO") as raised:
         read_images(write(home / name, content))
     assert "\n" not in str(raised.value)
+
+
+PARTS = r"(?P<label>[a-z]+)_(?P<group>c\d+)?"
+
+
+def test_labels_and_groups_are_parts_of_the_paths(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Of a table, and of a folder of images, for a dataset and for images that are embedded."""
+    names = ["fox_c1_0.jpg", "sub/fox_c2_0.jpg", "sub/owl_c1_1.jpg", "owl__2.jpg", "4.jpg"]
+    for number, name in enumerate(names):
+        trees.photo(tmp_path / "photos" / name, number)
+    table = write(tmp_path / "photos.csv", "\n".join(["image,label,group", *(f"photos/{name},x,y" for name in names)]))
+    known = {"fox_c1_0.jpg": ["fox", "c1"], "sub/fox_c2_0.jpg": ["fox", "c2"], "sub/owl_c1_1.jpg": ["owl", "c1"]}
+    known |= {"owl__2.jpg": ["owl", None], "4.jpg": [None, None]}
+    for source, folder in ((table, "photos/"), (tmp_path / "photos", "")):
+        found = rows(source, "path", "label", "group", columns={"label": PARTS})
+        assert {path.removeprefix(folder): cells for path, *cells in found} == known
+        assert f"{source}: 1 path without the parts of {PARTS!r}, e.g. '{folder}4.jpg'; they have" in caplog.text
+        images = images_at(source, boxes=Boxes(columns={"label": PARTS}))
+        assert images.class_names == ("fox", "owl") and len(images) == 5
+        config = TableConfig(file=str(source), columns={"label": PARTS}, split="all")
+        assert sorted(config.build("all").class_names) == ["fox", "owl"]
+    for pattern, message in (
+        ("(?P<label>x+)(", "'\\(\\?P<label>x\\+\\)\\(' is no pattern"),
+        ("(?P<label>[0-9])(?P<side>x)", "got the part 'side'; expected label"),
+        ("(?P<label>[0-9]{9})", "5 paths without the parts of .*; expected a pattern that is in the paths"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_images(tmp_path / "photos", columns={"label": pattern})
+
+
+def test_texts_that_mean_no_label(home: Path):
+    file = write(
+        home / "t.csv", "path,Id\ncam1/a.jpg,new_whale\ncam1/b.jpg,Amy\ncam2/a.jpg, none \ncam2/c.jpg,unknown\n"
+    )
+    assert rows(file, "label", columns={"unknown": "new_whale|none"}) == [[None], ["Amy"], [None], ["unknown"]]
+    images = images_at(file, boxes=Boxes(columns={"unknown": "new_whale|none"}))
+    assert images.class_names == ("Amy",) and images.labels.tolist() == [-1, 0, -1, -1]
+
+
+def test_columns_of_boxes_can_be_named_and_left_out(home: Path, caplog: pytest.LogCaptureFixture):
+    file = write(home / "t.csv", 'path,label,where,l,t,r,b,x1\ncam1/a.jpg,fox,"[1, 2, 3, 4]",5,6,7,8,0\n')
+    with pytest.raises(UserError, match=r"has x1 without y1 and x2 and y2; .*leave these out with --column bbox="):
+        read_images(file)
+    assert "x1" not in read_images(file, columns={"bbox": ""}).table.column_names
+    assert f"{file}: other columns: where, l, t, r, b; 'where' looks like boxes, which --column bbox=" in caplog.text
+    assert rows(file, *SIDES, columns={"bbox": "where"}) == [[1, 2, 4, 6]]
+    assert rows(file, *SIDES, columns=dict(zip(SIDES, "ltrb", strict=True))) == [[5, 6, 7, 8]]
+
+
+def test_other_columns_are_named_once(home: Path, caplog: pytest.LogCaptureFixture):
+    file = write(home / "t.csv", "image,identity,side,note\ncam1/a.jpg,fox,left,x\n")
+    for _ in range(2):
+        images_at(file)
+    line = f"{file}: reads path from 'image', label from 'identity'; other columns: side, note"
+    assert caplog.text.count(line) == 1 and caplog.text.count("reads") == 1

@@ -93,9 +93,7 @@ def test_every_cell_at_fault_is_named_with_its_line(tmp_path: Path):
     }
     config = write(tmp_path, columns)
     file = config.file
-    below = (
-        "expected a file below it: move this list to a folder above all of its images, or set dataset.root in a recipe"
-    )
+    below = "expected a file below it: name the folder above all images with --root FOLDER, or dataset.root in a recipe"
     assert config.listing().faults == [
         f"{file}:3: no path",
         f"{file}:4: path '../2.jpg' leads out of the root {tmp_path}; {below}; so do 2 more rows",

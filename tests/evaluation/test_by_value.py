@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dmlkit.datasets import TableConfig
 from dmlkit.errors import UserError
 from dmlkit.evaluation.by_value import column_table, figures_by_value, read_column
 from dmlkit.gallery.sources import open_points
@@ -81,14 +82,14 @@ def test_images_are_found_in_a_table(tmp_path: Path):
         "path,camera,x1,y1,x2,y2\na.jpg,front,0,0,5,5\na.jpg,back,5,0,9,5\nb.jpg,front,,,,\n./c/../c.jpg,,,,,\n"
     )
     images = [f"{tmp_path}/a.jpg (5.0, 0.0, 9.0, 5.0)", f"{tmp_path}/b.jpg", f"{tmp_path}/c.jpg", "other.jpg"]
-    assert read_column(images, table, tmp_path, "camera") == ["back", "front", None, None]
+    assert read_column(images, TableConfig(file=str(table)), "camera") == ["back", "front", None, None]
     for wrong, column, message in (
         ([f"{tmp_path}/a.jpg"], "camera", "boxes of .*a.jpg have different values of camera"),
         (images, "camra", "did you mean 'camera'"),
         (["d.jpg"], "camera", "has none of the 1 evaluated images"),
     ):
         with pytest.raises(UserError, match=message):
-            read_column(wrong, table, tmp_path, column)
+            read_column(wrong, TableConfig(file=str(table)), column)
 
 
 def test_mistakes():

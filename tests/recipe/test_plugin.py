@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.datasets import trees
 from tests.processes import Forked, command_lines, run_code
 
 TOY = ROOT / "tests" / "toy_plugin"
@@ -293,3 +294,35 @@ def test_the_command_line_starts_without_plugins(site: Path, tmp_path: Path):
         check=True,
     )
     assert result.stdout.strip() == "[]"
+
+
+READER = """
+from pathlib import Path
+
+from dmlkit.files.readers.base import ImageTable, Reader, table_of
+
+
+class ListReader(Reader):
+    title = "list"
+
+    def recognizes(self, path: Path) -> bool:
+        return path.suffix == ".lst"
+
+    def read(self, path: Path) -> ImageTable:
+        rows = [dict(zip(("path", "label"), line.split(), strict=True)) for line in path.read_text().splitlines()]
+        return ImageTable(table_of(rows), path, path.parent)
+"""
+
+
+def test_a_file_with_a_reader_alone(tmp_path: Path):
+    """It needs no member of a family, and one that fails leaves no reader."""
+    for number in range(8):
+        trees.photo(tmp_path / f"{number}.jpg", number)
+    (tmp_path / "photos.lst").write_text("".join(f"{number}.jpg c{number // 2}\n" for number in range(8)))
+    (tmp_path / "list_reader.py").write_text(READER)
+    (tmp_path / "broken.py").write_text(f"{READER}\nraise ValueError(3)\n")
+    line = "data check photos.lst"
+    with_it, broken, without = commands(tmp_path, f"{line} --plugin list_reader.py", f"{line} --plugin broken.py", line)
+    assert with_it[0] == 0 and "no errors found" in with_it[1]
+    assert "broken.py: cannot load this plug-in: ValueError: 3" in broken[2]
+    assert without[0] == 0  # a file stays loaded in the process

@@ -241,8 +241,8 @@ def search_faults(images: Dataset, split: str, where: str) -> tuple[str | None, 
     if not others and grouped:
         return (
             f"{where}: nothing to find in the {split} split: all {sample}s of each class are of one group (camera, "
-            "burst, video), and those of one group are not searched; give classes several groups, or remove the column "
-            "group",
+            "burst, video), and those of one group are not searched; give classes several groups, or leave out the "
+            'column with --column group=, in a recipe dataset.columns={group: ""}',
             [],
         )
     if not others:
