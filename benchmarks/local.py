@@ -27,7 +27,7 @@ from report import write_report
 
 from dmlkit.datasets.files.dataset import Dataset
 from dmlkit.distributed.launch import Ranks, start_ranks
-from dmlkit.evaluation.local import weigh_scores
+from dmlkit.evaluation.second import weigh_scores
 from dmlkit.manifolds import Sphere
 from dmlkit.metrics import Labeled, score_retrieval
 from dmlkit.metrics.statistics import paired_differences

@@ -31,7 +31,7 @@ from report import write_report
 
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.evaluation.image_gallery import ImageGallery
-from dmlkit.evaluation.run import choose_second
+from dmlkit.evaluation.second import choose_second
 from dmlkit.gallery.change import add_images, create_gallery
 from dmlkit.gallery.images import LabelledImage
 from dmlkit.metrics.statistics import paired_comparison

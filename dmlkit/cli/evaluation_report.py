@@ -214,7 +214,8 @@ def tell_run(
     """Evaluate a run, and print the gain from training and the path of its report."""
     from dmlkit.evaluation.augmented import WORDS
     from dmlkit.evaluation.compare import result_of
-    from dmlkit.evaluation.run import check_scope, choose_second, evaluate_scope
+    from dmlkit.evaluation.run import check_scope, evaluate_scope
+    from dmlkit.evaluation.second import choose_second
     from dmlkit.vectors.manifest import LocalFusion
 
     progress = bars(shown.console)

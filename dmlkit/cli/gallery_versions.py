@@ -53,7 +53,7 @@ class KeptModelOptions:
         fusion = None
         if self.second is not None:
             from dmlkit.distributed.launch import start_ranks
-            from dmlkit.evaluation.run import choose_second
+            from dmlkit.evaluation.second import choose_second
 
             fabric = start_ranks(self.device)
             fusion = choose_second(run, self.second, checkpoint=self.checkpoint, fabric=fabric, bar=bar)

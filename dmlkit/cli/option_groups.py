@@ -183,7 +183,7 @@ class FusedModelOptions(ModelOptions):
         if asked:
             self.check_device(source, *asked)
 
-        from dmlkit.evaluation.fusion import fusion_of
+        from dmlkit.evaluation.second import fusion_of
         from dmlkit.vectors.fusion import ModelChoice
 
         fusion = fusion_of(source, self.second, device=self.device, **others)
@@ -213,7 +213,7 @@ class PlacedModelOptions(FusedModelOptions):
     def choose_with_place(self, source: Path, *asked: Path, bar: "Bar") -> "tuple[ModelChoice, PlaceFusion | None]":
         """Return the model for images that are compared with a source, and the weight of place and time in a gallery.
 
-        See `choose` and `dmlkit.evaluation.place.place_in`.
+        See `choose` and `dmlkit.evaluation.second.place_in`.
 
         Raises:
             UserError: place and time are added to something else than a gallery.
@@ -225,7 +225,7 @@ class PlacedModelOptions(FusedModelOptions):
                 f"--with {PLACE}: applies to a gallery, but {source} is {NAMES[kind]}; create a gallery from a table "
                 "with the columns path, label, latitude, longitude and time"
             )
-        from dmlkit.evaluation.place import place_in
+        from dmlkit.evaluation.second import place_in
         from dmlkit.gallery.folder import GalleryFolder
         from dmlkit.vectors.fusion import ModelChoice
 

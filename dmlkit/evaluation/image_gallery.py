@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dmlkit.datasets.files.boxes import Boxes
-from dmlkit.evaluation.place import PlaceFusion, place_in
+from dmlkit.evaluation.second import PlaceFusion, place_in
 from dmlkit.files.source import kind_of
 from dmlkit.gallery.change import add_images, create_gallery, remove_images
 from dmlkit.gallery.files import holds_gallery

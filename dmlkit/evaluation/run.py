@@ -17,11 +17,13 @@ from dmlkit.errors import UserError, counted, warn
 from dmlkit.evaluation.augmented import Copies, check_copies, embed_with_copies
 from dmlkit.evaluation.by_value import column_table
 from dmlkit.evaluation.evaluate import Evaluation, SecondScoring, score_split
-from dmlkit.evaluation.fusion import choose_fusion
-from dmlkit.evaluation.local import by_features, choose_local, local_features
-from dmlkit.evaluation.place import choose_place, sightings_of
 from dmlkit.evaluation.report import Question, Report, store, stored_answer
-from dmlkit.files.source import LOCAL, PARTNERS, PLACE, SIFT
+from dmlkit.evaluation.second import (
+    by_features,
+    local_features,
+    sightings_of,
+)
+from dmlkit.files.source import LOCAL, SIFT
 from dmlkit.identify.second import PlaceFusion
 from dmlkit.metrics.base import Points
 from dmlkit.metrics.ranking.rerank import Rerank
@@ -204,22 +206,6 @@ def _with_ranges(evaluation: Evaluation, run: RunFolder, model: TrainedModel, fa
 
     rescoring = replace(evaluation.rescoring, ranges=ranges, ranges_of="the training split")
     return replace(evaluation, rescoring=rescoring)
-
-
-def choose_second(
-    run: Path, other: Path, *, checkpoint: CheckpointName | None = None, fabric: Ranks, bar: Bar = no_bar
-) -> Fusion:
-    """Choose the weight of the similarity that ``--with`` adds, on the validation classes of a run.
-
-    Args:
-        other: a second run, or one of `PARTNERS`.
-    """
-    if other == Path(PLACE):
-        return choose_place(run, checkpoint=checkpoint, fabric=fabric, bar=bar)
-    if other in PARTNERS:
-        folder = RunFolder(run)
-        return choose_local(folder, load_model(folder, fabric, checkpoint), other.name, fabric, bar).fusion
-    return choose_fusion(run, other, checkpoint=checkpoint, fabric=fabric, bar=bar)
 
 
 def _with_fusion(

@@ -14,9 +14,8 @@ from torch import Tensor
 from dmlkit.distributed.launch import Ranks, start_ranks
 from dmlkit.errors import UserError
 from dmlkit.evaluation.calibration import points_of_split, threshold_on
-from dmlkit.evaluation.fusion import choose_fusion
-from dmlkit.evaluation.local import local_threshold, matched_pairs
 from dmlkit.evaluation.pair_probability import probability_at
+from dmlkit.evaluation.second import choose_fusion, local_threshold, matched_pairs
 from dmlkit.files.csv_table import read_csv
 from dmlkit.files.document import Document
 from dmlkit.files.escape import command_word, excerpt
@@ -224,7 +223,7 @@ def verify(
         local, threshold, fusion = kept.fusion, kept.threshold, kept.fusion.weight
         trained = with_local(trained, local, str(path))
     elif second is not None:
-        fusion = choose_fusion(path, second, checkpoint=checkpoint, fabric=fabric, bar=bar)
+        fusion = choose_fusion(run, trained, second, fabric, bar)
         trained = fuse(trained, fusion, fabric)
         validation = points_of_split(run, trained, "validation", fabric, bar)
         threshold = threshold_on(validation, run, trained, threshold.far)

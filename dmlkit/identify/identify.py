@@ -61,7 +61,7 @@ class LabelRule:
     """``folder``, or a column of a table of images: images with the same one get one answer. The score of a label is
     the mean over the images; its probability is fitted to groups of 1, 2 or 4 images of one label."""
     place: PlaceFusion | None = None
-    """Weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.place.place_in`."""
+    """Weight of the evidence of place and time in a gallery, see `dmlkit.evaluation.second.place_in`."""
 
     def check(self) -> None:
         """Raise a `UserError` unless the parts of the rule are in their ranges and apply to each other."""

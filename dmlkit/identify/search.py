@@ -63,7 +63,7 @@ def search(
         k: neighbors per query; all points if there are fewer.
         method: ``index``: by the index of a gallery, or exactly if it has none; ``exact``; a `Rerank`: rank the points
             once more for each query, exactly, see `reranked_gallery`; or a `PlaceFusion`: add the evidence of place and
-            time in a gallery, with this weight, see `dmlkit.evaluation.place.place_in`.
+            time in a gallery, with this weight, see `dmlkit.evaluation.second.place_in`.
         manifold: geometry of an array, see `open_points`.
         boxes: boxes of the queries, each of which is one, see `images_at`.
         model: model that embeds images. Default: that of ``source``.

@@ -30,7 +30,7 @@ class ModelChoice:
     checkpoint: CheckpointName | None = None
     """Its checkpoint. Default: best, otherwise last."""
     fusion: Fusion | None = None
-    """Second model that embeds too, see `dmlkit.evaluation.fusion.choose_fusion`, or local features of a new gallery.
+    """Second model that embeds too, see `dmlkit.evaluation.second.choose_fusion`, or local features of a new gallery.
     Default: that of the points."""
     device: str | None = None
     """Device, see `start_ranks`. Default: auto."""

@@ -257,7 +257,7 @@ def test_options_that_do_not_apply_are_refused(dmlkit, two_runs, tmp_path):
 
 @pytest.mark.parametrize(("option", "value"), [("--by", "camera"), ("--metric", "recal@1")])
 def test_a_question_without_an_answer_is_refused_before_runs_are_fused(dmlkit, two_runs, monkeypatch, option, value):
-    monkeypatch.setattr("dmlkit.evaluation.fusion.split_embeddings", lambda *_, **__: pytest.fail("embeds"))
+    monkeypatch.setattr("dmlkit.evaluation.second.split_embeddings", lambda *_, **__: pytest.fail("embeds"))
     result = dmlkit("eval", two_runs[0], "--with", two_runs[1], option, value)
     assert result.code == 2 and value in result.err
 

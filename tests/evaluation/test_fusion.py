@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from dmlkit.cli.console import fusion_line
 from dmlkit.datasets.files.image import read_image
 from dmlkit.evaluation.calibration import calibrate_run
-from dmlkit.evaluation.fusion import fusion_of, weigh_models
+from dmlkit.evaluation.second import fusion_of, weigh_models
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.identify.identify import identify
 from dmlkit.manifolds import Euclidean, Lorentz, Sphere

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dmlkit.distributed.launch import start_ranks
 from dmlkit.errors import UserError
-from dmlkit.evaluation.run import choose_second
+from dmlkit.evaluation.second import choose_second
 from dmlkit.gallery.change import add_images, create_gallery, remove_images, restore_version
 from dmlkit.gallery.folder import GalleryFolder
 from dmlkit.gallery.migrate import migrate_gallery

@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from dmlkit.evaluation.image_gallery import open_gallery
-from dmlkit.evaluation.place import fit_range, weigh_place
+from dmlkit.evaluation.second import fit_range, weigh_place
 from dmlkit.files.source import partner_path
 from dmlkit.manifolds import Sphere
 from dmlkit.nearest.place import Range, Sightings
@@ -172,7 +172,7 @@ def asked(run: Path) -> tuple[Path, Path, np.ndarray]:
 @pytest.mark.slow
 def test_a_gallery_answers_by_place_and_time(asked: tuple[Path, Path, np.ndarray], dmlkit: Cli, tmp_path: Path):
     """Against a loop over queries and images, with the range and weight that `place_in` chooses."""
-    from dmlkit.evaluation.place import place_in
+    from dmlkit.evaluation.second import place_in
     from dmlkit.gallery.folder import GalleryFolder
 
     gallery, table, rows = asked
@@ -209,7 +209,7 @@ def test_a_calibrated_gallery_is_calibrated_for_places(
     asked: tuple[Path, Path, np.ndarray], dmlkit: Cli, tmp_path: Path
 ):
     """A loop over the images without their labels gives about the requested share of them a label."""
-    from dmlkit.evaluation.place import place_in
+    from dmlkit.evaluation.second import place_in
     from dmlkit.gallery.folder import GalleryFolder
     from dmlkit.identify.calibrated import Identification
 
@@ -293,7 +293,7 @@ def test_options_that_do_not_apply_are_refused_before_anything_is_embedded(
     def embed(*_: object, **__: object) -> None:
         raise AssertionError("images are embedded to choose the weight of places")
 
-    monkeypatch.setattr("dmlkit.evaluation.place.choose_place", embed)
+    monkeypatch.setattr("dmlkit.evaluation.second.choose_place", embed)
     gallery, table, _ = asked
     for words, message in (
         (("identify", gallery, table, "-k", "3"), "-k 3: applies to --by vote"),

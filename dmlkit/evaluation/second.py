@@ -1,0 +1,511 @@
+"""The similarity that ``--with`` adds: of a second run, of place and time, or of local features, and its weight.
+
+The weight is chosen on validation classes. First comes what the three have in common, then one after the other.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import replace
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmlkit.datasets.files.dataset import Dataset
+from dmlkit.distributed.launch import Ranks, start_ranks
+from dmlkit.errors import UserError, warn
+from dmlkit.evaluation.by_value import column_table, read_column
+from dmlkit.evaluation.calibration import threshold_of_pairs
+from dmlkit.evaluation.pair_probability import fit_scores, sampled_pairs
+from dmlkit.files.document import Document
+from dmlkit.files.image_table import LIMITS, days_of, degrees_of
+from dmlkit.files.source import LOCAL, PARTNERS, PLACE, SIFT, check_options, kind_of, place_of_run, require_run
+from dmlkit.gallery.folder import GalleryFolder
+from dmlkit.gallery.manifest import read_gallery_manifest
+from dmlkit.identify.probability import FOLDS, drawn_rows, fit_sigmoid
+from dmlkit.identify.second import PlaceFusion, check_placed
+from dmlkit.loading.inputs import refuse_faults
+from dmlkit.manifolds.base import Manifold
+from dmlkit.manifolds.sphere import Sphere
+from dmlkit.metrics.base import Labeled
+from dmlkit.metrics.pairing import Pairing
+from dmlkit.metrics.reliability import balanced
+from dmlkit.metrics.scoring import score_retrieval
+from dmlkit.nearest.place import Range, Sightings, evidence_of, kilometers
+from dmlkit.nearest.rescore import CANDIDATES, Rescorer, nearest_rows
+from dmlkit.recipe.file import plain
+from dmlkit.run_folder.folder import CheckpointName, RunFolder
+from dmlkit.run_folder.threshold import PairProbability, Threshold
+from dmlkit.vectors.fusion import check_fusible, join, require_torch
+from dmlkit.vectors.images import ImageList
+from dmlkit.vectors.in_memory import Embeddings
+from dmlkit.vectors.local_features import (
+    centered,
+    features_of,
+    keypoints_of,
+    maps_of,
+    match_scores,
+    mean_of,
+    require_one_process,
+)
+from dmlkit.vectors.manifest import Fusion, LocalFusion
+from dmlkit.vectors.progress_bar import Bar, no_bar
+from dmlkit.vectors.store import hash_images, stored_model
+from dmlkit.vectors.stored import split_embeddings
+from dmlkit.vectors.trained import TrainedModel, load_model
+
+Weights = Literal["mean", "logistic"]
+LEAST = 3  # validation classes
+WEIGHTS: tuple[Weights, ...] = ("mean", "logistic")
+
+
+class WeightChoice(NamedTuple):
+    """Weight of a second similarity, as `Fusion` has it."""
+
+    weights: Weights
+    share: float
+    alone: float | None
+    """map@r without it; None for fewer than 3 classes, like the next one."""
+    together: float | None
+    """map@r with it."""
+
+
+class Weighing:
+    """Choice of the weight of a second similarity.
+
+    Args:
+        labels: (N,) int64, classes of the images.
+        pairs: rows (P,) of the first and second images of the pairs that fit the weight.
+        scores: both similarities of the pairs, (P,) float64 each.
+        map_at_r: returns for a share of the second similarity the map@r of those of the images asked (N,) bool that
+            have others of their class.
+    """
+
+    def __init__(
+        self,
+        labels: Tensor,
+        pairs: tuple[Tensor, Tensor],
+        scores: Sequence[np.ndarray],
+        map_at_r: Callable[[float, Tensor], Tensor],
+    ) -> None:
+        self.labels, self.scores, self.map_at_r = labels, scores, map_at_r
+        self.classes = labels.numpy()[np.stack(pairs, axis=1)]
+
+    def choice(self) -> WeightChoice:
+        """Choose the share of the second similarity.
+
+        For fewer than 3 classes, of which two fit the weights, these are the mean, and the map@r is not measured.
+        """
+        names, codes = self.labels.unique(return_inverse=True)
+        everything = np.ones(len(self.classes), bool)
+        if len(names) < LEAST:
+            return WeightChoice("mean", self.share("mean", everything), None, None)
+        count = min(FOLDS, len(names))
+        of_classes = np.random.default_rng(0).permutation(len(names)) % count
+        folds, of_pairs = of_classes[codes], of_classes[np.searchsorted(names.numpy(), self.classes)]
+        values: dict[str, list[Tensor]] = {name: [] for name in ("alone", *WEIGHTS)}
+        for fold in range(count):
+            others = (of_pairs != fold).all(axis=1)
+            shares = {"alone": 0.0, **{weights: self.share(weights, others) for weights in WEIGHTS}}
+            for name, share in shares.items():
+                values[name].append(self.map_at_r(share, torch.from_numpy(folds == fold)))
+        means = {name: float(torch.cat(found).mean()) for name, found in values.items()}
+        best = max(WEIGHTS, key=lambda weights: means[weights])
+        return WeightChoice(best, self.share(best, everything), means["alone"], means[best])
+
+    def share(self, weights: Weights, pairs: np.ndarray) -> float:
+        """Fit the share of the second model to some of the pairs (P,) bool."""
+        same = (self.classes[:, 0] == self.classes[:, 1])[pairs]
+        first, second = (scores[pairs] for scores in self.scores)
+        balance = balanced(np.ones(len(same)), same)
+        if weights == "logistic":
+            fitted = fit_sigmoid(first, second, same, balance)
+            slopes = fitted.margin_slope, fitted.score_slope
+        else:
+            nothing = np.zeros_like(first)
+            alone = [fit_sigmoid(nothing, scores, same, balance) for scores in (first, second)]
+            slopes = alone[0].score_slope, alone[1].score_slope
+        return slopes[1] / sum(slopes) if sum(slopes) else 0.5
+
+
+def map_at_r(
+    points: Tensor, labels: Tensor, manifold: Manifold, asked: Tensor, rescorer: Rescorer | None = None
+) -> Tensor:
+    """Return the map@r of those of the images asked (N,) bool, among all, that have others of their class."""
+    rows = torch.arange(len(points))
+    queries = Labeled(points[asked], labels[asked], rows[asked])
+    second = None if rescorer is None else rescorer.between(rows[asked], rows)
+    found = score_retrieval(queries, Labeled(points, labels, rows), manifold, ["map@r"], rerank=second)
+    return found.per_query["map@r"]
+
+
+def similarities_of(manifold: Manifold, points: Tensor, first: Tensor, second: Tensor) -> np.ndarray:
+    """Return the similarities (P,) float64 of pairs of rows of points, computed for 65 536 pairs at once."""
+    blocks = zip(first.split(2**16), second.split(2**16), strict=True)
+    found = [manifold.paired_similarity(points[one].double(), points[other].double()) for one, other in blocks]
+    return torch.cat(found).numpy()
+
+
+def choose_second(
+    run: Path, other: Path, *, checkpoint: CheckpointName | None = None, fabric: Ranks, bar: Bar = no_bar
+) -> Fusion:
+    """Choose the weight of the similarity that ``--with`` adds, on the validation classes of a run.
+
+    Args:
+        other: a second run, or one of `PARTNERS`.
+    """
+    folder = RunFolder(run)
+    trained = load_model(folder, fabric, checkpoint)
+    if other == Path(PLACE):
+        return choose_place(folder, trained, fabric, bar)
+    if other in PARTNERS:
+        return choose_local(folder, trained, other.name, fabric, bar).fusion
+    return choose_fusion(folder, trained, other, fabric, bar)
+
+
+def fusion_of(source: Path, other: Path | None, *, device: str = "auto", bar: Bar = no_bar) -> Fusion | None:
+    """Return the fusion that ``--with`` asks for; None without it.
+
+    Args:
+        source: a run; or a gallery of two runs, whose second run is named because it has moved; see `Fusion`.
+    """
+    if other is None:
+        return None
+    kind = kind_of(source)
+    check_options(source, kind, {"--with": other})
+    if kind == "run":
+        fabric, folder = start_ranks(device), RunFolder(source)
+        return choose_fusion(folder, load_model(folder, fabric), other, fabric, bar)
+    stored = read_gallery_manifest(source).fusion
+    if stored is None:
+        raise UserError(
+            f"--with {other}: {source} has embeddings of one run; create a gallery of both with dmlkit gallery create "
+            f"RUN IMAGES --with {other}"
+        )
+    return stored.model_copy(update={"run": str(place_of_run(other))})
+
+
+@torch.no_grad()  # the curvature of a manifold may be learned
+def choose_fusion(run: RunFolder, trained: TrainedModel, other: Path, fabric: Ranks, bar: Bar = no_bar) -> Fusion:
+    """Choose the weights of the similarities of two runs on their validation classes.
+
+    Two weights are fitted to pairs of images; the one with the higher map@r of classes that did not fit it is taken:
+
+    - ``mean``: each similarity is calibrated alone (Platt 1999), and the logits are averaged. They are linear in the
+      similarity, so that the weights are proportional to their slopes. This is the fusion of WildFusion (Cermak et al.
+      2024, arXiv:2408.12934), with logistic calibration.
+    - ``logistic``: both similarities are the features of one logistic regression.
+    """
+    require_run(other)
+    folders = run, RunFolder(other)
+    models = trained, load_model(folders[1], fabric)
+    check_fusible(*models, other)
+    trained.recipe.dataset.require_one_label(f"--with {other}")
+    dataset, theirs = (model.recipe.dataset.build("validation") for model in models)
+    hashes = [hash_images(one, trained.recipe.dataset) for one in (dataset, theirs)]
+    classes = [set(folder.training_classes()) for folder in folders]
+    if hashes[0] != hashes[1] or classes[0] != classes[1]:
+        raise UserError(
+            f"--with {other}: was trained on other classes, or validated on other images, than {run.path}; a fusion "
+            "needs classes that are new to both: train two runs with the same dataset"
+        )
+    found = [
+        split_embeddings(folder, model, fabric, dataset, "validation", bar=bar)
+        for folder, model in zip(folders, models, strict=True)
+    ]
+    kept = [torch.isin(one.indices, two.indices) for one, two in (found, found[::-1])]
+    spaces = [deepcopy(model.manifold).cpu() for model in models]
+    points = [one.points[rows] for one, rows in zip(found, kept, strict=True)]
+    choice = weigh_models(spaces, points, found[0].labels[kept[0]]).choice()
+    return Fusion(**_named(str(place_of_run(other)), models[1]), **choice._asdict())
+
+
+def _named(second: str, model: TrainedModel) -> dict[str, Any]:
+    """Return what a `Fusion` names: the second similarity, and the model that it was chosen with."""
+    return {"run": second, "checkpoint": model.checkpoint, "fingerprint": model.fingerprint}
+
+
+def weigh_models(manifolds: Sequence[Manifold], points: Sequence[Tensor], labels: Tensor) -> Weighing:
+    """Return the choice of the weight of the second of two models, given points of the same images (N,) by both."""
+    pairs = sampled_pairs(labels)
+
+    def joined_map(share: float, asked: Tensor) -> Tensor:
+        both = join(manifolds, points, share)
+        return map_at_r(both, labels, Sphere(both.shape[1]), asked)
+
+    scores = [similarities_of(space, own, *pairs) for space, own in zip(manifolds, points, strict=True)]
+    return Weighing(labels, pairs, scores, joined_map)
+
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the typical distance and time of two sightings of one class, which are tried
+LEAST_KM = 1e-3
+
+
+def choose_place(run: RunFolder, trained: TrainedModel, fabric: Ranks, bar: Bar = no_bar) -> PlaceFusion:
+    """Choose home range, decay and weight of the evidence of place and time on validation classes.
+
+    Range and decay are those of a grid around the typical distance and time of two images of one class with which a
+    logistic regression on similarity and evidence has the highest likelihood; the weight is then chosen as by
+    `choose_fusion`. The dataset is a table with the columns ``latitude``, ``longitude`` and, optionally, ``time``.
+    """
+    trained.recipe.dataset.require_one_label("--with place")
+    dataset = trained.recipe.dataset.build("validation")
+    sightings_of(trained, dataset, [0])  # before anything is embedded
+    found = split_embeddings(run, trained, fabric, dataset, "validation", bar=bar)
+    sightings = sightings_of(trained, dataset, found.indices.tolist())
+    with torch.no_grad():
+        span, choice = weigh_place(found, deepcopy(trained.manifold).cpu(), sightings)
+    return PlaceFusion(
+        **_named(PLACE, trained),
+        **choice._asdict(),
+        kilometers=span.kilometers,
+        spread=span.spread,
+        days=span.days if isfinite(span.days) else None,
+    )
+
+
+def place_in(
+    gallery: GalleryFolder, *, run: Path | None = None, device: str = "auto", bar: Bar = no_bar
+) -> PlaceFusion:
+    """Choose the weight of place and time in a gallery, see `choose_place`.
+
+    Args:
+        device: device, see `start_ranks`; an engine after it is that of the queries.
+    """
+    check_placed(gallery)
+    home = run or gallery.run
+    if home is None:
+        raise UserError(f"{gallery.source}: the run that made it is unknown or has moved; name the run with --run RUN")
+    fabric, folder = start_ranks(device.partition("+")[0]), RunFolder(home)
+    return choose_place(folder, load_model(folder, fabric, gallery.manifest.model.checkpoint), fabric, bar)
+
+
+def weigh_place(found: Embeddings, manifold: Manifold, sightings: Sightings) -> tuple[Range, WeightChoice]:
+    """Choose the home range of sightings (N,) of images, and the weight of their evidence."""
+    pairs = sampled_pairs(found.labels)
+    sides = sightings.chosen(pairs[0]), sightings.chosen(pairs[1])
+    similarity = similarities_of(manifold, found.points, *pairs)
+    span = fit_range(similarity, (found.labels[pairs[0]] == found.labels[pairs[1]]).numpy(), sides)
+    rescorer = Rescorer(evidence_of(sightings, span), 0.0)
+
+    def placed_map(share: float, asked: Tensor) -> Tensor:
+        return map_at_r(found.points, found.labels, manifold, asked, replace(rescorer, share=share))
+
+    scores = [similarity, span.evidence(*sides).numpy()]
+    return span, Weighing(found.labels, pairs, scores, placed_map).choice()
+
+
+def fit_range(similarity: np.ndarray, same: np.ndarray, sides: tuple[Sightings, Sightings]) -> Range:
+    """Return the home range and decay with which similarity (P,) and evidence show best which pairs are the same."""
+    squares = kilometers(sides[0].places, sides[1].places).square().numpy()
+    days = (sides[0].days - sides[1].days).abs().numpy()
+    known = np.isfinite(squares) & np.isfinite(days)
+    if not (known & same).any() or not (known & ~same).any():
+        return Range(1.0, 1.0, inf)
+    # the mean of d^2 is 2 r^2 if both coordinates of the difference are normal with deviation r
+    typical, spread = (max(float(np.sqrt(squares[known & part].mean() / 2)), LEAST_KM) for part in (same, ~same))
+    usual = float(days[known & same].mean())
+    decays = [inf, *(factor * usual for factor in FACTORS)] if usual > 0 else [inf]
+    balance = balanced(np.ones(len(same)), same)
+    best, found = inf, Range(typical, max(typical, spread), inf)
+    for kilometer in (factor * typical for factor in FACTORS):
+        for decay in decays:
+            one = Range(kilometer, max(kilometer, spread), decay)
+            evidence = one.evidence(*sides).numpy()
+            said = fit_sigmoid(similarity, evidence, same, balance).of(similarity, evidence).clip(1e-12, 1 - 1e-12)
+            loss = -float(balance @ np.where(same, np.log(said), np.log1p(-said)))
+            if loss < best:
+                best, found = loss, one
+    return found
+
+
+def sightings_of(trained: TrainedModel, dataset: Dataset, indices: Sequence[int]) -> Sightings:
+    """Return where and when images of a dataset were taken, from the table of the run."""
+    images, name = [dataset.key(index) for index in indices], trained.recipe.dataset.name
+    if name != "table":
+        raise UserError(
+            f"--with {PLACE}: the dataset is {name}, which has no columns; train on a table with the columns path, "
+            "label, latitude, longitude and time"
+        )
+    table = column_table("latitude", None, plain(trained.recipe)["dataset"])
+    degrees: list[Tensor] = []
+    for column in LIMITS:
+        cells = zip(images, read_column(images, table, column), strict=True)
+        degrees.append(torch.tensor([degrees_of(cell, column, f"{table.file}: {one}") for one, cell in cells]).double())
+    days = torch.zeros(len(images), dtype=torch.float64)
+    if "time" in table.table(("path",)).table.column_names:
+        cells = zip(images, read_column(images, table, "time"), strict=True)
+        days = torch.tensor([days_of(cell, f"{table.file}: {one}") for one, cell in cells], dtype=torch.float64)
+    return Sightings.at(degrees[0], degrees[1], days)
+
+
+MOST = 600  # validation images, all pairs of which are matched: 180 000 pairs in 30 s
+ROWS = 16  # whose pairs are matched at once
+
+
+class LocalChoice(NamedTuple):
+    """Weight of local scores, and what it was chosen on."""
+
+    fusion: LocalFusion
+    found: Embeddings  # validation images
+    features: Tensor  # (N, P, C) float16, their local features
+
+
+def choose_local(run: RunFolder, trained: TrainedModel, kind: str, fabric: Ranks, bar: Bar = no_bar) -> LocalChoice:
+    """Choose the weight of local scores on the validation classes of a run, as `choose_fusion` does.
+
+    The pairs are those of each validation image and its nearest candidates.
+
+    Args:
+        kind: `LOCAL` for patches of the model's network, `SIFT` for keypoints, which need no training.
+    """
+    trained.recipe.dataset.require_one_label(f"--with {kind}")
+    if kind == LOCAL:
+        require_torch(trained)
+    dataset = trained.recipe.dataset.build("validation")
+    found = split_embeddings(run, trained, fabric, dataset, "validation", bar=bar)
+    features, mean = local_features(kind, trained, fabric, dataset, found, bar)
+    with bar("matching images", len(found.points)) as advance, torch.no_grad():
+        scores = match_scores(kind, features.__getitem__, advance)
+        choice = weigh_scores(found, deepcopy(trained.manifold).cpu(), Rescorer(scores, 0.0, CANDIDATES))
+    fusion = LocalFusion(
+        **_named(kind, trained),
+        **choice._asdict(),
+        mean=tuple(mean.tolist()),
+        shape=(features.shape[1], features.shape[2]),
+    )
+    return LocalChoice(fusion, found, features)
+
+
+def weigh_scores(found: Embeddings, manifold: Manifold, rescorer: Rescorer) -> WeightChoice:
+    """Choose the weight of the scores of each image's nearest ones, each of which is computed once."""
+    from scipy.sparse import csr_array, vstack
+
+    points, labels, size = found.points, found.labels, len(found.points)
+    assert rescorer.most is not None
+    blocks, parts = list[tuple[Tensor, Tensor]](), list[Any]()
+    for rows in torch.arange(size).split(ROWS):
+        near = nearest_rows(manifold.similarity(points[rows], points).double(), rescorer.most)
+        blocks.append((near, rescorer.score(rows, near)))
+        starts = torch.arange(len(rows) + 1) * near.shape[1]
+        columns = (one.flatten().numpy() for one in reversed(blocks[-1]))
+        parts.append(csr_array((*columns, starts.numpy()), (len(rows), size)))
+    table = csr_array(vstack(parts))
+
+    def known(rows: Tensor, items: Tensor) -> Tensor:
+        return torch.from_numpy(table[rows.numpy()].toarray()).gather(1, items)
+
+    second, scores = (torch.cat(column) for column in zip(*blocks, strict=True))
+    first = torch.arange(size)[:, None].expand_as(second)
+    others = first != second
+    pairs = first[others], second[others]
+    both = [similarities_of(manifold, points, *pairs), scores[others].numpy()]
+
+    def scored_map(share: float, asked: Tensor) -> Tensor:
+        return map_at_r(points, labels, manifold, asked, replace(rescorer, score=known, share=share))
+
+    return Weighing(labels, pairs, both, scored_map).choice()
+
+
+def by_features(features: Tensor, fusion: Fusion) -> Rescorer:
+    """Return the local scores of images by the rows of their features (N, P, C) float16."""
+    return Rescorer(match_scores(fusion.run, features.__getitem__), fusion.share, CANDIDATES)
+
+
+def local_features(
+    kind: str, trained: TrainedModel, fabric: Ranks, dataset: Dataset, found: Embeddings, bar: Bar
+) -> tuple[Tensor, Tensor]:
+    """Return local features (N, P, C) of images, and the mean (C,) of all patches; none of keypoints."""
+    if kind == SIFT:
+        require_one_process(SIFT, fabric)
+        return keypoints_of(dataset, found.indices, bar).packed, torch.empty(0)
+    maps = maps_of(trained, fabric, dataset, found.indices, bar)
+    mean = mean_of(maps)
+    return centered(maps, mean), mean
+
+
+class LocalThreshold(Document, frozen=True, strict=True):
+    """``threshold-local.json`` or ``threshold-sift.json``: the calibration of ``verify --with``, kept in the run."""
+
+    kind: ClassVar[str] = "calibrated threshold of similarities and matches"
+
+    fusion: LocalFusion
+    """Weight of the matches."""
+    threshold: Threshold
+    """Threshold of both, for the model's fingerprint and the false accept rate in it."""
+    images: str
+    """Hash of the validation images and their labels."""
+    points: str
+    """Key of the points of the model, see `StoredModel`."""
+
+
+def local_threshold(
+    run: RunFolder, trained: TrainedModel, kind: str, far: float, fabric: Ranks, bar: Bar = no_bar
+) -> LocalThreshold:
+    """Return the weight of matches and the threshold of both similarities: those that the run keeps, or new ones.
+
+    They are chosen again if the weights, the validation images, the software, the device or ``far`` are others.
+
+    Args:
+        kind: `LOCAL` or `SIFT`.
+    """
+    config, place = trained.recipe.dataset, run.path / f"threshold-{kind}.json"
+    own = (hash_images(config.build("validation"), config), stored_model(trained).key)
+    with suppress(UserError):  # there is none, or it is damaged
+        kept = LocalThreshold.read(place)
+        if (kept.images, kept.points, kept.threshold.far) == (*own, far):
+            return kept
+    choice = choose_local(run, trained, kind, fabric, bar)
+    threshold = _chosen_threshold(choice, run, trained, far, bar)
+    found = LocalThreshold(fusion=choice.fusion, threshold=threshold, images=own[0], points=own[1])
+    try:
+        found.write(place)
+    except OSError as error:
+        warn(f"{place}: cannot write: {error.strerror or error}; the next verify --with {kind} calibrates again")
+    return found
+
+
+def _chosen_threshold(choice: LocalChoice, run: RunFolder, trained: TrainedModel, far: float, bar: Bar) -> Threshold:
+    """Choose the threshold and the probability of matched pairs on validation images, at most `MOST`."""
+    found, space = choice.found, deepcopy(trained.manifold).cpu()
+    refuse_faults(found.faults, trained.recipe.dataset.on_bad_image)
+    rows = torch.from_numpy(np.sort(drawn_rows(np.arange(len(found.labels)), found.labels.numpy(), MOST)))
+    points, labels = found.points[rows].double(), found.labels[rows].unique(return_inverse=True)[1]
+    rescorer = by_features(choice.features[rows], choice.fusion)
+    table = torch.zeros(len(points), len(points), dtype=torch.float64)
+    with bar("matching images", len(points)) as advance:
+        for part in torch.arange(len(points)).split(ROWS):
+            first = int(part[0])
+            similarity = space.similarity(points[part], points[first:])
+            others = torch.arange(first, len(points)).expand(len(part), -1)
+            table[part, first:] = rescorer.mixed(similarity, part, others)
+            advance(len(part))
+    table = table.triu() + table.triu(1).T  # a pair has one similarity
+
+    def fit() -> PairProbability:
+        first, second = sampled_pairs(labels)
+        return fit_scores(table[first, second].numpy(), torch.stack([labels[first], labels[second]], 1).numpy())
+
+    return threshold_of_pairs(
+        Pairing.of_table(table, labels), f"{space.similarity_name}_and_matches", fit, run, trained, far
+    )
+
+
+def matched_pairs(
+    images: Sequence[str], found: Embeddings, trained: TrainedModel, local: LocalFusion, fabric: Ranks, bar: Bar
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function of rows (P,) of image files, which returns the similarities with matches of these pairs."""
+    features, space = found.local, deepcopy(trained.manifold).cpu()
+    if features is None:
+        features = features_of(local, trained, fabric, ImageList(list(images)), found.indices, bar)
+    rescorer = by_features(features, local)
+
+    def scores(first: Tensor, second: Tensor) -> Tensor:
+        similarity = space.paired_similarity(found.points[first].double(), found.points[second].double())
+        return rescorer.mixed(similarity[:, None], first, second[:, None])[:, 0]
+
+    return scores
