@@ -10,7 +10,6 @@ from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_
 from dmlkit.cli.option_groups import SourceOptions
 from dmlkit.cli.options import USE, Html, SourcePath, Writes, examples, option, with_options
 from dmlkit.cli.search import tell_page
-from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ MOST_SHOWN = 15  # clusters printed in the terminal
 @app.command(
     rich_help_panel=USE,
     epilog=examples(
-        "dmlkit cluster embeddings/photos --clusters 50 --html page.html",
+        "dmlkit cluster embeddings/photos -k 50 --html page.html",
         "dmlkit cluster runs/demo --threshold 0.7",
         "dmlkit cluster runs/demo --method hdbscan --csv clusters.csv",
     ),
@@ -31,7 +30,7 @@ MOST_SHOWN = 15  # clusters printed in the terminal
 @with_options
 def cluster(
     source: SourcePath,
-    clusters: Annotated[int | None, option("COUNT", "Number of clusters (kmeans, agglomerative).")] = None,
+    k: Annotated[int | None, option("COUNT", "Number of clusters (kmeans, agglomerative).", "-k")] = None,
     threshold: Annotated[
         float | None,
         option(
@@ -42,9 +41,7 @@ def cluster(
     ] = None,
     method: Annotated[
         Literal["kmeans", "agglomerative", "hdbscan"] | None,
-        option(
-            "METHOD", "Method: kmeans, agglomerative or hdbscan. Default: kmeans with --clusters, else agglomerative."
-        ),
+        option("METHOD", "Method: kmeans, agglomerative or hdbscan. Default: kmeans with -k, else agglomerative."),
     ] = None,
     csv: Annotated[
         Path | None,
@@ -56,20 +53,15 @@ def cluster(
     points: SourceOptions,
 ) -> None:
     """Cluster images by their embeddings."""
-    if clusters is None and threshold is None and method != "hdbscan":
-        raise UserError(
-            "cluster: expected --clusters COUNT or --threshold SIMILARITY; --method hdbscan needs neither of them"
-        )
-
     from dmlkit.identify.clusters import cluster as find_clusters
     from dmlkit.identify.clusters import clustering_method
     from dmlkit.vectors.points import in_memory
 
     console = Console()
-    method = clustering_method(clusters, threshold, method)  # refuses before a run is embedded
+    method = clustering_method(k, threshold, method)  # refuses before a run is embedded
     collection = in_memory(points.open(source, bars(console)))
     with bars(console)("clustering", len(collection)) as progress:
-        found = find_clusters(collection, clusters=clusters, threshold=threshold, method=method, advance=progress)
+        found = find_clusters(collection, clusters=k, threshold=threshold, method=method, advance=progress)
     print_clusters(found, console)
     say_skipped(console, collection.skipped)
     if csv is not None:

@@ -31,30 +31,17 @@ def curvature(
         SplitName | None, option("SPLIT", "Split of a run: train, validation, test or all. Default: train.")
     ] = None,
     overrides: SetDataset = None,
-    sample: Annotated[int, option("COUNT", "Images per sample; run time grows with its cube.", min=4)] = 500,
-    draws: Annotated[int, option("COUNT", "Number of random samples.", min=1)] = 10,
-    seed: Annotated[int, option("SEED", "Seed of the samples.")] = 0,
     device: RunDevice = None,
     manifold: ArrayManifold = None,
 ) -> None:
     """Measure how tree-like features are, and suggest a curvature for a hyperbolic space."""
-    from dmlkit.look.curvature import measure_curvature
+    from dmlkit.look.curvature import SAMPLE, measure_curvature
 
-    measured = measure_curvature(
-        source,
-        split=split,
-        sample=sample,
-        draws=draws,
-        seed=seed,
-        device=device,
-        overrides=overrides or [],
-        manifold=manifold,
-    )
+    measured = measure_curvature(source, split=split, device=device, overrides=overrides or [], manifold=manifold)
     console, found = Console(), measured.hyperbolicity
     say(console, f"{measured.points} {measured.what}")
-    spread = (
-        f"{found.mean:.3f} ± {found.deviation:.3f} ({draws} samples of {min(sample, measured.points)}; 0 is a tree)"
-    )
+    samples = f"{len(found.deltas)} samples of {min(SAMPLE, measured.points)}"
+    spread = f"{found.mean:.3f} ± {found.deviation:.3f} ({samples}; 0 is a tree)"
     say(console, f"relative delta-hyperbolicity {spread}")
     low_and_high = found.curvatures_within_deviation()
     within = (

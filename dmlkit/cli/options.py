@@ -197,6 +197,11 @@ def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
     return check_all
 
 
+def number_option(meaning: str, **more: Any) -> Any:
+    """Return the option ``--number`` of a command that shows, asks or chooses so many of something."""
+    return option("COUNT", meaning, "--number", "-n", min=1, **more)
+
+
 RunPath = Annotated[
     Path, argument("RUN", "Run folder, written by train; or timm:NAME, a pretrained model.", check=require_run)
 ]

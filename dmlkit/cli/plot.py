@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
 from dmlkit.cli.console import bars, counted, say
 from dmlkit.cli.options import (
@@ -20,6 +19,7 @@ from dmlkit.cli.options import (
     argument,
     each,
     examples,
+    number_option,
     option,
     with_options,
 )
@@ -35,27 +35,8 @@ if TYPE_CHECKING:
     from dmlkit.plots.geometry import MapKind
 
 
-class Kinds(TyperGroup):
-    """The kinds of pictures; a command line without a kind gets an error that shows one with it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the kind.
-
-        Raises:
-            UserError: the line starts with something else, e.g. with the run, as it did when ``--kind`` was an option.
-        """
-        if args and args[0] not in (*self.commands, "-h", "--help"):
-            kind = next((kind for kind in self.commands if {kind, f"--kind={kind}"} & set(args)), "pca")
-            raise UserError(
-                f"plot: expected a kind of picture ({', '.join(self.commands)}), got {args[0]}; "
-                f"use e.g. dmlkit plot {kind} RUN"
-            )
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
     name="plot",
-    cls=Kinds,
     no_args_is_help=True,
     rich_help_panel=LOOK,
     help="Draw a run, several runs or a study as a PNG, SVG or PDF picture.",
@@ -87,7 +68,7 @@ RunsOrStudy = Annotated[
     list[Path], argument("RUN|STUDY", "One or more run folders, or one study folder.", check=require_runs_or_study)
 ]
 Split = Annotated[SplitName, option("SPLIT", "Split to draw: train, validation, test or all.")]
-Classes = Annotated[int, option("COUNT", "Number of classes to show, at equal steps in the list of classes.", min=1)]
+Classes = Annotated[int, number_option("Number of classes to show, at equal steps in the list of classes.")]
 Metric = Annotated[str | None, option("NAME", "Metric to draw. Default: the one that chose the checkpoint.")]
 Output = Annotated[
     Path | None,
@@ -130,7 +111,7 @@ def add_map(kind: "MapKind", help_text: str) -> None:
     def _draw(
         run: PlottedRun,
         split: Split = "test",
-        classes: Classes = 20,
+        number: Classes = 20,
         images: Annotated[bool, typer.Option("--images", help="Draw the images themselves instead of dots.")] = False,
         *,
         options: PictureOptions,
@@ -139,10 +120,10 @@ def add_map(kind: "MapKind", help_text: str) -> None:
 
         check_map(run, kind)
         embedded, console = options.embed(run, split)
-        path, number, present = plot_map(
-            embedded, options.output, kind=kind, classes=classes, images=images, bar=bars(console)
+        path, shown, present = plot_map(
+            embedded, options.output, kind=kind, classes=number, images=images, bar=bars(console)
         )
-        say_written(console, path, f"{counted(number, 'image', 'images')} of {counted(present, 'class', 'classes')}")
+        say_written(console, path, f"{counted(shown, 'image', 'images')} of {counted(present, 'class', 'classes')}")
 
 
 add_map("disk", "Draw 2-d hyperbolic embeddings in the Poincaré disk, colored by class.")
@@ -150,18 +131,15 @@ add_map("pca", "Draw the embeddings along their two main directions (PCA), color
 add_map("tsne", "Draw a t-SNE map of the embeddings, colored by class.")
 
 
-@app.command(epilog=examples("dmlkit plot retrieval runs/demo --queries 4 --neighbors 5"))
+@app.command(epilog=examples("dmlkit plot retrieval runs/demo -n 4 -k 5"))
 @with_options
 def retrieval(
     run: PlottedRun,
     split: Split = "test",
-    queries: Annotated[
-        int, option("COUNT", "Number of queries; half are the worst-scoring, half are random.", min=1, max=50)
+    number: Annotated[
+        int, number_option("Number of queries; half are the worst-scoring, half are random.", max=50)
     ] = 8,
-    neighbors: Annotated[
-        int, option("COUNT", "Number of neighbors per query.", "--neighbors", "-k", min=1, max=12)
-    ] = 6,
-    seed: Annotated[int, option("SEED", "Seed of the random queries.")] = 0,
+    k: Annotated[int, option("COUNT", "Number of neighbors per query.", "-k", min=1, max=12)] = 6,
     *,
     options: PictureOptions,
 ) -> None:
@@ -169,21 +147,19 @@ def retrieval(
     from dmlkit.plots.retrieval import plot_retrieval
 
     embedded, console = options.embed(run, split)
-    written, panel = plot_retrieval(
-        embedded, options.output, queries=queries, neighbors=neighbors, seed=seed, bar=bars(console)
-    )
+    written, panel = plot_retrieval(embedded, options.output, queries=number, neighbors=k, bar=bars(console))
     count = counted(len(panel.queries), "query", "queries")
     say_written(console, written, f"{count}, including the {panel.worst} worst")
 
 
 @app.command(epilog=examples("dmlkit plot heatmap runs/demo --split train"))
 @with_options
-def heatmap(run: PlottedRun, split: Split = "test", classes: Classes = 20, *, options: PictureOptions) -> None:
+def heatmap(run: PlottedRun, split: Split = "test", number: Classes = 20, *, options: PictureOptions) -> None:
     """Draw the similarities between images and proxies, and between classes."""
     from dmlkit.plots.similarities import plot_heatmap
 
     embedded, console = options.embed(run, split)
-    written, maps = plot_heatmap(embedded, options.output, classes=classes)
+    written, maps = plot_heatmap(embedded, options.output, classes=number)
     shown = f"{len(maps.sample_labels)} images of {counted(len(maps.classes), 'class', 'classes')}"
     if maps.proxy_labels is not None:
         shown += f" and {counted(len(maps.proxy_labels), 'proxy', 'proxies')}"

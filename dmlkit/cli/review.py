@@ -8,7 +8,7 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, fusion_line, say
 from dmlkit.cli.option_groups import FusedModelOptions
-from dmlkit.cli.options import USE, Writes, argument, examples, option, with_options
+from dmlkit.cli.options import USE, Writes, argument, examples, number_option, option, with_options
 from dmlkit.errors import UserError
 from dmlkit.files.escape import command_word
 from dmlkit.files.outputs import check_folder
@@ -46,7 +46,7 @@ def review(
         Writes(check_folder, "a review", REVIEW_MARK),
         option("FOLDER", "Folder of the review; created if it does not exist.", "--output", "-o"),
     ],
-    ask: Annotated[int, option("COUNT", "Number of questions to ask next.", min=1)] = 20,
+    number: Annotated[int, number_option("Number of questions to ask next.")] = 20,
     wrong: Annotated[
         float,
         option(
@@ -56,16 +56,6 @@ def review(
             max=1,
         ),
     ] = 0.01,
-    audit: Annotated[
-        float,
-        option(
-            "SHARE",
-            "Share of the questions that are drawn at random, on which the bound is based; the others are the most "
-            "doubtful.",
-            min=0.01,
-            max=1,
-        ),
-    ] = 0.25,
     add: Annotated[
         bool, typer.Option("--add", help="Add the images with their labels to the gallery, as a new version.")
     ] = False,
@@ -90,7 +80,7 @@ def review(
     console = Console()
     asked = [] if add else [images]  # with --add, the images are embedded
     model = chosen.choose(gallery, *asked, bar=bars(console))
-    options: Any = {"ask": ask, "wrong": wrong, "audit": audit, "model": model, "bar": bars(console)}
+    options: Any = {"ask": number, "wrong": wrong, "model": model, "bar": bars(console)}
     found, added_labels = review_labels(gallery, images, output, **options)
     print_review(found, console)
     if model.fusion is not None:

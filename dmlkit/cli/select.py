@@ -8,7 +8,18 @@ from rich.console import Console
 
 from dmlkit.cli.console import bars, counted, image_cell, print_table, say, say_json, say_skipped
 from dmlkit.cli.option_groups import ArrayOptions, ModelOptions
-from dmlkit.cli.options import USE, Json, SourcePath, SplitName, Writes, argument, examples, option, with_options
+from dmlkit.cli.options import (
+    USE,
+    Json,
+    SourcePath,
+    SplitName,
+    Writes,
+    argument,
+    examples,
+    number_option,
+    option,
+    with_options,
+)
 from dmlkit.errors import UserError
 from dmlkit.files.outputs import check_file
 from dmlkit.files.source import check_options, kind_of, require_queries
@@ -41,7 +52,7 @@ def select(
             check=require_queries,
         ),
     ] = None,
-    count: Annotated[int, option("COUNT", "Number of images to choose; with --measure per round.", "-n")] = 200,
+    number: Annotated[int, number_option("Number of images to choose; with --measure per round.")] = 200,
     output: Annotated[
         Path | None,
         Writes(check_file),
@@ -107,13 +118,13 @@ def select(
     of_array = {"labels": array.labels, "manifold": array.manifold}
     labeled = in_memory(open_searched(source, model, bars(console), split=split, **of_array))
     if measure:
-        curve = measure_selection(labeled, count, rule=rule, threshold=threshold, bar=bars(console))
+        curve = measure_selection(labeled, number, rule=rule, threshold=threshold, bar=bars(console))
         say_json(curve.plain()) if json else print_curve(curve, console)
         return
     require_one_label(labeled)  # before IMAGES are embedded
     asked = None if images is None else in_memory(open_queries(images, labeled, model=model, bar=bars(console)))
-    found = select_images(labeled, asked, count=count, rule=rule, threshold=threshold, bar=bars(console))
-    say_json(found.plain()) if json else print_selection(found, count, console)
+    found = select_images(labeled, asked, count=number, rule=rule, threshold=threshold, bar=bars(console))
+    say_json(found.plain()) if json else print_selection(found, number, console)
     if output is not None:
         found.write(output)
         say(console, f"wrote {output}; write the labels into its column label")

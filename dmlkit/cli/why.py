@@ -16,6 +16,7 @@ from dmlkit.cli.options import (
     Writes,
     argument,
     examples,
+    number_option,
     option,
     with_options,
 )
@@ -40,7 +41,7 @@ def why(
         Writes(check_file, PICTURES),
         option("FILE", "Picture to draw: .png, .svg or .pdf.", "--output", "-o"),
     ] = None,
-    top: Annotated[int, option("COUNT", "Number of pairs of patches to print and to join by lines.", min=1)] = 8,
+    number: Annotated[int, number_option("Number of pairs of patches to print and to join by lines.")] = 8,
     checkpoint: Checkpoint = None,
     json: Json = False,
     device: Device = "auto",
@@ -56,16 +57,16 @@ def why(
         return
     console = Console(stderr=json)
     if output is not None:
-        plot_explanation(found, images, output, lines=top)
+        plot_explanation(found, images, output, lines=number)
     if json:
         say_json(found.stamped())
     else:
-        print_explanation(found, top, console)
+        print_explanation(found, number, console)
     if output is not None:
         say(console, f"written to {output}")
 
 
-def print_explanation(found: "Explanation", top: int, console: Console) -> None:
+def print_explanation(found: "Explanation", number: int, console: Console) -> None:
     """Print the similarity and the pairs of patches that contribute most."""
     name, (rows, columns) = found.similarity.replace("_", " "), found.grid
     verdict = ""
@@ -75,7 +76,7 @@ def print_explanation(found: "Explanation", top: int, console: Console) -> None:
         )
     say(console, f"{name} {found.score:.6g}{verdict}", style="bold")
     table = [["contribution", "row, column in A", "row, column in B"]]
-    for a, b, contribution in found.strongest(top):
+    for a, b, contribution in found.strongest(number):
         ends = (f"{one // columns + 1}, {one % columns + 1}" for one in (a, b))
         table.append([f"{contribution:.4f}", *ends])
     print_table(table, console, f"patches of a grid of {rows} x {columns}")

@@ -154,19 +154,19 @@ def clustering_method(clusters: int | None, threshold: float | None, method: Met
     method = method or ("agglomerative" if clusters is None else "kmeans")
     command = f"cluster --method {method}"
     if clusters is not None and threshold is not None:
-        raise UserError(f"{command}: got both --clusters and --threshold; use only one of them")
+        raise UserError(f"{command}: got both -k and --threshold; use only one of them")
     if method == "kmeans" and clusters is None:
-        raise UserError(f"{command}: expected --clusters K; --threshold applies only to agglomerative and hdbscan")
+        raise UserError(f"{command}: expected -k COUNT; --threshold applies only to agglomerative and hdbscan")
     if method == "agglomerative" and clusters is None and threshold is None:
-        raise UserError(f"{command}: expected --clusters K or --threshold T")
+        raise UserError("cluster: expected -k COUNT or --threshold SIMILARITY; --method hdbscan needs neither")
     if method == "hdbscan" and clusters is not None:
-        raise UserError(f"{command}: hdbscan determines the number of clusters itself; remove --clusters")
+        raise UserError(f"{command}: hdbscan determines the number of clusters itself; remove -k")
     return method
 
 
 def _check_sizes(collection: PointsInMemory, clusters: int | None, threshold: float | None, method: Method) -> None:
     if clusters is not None and not 1 <= clusters <= len(collection):
-        raise UserError(f"--clusters {clusters}: expected 1 to {len(collection)}, the images of {collection.source}")
+        raise UserError(f"-k {clusters}: expected 1 to {len(collection)}, the images of {collection.source}")
     least = {"kmeans": 1, "agglomerative": 2, "hdbscan": SMALLEST + 1}[method]
     if len(collection) < least:
         raise UserError(

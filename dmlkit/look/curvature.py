@@ -23,6 +23,7 @@ from dmlkit.vectors.points import in_memory
 from dmlkit.vectors.stored import split_embeddings
 from dmlkit.vectors.trained import TrainedModel, load_model
 
+SAMPLE, DRAWS = 500, 10  # points per sample, with whose cube the time grows, and samples
 DISK_DELTA = 0.144  # delta of the unit Poincaré disk (Khrulkov et al. 2020, section 3)
 
 
@@ -108,9 +109,6 @@ def measure_curvature(
     source: Path,
     *,
     split: Split | None = None,
-    sample: int = 500,
-    draws: int = 10,
-    seed: int = 0,
     device: str | None = None,
     overrides: Sequence[str] = (),
     manifold: str | None = None,
@@ -134,7 +132,7 @@ def measure_curvature(
         opened = open_points(source, split=split, overrides=overrides, manifold=manifold, model=model)
         space, points = opened.manifold, in_memory(opened).points
         what = f"embeddings of {source}, by the distance of {type(space).__name__.lower()}"
-    return Measured(hyperbolicity(space, points, sample=sample, draws=draws, seed=seed), len(points), what)
+    return Measured(hyperbolicity(space, points, sample=SAMPLE, draws=DRAWS), len(points), what)
 
 
 def _backbone_features(run: RunFolder, split: Split, fabric: Ranks, overrides: Sequence[str]) -> Tensor:

@@ -38,7 +38,6 @@ def plot_retrieval(
     *,
     queries: int = 8,
     neighbors: int = 6,
-    seed: int = 0,
     bar: Bar = no_bar,
 ) -> tuple[Path, RetrievalPanel]:
     """Draw queries with their nearest images; half of the queries are the worst ones, half are random.
@@ -48,13 +47,13 @@ def plot_retrieval(
     """
     embedded.require_images("plot retrieval")
     output = output or embedded.run.plots / f"{embedded.split}-retrieval.png"
-    panel = retrieval_panel(embedded, queries, neighbors, seed, bar)
+    panel = retrieval_panel(embedded, queries, neighbors, bar)
     draw_panel(embedded, panel, output)
     return output, panel
 
 
 @torch.no_grad()
-def retrieval_panel(embedded: EmbeddedSplit, queries: int, neighbors: int, seed: int, bar: Bar) -> RetrievalPanel:
+def retrieval_panel(embedded: EmbeddedSplit, queries: int, neighbors: int, bar: Bar) -> RetrievalPanel:
     """Choose the worst queries by map@r, at most two per class, and as many random ones, and find their neighbors."""
     rows, dataset = embedded.rows, embedded.dataset
     embeddings = Embeddings(embedded.points, embedded.labels, rows, [])
@@ -70,21 +69,21 @@ def retrieval_panel(embedded: EmbeddedSplit, queries: int, neighbors: int, seed:
     points = embedded.points
     wrong = embedded.manifold.paired_similarity(points[scored].double(), points[nearest].double())
     wrong = wrong.masked_fill(embedded.labels[scored] == embedded.labels[nearest], -torch.inf)
-    worst, others = choose_queries(values, embedded.labels[scored], wrong, queries, seed)
+    worst, others = choose_queries(values, embedded.labels[scored], wrong, queries)
     chosen = torch.cat([worst, others])
     near = [nearest_of(embedded, int(row), stored, neighbors) for row in scored[chosen].tolist()]
     similarities, indices = (torch.stack(column) for column in zip(*near, strict=True))
     return RetrievalPanel(scored[chosen], values[chosen], len(worst), indices, similarities)
 
 
-def choose_queries(values: Tensor, labels: Tensor, wrong: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def choose_queries(values: Tensor, labels: Tensor, wrong: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Choose the positions of the worst queries and of random other queries, half of ``count`` each.
 
     Args:
         wrong: (Q,) similarity of the nearest item if it is wrong; among equal values the largest is worst.
     """
     worst = worst_queries(values, labels, wrong, -(-count // 2))
-    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))
     return worst, order[~torch.isin(order, worst)][: count - len(worst)]
 
 

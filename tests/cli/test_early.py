@@ -213,10 +213,6 @@ REPEATED = [
         "--set dataset.root=a seed=1: --set takes one value at a time; use --set dataset.root=a --set seed=1",
     ),
     ("plot pca run -o a.png --output b.png", "--output: given 2 times, but takes one value; give it once"),
-    (
-        "cluster x.npy",
-        "cluster: expected --clusters COUNT or --threshold SIMILARITY; --method hdbscan needs neither of them",
-    ),
 ]
 STORED = [  # no network computes where every path holds points
     "search x.npy x.npy",
@@ -242,7 +238,7 @@ MISTAKES = [
     ("plot epochs half", f"half: {NO_RUN.replace('recipe.yaml or ', '')}"),
     ("plot epochs study none", f"study: {NO_RUN}"),
     ("plot results none", "none: expected a study folder, written by dmlkit study; a run has dmlkit plot epochs"),
-    ("cluster none --clusters 2", f"none: {NO_SOURCE}"),
+    ("cluster none -k 2", f"none: {NO_SOURCE}"),
     ("duplicates none --threshold 0.9", f"none: {NO_SOURCE}"),
     ("duplicates x.npy none --threshold 0.9", f"none: {NO_SOURCE}"),
     ("curvature none", f"none: {NO_SOURCE}"),

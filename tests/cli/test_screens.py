@@ -73,7 +73,7 @@ def photos(tmp_path: Path) -> Path:
         ["gallery", "remove", HOSTILE, "--label", HOSTILE],
         ["identify", HOSTILE, HOSTILE, "-o", HOSTILE],
         ["inspect", HOSTILE, "-o", HOSTILE],
-        ["cluster", HOSTILE, "--clusters", "2"],
+        ["cluster", HOSTILE, "-k", "2"],
         ["duplicates", HOSTILE, "--threshold", HOSTILE],
         ["duplicates", HOSTILE, HOSTILE, "--threshold", "1"],
         ["plot", HOSTILE],
@@ -286,7 +286,7 @@ SCREENS = [
     "identify gallery photos",
     "search run photos/00_a-kind-of-crow-with-a-long-name/0.png",
     "duplicates run",
-    "cluster run --clusters 3",
+    "cluster run -k 3",
 ]
 
 

@@ -204,7 +204,7 @@ def test_weights_with_nan_are_told_in_one_line(dmlkit, run: Path, tmp_path: Path
         state = torch.load(path, weights_only=True)
         [value for value in state["model"].values() if value.is_floating_point()][-1].fill_(torch.nan)
         torch.save(state, path)
-    for words in (["calibrate", broken, "--far", "0.5"], ["eval", broken], ["cluster", broken, "--clusters", "2"]):
+    for words in (["calibrate", broken, "--far", "0.5"], ["eval", broken], ["cluster", broken, "-k", "2"]):
         result = dmlkit(*words)
         assert result.code == 2 and "its embedding has nan or inf; the training diverged" in result.err, result.err
 

@@ -23,7 +23,7 @@ def test_the_command_explains_the_score_of_search(dmlkit, trained_run: Path, tmp
     (score,) = (neighbor["similarity"] for query in searched["queries"] for neighbor in query["neighbors"])
     assert sum(map(sum, found["contributions"])) == pytest.approx(score, abs=1e-5)
     assert "a.png" in (tmp_path / "why.svg").read_text() and found["threshold"] is None
-    shown = dmlkit("why", trained_run, *pair, "--top", "2")
+    shown = dmlkit("why", trained_run, *pair, "-n", "2")
     best = max(max(row) for row in found["contributions"])
     assert shown.code == 0 and f"{best:.4f}" in shown.out and "sum to the cosine" in shown.out
     (tmp_path / "c.png").write_bytes(b"no image")

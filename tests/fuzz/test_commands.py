@@ -126,18 +126,18 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "check": (("base.yaml", "overrides"), ("study/runs/small/seed-0/recipe.yaml", "overrides")),
     "cluster": (
-        ("run --clusters 2", "split=test,all device csv html overrides=dataset.seed=3"),
-        ("run/embeddings/test --clusters 3", "method=kmeans,agglomerative csv html"),
+        ("run -k 2", "split=test,all device csv html overrides=dataset.seed=3"),
+        ("run/embeddings/test -k 3", "method=kmeans,agglomerative csv html"),
         ("run/embeddings/test --threshold 0.9", "method=agglomerative,hdbscan csv html"),
-        ("gallery --clusters 2", "method=kmeans,agglomerative csv html"),
-        ("x.npy --clusters 3", "labels=y.npy manifold method=kmeans csv html"),
+        ("gallery -k 2", "method=kmeans,agglomerative csv html"),
+        ("x.npy -k 3", "labels=y.npy manifold method=kmeans csv html"),
     ),
     "compare": (("run study/runs/small/seed-0", "markdown|latex|json by checkpoint device overrides=dataset.seed=3"),),
     "copy": (("glyphs/proxy_anchor new.yaml", ""), ("glyphs/mpa", "")),
     "curvature": (
-        ("run/embeddings/test", "sample draws seed"),
-        ("x.npy", "sample draws seed manifold"),
-        ("run", "split sample draws seed device overrides=dataset.seed=3"),
+        ("run/embeddings/test", ""),
+        ("x.npy", "manifold"),
+        ("run", "split device overrides=dataset.seed=3"),
     ),
     "data check": (
         ("photos.yaml", "overrides=transform.size=8"),
@@ -206,18 +206,16 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("x.npy -o new.html", "labels=y.npy manifold"),
     ),
     "list": (("", ""), ("losses", ""), ("recipes", "root"), ("metrics", ""), ("--markdown", "")),
-    "plot disk": (("run", "images split classes checkpoint device output=new.svg overrides=dataset.seed=3"),),
+    "plot disk": (("run", "images split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "plot epochs": (("run study/runs/small/seed-0 -o new.png", "metric=map@r"),),
-    "plot heatmap": (("run", "split classes checkpoint device output=new.svg overrides=dataset.seed=3"),),
+    "plot heatmap": (("run", "split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "plot histogram": (("run", "split checkpoint device output=new.svg overrides=dataset.seed=3"),),
-    "plot pca": (("run", "images split classes checkpoint device output=new.svg overrides=dataset.seed=3"),),
+    "plot pca": (("run", "images split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "plot results": (("study", "metric=map@r output=new.png"),),
-    "plot retrieval": (
-        ("run", "queries neighbors seed split checkpoint device output=new.pdf overrides=dataset.seed=3"),
-    ),
-    "plot tsne": (("run", "images split classes checkpoint device output=new.svg overrides=dataset.seed=3"),),
+    "plot retrieval": (("run", "number k split checkpoint device output=new.pdf overrides=dataset.seed=3"),),
+    "plot tsne": (("run", "images split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "report": (("study -o new.md", ""),),
-    "review": (("gallery photos -o new", "ask wrong=0.01,0.5 audit=0.1,1 add run device"),),
+    "review": (("gallery photos -o new", "number wrong=0.01,0.5 add run device"),),
     "schema": (("", ""),),
     "search": (
         ("run/embeddings/test run/embeddings/test", "k csv html json"),
@@ -228,7 +226,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("gallery photos", "rerank=expansion:n=1,k_reciprocal k csv html json"),
     ),
     "select": (
-        ("gallery photos", "count output=new.csv rule threshold run json device"),
+        ("gallery photos", "number output=new.csv rule threshold run json device"),
         ("run photos -n 2", "split output=new.csv rule device"),
         ("x.npy -n 2", "manifold rule threshold"),
         ("x.npy x.npy -n 2 --labels y.npy", "manifold rule output=new.csv"),
@@ -251,7 +249,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("tuned photos/ant/0.png photos/bee/0.png", "json device checkpoint prior=0.1,0.9"),
         ("tuned --pairs pairs.csv", "json csv root"),
     ),
-    "why": (("tuned photos/ant/0.png photos/bee/0.png", "output=new.png top=1,30 json checkpoint device"),),
+    "why": (("tuned photos/ant/0.png photos/bee/0.png", "output=new.png number=1,30 json checkpoint device"),),
 }
 """Of every command words that make it work, and options that go with them: with values of their own where the usual
 ones do not fit, or one of several where they exclude each other."""

@@ -19,7 +19,7 @@ from tests.fuzz.test_kills import WRITERS, contents
 from tests.processes import Forked, command_line
 
 READERS: dict[str, tuple[str, ...]] = {
-    "cluster": ("cluster", "run", "--clusters", "2"),
+    "cluster": ("cluster", "run", "-k", "2"),
     "compare": ("compare", "run", "study/runs/small/seed-0"),
     "curvature": ("curvature", "run"),
     "data check": ("data", "check", "photos.yaml"),

@@ -266,7 +266,7 @@ def test_embeddings_that_changed_are_refused(whole: Path, tmp_path: Path, dmlkit
             ("search", whole / "gallery", folder),
             ("duplicates", folder, "--threshold", "0"),
             ("curvature", folder),
-            ("cluster", folder, "--clusters", "2"),
+            ("cluster", folder, "-k", "2"),
             *(("export", folder, "--format", kind, "-o", tmp_path / "out") for kind in ("npz", "parquet", "faiss")),
         ):
             refused(dmlkit(*words), f"{folder / name}: {told}")

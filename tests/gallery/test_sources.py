@@ -189,7 +189,7 @@ def test_other_commands_find_the_same_by_every_door(kind: str, home: Home, tmp_p
     x, y = tmp_path / "x.npy", tmp_path / "y.npy"
     np.save(x, home.points[kind])
     np.save(y, np.array(home.labels[kind]))
-    for name, *options in (("cluster", "--clusters", 3), ("duplicates", "--threshold", 0.9)):
+    for name, *options in (("cluster", "-k", 3), ("duplicates", "--threshold", 0.9)):
         tables = []
         for number, words in enumerate((home.words(kind), [x, "--labels", y])):
             words = words[:1] if name == "duplicates" else words
@@ -202,9 +202,7 @@ def test_other_commands_find_the_same_by_every_door(kind: str, home: Home, tmp_p
                 same = value == theirs[column]
                 assert same or float(value) == pytest.approx(float(theirs[column]), abs=1e-5)
     if kind != "run":  # of a run the features before the head are measured
-        first, second = (
-            dmlkit("curvature", source, "--sample", 8).out.splitlines() for source in (home.words(kind)[0], x)
-        )
+        first, second = (dmlkit("curvature", source).out.splitlines() for source in (home.words(kind)[0], x))
         assert "delta-hyperbolicity" in first[1]
         ours, theirs = (list(map(float, re.findall(r"-?\d+\.\d+", " ".join(lines[1:])))) for lines in (first, second))
         # An array's rows are normalized once more: 1 ulp of a cosine near 1 is 1 % of a distance of 0.005.
@@ -219,7 +217,7 @@ def test_other_commands_find_the_same_by_every_door(kind: str, home: Home, tmp_p
 def test_an_option_that_does_not_apply_is_refused_in_the_same_words(
     kind: str, command: str, home: Home, tmp_path: Path, dmlkit: Cli
 ):
-    rest = {"cluster": ["--clusters", 3], "inspect": ["-o", tmp_path / "x.html"], "eval": []}[command]
+    rest = {"cluster": ["-k", 3], "inspect": ["-o", tmp_path / "x.html"], "eval": []}[command]
     of_a_run = [("--split", "test", "a run"), ("--set", "dataset.root=x", "a run")]
     if command != "eval":
         of_a_run.append(("--device", "cpu", "a run or an image or a folder of images"))
@@ -248,11 +246,11 @@ def test_what_is_no_source_is_refused(home: Home, tmp_path: Path, dmlkit: Cli):
     (tmp_path / "empty").mkdir()
     expected = "expected a run, a folder of embeddings, a gallery or a file of vectors"
     for words, told in (
-        (("cluster", tmp_path / "gone", "--clusters", 2), f"no such file or folder; {expected}"),
-        (("cluster", home.photos, "--clusters", 2), f"{home.photos}: {expected}"),
-        (("cluster", tmp_path / "empty", "--clusters", 2), f"{tmp_path / 'empty'}: {expected}"),
-        (("cluster", tmp_path / "three.npy", "--clusters", 2), "expected an array of 2 dimensions"),
-        (("cluster", home.array, "--clusters", 2, "--labels", tmp_path / "two.npy"), "has 2 labels, but"),
+        (("cluster", tmp_path / "gone", "-k", 2), f"no such file or folder; {expected}"),
+        (("cluster", home.photos, "-k", 2), f"{home.photos}: {expected}"),
+        (("cluster", tmp_path / "empty", "-k", 2), f"{tmp_path / 'empty'}: {expected}"),
+        (("cluster", tmp_path / "three.npy", "-k", 2), "expected an array of 2 dimensions"),
+        (("cluster", home.array, "-k", 2, "--labels", tmp_path / "two.npy"), "has 2 labels, but"),
         (("identify", home.array, home.array, "--labels", tmp_path / "shares.npy"), no_labels),
         (("eval", home.array, "--labels", tmp_path / "shares.npy"), no_labels),
         (("search", home.gallery, tmp_path / "gone"), "no such file or folder; expected an image, a folder of images"),

@@ -143,7 +143,7 @@ def test_images_in_no_cluster_are_counted_and_written(collection: PointsInMemory
 
 
 def test_the_screen_the_table_and_the_page(source: Path, dmlkit: Cli, tmp_path: Path):
-    result = dmlkit("cluster", source, "--clusters", 4, "--csv", tmp_path / "x.csv", "--html", tmp_path / "x.html")
+    result = dmlkit("cluster", source, "-k", 4, "--csv", tmp_path / "x.csv", "--html", tmp_path / "x.html")
     assert result.code == 0, result.err
     assert "70 images in 4 clusters: purity 1.0000, nmi 1.0000" in result.out
     text = (tmp_path / "x.html").read_text(encoding="utf-8")
@@ -161,16 +161,16 @@ def test_without_labels_nothing_is_said_of_purity(dmlkit: Cli, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "cluster: expected --clusters COUNT or --threshold SIMILARITY"),
-        (["--clusters", 2, "--threshold", 0.5], "got both --clusters and --threshold; use only one of them"),
-        (["--threshold", 0.5, "--method", "kmeans"], "--method kmeans: expected --clusters K"),
-        (["--clusters", 2, "--method", "hdbscan"], "determines the number of clusters itself"),
-        (["--clusters", 0], "--clusters 0: expected 1 to 3, the images of"),
-        (["--clusters", 4], "--clusters 4: expected 1 to 3, the images of"),
+        ([], "cluster: expected -k COUNT or --threshold SIMILARITY"),
+        (["-k", 2, "--threshold", 0.5], "got both -k and --threshold; use only one of them"),
+        (["--threshold", 0.5, "--method", "kmeans"], "--method kmeans: expected -k COUNT"),
+        (["-k", 2, "--method", "hdbscan"], "determines the number of clusters itself"),
+        (["-k", 0], "-k 0: expected 1 to 3, the images of"),
+        (["-k", 4], "-k 4: expected 1 to 3, the images of"),
         (["--threshold", 2], "expected at most 1"),
         (["--method", "hdbscan"], "has 3 images; expected at least 6"),
-        (["--clusters", 2, "--split", "test"], "applies to a run"),
-        (["--clusters", 2, "--csv", "."], "is a folder; expected the name of a file"),
+        (["-k", 2, "--split", "test"], "applies to a run"),
+        (["-k", 2, "--csv", "."], "is a folder; expected the name of a file"),
     ],
     ids=str,
 )
@@ -181,12 +181,12 @@ def test_bad_input_is_told_in_a_line(dmlkit: Cli, tmp_path: Path, words: list[ob
 
 def test_options_that_do_not_go_together_are_refused_before_points_are_read(dmlkit: Cli, tmp_path: Path):
     (tmp_path / "x.npy").write_text("no array")
-    result = dmlkit("cluster", tmp_path / "x.npy", "--clusters", 2, "--threshold", 0.5)
-    assert result.code == 2 and "got both --clusters and --threshold" in result.err
+    result = dmlkit("cluster", tmp_path / "x.npy", "-k", 2, "--threshold", 0.5)
+    assert result.code == 2 and "got both -k and --threshold" in result.err
 
 
 def test_one_image_is_one_cluster(dmlkit: Cli, tmp_path: Path):
-    result = dmlkit("cluster", embeddings_at(tmp_path / "e", turned(3)), "--clusters", 1)
+    result = dmlkit("cluster", embeddings_at(tmp_path / "e", turned(3)), "-k", 1)
     assert result.code == 0 and "1 image in 1 cluster" in result.out
-    refused = dmlkit("cluster", tmp_path / "e", "--clusters", 1, "--method", "agglomerative")
+    refused = dmlkit("cluster", tmp_path / "e", "-k", 1, "--method", "agglomerative")
     assert refused.code == 2 and "expected at least 2" in refused.err

@@ -291,14 +291,14 @@ def test_each_box_gets_an_answer(place: Path, tmp_path: Path, dmlkit: Cli):
     refused = dmlkit("review", place / "gallery", two, "-o", tmp_path / "review", "--device", "cpu")
     assert refused.code == 2 and "has boxes of images, and a review asks about whole images" in refused.err
     for source in (gallery, tmp_path / "e"):  # several boxes of an image differ wherever images are listed
-        for words in (("search", source, asked), ("duplicates", source), ("cluster", source, "--clusters", "2")):
+        for words in (("search", source, asked), ("duplicates", source), ("cluster", source, "-k", "2")):
             result = dmlkit(*words)
             shown = " ".join(result.out.split())
             assert "box 0 0 40 30" in shown and "box 40 0 80 30" in shown, result.err
     listed = tmp_path / "listed.csv"
     for words in (
         ("duplicates", tmp_path / "e", "--threshold", "-100"),
-        ("cluster", tmp_path / "e", "--clusters", "2"),
+        ("cluster", tmp_path / "e", "-k", "2"),
     ):
         for _ in range(2):  # also over the table of the first time
             assert dmlkit(*words, "--csv", listed).code == 0

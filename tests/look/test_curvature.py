@@ -77,9 +77,9 @@ def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):
         + "manifold: {name: poincare, curvature: -0.5, learnable_curvature: true}\nhead: {name: mobius_linear}\n"
     )
     assert dmlkit("train", recipe, "-o", run, "--device", "cpu").code == 0
-    result = dmlkit("curvature", run, "--sample", 12, "--draws", 3, "--device", "cpu")
+    result = dmlkit("curvature", run, "--device", "cpu")
     assert result.code == 0
-    assert "relative delta-hyperbolicity 0." in result.out and "3 samples of 12" in result.out
+    assert "relative delta-hyperbolicity 0." in result.out and "10 samples of 18" in result.out
     assert "suggested curvature: -" in result.out
 
     assert dmlkit("embed", run, "--split", "test", "--device", "cpu").code == 0
@@ -89,7 +89,7 @@ def test_a_run_and_its_embeddings_are_measured_and_drawn(dmlkit, tmp_path):
     check_manifest(embeddings, dmlkit)
 
     for kind, name in (("disk", "a.png"), ("tsne", "b.svg"), ("pca", "c.png")):
-        result = dmlkit("plot", kind, run, "--classes", 4, "-o", tmp_path / name, "--device", "cpu")
+        result = dmlkit("plot", kind, run, "-n", 4, "-o", tmp_path / name, "--device", "cpu")
         assert result.code == 0 and "24 images of 4 classes" in result.out
         start = b"\x89PNG" if name.endswith("png") else b"<?xml"
         assert (tmp_path / name).read_bytes().startswith(start)

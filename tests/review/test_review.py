@@ -48,13 +48,13 @@ def test_help_names_the_gallery_and_the_inbox(dmlkit):
 def test_answers_are_read_up_to_the_first_empty_one(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
     gallery, images = inbox
     words, folder = ("review", gallery, images, "-o", tmp_path / "review", "--device", "cpu"), tmp_path / "review"
-    result = dmlkit(*words, "--ask", "4")
+    result = dmlkit(*words, "-n", "4")
     assert result.code == 0, result.err
     assert "of 6 labels at most 6 (100.0%) are wrong, with 95% confidence, whenever you stop" in result.out
     asked = rows_of(folder / "questions.csv")
     assert len(asked) == 4 and {row["answer"] for row in asked} == {""}
     write_answers(folder / "questions.csv", ["same", "a new bird", "", "same"])
-    assert dmlkit(*words, "--ask", "4").code == 0
+    assert dmlkit(*words, "-n", "4").code == 0
     state = ReviewFolder(folder)
     row_of = {one.path: row for row, one in enumerate(state.review.proposals)}
     given = [list(state.answers(row_of[row["path"]]).values()) for row in asked]
@@ -246,7 +246,7 @@ def test_answers_are_compared_after_case_and_a_final_dot(tmp_path: Path, said: s
 def test_new_labels_are_named_before_they_are_added(dmlkit, inbox: tuple[Path, Path], tmp_path: Path):
     gallery, images = inbox
     words, table = ("review", gallery, images, "-o", tmp_path / "r", "--device", "cpu"), tmp_path / "r/questions.csv"
-    assert dmlkit(*words, "--ask", "3").code == 0
+    assert dmlkit(*words, "-n", "3").code == 0
     own = ImageGallery(gallery).labels()
     spelled = str(next(iter(own))).upper()
     write_answers(table, [spelled, "a new bird", "Same"])

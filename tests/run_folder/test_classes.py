@@ -188,7 +188,7 @@ COMMANDS = (
     "embed run --split test -o embeddings",
     "calibrate run --far 0.4",
     "search run photos/c4/0.png",
-    "cluster run --clusters 4",
+    "cluster run -k 4",
     "duplicates run",
     "inspect run -o page.html",
     "plot pca run -o pca.png",

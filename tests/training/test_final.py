@@ -134,7 +134,7 @@ def test_it_is_used_as_any_run(dmlkit, run, tmp_path):
     rows = json.loads(dmlkit("search", final, final / "embeddings" / "all", "--json").out)
     assert rows
     assert dmlkit("export", final, "--format", "safetensors").code == 0
-    assert dmlkit("cluster", final, "--clusters", "4", "--device", "cpu").code == 0
+    assert dmlkit("cluster", final, "-k", "4", "--device", "cpu").code == 0
 
 
 @pytest.mark.parametrize(("here", "given"), [("runs/mine", "."), ("runs/mine/checkpoints", ".."), ("runs", "mine")])

@@ -259,7 +259,7 @@ def test_every_command_refuses_what_is_no_point(dmlkit, tmp_path: Path, value: f
         ["search", faulty, whole],
         ["search", whole, faulty],
         ["eval", faulty],
-        ["cluster", faulty, "--clusters", "2"],
+        ["cluster", faulty, "-k", "2"],
         ["duplicates", whole, faulty, "--threshold", "-1"],
         ["inspect", faulty, "-o", tmp_path / "inspection"],
         *(["export", faulty, "--format", kind, "-o", tmp_path / kind] for kind in ("npz", "faiss", "lancedb")),

@@ -123,9 +123,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "retrieval": (("plot", "retrieval", "run"), 0),
     "heatmap": (("plot", "heatmap", "run"), 0),
     "histogram": (("plot", "histogram", "run"), 0),
-    "cluster": (("cluster", "run", "--clusters", "3"), 0),
+    "cluster": (("cluster", "run", "-k", "3"), 0),
     "duplicates": (("duplicates", "run", "--threshold", "0.9"), 0),
-    "curvature": (("curvature", "run", "--sample", "8"), 0),
+    "curvature": (("curvature", "run"), 0),
     "search": (("search", "run", *QUERY, "--json"), 1),
     "search with a run": (("search", "run", "run", "--json"), 0),
     "identify": (("identify", "run", *QUERY, "-o", "x.csv"), 1),
@@ -152,7 +152,7 @@ def test_the_second_call_embeds_no_image_of_the_split(
 
 
 def test_every_command_reads_what_one_has_written(home: Path, dmlkit: Cli, embedded: Count):
-    for number, words in enumerate(("embed run --split test", "eval run", "cluster run --clusters 2", "plot pca run")):
+    for number, words in enumerate(("embed run --split test", "eval run", "cluster run -k 2", "plot pca run")):
         assert dmlkit(*words.split(), "--device", "cpu").code == 0
         assert embedded() == (0 if number else TEST)
 
@@ -342,7 +342,7 @@ print([name for name in UNWANTED if name in sys.modules])
 
 def test_commands_that_read_stored_embeddings_import_no_network(home: Path):
     ask("train"), ask()
-    commands = "eval run;inspect run -o x.html;cluster run --clusters 3;duplicates run --threshold 0.9"
+    commands = "eval run;inspect run -o x.html;cluster run -k 3;duplicates run --threshold 0.9"
     commands += ";search run photos/11/0.jpg"
     words = [sys.executable, "-c", f"UNWANTED = {UNWANTED}\n{SESSION}", commands]
     result = subprocess.run(words, capture_output=True, text=True, check=True)
