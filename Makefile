@@ -94,7 +94,7 @@ IMAGES := --set "dataset={name: folder, root: $(PHOTOS), split: reality_check}"
 else
 IMAGES := --set dataset.root=$(or $(CUB),data/cub200)
 endif
-GPU_STUDY := $(BIN)/dmlkit study recipes/study/claims_gpu.yaml -o runs/study/claims_gpu --jobs $(or $(JOBS),4) $(IMAGES) $(SETTINGS)
+GPU_STUDY := $(BIN)/dmlkit study recipes/study/claims_gpu.yaml -o runs/study/claims_gpu --workers $(or $(WORKERS),4) $(IMAGES) $(SETTINGS)
 
 gpu-hour: setup  ## Spend an hour of a GPU in order of worth, and resume: 40 minutes of the claims, the missing tables, the claims again; CUB=FOLDER or PHOTOS=FOLDER
 	$(GPU_STUDY) --budget $(or $(BUDGET),40m) || [ $$? -eq 75 ]

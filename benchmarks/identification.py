@@ -4,7 +4,7 @@ Labels that the model was not trained on are divided at random, 200 times: a thi
 most 10 images each, a sixth are used as strangers for the calibration, and half are strangers for the test, together
 with at most 30 other images of each enrolled label. The test and the calibration use the same number of labels.
 The images of the test are also divided at random into groups of one label, which get one answer each, as by
-`dmlkit identify --by-group`; their probability and its threshold are those of the largest size that is calibrated.
+`dmlkit identify --by`; their probability and its threshold are those of the largest size that is calibrated.
 
 - `images`: number of images of a group, 1 for single images.
 - `target`: the FPIR for which the gallery is calibrated.

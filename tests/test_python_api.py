@@ -71,8 +71,8 @@ def test_a_gallery_is_that_of_the_commands(place: Path, both: tuple[Path, Path],
     assert dmlkit("gallery", "add", typed, place / "new" / "dove.jpg", "--label", "pigeon").code == 0
     assert info_of(dmlkit, coded) == info_of(dmlkit, typed)
     assert birds.labels() == {"crow": 3, "dove": 3, "finch": 3, "pigeon": 1} and len(birds) == 10
-    assert birds.remove(labels=["crow"], paths=[place / "photos" / "dove" / "0.jpg"]) == 4
-    words = ["--label", "crow", "--path", place / "photos" / "dove" / "0.jpg"]
+    assert birds.remove(labels=["crow"], images=[place / "photos" / "dove" / "0.jpg"]) == 4
+    words = ["--label", "crow", place / "photos" / "dove" / "0.jpg"]
     assert dmlkit("gallery", "remove", typed, *words).code == 0
     assert info_of(dmlkit, coded) == info_of(dmlkit, typed)
     with pytest.raises(UserError, match="has this label; nothing was removed"):
@@ -98,13 +98,13 @@ def test_answers_are_those_of_search_and_identify(place: Path, both: tuple[Path,
     with pytest.raises(UserError, match="got an empty list of images"):
         birds.identify([])
     with pytest.raises(UserError, match="a list of images is no table"):
-        birds.identify(listed, by_group="track")
+        birds.identify(listed, by="track")
     for wrong, name in ((3, "int"), ([b"x"], "bytes"), (None, "NoneType")):
         with pytest.raises(TypeError, match=f"search: expected a path or a list of paths of images, got {name}"):
             birds.search(wrong)  # type: ignore[arg-type]
     for words, options in (
         ([], {}),
-        (["--by", "vote", "-k", 3], {"by": "vote", "k": 3}),
+        (["--method", "vote", "-k", 3], {"method": "vote", "k": 3}),
         (["--threshold", 0.99], {"threshold": 0.99}),
     ):
         table = tmp_path / "answers.csv"

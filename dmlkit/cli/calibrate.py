@@ -174,7 +174,7 @@ def print_identification(found: "Identification", gallery: Path, console: Consol
     for one in found.fits:
         figures = (one.threshold, one.fpir.rate, one.fnir.rate)
         rows.append([one.similarity, str(one.size), *(f"{figure:.3f}" for figure in figures)])
-    print_table(rows, console, f"{gallery}, for one image and for groups of images (--by-group)")
+    print_table(rows, console, f"{gallery}, for one image and for groups of images (identify --by)")
     absent, present = (f"{rate.images:,} images of {rate.labels:,}" for rate in (first.fpir, first.fnir))
     say_prose(
         console,

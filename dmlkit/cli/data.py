@@ -34,7 +34,7 @@ DATA_ERROR = 1  # exit code of check if it finds errors in the data
     epilog=examples(
         "dmlkit data check recipe.yaml",
         "dmlkit data check data/ --dataset cub200",
-        "dmlkit data check data/ --model runs/demo --threshold 0.95",
+        "dmlkit data check data/ --run runs/demo --threshold 0.95",
     )
 )
 @with_options
@@ -47,27 +47,27 @@ def check(
         str | None, option("NAME", "Dataset in ROOT, e.g. cub200. Default: recognized by its files.")
     ] = None,
     overrides: Set = None,
-    model: Annotated[
+    run: Annotated[
         Path | None,
         option(
             "RUN", "Also report near-duplicates in two splits, found by this run; needs --threshold.", check=require_run
         ),
     ] = None,
     threshold: Annotated[
-        float | None, option("SIMILARITY", "With --model: minimum similarity of near-duplicates.")
+        float | None, option("SIMILARITY", "With --run: minimum similarity of near-duplicates.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Print every error and note, not one line per kind.")] = False,
     device: Annotated[
-        str | None, option("DEVICE", "With --model: auto, cpu, cuda, cuda:N or mps. Default: auto.", check=plain_device)
+        str | None, option("DEVICE", "With --run: auto, cpu, cuda, cuda:N or mps. Default: auto.", check=plain_device)
     ] = None,
 ) -> None:
     """Decode every image; report faults, duplicates and classes in two splits; compare numbers with published ones.
 
     The exit code is 1 if the data have errors.
     """
-    if (model is None) != (threshold is None) or (model is None and device is not None):
+    if (run is None) != (threshold is None) or (run is None and device is not None):
         raise UserError(
-            "data check: --model RUN needs --threshold SIMILARITY, and --threshold and --device need --model RUN"
+            "data check: --run RUN needs --threshold SIMILARITY, and --threshold and --device need --run RUN"
         )
 
     from dmlkit.files.readers.base import reader_of
@@ -85,13 +85,13 @@ def check(
     listing, findings = check_files(config)
     with bars(console)("checking images", len(listing.labels)) as advance:
         check_images(config, listing, findings, advance)
-    if model is not None and threshold is not None:
+    if run is not None and threshold is not None:
         from dmlkit.identify.duplicates import check_leaks
 
         check_leaks(
             listing,
             findings,
-            model,
+            run,
             threshold,
             is_published=config.published is not None,
             device=device or "auto",

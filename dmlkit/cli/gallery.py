@@ -144,16 +144,15 @@ def print_incoming(incoming: "Incoming", gallery: Path, console: Console) -> Non
 @with_options
 def remove(
     gallery: GalleryPath,
-    label: Annotated[list[str] | None, option("LABEL", "Remove all images with this label. Repeatable.")] = None,
-    id: Annotated[  # noqa: A002
-        list[str] | None, option("ID", "Remove the image with this id. Repeatable.")
+    images: Annotated[
+        list[str] | None, argument("IMAGE", "Images to remove: ids, or the files from which they were added.")
     ] = None,
-    path: Annotated[list[str] | None, option("FILE", "Remove the images added from this file. Repeatable.")] = None,
+    label: Annotated[list[str] | None, option("LABEL", "Remove all images with this label. Repeatable.")] = None,
 ) -> None:
     """Remove images; gallery restore can undo this."""
     from dmlkit.gallery.change import remove_images
 
-    count = remove_images(gallery, labels=label or [], ids=id or [], paths=path or [])
+    count = remove_images(gallery, labels=label or [], images=images or [])
     say(Console(), f"{counted(count, 'image', 'images')} removed from {gallery}")
 
 
@@ -247,14 +246,14 @@ def compact(gallery: GalleryPath) -> None:
     say(Console(), f"{gallery} compacted")
 
 
-@app.command(epilog=examples("dmlkit gallery index galleries/birds --kind ivf_hnsw_sq --recall 0.95"))
+@app.command(epilog=examples("dmlkit gallery index galleries/birds --method ivf_hnsw_sq --recall 0.95"))
 @with_options
 def index(
     gallery: GalleryPath,
-    kind: Annotated[
+    method: Annotated[
         Literal["ivf_pq", "ivf_hnsw_sq"] | None,
         option(
-            "KIND",
+            "METHOD",
             "Type of index: ivf_pq (compact codes, the default), or ivf_hnsw_sq (a graph, which takes longer to "
             "build).",
         ),
@@ -263,7 +262,7 @@ def index(
         Literal["int8", "binary"] | None,
         option(
             "PRECISION",
-            "Instead of --kind: search vectors of a byte (int8) or a bit (binary) per number. The best candidates "
+            "Instead of --method: search vectors of a byte (int8) or a bit (binary) per number. The best candidates "
             "are ordered by the full vectors.",
         ),
     ] = None,
@@ -274,9 +273,9 @@ def index(
     from dmlkit.gallery.index import index_gallery
     from dmlkit.nearest.search import MARGIN
 
-    if kind and precision:
-        raise UserError(f"--kind {kind}: does not go with --precision {precision}; give one of them")
-    chosen = OF_PRECISION[precision] if precision else kind or "ivf_pq"
+    if method and precision:
+        raise UserError(f"--method {method}: does not go with --precision {precision}; give one of them")
+    chosen = OF_PRECISION[precision] if precision else method or "ivf_pq"
     found, console = index_gallery(gallery, chosen, recall), Console()
     name, ranked = precision or chosen, f"{found.index.candidates:.3g} x (k + {MARGIN}) images for k neighbors"
     say(

@@ -34,11 +34,11 @@ MOST_SHOWN = 10  # images printed in the terminal
 class RuleOptions:
     """Options on how labeled images decide on a label, see `LabelRule`."""
 
-    by: Annotated[
+    method: Annotated[
         Literal["nearest", "vote"],
-        option("RULE", "Take the label by: nearest (image) or vote (of the -k nearest images)."),
+        option("METHOD", "Take the label by: nearest (image) or vote (of the -k nearest images)."),
     ] = "nearest"
-    k: Annotated[int | None, option("COUNT", "Number of images that vote (--by vote). Default: 5.", "-k")] = None
+    k: Annotated[int | None, option("COUNT", "Number of images that vote (--method vote). Default: 5.", "-k")] = None
     threshold: Annotated[
         float | None,
         option(
@@ -46,10 +46,10 @@ class RuleOptions:
             "Similarity below which an image is unknown. Default: use the calibrated probability of the gallery.",
         ),
     ] = None
-    by_group: Annotated[
+    by: Annotated[
         str | None,
         option(
-            "RULE",
+            "folder|COLUMN",
             "Give one answer per group of images, e.g. of a track or burst: folder (the images of one folder), or "
             "a column of the table of images.",
         ),
@@ -61,7 +61,7 @@ class RuleOptions:
     epilog=examples(
         "dmlkit identify galleries/birds photos",
         "dmlkit identify galleries/birds photos -o answers.csv --threshold 0.6",
-        "dmlkit identify galleries/birds bursts --by-group folder",
+        "dmlkit identify galleries/birds bursts --by folder",
     ),
 )
 @with_options
@@ -98,7 +98,7 @@ def identify(
 
     read = boxes.read()
     write = None if output is None else writer_of(output, images, read)
-    asked = LabelRule(rule.by, rule.k, rule.threshold, rule.by_group)
+    asked = LabelRule(rule.method, rule.k, rule.threshold, rule.by)
     asked.check()  # before images are embedded to choose a weight
     model, place = chosen.choose_with_place(source, images, bar=bars(console))
     added = model.fusion or place

@@ -199,7 +199,7 @@ def each(check: Callable[[Path], object]) -> Callable[[list[Path]], None]:
 
 def number_option(meaning: str, **more: Any) -> Any:
     """Return the option ``--number`` of a command that shows, asks or chooses so many of something."""
-    return option("COUNT", meaning, "--number", "-n", min=1, **more)
+    return option("COUNT", meaning, "--number", "-n", **more)
 
 
 RunPath = Annotated[

@@ -40,7 +40,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_help_panel=LOOK,
     help="Draw a run, several runs or a study as a PNG, SVG or PDF picture.",
-    epilog=examples("dmlkit plot tsne runs/demo --images", "dmlkit plot epochs runs/one runs/two -o epochs.pdf"),
+    epilog=examples("dmlkit plot tsne runs/demo --thumbnails", "dmlkit plot epochs runs/one runs/two -o epochs.pdf"),
 )
 
 
@@ -68,7 +68,7 @@ RunsOrStudy = Annotated[
     list[Path], argument("RUN|STUDY", "One or more run folders, or one study folder.", check=require_runs_or_study)
 ]
 Split = Annotated[SplitName, option("SPLIT", "Split to draw: train, validation, test or all.")]
-Classes = Annotated[int, number_option("Number of classes to show, at equal steps in the list of classes.")]
+Classes = Annotated[int, number_option("Number of classes to show, at equal steps in the list of classes.", min=1)]
 Metric = Annotated[str | None, option("NAME", "Metric to draw. Default: the one that chose the checkpoint.")]
 Output = Annotated[
     Path | None,
@@ -106,13 +106,13 @@ class PictureOptions:
 def add_map(kind: "MapKind", help_text: str) -> None:
     """Add the command for a kind of map; the kinds have the same options."""
 
-    @app.command(kind, help=help_text, epilog=examples(f"dmlkit plot {kind} runs/demo --images"))
+    @app.command(kind, help=help_text, epilog=examples(f"dmlkit plot {kind} runs/demo --thumbnails"))
     @with_options
     def _draw(
         run: PlottedRun,
         split: Split = "test",
         number: Classes = 20,
-        images: Annotated[bool, typer.Option("--images", help="Draw the images themselves instead of dots.")] = False,
+        thumbnails: Annotated[bool, typer.Option("--thumbnails", help="Draw small pictures instead of dots.")] = False,
         *,
         options: PictureOptions,
     ) -> None:
@@ -121,7 +121,7 @@ def add_map(kind: "MapKind", help_text: str) -> None:
         check_map(run, kind)
         embedded, console = options.embed(run, split)
         path, shown, present = plot_map(
-            embedded, options.output, kind=kind, classes=number, images=images, bar=bars(console)
+            embedded, options.output, kind=kind, classes=number, images=thumbnails, bar=bars(console)
         )
         say_written(console, path, f"{counted(shown, 'image', 'images')} of {counted(present, 'class', 'classes')}")
 
@@ -137,7 +137,7 @@ def retrieval(
     run: PlottedRun,
     split: Split = "test",
     number: Annotated[
-        int, number_option("Number of queries; half are the worst-scoring, half are random.", max=50)
+        int, number_option("Number of queries; half are the worst-scoring, half are random.", min=1, max=50)
     ] = 8,
     k: Annotated[int, option("COUNT", "Number of neighbors per query.", "-k", min=1, max=12)] = 6,
     *,

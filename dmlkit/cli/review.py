@@ -46,7 +46,7 @@ def review(
         Writes(check_folder, "a review", REVIEW_MARK),
         option("FOLDER", "Folder of the review; created if it does not exist.", "--output", "-o"),
     ],
-    number: Annotated[int, number_option("Number of questions to ask next.")] = 20,
+    number: Annotated[int, number_option("Number of questions to ask next.", min=1)] = 20,
     wrong: Annotated[
         float,
         option(

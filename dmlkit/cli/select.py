@@ -58,10 +58,10 @@ def select(
         Writes(check_file),
         option("FILE", "Write them to this CSV table.", "--output", "-o"),
     ] = None,
-    rule: Annotated[
+    method: Annotated[
         Literal["coverage", "k_center"],
         option(
-            "RULE",
+            "METHOD",
             "Choose by coverage (reduce the mean distance of all images to a labeled one) or k_center (take the "
             "image farthest from all labeled ones).",
         ),
@@ -118,12 +118,12 @@ def select(
     of_array = {"labels": array.labels, "manifold": array.manifold}
     labeled = in_memory(open_searched(source, model, bars(console), split=split, **of_array))
     if measure:
-        curve = measure_selection(labeled, number, rule=rule, threshold=threshold, bar=bars(console))
+        curve = measure_selection(labeled, number, rule=method, threshold=threshold, bar=bars(console))
         say_json(curve.plain()) if json else print_curve(curve, console)
         return
     require_one_label(labeled)  # before IMAGES are embedded
     asked = None if images is None else in_memory(open_queries(images, labeled, model=model, bar=bars(console)))
-    found = select_images(labeled, asked, count=number, rule=rule, threshold=threshold, bar=bars(console))
+    found = select_images(labeled, asked, count=number, rule=method, threshold=threshold, bar=bars(console))
     say_json(found.plain()) if json else print_selection(found, number, console)
     if output is not None:
         found.write(output)

@@ -1,5 +1,6 @@
 """``dmlkit serve``."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,23 +21,20 @@ app = typer.Typer()
 class AccessOptions:
     """Options on who reaches the server, and what requests may do."""
 
-    host: Annotated[str, option("ADDRESS", "Address to listen on; other than localhost needs --token.")] = "127.0.0.1"
-    token: Annotated[
-        str | None,
+    host: Annotated[
+        str,
         option(
-            "TOKEN",
-            "Token that requests must have. Better set DMLKIT_TOKEN: other users see options of programs.",
-            envvar="DMLKIT_TOKEN",
-            show_envvar=False,
+            "ADDRESS",
+            "Address to listen on; other than localhost needs a token that requests must have, in DMLKIT_TOKEN.",
         ),
-    ] = None
+    ] = "127.0.0.1"
     allow_writes: Annotated[
         bool,
         typer.Option(
             "--allow-writes", help="Let requests add and remove images of a gallery, and answer questions of a review."
         ),
     ] = False
-    images: Annotated[
+    root: Annotated[
         Path | None,
         option("FOLDER", "Let requests name images in this folder by their paths.", exists=True, file_okay=False),
     ] = None
@@ -94,4 +92,11 @@ def serve(
         by = f" by {workers} processes" if workers > 1 else ""
         say(console, f"{source}: {what}, served on {address}{by} until Ctrl-C; the interface: {address}/docs")
 
-    run_server(source, Access(**vars(access)), model, port=port, workers=workers, started=started)
+    run_server(
+        source,
+        Access(**vars(access), token=os.environ.get("DMLKIT_TOKEN") or None),
+        model,
+        port=port,
+        workers=workers,
+        started=started,
+    )

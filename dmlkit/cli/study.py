@@ -49,7 +49,7 @@ def study(
         option("FOLDER", "Study folder to write. Default: runs/study/ and the name of the file.", "--output", "-o"),
     ] = None,
     overrides: Set = None,
-    jobs: Annotated[
+    workers: Annotated[
         int, option("COUNT", "Number of runs at a time, each on its own GPU or an equal share of the CPU cores.", min=1)
     ] = 1,
     device: Device = "auto",
@@ -80,10 +80,10 @@ def study(
         describe(read, output, console)
         return
     fabric = start_fabric(device, read.variants[0].candidates[0].recipe.training.precision)
-    if jobs > 1 and fabric.world_size > 1:
+    if workers > 1 and fabric.world_size > 1:
         raise UserError(
-            f"--jobs {jobs} does not work under torchrun, whose ranks train one run together; start dmlkit without "
-            "torchrun"
+            f"--workers {workers} does not work under torchrun, whose ranks train one run together; start dmlkit "
+            "without torchrun"
         )
     console.quiet = not fabric.is_global_zero
     sets = [word for override in overrides or [] for word in ("--set", override)]
@@ -95,7 +95,7 @@ def study(
     is_cut_off = False
     try:
         with progress:
-            results = run_study(read, output, fabric, progress, command, jobs=jobs, budget=seconds)
+            results = run_study(read, output, fabric, progress, command, workers=workers, budget=seconds)
     except BudgetUsedError as stopped:
         results, is_cut_off = stopped.results, True
     except TrainingStoppedError as stopped:

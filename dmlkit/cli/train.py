@@ -32,7 +32,7 @@ KEPT = ("levels", "on_bad_image")  # keys of a recipe's dataset that hold for an
     epilog=examples(
         "dmlkit train glyphs/proxy_anchor",
         "dmlkit train recipe.yaml --set training.epochs=3 -o runs/short",
-        "dmlkit train start/frozen_lite0 --from-review reviews/june -o runs/june",
+        "dmlkit train start/frozen_lite0 --review reviews/june -o runs/june",
     ),
 )
 @with_options
@@ -48,7 +48,7 @@ def train(
         ),
     ] = None,
     overrides: Set = None,
-    from_review: Annotated[
+    review: Annotated[
         Path | None,
         option(
             "FOLDER",
@@ -66,29 +66,29 @@ def train(
     from dmlkit.recipe.overrides import read_tree
     from dmlkit.run_folder.folder import RunFolder
 
-    if from_review is not None and dry_run:
-        raise UserError(f"--dry-run: does not apply with --from-review {from_review}, whose table is written first")
+    if review is not None and dry_run:
+        raise UserError(f"--dry-run: does not apply with --review {review}, whose table is written first")
     read_tree(recipe)  # a wrong path is refused before torch is imported
-    folder = output or Path("runs") / (from_review or recipe).stem
+    folder = output or Path("runs") / (review or recipe).stem
     if not dry_run:
         RunFolder(folder).check_startable(resume=resume, overwrite=overwrite)
 
     from dmlkit.distributed.launch import resolve_device
     from dmlkit.recipe.file import read_recipe
 
-    if from_review is not None:
+    if review is not None:
         kept = kept_keys(recipe, overrides or [])
-        table = table_of_review(from_review, folder, kept, Console(), resume=resume)
+        table = table_of_review(review, folder, kept, Console(), resume=resume)
         overrides = [table, *(overrides or [])]
     resolved = read_recipe(recipe, overrides or [])
     if dry_run:
         resolve_device(device)
         print_experiment(resolved, Console())
         return
-    is_compared = from_review is not None and has_held_out(from_review, resolved, Console())
-    train_and_print(resolved, folder, device, resume=resume, overwrite=overwrite, has_next=from_review is None)
-    if from_review is not None:
-        print_comparison(from_review, folder, device, is_compared=is_compared)
+    is_compared = review is not None and has_held_out(review, resolved, Console())
+    train_and_print(resolved, folder, device, resume=resume, overwrite=overwrite, has_next=review is None)
+    if review is not None:
+        print_comparison(review, folder, device, is_compared=is_compared)
 
 
 def kept_keys(recipe: Path, overrides: list[str]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def table_of_review(review: Path, run: Path, kept: dict[str, Any], console: Cons
     if resume and RunFolder(run).holds_run():
         dataset = RunFolder(run).recipe().dataset
         if not isinstance(dataset, TableConfig):
-            raise UserError(f"--from-review {review}: {run} was not trained on a table; leave out this option")
+            raise UserError(f"--review {review}: {run} was not trained on a table; leave out this option")
         return override_of(Path(dataset.file), Path(dataset.root or "."), dataset.model_dump(include=set(KEPT)))
     levels = kept.get("levels")
     levels = list(map(str, levels)) if isinstance(levels, list) else []

@@ -1,6 +1,5 @@
 """``dmlkit verify``: whether two images show the same class."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,68 +26,47 @@ from dmlkit.files.outputs import check_file
 from dmlkit.files.source import LOCAL, SIFT, require_image, require_path
 
 if TYPE_CHECKING:
-    from dmlkit.evaluation.verification import ImagePair, Verification
+    from dmlkit.evaluation.verification import Verification
 
 app = typer.Typer()
 SHOWN = 20  # pairs in the terminal
 
 
-@dataclass(frozen=True)
-class PairOptions:
-    """Pairs to compare: two images, or those of a file."""
+def require_compared(paths: list[Path]) -> None:
+    """Check that there are two images, or a file of pairs.
 
-    images: Annotated[list[Path] | None, argument("IMAGE", "Two images to compare.")] = None
-    pairs: Annotated[
-        Path | None,
-        option("FILE", "Table of pairs to compare: columns a, b and optionally same (1 or 0); or LFW's pairs.txt."),
-    ] = None
-    root: Annotated[
-        Path | None,
-        option(
-            "FOLDER",
-            "Folder of the paths in --pairs. Default: the folder of that file.",
-            callback=existing("the folder of the images"),
-        ),
-    ] = None
-
-    def check(self) -> None:
-        """Check that there are either two images or a file of pairs.
-
-        Raises:
-            UserError: neither or both are given, or a file is missing.
-        """
-        names = self.images or []
-        if (self.pairs is None) == (not names) or len(names) not in (0, 2):
-            raise UserError(
-                f"verify: expected either two images or --pairs FILE, got {len(names)} "
-                f"{'image' if len(names) == 1 else 'images'} and {'--pairs' if self.pairs else 'no --pairs'}"
-            )
-        if self.root is not None and self.pairs is None:
-            raise UserError("verify: --root applies only to --pairs FILE; remove --root")
-        for name in names:
-            require_image(name)
-        if self.pairs is not None:
-            require_path(self.pairs, "a .csv or .txt file of pairs")
-
-    def read(self) -> "list[ImagePair]":
-        """Return the pairs, see `read_pairs`."""
-        from dmlkit.evaluation.verification import ImagePair, read_pairs
-
-        if self.pairs is not None:
-            return read_pairs(self.pairs, self.root)
-        a, b = self.images or []
-        return [ImagePair(str(a), str(b))]
+    Raises:
+        UserError: there is something else, or a file is missing.
+    """
+    if len(paths) > 2:
+        raise UserError(f"verify: expected two images, or one file of pairs, got {len(paths)} paths")
+    for path in paths:
+        require_image(path) if len(paths) == 2 else require_path(path, "two images, or a .csv or .txt file of pairs")
 
 
 @app.command(
     rich_help_panel=USE,
-    epilog=examples("dmlkit verify runs/demo a.jpg b.jpg", "dmlkit verify runs/demo --pairs pairs.csv --csv out.csv"),
+    epilog=examples("dmlkit verify runs/demo a.jpg b.jpg", "dmlkit verify runs/demo pairs.csv --csv out.csv"),
 )
 @with_options
 def verify(
     run: RunPath,
-    *,
-    compared: PairOptions,
+    compared: Annotated[
+        list[Path],
+        argument(
+            "A B|PAIRS",
+            "Two images; or a table of pairs with the columns a, b and optionally same (1 or 0), or LFW's pairs.txt.",
+            check=require_compared,
+        ),
+    ],
+    root: Annotated[
+        Path | None,
+        option(
+            "FOLDER",
+            "Folder of the paths in PAIRS. Default: the folder of that file.",
+            callback=existing("the folder of the images"),
+        ),
+    ] = None,
     prior: Annotated[
         float,
         option(
@@ -114,12 +92,11 @@ def verify(
     device: ModelDevice = "auto",
 ) -> None:
     """Print whether two images show the same class, using the threshold found by calibrate."""
-    compared.check()
-
     from dmlkit.distributed.launch import start_ranks
+    from dmlkit.evaluation.verification import read_pairs
     from dmlkit.evaluation.verification import verify as verify_pairs
 
-    wanted = compared.read()
+    wanted = read_pairs(compared, root)
     fabric = start_ranks(device)
     console = Console(stderr=json, quiet=not fabric.is_global_zero)
     found = verify_pairs(
@@ -132,7 +109,7 @@ def verify(
     if json:
         say_json(found.stamped())
         return
-    print_found(found, console, is_single=compared.pairs is None)
+    print_found(found, console, is_single=len(compared) == 2)
     if csv is not None:
         say(console, f"written to {csv}")
 

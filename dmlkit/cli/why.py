@@ -41,7 +41,7 @@ def why(
         Writes(check_file, PICTURES),
         option("FILE", "Picture to draw: .png, .svg or .pdf.", "--output", "-o"),
     ] = None,
-    number: Annotated[int, number_option("Number of pairs of patches to print and to join by lines.")] = 8,
+    number: Annotated[int, number_option("Number of pairs of patches to print and to join by lines.", min=1)] = 8,
     checkpoint: Checkpoint = None,
     json: Json = False,
     device: Device = "auto",

@@ -70,18 +70,17 @@ class ImageGallery:
         """
         return add_images(self.path, Path(images), label=label, boxes=_boxes(boxes), model=self._model(self.run))
 
-    def remove(self, *, labels: Sequence[str] = (), ids: Sequence[str] = (), paths: Sequence[str | Path] = ()) -> int:
+    def remove(self, *, labels: Sequence[str] = (), images: Sequence[str | Path] = ()) -> int:
         """Remove images and return their number; ``dmlkit gallery restore`` can restore them.
 
         Args:
             labels: remove all images with these labels.
-            ids: remove the images with these ids.
-            paths: remove the images added from these files.
+            images: remove the images with these ids, or added from these files.
 
         Raises:
-            UserError: no label, id or path is given, or one of them belongs to no image; then nothing is removed.
+            UserError: nothing is given, or something of it belongs to no image; then nothing is removed.
         """
-        return remove_images(self.path, labels=labels, ids=ids, paths=[str(path) for path in paths])
+        return remove_images(self.path, labels=labels, images=list(map(str, images)))
 
     def migrate(self, run: str | Path, images: str | Path | None = None) -> Migrated:
         """Embed all images again with a newer run, and replace the old embeddings when all are done.
@@ -137,10 +136,10 @@ class ImageGallery:
         self,
         queries: ImagePaths,
         *,
-        by: Rule = "nearest",
+        method: Rule = "nearest",
         k: int | None = None,
         threshold: float | None = None,
-        by_group: str | None = None,
+        by: str | None = None,
         place: bool = False,
         boxes: str | Path | Boxes | None = None,
     ) -> Identified:
@@ -148,11 +147,11 @@ class ImageGallery:
 
         Args:
             queries: see `search`.
-            by: rule for the label: ``nearest`` image, or ``vote`` of the k nearest.
+            method: rule for the label: ``nearest`` image, or ``vote`` of the k nearest.
             k: number of images that vote. Default: 5.
             threshold: similarity below which an image is unknown. Default: the one given for the gallery, else the
                 probability of its calibration, else the threshold of its calibrated run.
-            by_group: ``folder`` or a column of a table: give one answer per group of images with the same one.
+            by: ``folder`` or a column of a table: give one answer per group of images with the same one.
             place: see `search`.
             boxes: boxes of the queries, each of which gets an answer, see `add`.
 
@@ -163,7 +162,7 @@ class ImageGallery:
         return identify(
             self.path,
             asked,
-            rule=LabelRule(by, k, threshold, by_group, place=self._place(place)),
+            rule=LabelRule(method, k, threshold, by, place=self._place(place)),
             boxes=_boxes(boxes),
             model=self._model_for(asked),
         )

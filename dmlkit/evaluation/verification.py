@@ -46,21 +46,26 @@ class ImagePair(NamedTuple):
     same: bool | None = None
 
 
-def read_pairs(path: Path, root: Path | None = None) -> list[ImagePair]:
-    """Read the pairs of a file.
+def read_pairs(paths: Sequence[Path], root: Path | None = None) -> list[ImagePair]:
+    """Return the pair of two images, or read the pairs of a file.
 
     Args:
-        path: a ``.csv`` file with the columns ``a``, ``b`` and, if the answers are known, ``same`` (1 or 0); or a
-            ``.txt`` file like that of LFW: ``NAME 1 2`` is a pair of one person, ``NAME 1 OTHER 3`` of two, and image 1
-            is ``NAME/NAME_0001.jpg``.
+        paths: two images, or a ``.csv`` file with the columns ``a``, ``b`` and, if the answers are known, ``same`` (1
+            or 0); or a ``.txt`` file like that of LFW: ``NAME 1 2`` is a pair of one person, ``NAME 1 OTHER 3`` of
+            two, and image 1 is ``NAME/NAME_0001.jpg``.
         root: the folder that names in the file are relative to; by default the file's own folder.
     """
+    if len(paths) == 2:
+        if root is not None:
+            raise UserError(f"verify: --root {root}: applies to a file of pairs; remove --root")
+        return [ImagePair(*map(str, paths))]
+    (path,) = paths
     if path.suffix.lower() not in (".csv", ".txt"):
-        raise UserError(f"--pairs {path}: expected a .csv or .txt file")
+        raise UserError(f"{path}: expected two images, or a .csv or .txt file of pairs")
     folder = root or path.parent
     pairs = _table(path, folder) if path.suffix.lower() == ".csv" else _lfw(path, folder)
     if not pairs:
-        raise UserError(f"--pairs {path}: this file has no pairs; expected at least one")
+        raise UserError(f"{path}: this file has no pairs; expected at least one")
     return pairs
 
 
@@ -68,17 +73,15 @@ def _table(path: Path, folder: Path) -> list[ImagePair]:
     table = read_csv(path, "no such file; expected a .csv or .txt file of pairs")
     names = [name.lower() for name in table.names]
     if not {"a", "b"} <= set(names) <= {"a", "b", "same"} or len(set(names)) < len(names):
-        raise UserError(
-            f"--pairs {path}: got the columns {excerpt(', '.join(table.names))}; expected a, b and optionally same"
-        )
+        raise UserError(f"{path}: got the columns {excerpt(', '.join(table.names))}; expected a, b and optionally same")
     pairs: list[ImagePair] = []
     for line, cells in table.rows():
         row = dict(zip(names, cells.values(), strict=True))
         if not row["a"] or not row["b"]:
-            raise UserError(f"--pairs {path}:{line}: expected {len(names)} cells, {', '.join(names)}, got an empty one")
+            raise UserError(f"{path}:{line}: expected {len(names)} cells, {', '.join(names)}, got an empty one")
         answer = ANSWERS.get(row["same"].lower()) if "same" in row else None
         if "same" in row and answer is None:
-            raise UserError(f"--pairs {path}:{line}: same: got {excerpt(repr(row['same']))}, expected 1 or 0")
+            raise UserError(f"{path}:{line}: same: got {excerpt(repr(row['same']))}, expected 1 or 0")
         pairs.append(ImagePair(row["a"], row["b"], answer))
     if are_of_windows((name for pair in pairs for name in pair[:2]), folder):
         pairs = [ImagePair(a.replace("\\", "/"), b.replace("\\", "/"), same) for a, b, same in pairs]
@@ -86,7 +89,7 @@ def _table(path: Path, folder: Path) -> list[ImagePair]:
 
 
 def _lfw(path: Path, folder: Path) -> list[ImagePair]:
-    text = read_text(path, "--pairs", "no such file; expected a .csv or .txt file of pairs")
+    text = read_text(path, "", "no such file; expected a .csv or .txt file of pairs")
     pairs: list[ImagePair] = []
     for number, line in enumerate(text.splitlines(), start=1):
         match line.split("\t") if "\t" in line else line.split():
@@ -100,7 +103,7 @@ def _lfw(path: Path, folder: Path) -> list[ImagePair]:
                 pass
             case _:
                 raise UserError(
-                    f"--pairs {path}:{number}: got {excerpt(repr(line))}, expected NAME 1 2 or NAME 1 OTHER 3, as in "
+                    f"{path}:{number}: got {excerpt(repr(line))}, expected NAME 1 2 or NAME 1 OTHER 3, as in "
                     "LFW's pairs.txt"
                 )
     return pairs

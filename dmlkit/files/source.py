@@ -379,7 +379,7 @@ def without_set(text: str, values: Mapping[str, object]) -> str:
         other = ", or name them with --set dataset.root=FOLDER" if "overrides" in values else ""
         return f"{name}: a pretrained model has no images of its own; run dmlkit embed {name} FOLDER first{other}"
     of_gallery = any((path / GALLERY_MARK).exists() for path in paths)  # to whose run --set does not apply
-    of_images = isinstance(values.get("images"), Path | list)  # in plot, --images is a flag
+    of_images = isinstance(values.get("images"), Path | list)
     if "overrides" in values and not of_images and not of_gallery:
         return text
     before, moved, rest = text.partition(MOVED)

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import time
@@ -113,7 +113,7 @@ def joined(rows: Any, new: Any) -> Any:
     return pa.concat_tables([rows, new])
 
 
-def without(rows: Any, column: str, values: Sequence[str] | set[str]) -> Any:
+def without(rows: Any, column: str, values: Iterable[str]) -> Any:
     """Return the rows that have none of some values in a column."""
     import pyarrow as pa
     from pyarrow import compute
@@ -122,23 +122,25 @@ def without(rows: Any, column: str, values: Sequence[str] | set[str]) -> Any:
     return rows.filter(compute.invert(own))  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def remove_images(path: Path, *, labels: Sequence[str] = (), ids: Sequence[str] = (), paths: Sequence[str] = ()) -> int:
-    """Remove the images with one of some labels, ids or paths from a gallery.
+def remove_images(path: Path, *, labels: Sequence[str] = (), images: Sequence[str] = ()) -> int:
+    """Remove the images with one of some labels, and those with an id or a path, from a gallery.
 
     Returns:
         Number of removed images.
     """
-    absolute = [os.path.abspath(name) for name in paths]  # noqa: PTH100 - as they were added, links not followed
-    named = {"label": list(labels), "id": list(ids), "path": absolute}
-    if not any(named.values()):
-        raise UserError("remove: expected --label, --id or --path, to select the images to remove")
+    if not labels and not images:
+        raise UserError("remove: expected ids or files of images, or --label, to select what to remove")
     with changing(path) as manifest:
         gallery = GalleryFolder(path)
         rows = gallery.table
-        for column, values in named.items():
-            known = set(gallery.table[column].to_pylist()) if values else set[str]()
-            if missing := next((value for value in values if value not in known), None):
-                raise UserError(f"--{column} {missing}: no image of {path} has this {column}; nothing was removed")
+        known = {column: set(rows[column].to_pylist()) for column in ("label", "id", "path")}
+        if label := next((label for label in labels if label not in known["label"]), None):
+            raise UserError(f"--label {label}: no image of {path} has this label; nothing was removed")
+        ids = known["id"].intersection(images)
+        files = {name: os.path.abspath(name) for name in images if name not in ids}  # noqa: PTH100 - links not followed
+        if missing := next((name for name, file in files.items() if file not in known["path"]), None):
+            raise UserError(f"{missing}: no image of {path} has this id or path; nothing was removed")
+        for column, values in (("label", labels), ("id", ids), ("path", files.values())):
             rows = without(rows, column, values)
         commit(path, manifest, rows)
     return len(gallery) - len(rows)

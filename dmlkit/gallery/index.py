@@ -197,8 +197,8 @@ def _measured(gallery: GalleryFolder, index: ApproximateIndex, built: Any, recal
         if not further:
             raise UserError(
                 f"{gallery.path}: {best.index.value} finds {best.index.recall:.4f} of the {nearest} nearest at most "
-                f"({best.sure:.4f} with 95 % confidence), expected {recall}; no index was kept: try another --kind, or "
-                "a lower --recall"
+                f"({best.sure:.4f} with 95 % confidence), expected {recall}; no index was kept: try another --method "
+                "or a lower --recall"
             )
         best = max(further, key=lambda one: (one.sure, -one.seconds))
     milliseconds = [1e3 * one / len(queries) for one in (exact, best.seconds)]

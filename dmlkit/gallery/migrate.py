@@ -141,7 +141,7 @@ def _located(
         raise UserError(
             f"{gallery.path}: {len(lost)} of {len(gallery)} images are missing or have changed: "
             f"{some_of(lost)}; nothing was changed: restore these files, name the folder that "
-            "has them now as IMAGES, or remove them with dmlkit gallery remove --path FILE"
+            "has them now as IMAGES, or remove them with dmlkit gallery remove"
         )
     return found
 

@@ -123,7 +123,7 @@ class EmbeddedSplit:
         if not self.dataset.kind.has_pixels:
             kind = self.dataset.kind.name
             raise UserError(
-                f"{what} shows images, but {self.run.path} embeds {kind}s; use another kind of plot, without --images"
+                f"{what} shows images, but {self.run.path} embeds {kind}s; use another kind of plot, or no --thumbnails"
             )
 
 

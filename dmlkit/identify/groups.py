@@ -1,4 +1,4 @@
-"""Groups of images that get one answer, e.g. of a track or burst: ``dmlkit identify --by-group``."""
+"""Groups of images that get one answer, e.g. of a track or burst: ``dmlkit identify --by``."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ def group_rows(
         given = sorted({label for row in rows if (label := known[row]) is not None})
         if len(given) > 1:
             raise UserError(
-                f"--by-group {by}: the group {name} has images of {given[0]!r} and of {given[1]!r}; expected images of "
+                f"--by {by}: the group {name} has images of {given[0]!r} and of {given[1]!r}; expected images of "
                 "one label in each group"
             )
     return groups
@@ -47,8 +47,8 @@ def _group_names(images: Path, asked: PointSet, by: str, boxes: Boxes | None) ->
     table = None if is_array else query_table(images, boxes, None if by == LABEL else NONE)
     if table is None or asked.images is None:
         if is_array:
-            raise UserError(f"--by-group {by}: the rows of {images} have no folders or columns; remove this option")
-        raise UserError(f"--by-group {by}: {images} is no table and has no columns; use {FOLDER}")
+            raise UserError(f"--by {by}: the rows of {images} have no folders or columns; remove this option")
+        raise UserError(f"--by {by}: {images} is no table and has no columns; use {FOLDER}")
     names = table.table.column_names
     column = text_column(table.table, str(images), names[own_column(names, by, str(images))]).to_pylist()
     cells = [column[row] for row in asked.images.rows.tolist()]

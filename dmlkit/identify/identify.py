@@ -49,7 +49,7 @@ STALE = 0.1  # share of the images that may change before a calibration is calle
 class LabelRule:
     """How labeled images decide on the label of another image, or of a group of images."""
 
-    by: Rule = "nearest"
+    method: Rule = "nearest"
     """``nearest`` takes the label of the nearest image; ``vote`` the most frequent one of the k nearest, if tied that
     of the nearest."""
     k: int | None = None
@@ -57,7 +57,7 @@ class LabelRule:
     threshold: float | None = None
     """A lower score makes an image `UNKNOWN`. Default: the one given for the gallery, else the probability of its
     calibration, else the threshold of its calibrated run."""
-    by_group: str | None = None
+    by: str | None = None
     """``folder``, or a column of a table of images: images with the same one get one answer. The score of a label is
     the mean over the images; its probability is fitted to groups of 1, 2 or 4 images of one label."""
     place: PlaceFusion | None = None
@@ -65,13 +65,13 @@ class LabelRule:
 
     def check(self) -> None:
         """Raise a `UserError` unless the parts of the rule are in their ranges and apply to each other."""
-        if self.by_group is not None and self.by == "vote":
-            raise UserError(f"--by-group {self.by_group}: applies to --by nearest, got --by vote")
+        if self.by is not None and self.method == "vote":
+            raise UserError(f"--by {self.by}: applies to --method nearest, got --method vote")
         check_threshold(self.threshold)
-        if self.k is not None and self.by != "vote":
-            raise UserError(f"-k {self.k}: applies to --by vote, got --by {self.by}; add --by vote, or remove -k")
+        if self.k is not None and self.method != "vote":
+            raise UserError(f"-k {self.k}: applies to --method vote, got --method {self.method}; add it, or remove -k")
         if self.k is not None and self.k < 1:
-            raise UserError(f"-k {self.k}: expected at least 1 neighbor, with --by vote")
+            raise UserError(f"-k {self.k}: expected at least 1 neighbor, with --method vote")
 
 
 NEAREST_IMAGE = LabelRule()
@@ -107,15 +107,15 @@ def identify(
             of two known labels.
     """
     where = path_of(images)
-    if rule.by_group is None and is_video(where):
-        rule = replace(rule, by_group=FOLDER)
+    if rule.by is None and is_video(where):
+        rule = replace(rule, by=FOLDER)
     rule.check()  # before anything is embedded
     opened = open_searched(source, model, bar, labels=labels, manifold=manifold)
     second = LocalMatches.of(opened) if rule.place is None else Places(opened, rule.place)
     identifier = Identifier(opened if rule.place is None else in_memory(opened), rule, second)
     asked = open_queries(images, opened, boxes=boxes, local=rule.place is None, model=model, bar=bar)
     known = list(known_labels(where, asked.paths, asked.labels, identifier.names))
-    groups = None if rule.by_group is None else group_rows(where, asked, rule.by_group, known, boxes)
+    groups = None if rule.by is None else group_rows(where, asked, rule.by, known, boxes)
     numbers = None if second is None else second.ask(asked, where, model, bar=bar)
     return identifier.answers(asked, known, groups, numbers)
 
@@ -134,7 +134,7 @@ class Identifier:
         rule.check()
         self.threshold, self.is_own_threshold = rule.threshold, rule.threshold is not None  # chosen for these queries
         self.source, self.gallery = searched, gallery_of(searched)
-        self.names, self.decider = labeled_decider(searched, rule.by, rule.k, second=second)
+        self.names, self.decider = labeled_decider(searched, rule.method, rule.k, second=second)
         self.searched, self.unlabeled = self.decider.searched, len(searched) - len(self.decider.codes)
         self.fits, self.estimated = dict[int, Fit](), dict[int, Sigmoid | None]()  # by the size of a group
         self.note, calibration = None, None

@@ -161,7 +161,7 @@ def plot_map(
     """
     output = output or embedded.run.plots / f"{embedded.split}-{kind}.png"
     if images:
-        embedded.require_images(f"plot {kind} --images")
+        embedded.require_images(f"plot {kind} --thumbnails")
     shown = embedded.of_classes(classes)
     proxies = shown.proxies()
     mapped = Mapped(

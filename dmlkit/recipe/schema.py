@@ -84,7 +84,7 @@ class TrainingConfig(BaseModel, frozen=True, extra="forbid", strict=True):
     """Under torchrun, each rank keeps only the proxies of its share of the classes, for very many classes."""
     workers: Annotated[NonNegativeInt, Field(le=256)] | None = None
     """Number of processes that read images, at most 256; null is one per CPU core, at most 8, a share of them under
-    ``study --jobs``, and 0 for images in memory."""
+    ``study --workers``, and 0 for images in memory."""
     loggers: tuple[LoggerName, ...] = ()
     """Additional loggers of the run, each an extra of dmlkit; training continues if one fails."""
 

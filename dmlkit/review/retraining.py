@@ -166,7 +166,7 @@ def compare_on_answers(folder: Path, run: RunFolder, fabric: Ranks, *, bar: Bar 
     review, trained = ReviewFolder(folder), load_model(run, fabric)
     dataset = trained.recipe.dataset
     if not isinstance(dataset, TableConfig):
-        raise UserError(f"{run.path}: was not trained on a table; expected a run of dmlkit train --from-review")
+        raise UserError(f"{run.path}: was not trained on a table; expected a run of dmlkit train --review")
     images = dataset.build(dataset.default_split)
     labels = [images.class_names[label] for label in images.labels.tolist()]
     rows = held_out_answers(review, images)

@@ -46,7 +46,7 @@ METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """Variable of prometheus-client: folder in which the processes of a server keep their counts, to be summed."""
 MOST_NEIGHBORS = 1000
 MOST_NAMES = 1000  # of labels, and of ids, to remove: 2 ms each
-BEARER = HTTPBearer(auto_error=False, description="The token of --token.")
+BEARER = HTTPBearer(auto_error=False, description="The token of DMLKIT_TOKEN.")
 """Says in the OpenAPI document that addresses need a token, so that /docs asks for it; `Guard` checks it."""
 LINES = 8  # of patches that contribute most; more of them hide the images
 SIDE = 320  # pixels of an explained image
@@ -140,7 +140,7 @@ def writer(request: Request) -> Served:
 async def pictures_of(request: Request) -> AsyncGenerator[list[SentImage]]:
     """Yield the images of a request, which count as waiting until it is answered."""
     found = served(request)
-    service, files = found.service, await read_files(request, found.access.images)
+    service, files = found.service, await read_files(request, found.access.root)
     with service.held(len(files), await asyncio.to_thread(service.count_pixels, files)):
         yield await found.decoded(lambda: [SentImage(*one, service.decode(*one)) for one in files])
 
@@ -299,7 +299,7 @@ async def add(
 async def remove(server: Writer, named: Named) -> dict[str, Any]:
     """Remove images from the gallery, by their labels or ids."""
     source = server.service.source
-    return await server.change(lambda: {"removed": remove_images(source, labels=named.labels, ids=named.ids)})
+    return await server.change(lambda: {"removed": remove_images(source, labels=named.labels, images=named.ids)})
 
 
 @api.get("/gallery/versions")

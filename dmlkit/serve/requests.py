@@ -52,7 +52,7 @@ class Access:
     """What ``Authorization: Bearer TOKEN`` must have; None for no token."""
     allow_writes: bool = False
     """Let requests change the gallery and answer questions of the review."""
-    images: Path | None = None
+    root: Path | None = None
     """Folder whose images requests may name by their paths; None for no paths."""
     review: Path | None = None
     """Folder of a review of the gallery's labels; None for none."""
@@ -116,7 +116,7 @@ class Guard:
         if self.token is not None and path not in PUBLIC and not path.startswith(("/page/", "/swagger/")):
             given = headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode()):
-                message = "expected the header Authorization: Bearer TOKEN, with the token of --token"
+                message = "expected the header Authorization: Bearer TOKEN, with the token of DMLKIT_TOKEN"
                 raise HTTPException(401, message, {"www-authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if not length.isdecimal():
@@ -156,7 +156,7 @@ class Images(BaseModel):
         list[str], Field(description="Image files in base64, or data URLs of them.", max_length=MOST_IMAGES)
     ] = []
     paths: Annotated[
-        list[str], Field(description="Files below the server's --images folder.", max_length=MOST_IMAGES)
+        list[str], Field(description="Files below the server's --root folder.", max_length=MOST_IMAGES)
     ] = []
 
 
@@ -211,7 +211,7 @@ async def _of_json(request: Request, root: Path | None) -> list[tuple[str, bytes
     except ValidationError as error:
         raise HTTPException(422, first_message(error.errors())) from None
     if wanted.paths and root is None:
-        raise HTTPException(403, "paths: this server reads no files; start it with --images FOLDER, or send the images")
+        raise HTTPException(403, "paths: this server reads no files; start it with --root FOLDER, or send the images")
     if len(wanted.images) + len(wanted.paths) > MOST_IMAGES:
         raise HTTPException(422, f"got more than {MOST_IMAGES} images; send fewer")
     given = [(f"images[{row}]", _of_base64(row, text)) for row, text in enumerate(wanted.images)]
@@ -242,7 +242,7 @@ def _contents(root: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
         try:
             path = (root / name).resolve()
             if not path.is_relative_to(root.resolve()) or not path.is_file():
-                raise HTTPException(404, f"paths: {excerpt(name)}: there is no such file in the folder of --images")
+                raise HTTPException(404, f"paths: {excerpt(name)}: there is no such file in the folder of --root")
             size += path.stat().st_size
             if size > MOST_BYTES:
                 raise HTTPException(413, f"paths: the files have more than {MOST_BYTES / 1e6:g} MB; name fewer")

@@ -43,11 +43,9 @@ def run_server(
     """
     host, token = access.host, access.token
     if not is_loopback(host) and not token:
-        raise UserError(
-            f"--host {host}: other machines could use this server; set a token with DMLKIT_TOKEN or --token"
-        )
+        raise UserError(f"--host {host}: other machines could use this server; set a token in DMLKIT_TOKEN")
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token and token):
-        raise UserError("--token: expected printable ASCII characters without spaces at the ends")
+        raise UserError("DMLKIT_TOKEN: expected printable ASCII characters without spaces at the ends")
     if access.allow_writes and kind_of(source) != "gallery":
         raise UserError(f"--allow-writes: {source} is not a gallery; serve a gallery to change it")
     if workers > 1 and access.review is not None:

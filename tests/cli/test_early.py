@@ -183,7 +183,7 @@ READ = [  # what is missing inside a path that a command reads
         "cluster x.npy --labels no.npy",
         "no.npy: no such file or folder; expected labels (.npy, .npz, .txt, .csv or .parquet)",
     ),
-    ("verify run --pairs kept.csv --root no", "no: no such file or folder; expected the folder of the images"),
+    ("verify run kept.csv --root no", "no: no such file or folder; expected the folder of the images"),
 ]
 DIMS = "--dims 512 128: --dims takes one value at a time; use --dims 512 --dims 128"
 REPEATED = [
@@ -256,7 +256,7 @@ MISTAKES = [
     ),
     ("verify none a.png b.png", f"none: {NO_RUN}"),
     ("verify run x.npy none.png", "none.png: no such file or folder; expected an image"),
-    ("verify run --pairs none.csv", "none.csv: no such file or folder; expected a .csv or .txt file of pairs"),
+    ("verify run none.csv", "none.csv: no such file or folder; expected two images, or a .csv or .txt file of pairs"),
     ("eval run none", "none: no such file or folder; expected a folder with one subfolder per class"),
     ("eval run --by none.csv:camera", "none.csv: no such file or folder; expected a table (.csv or .parquet)"),
     (
@@ -270,7 +270,7 @@ MISTAKES = [
         "expected a second run",
     ),
     ("compare empty half", f"empty: {NO_RUN}"),
-    ("data check empty --model none --threshold 0.9", f"none: {NO_RUN}"),
+    ("data check empty --run none --threshold 0.9", f"none: {NO_RUN}"),
     ("data check none", f"none: {NO_DATA}"),
     ("study none", "none: no such file; expected a study, e.g. recipes/study/mpa.yaml"),
     ("start none", "none: no such file or folder; expected a folder with one subfolder per class, or a table"),
@@ -346,9 +346,9 @@ def test_each_option_of_a_path_is_checked_early():
     commands = dict(leaves(get_command(app), ()))
     later = {"train recipe", "check recipe", "eval source", "data check target"}
     later |= {"eval evidence", "align output"}  # in the body: a path or a word, and a default that depends on the run
-    later |= {"export output", "verify images", "verify pairs"}  # by checks of `dmlkit.files.source`
+    later |= {"export output"}  # by checks of `dmlkit.files.source`
     later |= {"study output", "train output", "final output"}  # whose default depends on others
-    later |= {"copy file", "list root", "gallery remove path", "serve images", "serve review"}  # no torch, or typer's
+    later |= {"copy file", "list root", "gallery remove images", "serve root", "serve review"}  # no torch, or typer's
     unchecked: set[str] = set()
     for name, command in commands.items():
         marked = {

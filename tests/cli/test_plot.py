@@ -42,7 +42,7 @@ def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("words", "message", "written"),
     [
         (["pca", "one"], "36 images of 6 classes", "one/plots/test-pca.png"),
-        (["pca", "one", "--images", "--split", "train"], "18 images of 3 classes", "one/plots/train-pca.png"),
+        (["pca", "one", "--thumbnails", "--split", "train"], "18 images of 3 classes", "one/plots/train-pca.png"),
         (
             ["retrieval", "one", "-k", "3", "-n", "5"],
             "5 queries, including the 3 worst",
@@ -99,9 +99,9 @@ def test_a_mistake_is_one_line_and_nothing_is_written(dmlkit, here: Path, words:
     "words",
     [
         ["results", "study", "--split", "train"],
-        ["epochs", "one", "--images"],
+        ["epochs", "one", "--thumbnails"],
         ["disk", "one", "-k", "4"],
-        ["retrieval", "one", "--images"],
+        ["retrieval", "one", "--thumbnails"],
         ["histogram", "one", "-n", "4"],
         ["tsne", "one", "--metric", "map@r"],
         ["pca", "one", "two"],

@@ -18,7 +18,7 @@ def a_misspelt_function() -> None:
 
     dmlkit.lod("runs/demo")  # reportAttributeAccessIssue
     dmlkit.load("runs/demo", checkpoint="first")  # reportArgumentType
-    dmlkit.open_gallery("galleries/birds").identify("new", by="best")  # reportArgumentType
+    dmlkit.open_gallery("galleries/birds").identify("new", method="best")  # reportArgumentType
 
 
 def an_option_of_another_type() -> None:

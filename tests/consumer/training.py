@@ -60,7 +60,7 @@ def through_the_front_door(folder: Path) -> NDArray[np.float32]:
     assert_type(birds, dmlkit.ImageGallery)
     assert_type(birds.add("photos", label="robin").added, int)
     assert_type(birds.remove(labels=["robin"]) + len(birds), int)
-    assert_type({path: answer.label for path, answer in birds.identify("new", by="vote").labeled()}, dict[str, str])
+    assert_type({path: answer.label for path, answer in birds.identify("new", method="vote").labeled()}, dict[str, str])
     found = [neighbor.similarity for _, near in birds.search("new", k=3).neighbors() for neighbor in near]
     assert_type(found, list[float])
     return model.similarity(embeddings, model.embed(np.zeros((2, 8, 8, 3), np.uint8)))

@@ -182,7 +182,7 @@ def test_identify_and_calibrate_agree(gallery: Path, photos: Path, tmp_path: Pat
         assert one["least_probability"] == with_matches.threshold
         assert one["score"] == one["nearest"][0]["similarity"]
         assert one["probability"] == pytest.approx(with_matches.sigmoid.at(one["margin"], one["score"]))
-    grouped = dmlkit("identify", own, photos / "asked", "--by-group", "folder", "--device", "cpu")
+    grouped = dmlkit("identify", own, photos / "asked", "--by", "folder", "--device", "cpu")
     assert grouped.code == 0, grouped.err
     review = propose(own, photos / "asked", 0.05, 0.1, model=ON_CPU)
     labels_of = {one["path"]: one["label"] for one in found["images"]}
@@ -360,7 +360,7 @@ def test_verify_with_patches(photos: Path, patches_run: Path, model: ModelChoice
     assert dmlkit("calibrate", run, "--far", "0.1", "--device", "cpu").code == 0
     first, *others = sorted(map(str, (photos / "asked").rglob("*.jpg")))
     (tmp_path / "pairs.csv").write_text("a,b\n" + "".join(f"{first},{other}\n" for other in others))
-    words = ("verify", run, "--pairs", tmp_path / "pairs.csv", "--with", "local", "--json", "--device", "cpu")
+    words = ("verify", run, tmp_path / "pairs.csv", "--with", "local", "--json", "--device", "cpu")
     found = json.loads(dmlkit(*words).out)
     fusion = choose_second(run, Path("local"), fabric=start_ranks("cpu"))
     assert isinstance(fusion, LocalFusion) and found["fusion"] == fusion.weight.model_dump(mode="json")

@@ -12,20 +12,20 @@ def test_tables_with_and_without_answers(tmp_path: Path):
     path = tmp_path / "pairs.csv"
     path.write_text('b,a,same\n"x, y.png",é.png,1\nz.png,/abs/w.png,Different\n', encoding="utf-8")
     folder = str(tmp_path)
-    assert read_pairs(path) == [
+    assert read_pairs([path]) == [
         ImagePair(f"{folder}/é.png", f"{folder}/x, y.png", same=True),
         ImagePair("/abs/w.png", f"{folder}/z.png", same=False),
     ]
     path.write_text("A;B;Same\nc00\\x.png;c01\\y.png;1\n", encoding="utf-16")
-    assert read_pairs(path) == [ImagePair(f"{folder}/c00/x.png", f"{folder}/c01/y.png", same=True)]
+    assert read_pairs([path]) == [ImagePair(f"{folder}/c00/x.png", f"{folder}/c01/y.png", same=True)]
     path.write_text("\ufeffa,b\nx.png,y.png\n", encoding="utf-8")
-    assert read_pairs(path, Path("photos")) == [ImagePair("photos/x.png", "photos/y.png")]
+    assert read_pairs([path], Path("photos")) == [ImagePair("photos/x.png", "photos/y.png")]
 
 
 def test_the_file_of_lfw(tmp_path: Path):
     path = tmp_path / "pairs.txt"
     path.write_text("1\t2\nAbel_Pacheco\t1\t4\nAkhmed_Zakayev\t1\tAlan Greenspan\t12\n")
-    assert read_pairs(path, Path("lfw")) == [
+    assert read_pairs([path], Path("lfw")) == [
         ImagePair("lfw/Abel_Pacheco/Abel_Pacheco_0001.jpg", "lfw/Abel_Pacheco/Abel_Pacheco_0004.jpg", same=True),
         ImagePair(
             "lfw/Akhmed_Zakayev/Akhmed_Zakayev_0001.jpg", "lfw/Alan Greenspan/Alan Greenspan_0012.jpg", same=False
@@ -36,7 +36,7 @@ def test_the_file_of_lfw(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("p.tsv", b"", "expected a .csv or .txt file"),
+        ("p.tsv", b"", "a .csv or .txt file"),
         ("p.csv", b"", "the file is empty; expected a line with the columns' names"),
         ("p.csv", b"a,b\n", "this file has no pairs"),
         ("p.csv", b"a,c\nx,y\n", "got the columns a, c; expected a, b"),
@@ -57,10 +57,10 @@ def test_the_file_of_lfw(tmp_path: Path):
 def test_what_is_no_file_of_pairs(tmp_path: Path, name: str, content: bytes, told: str):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as error:
-        read_pairs(tmp_path / name)
+        read_pairs([tmp_path / name])
     assert told in str(error.value) and len(str(error.value).splitlines()) == 1
 
 
 def test_no_file(tmp_path: Path):
     with pytest.raises(UserError, match="no such file"):
-        read_pairs(tmp_path / "none.csv")
+        read_pairs([tmp_path / "none.csv"])

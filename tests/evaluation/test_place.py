@@ -192,7 +192,7 @@ def test_a_gallery_answers_by_place_and_time(asked: tuple[Path, Path, np.ndarray
         assert got == pytest.approx({path: expected[path] for path in got}, abs=1e-4)
         assert list(got.values()) == pytest.approx(sorted(expected.values(), reverse=True)[:3], abs=1e-4)
     right = {}
-    for words in ((), ("--with", "place"), ("--with", "place", "--by-group", "label")):
+    for words in ((), ("--with", "place"), ("--with", "place", "--by", "label")):
         result = dmlkit("identify", gallery, table, *words, "-o", tmp_path / "answers.json", "--device", "cpu")
         assert result.code == 0, result
         images = json.loads((tmp_path / "answers.json").read_text())["images"]
@@ -296,7 +296,7 @@ def test_options_that_do_not_apply_are_refused_before_anything_is_embedded(
     monkeypatch.setattr("dmlkit.evaluation.second.choose_place", embed)
     gallery, table, _ = asked
     for words, message in (
-        (("identify", gallery, table, "-k", "3"), "-k 3: applies to --by vote"),
+        (("identify", gallery, table, "-k", "3"), "-k 3: applies to --method vote"),
         (("identify", gallery, table, "--threshold", "nan"), "--threshold nan: expected a similarity"),
         (("search", gallery, table, "--rerank", "expansion"), "--rerank: does not apply to --with place"),
     ):

@@ -48,7 +48,7 @@ GOOD: dict[str, tuple[str, ...]] = {
 }
 """Words that fit a parameter, so that commands get further than to their first error."""
 # What takes long, asks the network, or starts other processes, whose tests are elsewhere.
-LEFT_OUT = {"--help", "--install-completion", "--show-completion", "--jobs", "--engine", "--debug", "--device"}
+LEFT_OUT = {"--help", "--install-completion", "--show-completion", "--workers", "--engine", "--debug", "--device"}
 
 
 def commands(group: typer.Typer, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Callable[..., Any]]:
@@ -141,7 +141,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "data check": (
         ("photos.yaml", "overrides=transform.size=8"),
-        ("photos.yaml --model run --threshold 0.9", "device overrides=transform.size=8"),
+        ("photos.yaml --run run --threshold 0.9", "device overrides=transform.size=8"),
         ("photos", "dataset=folder every"),
         ("table.csv", ""),
     ),
@@ -187,17 +187,17 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "gallery compact": (("gallery", ""),),
     "gallery create": (("run -o new", ""), ("run -o new photos", "label thumbnails threshold checkpoint device")),
     "gallery history": (("gallery", "json"),),
-    "gallery index": (("large", "kind recall=0.9,0.5"), ("large --precision int8", "recall=0.9")),
+    "gallery index": (("large", "method recall=0.9,0.5"), ("large --precision int8", "recall=0.9")),
     "gallery info": (("gallery", "json verify"),),
     "gallery migrate": (("gallery run", "device"), ("large tuned", "checkpoint"), ("gallery tuned photos", "")),
     "gallery remove": (("gallery --label ant", "label=bee,cat"),),
     "gallery rename": (("gallery ant bee", ""), ("gallery ant wasp", "")),
     "gallery restore": (("gallery 1", ""),),
     "identify": (
-        ("gallery photos/ant/0.png", "output=new.csv,new.json by html run device threshold"),
-        ("gallery photos -o new.csv", "by_group=folder html run threshold"),
-        ("gallery photos -o new.csv --by vote", "k html run threshold"),
-        ("x.npy z.npy -o new.csv --labels y.npy", "by html manifold threshold"),
+        ("gallery photos/ant/0.png", "output=new.csv,new.json method html run device threshold"),
+        ("gallery photos -o new.csv", "by=folder html run threshold"),
+        ("gallery photos -o new.csv --method vote", "k html run threshold"),
+        ("x.npy z.npy -o new.csv --labels y.npy", "method html manifold threshold"),
     ),
     "inspect": (
         ("run -o new.html", "split device overrides=dataset.seed=3"),
@@ -206,14 +206,14 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("x.npy -o new.html", "labels=y.npy manifold"),
     ),
     "list": (("", ""), ("losses", ""), ("recipes", "root"), ("metrics", ""), ("--markdown", "")),
-    "plot disk": (("run", "images split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
+    "plot disk": (("run", "thumbnails split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "plot epochs": (("run study/runs/small/seed-0 -o new.png", "metric=map@r"),),
     "plot heatmap": (("run", "split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "plot histogram": (("run", "split checkpoint device output=new.svg overrides=dataset.seed=3"),),
-    "plot pca": (("run", "images split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
+    "plot pca": (("run", "thumbnails split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "plot results": (("study", "metric=map@r output=new.png"),),
     "plot retrieval": (("run", "number k split checkpoint device output=new.pdf overrides=dataset.seed=3"),),
-    "plot tsne": (("run", "images split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
+    "plot tsne": (("run", "thumbnails split number checkpoint device output=new.svg overrides=dataset.seed=3"),),
     "report": (("study -o new.md", ""),),
     "review": (("gallery photos -o new", "number wrong=0.01,0.5 add run device"),),
     "schema": (("", ""),),
@@ -226,11 +226,11 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("gallery photos", "rerank=expansion:n=1,k_reciprocal k csv html json"),
     ),
     "select": (
-        ("gallery photos", "number output=new.csv rule threshold run json device"),
-        ("run photos -n 2", "split output=new.csv rule device"),
-        ("x.npy -n 2", "manifold rule threshold"),
-        ("x.npy x.npy -n 2 --labels y.npy", "manifold rule output=new.csv"),
-        ("gallery --measure -n 2", "rule threshold json"),
+        ("gallery photos", "number output=new.csv method threshold run json device"),
+        ("run photos -n 2", "split output=new.csv method device"),
+        ("x.npy -n 2", "manifold method threshold"),
+        ("x.npy x.npy -n 2 --labels y.npy", "manifold method output=new.csv"),
+        ("gallery --measure -n 2", "method threshold json"),
     ),
     "start": (("photos -o new.yaml", "device budget=1m"), ("table.csv -o new.yaml", "")),
     "status": (("study", "json"),),
@@ -243,17 +243,17 @@ FORMS: dict[str, tuple[Form, ...]] = {
         ("photos.yaml -o new", "overrides=seed=1,transform.size=8"),
         ("base.yaml -o run --resume", "dry_run device"),
         ("base.yaml -o run --overwrite", "overrides device"),
-        ("photos.yaml --from-review reviewed -o new", "overrides=seed=1,transform.size=8 device"),
+        ("photos.yaml --review reviewed -o new", "overrides=seed=1,transform.size=8 device"),
     ),
     "verify": (
         ("tuned photos/ant/0.png photos/bee/0.png", "json device checkpoint prior=0.1,0.9"),
-        ("tuned --pairs pairs.csv", "json csv root"),
+        ("tuned pairs.csv", "json csv root"),
     ),
     "why": (("tuned photos/ant/0.png photos/bee/0.png", "output=new.png number=1,30 json checkpoint device"),),
 }
 """Of every command words that make it work, and options that go with them: with values of their own where the usual
 ones do not fit, or one of several where they exclude each other."""
-KEPT_OUT = {"engine", "id", "jobs", "paper", "path"}
+KEPT_OUT = {"engine", "paper", "workers"}
 KEPT_OUT |= {"box_source", "box_margin", "box_confidence", "by", "column", "root", "second"}
 """Options that start processes, or want what is not in the files here."""
 VALUES: dict[str, tuple[str, ...]] = {

@@ -117,13 +117,13 @@ class GalleryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model)
     def remove_id(self, data: st.DataObject) -> None:
         id = data.draw(st.sampled_from(sorted(self.model)))  # noqa: A001
-        self.remove("ids", [id], {id})
+        self.remove("images", [id], {id})
 
     @rule(data=st.data())
     @precondition(lambda self: self.model)
     def remove_path(self, data: st.DataObject) -> None:
         id = data.draw(st.sampled_from(sorted(self.model)))  # noqa: A001
-        self.remove("paths", [self.model[id][1]], {id})
+        self.remove("images", [self.model[id][1]], {id})
 
     def remove(self, by: str, values: list[str], gone: set[str]) -> None:
         if not gone:
@@ -225,7 +225,7 @@ def change(name: str, home: Path, gallery: Path, argument: Any) -> None:
         case "add":
             add_images(gallery, home / f"new{argument}", label="new", model=ON_CPU)
         case "remove":
-            remove_images(gallery, ids=argument)
+            remove_images(gallery, images=argument)
         case "rename":
             rename_label(gallery, *argument)
         case "restore":
@@ -305,7 +305,7 @@ def test_a_storm_of_kills_leaves_each_change_done_or_not(home: Path, tmp_path: P
                 counts["after" if found == after else "before"] += 1
         if code != 0 and counts["killed"] % 10 == 0:  # and it is of use: searched, changed, and searched again
             some = sorted(found)[0]
-            assert remove_images(gallery, ids=[some]) == 1 and some not in content(gallery)
+            assert remove_images(gallery, images=[some]) == 1 and some not in content(gallery)
             restore_version(gallery, read_summary(gallery).versions[-2].number)
             assert content(gallery) == found
             neighbors = search(gallery, home / "asked.points", k=len(found), method="exact").plain()["queries"]

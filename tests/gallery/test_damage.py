@@ -46,7 +46,7 @@ def whole(place: Path, tmp_path_factory: pytest.TempPathFactory, dmlkit_once: Cl
     create_gallery(place / "run", first, gallery, label="crow", settings=settings, model=ON_CPU)
     for name in BIRDS[1:]:
         add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
-    remove_images(gallery, paths=[str(place / "photos" / name / "1.jpg") for name in ("crow", "dove")])
+    remove_images(gallery, images=[str(place / "photos" / name / "1.jpg") for name in ("crow", "dove")])
     for index in range(6):
         trees.photo(folder / "asked" / f"{index}.jpg", 300 + index, (40, 30))
     result = dmlkit_once("embed", place / "run", folder / "asked", "-o", folder / "asked_points", "--device", "cpu")
@@ -131,7 +131,7 @@ def answers(gallery: Path, asked: Path) -> dict[str, Callable[[], Any]]:
     return {
         "search": lambda: search(gallery, asked, k=4).plain(),
         "nearest": lambda: identify(gallery, asked).answers,
-        "vote": lambda: identify(gallery, asked, rule=LabelRule(by="vote", k=3)).answers,
+        "vote": lambda: identify(gallery, asked, rule=LabelRule(method="vote", k=3)).answers,
         "info": info,
         "history": lambda: [(one.number, one.images) for one in read_summary(gallery).versions],
         "remove": changed(lambda: remove_images(gallery, labels=["dove"])),

@@ -153,7 +153,7 @@ def test_versions_come_back(place: Path, tmp_path: Path, dmlkit: Cli):
     for name in BIRDS[:3]:
         add_images(gallery, place / "photos" / name, label=name, model=ON_CPU)
     whole = rows_of(gallery)
-    assert remove_images(gallery, labels=["crow"], paths=[str(place / "photos" / "dove" / "1.jpg")]) == 4
+    assert remove_images(gallery, labels=["crow"], images=[str(place / "photos" / "dove" / "1.jpg")]) == 4
     versions = json.loads(dmlkit("gallery", "history", gallery, "--json").out)
     assert [one["images"] for one in versions] == [0, 3, 6, 9, 5]
     shown = dmlkit("gallery", "history", gallery).out
@@ -288,10 +288,10 @@ def test_what_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit: Cli, mon
     create_gallery(place / "run", photos / "crow", tmp_path / "crows", label="crow", model=ON_CPU)
     before = rows_of(tmp_path / "crows")
     crows = ("gallery", "remove", tmp_path / "crows")
-    refused(dmlkit(*crows), "remove: expected --label, --id or --path")
+    refused(dmlkit(*crows), "remove: expected ids or files of images, or --label")
     refused(dmlkit(*crows, "--label", "crow", "--label", "dove"), "--label dove: no image of", "nothing was removed")
-    refused(dmlkit(*crows, "--id", "0' OR '1'='1"), "no image of")
-    refused(dmlkit(*crows, "--path", "none.jpg"), "no image of")
+    refused(dmlkit(*crows, "0' OR '1'='1"), "no image of")
+    refused(dmlkit(*crows, "none.jpg"), "no image of")
     refused(dmlkit(*crows, "--label", "\udcff"), "no image of")
     assert rows_of(tmp_path / "crows") == before
     refused(dmlkit("gallery", "restore", tmp_path / "crows", 7), "has no version 7; dmlkit gallery history")

@@ -136,7 +136,7 @@ def test_a_gallery_that_changes_keeps_its_answers(place: Path, tmp_path: Path, d
     check(0)
     restore_version(path, before)  # with two images of c3 that the index was built with
     check(0)
-    assert dmlkit("gallery", "index", path, "--kind", "ivf_hnsw_sq").code == 0
+    assert dmlkit("gallery", "index", path, "--method", "ivf_hnsw_sq").code == 0
     check(0)
     assert len(list(path.glob("index-*.faiss"))) == 1
 
@@ -156,7 +156,7 @@ def test_search_says_how_it_found(place: Path, tmp_path: Path, dmlkit: Callable[
     everything = json.loads(dmlkit("search", path, photo, "--json", "-k", "520").out)
     assert len({one["id"] for one in everything["queries"][0]["neighbors"]}) == 520
     for by in ("nearest", "vote"):
-        result = dmlkit("identify", path, photo, "-o", tmp_path / f"{by}.csv", "--by", by)
+        result = dmlkit("identify", path, photo, "-o", tmp_path / f"{by}.csv", "--method", by)
         assert result.code == 0, result.err
     near = (tmp_path / "nearest.csv").read_text().splitlines()[1].split(",")
     first = json.loads(dmlkit("search", path, photo, "--json", "-k", str(FIRST)).out)  # of as many as identify looks at
@@ -175,7 +175,7 @@ def test_an_index_that_cannot_be_is_refused(place: Path, tmp_path: Path, dmlkit:
     monkeypatch.setattr(building, "_further", lambda *_: iter(()))
     monkeypatch.setattr(building, "FIRST_PROBES", 1)
     refused(
-        dmlkit("gallery", "index", path, "--recall", "1"), "ivf_pq finds 0.", "no index was kept: try another --kind"
+        dmlkit("gallery", "index", path, "--recall", "1"), "ivf_pq finds 0.", "no index was kept: try another --method"
     )
     assert GalleryManifest.read(path / "gallery.json") == kept
     GalleryFolder(path).check()

@@ -97,10 +97,10 @@ def test_images_that_are_gone_are_named_and_found_where_they_are_now(place: Path
     result = dmlkit("gallery", "migrate", gallery, place / "other", moved.parent, "--device", "cpu")
     refused(result, f"1 of 12 images are missing or have changed: {photos / 'dove' / '1.jpg'}; nothing was changed")
     assert rows_of(gallery) == before and GalleryFolder(gallery).version == 1
-    remove_images(gallery, paths=[str(photos / "dove" / "1.jpg")])
+    remove_images(gallery, images=[str(photos / "dove" / "1.jpg")])
     assert migrate_gallery(gallery, place / "other", moved, model=ON_CPU).images == 11
     create_gallery(place / "other", moved, tmp_path / "fresh", model=ON_CPU)
-    remove_images(tmp_path / "fresh", paths=[str(moved / "dove" / "1.jpg")])
+    remove_images(tmp_path / "fresh", images=[str(moved / "dove" / "1.jpg")])
     assert rows_of(gallery) == rows_of(tmp_path / "fresh")
 
 
@@ -115,7 +115,7 @@ def test_a_kill_changes_nothing_and_costs_one_part_also_of_a_gallery_that_grew(
     assert rows_of(gallery) == before
     new = trees.photo(tmp_path / "new.jpg", 99)
     add_images(gallery, new, label="wren", model=ON_CPU)
-    remove_images(gallery, paths=[str(place / "photos" / "crow" / "1.jpg")])
+    remove_images(gallery, images=[str(place / "photos" / "crow" / "1.jpg")])
     images: list[int] = []
     embed = PartEmbedder.__call__
 
@@ -130,7 +130,7 @@ def test_a_kill_changes_nothing_and_costs_one_part_also_of_a_gallery_that_grew(
     assert images == [5] and found.resumed == 7
     create_gallery(place / "other", place / "photos", fresh, model=ON_CPU)
     add_images(fresh, new, label="wren", model=ON_CPU)
-    remove_images(fresh, paths=[str(place / "photos" / "crow" / "1.jpg")])
+    remove_images(fresh, images=[str(place / "photos" / "crow" / "1.jpg")])
     ours, theirs = rows_of(gallery), rows_of(fresh)
     assert {name: row[:2] for name, row in ours.items()} == {name: row[:2] for name, row in theirs.items()}
     for name, row in ours.items():  # other batches: equal but for rounding

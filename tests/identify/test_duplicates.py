@@ -1,4 +1,4 @@
-"""`dmlkit duplicates` and `data check --model`: groups, pairs, tables, pages, and what is refused."""
+"""`dmlkit duplicates` and `data check --run`: groups, pairs, tables, pages, and what is refused."""
 
 import csv
 import re
@@ -192,12 +192,12 @@ def test_data_check_tells_leaks_between_splits(run: Path, dmlkit: Cli, tmp_path:
             rows.append(f"photos/{label}/{index}.png,{label},{split}")
     trees.photo(tmp_path / "photos" / "3" / "2.png", 0, (41, 41))  # photo 0 of class 0, of another size
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
-    result = dmlkit("data", "check", tmp_path / "table.csv", "--model", run, "--threshold", 0.9999, "--device", "cpu")
+    result = dmlkit("data", "check", tmp_path / "table.csv", "--run", run, "--threshold", 0.9999, "--device", "cpu")
     assert result.code == 1, result.out + result.err
     lines = [line for line in result.out.splitlines() if "near-duplicate in two splits" in line]
     assert any("0/0.png" in line and "3/2.png" in line for line in lines)
-    alone = dmlkit("data", "check", tmp_path / "table.csv", "--model", run)
-    assert alone.code == 2 and "--model RUN needs --threshold SIMILARITY" in alone.err
+    alone = dmlkit("data", "check", tmp_path / "table.csv", "--run", run)
+    assert alone.code == 2 and "--run RUN needs --threshold SIMILARITY" in alone.err
 
 
 @pytest.mark.parametrize("space", [None, EUCLIDEAN], ids=["cosine", "distance"])

@@ -114,11 +114,11 @@ def gallery(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # n
 
 
 def test_one_answer_per_folder(gallery: Path, dmlkit: Cli):
-    found = identify(gallery / "birds", gallery / "asked", rule=LabelRule(by_group="folder"), model=ON_CPU)
+    found = identify(gallery / "birds", gallery / "asked", rule=LabelRule(by="folder"), model=ON_CPU)
     assert found.neighbors.queries == [str(gallery / "asked" / name) for name in "abc"]
     assert [answer.images for answer in found.answers] == [3, 1, 9]
     folder = shutil.copytree(gallery / "asked", gallery / "asked.npy")  # no array
-    same = identify(gallery / "birds", folder, rule=LabelRule(by_group="folder"), model=ON_CPU)
+    same = identify(gallery / "birds", folder, rule=LabelRule(by="folder"), model=ON_CPU)
     assert [answer.guess for answer in same.answers] == [answer.guess for answer in found.answers]
     alone = identify(gallery / "birds", gallery / "asked" / "b" / "0.jpg", model=ON_CPU)
     assert found.answers[1].guess == alone.answers[0].guess and found.answers[1].images == 1
@@ -128,7 +128,7 @@ def test_one_answer_per_folder(gallery: Path, dmlkit: Cli):
     for answer, size in ((found.answers[0], 2), (found.answers[2], 4)):  # of 3 images, and of 9
         sigmoid = estimate_probability(decider, size)
         assert sigmoid is not None and answer.probability == pytest.approx(sigmoid.at(answer.margin, answer.score))
-    words = ("identify", gallery / "birds", gallery / "asked", "--by-group", "folder", "--device", "cpu")
+    words = ("identify", gallery / "birds", gallery / "asked", "--by", "folder", "--device", "cpu")
     page, table, file = (gallery / name for name in ("page.html", "answers.csv", "answers.json"))
     result = dmlkit(*words, "-o", table, "--html", page)
     assert result.code == 0 and "3 groups, 0 unknown" in result.out and "9 images" in result.out
@@ -149,7 +149,7 @@ def test_groups_have_their_own_threshold(gallery: Path, dmlkit: Cli):
     assert [fit.size for fit in calibrated.fits] == list(SIZES)
     assert len({fit.threshold for fit in calibrated.fits}) == 3 and all(fit.fpir.rate <= 0.5 for fit in calibrated.fits)
     file = gallery / "own.json"
-    words = ("identify", birds, gallery / "asked", "--by-group", "folder", "-o", file, "--device", "cpu")
+    words = ("identify", birds, gallery / "asked", "--by", "folder", "-o", file, "--device", "cpu")
     result = dmlkit(*words)
     assert result.code == 0 and "(probability below" in result.out
     by_size = {fit.size: fit for fit in calibrated.fits}
@@ -177,16 +177,16 @@ def test_groups_of_a_table(gallery: Path, dmlkit: Cli):
     paths = [f"asked/c/{index}.jpg" for index in range(6)]
     rows = zip(paths, ["bird0", "bird0", "x", "bird1", "x", "bird2"], ["p", "p", "q", "s", "", "t"], strict=True)
     table.write_text("path,label,track\n" + "".join(f"{path},{label},{track}\n" for path, label, track in rows))
-    found = identify(gallery / "birds", table, rule=LabelRule(by_group="track"), model=ON_CPU)
+    found = identify(gallery / "birds", table, rule=LabelRule(by="track"), model=ON_CPU)
     assert found.neighbors.queries[:3] == ["p", "q", "s"] and found.neighbors.queries[3].endswith("c/4.jpg")
     assert [(answer.images, answer.known) for answer in found.answers[:2]] == [(2, "bird0"), (1, None)]
     for by, message in (
         ("day", "has no column 'day'; it has path, track"),
         ("folder", "has images of 'bird0' and of 'bird1'; expected images of one label in each group"),
     ):
-        result = dmlkit("identify", gallery / "birds", table, "--by-group", by, "--device", "cpu")
+        result = dmlkit("identify", gallery / "birds", table, "--by", by, "--device", "cpu")
         assert result.code == 2 and message in " ".join(result.err.split()) and "Traceback" not in result.err
-    result = dmlkit("identify", gallery / "birds", gallery / "asked", "--by-group", "track", "--device", "cpu")
+    result = dmlkit("identify", gallery / "birds", gallery / "asked", "--by", "track", "--device", "cpu")
     assert result.code == 2 and "is no table and has no columns; use folder" in " ".join(result.err.split())
 
 
@@ -225,9 +225,7 @@ def test_the_frames_of_a_video_are_a_group(place: Path, tmp_path: Path, dmlkit: 
     (tmp_path / "files").mkdir()
     for index in range(len(video)):
         Image.fromarray(video.sample(index).permute(1, 2, 0).numpy()).save(tmp_path / "files" / f"{index}.png")
-    same = identify(tmp_path / "gallery", tmp_path / "files", rule=LabelRule(by_group="folder"), model=ON_CPU).answers[
-        0
-    ]
+    same = identify(tmp_path / "gallery", tmp_path / "files", rule=LabelRule(by="folder"), model=ON_CPU).answers[0]
     assert one["path"] == str(tmp_path / "a.mp4") and one["images"] == same.images == 6
     assert (one["label"], one["score"]) == (same.label, pytest.approx(same.score, abs=1e-5))
     near = dmlkit("search", tmp_path / "gallery", tmp_path / "a.mp4", "--device", "cpu", "--json")
@@ -247,7 +245,7 @@ def test_the_frames_of_a_video_are_a_group(place: Path, tmp_path: Path, dmlkit: 
         ("text.mkv", (), "text.mkv: cannot read this video: "),
         ("sound.mp4", (), "sound.mp4: this video has no frames"),
         ("a.mp4", ("--boxes", tmp_path / "files"), "--boxes: applies to images, but"),
-        ("a.mp4", ("--by", "vote"), "--by-group folder: applies to --by nearest, got --by vote"),
+        ("a.mp4", ("--method", "vote"), "--by folder: applies to --method nearest, got --method vote"),
     ):
         wrong = dmlkit(*words[:2], tmp_path / name, *more, "--device", "cpu")
         assert wrong.code == 2 and message in wrong.err and len(wrong.err.strip().splitlines()) == 1, wrong

@@ -68,7 +68,7 @@ def test_images_without_a_label_do_not_count(by: Any, by_group: str | None, plac
     """The answers are those of a gallery without them, also to one of these images."""
     if by == "vote" and by_group:
         return
-    rule, gallery = LabelRule(by, by_group=by_group), tmp_path / "gallery"
+    rule, gallery = LabelRule(by, by=by_group), tmp_path / "gallery"
     stray = trees.photo(tmp_path / "stray" / "Unknown" / "0.jpg", 200, (40, 30))  # the first one that is asked about
     create_gallery(place / "run", tmp_path / "stray", gallery, model=ON_CPU)
     add_images(gallery, place / "photos", model=ON_CPU)
@@ -173,7 +173,7 @@ def test_folders_named_after_labels_give_the_accuracy(place: Path, tmp_path: Pat
     assert "note: 5 of these images are in the source, and found there" in " ".join(own.out.split())
     new = place / "photos" / "gull" / "+.jpg"  # comes first
     trees.photo(new, 77)
-    grouped = dmlkit("identify", place / "gallery", place / "photos", "--by-group", "folder", "--device", "cpu")
+    grouped = dmlkit("identify", place / "gallery", place / "photos", "--by", "folder", "--device", "cpu")
     new.unlink()
     folders = len(list((place / "photos").iterdir()))
     assert f"note: {folders} of these groups are in the source" in " ".join(grouped.out.split()), grouped.err
@@ -211,13 +211,13 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
     np.save(array := tmp_path / "rows.npy", GalleryFolder(place / "gallery").points_at(torch.arange(4)).numpy())
     for words, told in (
         ((gallery, place / "asked"), f"{gallery}: no image has a label; add images with their labels"),
-        ((place / "gallery", place / "asked", "-k", 0, "--by", "vote"), "-k 0: expected at least 1"),
+        ((place / "gallery", place / "asked", "-k", 0, "--method", "vote"), "-k 0: expected at least 1"),
         (
             (place / "gallery", place / "asked", "-k", 3),
-            "-k 3: applies to --by vote, got --by nearest; add --by vote, or remove -k",
+            "-k 3: applies to --method vote, got --method nearest; add it, or remove -k",
         ),
         ((place / "gallery", place / "asked", "--threshold", "nan"), "--threshold nan: expected a similarity"),
-        ((place / "gallery", array, "--by-group", "folder"), "have no folders or columns; remove this option"),
+        ((place / "gallery", array, "--by", "folder"), "have no folders or columns; remove this option"),
         ((place / "gallery", tmp_path / "none"), "no such file or folder"),
         ((place / "gallery", other), "embeddings with 8 dimensions, but"),
         ((place / "gallery", place / "asked", "--run", tmp_path), "no run here"),
@@ -365,7 +365,7 @@ def test_a_table_of_queries_needs_no_labels(place: Path, tmp_path: Path, dmlkit:
         assert dmlkit(*words).code == 0 and f"no image has a known label; did you mean '{name}'?" in caplog.text
         caplog.clear()
     table.write_text("\n".join(["path,table,camera", "asked/0.jpg,1,3", "asked/known.jpg,1,3"]) + "\n")
-    grouped = dmlkit(*words[:3], "--by-group", "camera", "--device", "cpu")
+    grouped = dmlkit(*words[:3], "--by", "camera", "--device", "cpu")
     assert not caplog.text
     assert grouped.code == 0 and "1 group" in grouped.out, grouped
     table.write_text("place,camera\na.jpg,3\n")

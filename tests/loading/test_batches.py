@@ -53,7 +53,7 @@ def test_a_loader_starts_no_more_processes_than_it_may_or_has_batches(monkeypatc
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot fork safely")
 def test_readers_are_forked_in_a_process_that_was_spawned(monkeypatch: pytest.MonkeyPatch):
-    """A spawned one would import torch again: 9 s for every validation of a study with --jobs."""
+    """A spawned one would import torch again: 9 s for every validation of a study with --workers."""
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "spawn")
     loader = evaluation_loader(GlyphsConfig(classes=4, images_per_class=6).build("test"), None, workers=1)
     context: Any = loader.multiprocessing_context

@@ -168,7 +168,7 @@ def test_a_run_says_which_plugin_has_changed(folder: Path, site: Path, trained: 
 
 
 def test_runs_of_a_study_at_once_have_the_file_too(folder: Path):
-    told = commands(folder, "study study.yaml -o runs/study --jobs 2 --plugin toy.py")
+    told = commands(folder, "study study.yaml -o runs/study --workers 2 --plugin toy.py")
     assert told[0][0] == 0, told
     assert "--plugin toy.py" in (folder / "runs/study/results.md").read_text()
 

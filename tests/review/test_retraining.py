@@ -48,7 +48,7 @@ def accuracy(run: Path, known: dict[Path, str], asked: dict[Path, str]) -> float
 
 
 def test_a_model_is_trained_on_a_review_and_compared_on_what_it_has_not_seen(dmlkit, reviewed: Path, place: Path):  # noqa: F811
-    words = ("train", place / "recipe.yaml", "--from-review", reviewed / "review", "-o", reviewed / "new")
+    words = ("train", place / "recipe.yaml", "--review", reviewed / "review", "-o", reviewed / "new")
     settings = ("--set", "sampler={name: random, batch_size: 8}", "--device", "cpu")
     result = dmlkit(*words, *settings)
     assert result.code == 0, result.err
@@ -92,10 +92,10 @@ def test_images_held_out_stay_so_and_those_of_a_gallery_that_changed_are_left_ou
 
 
 def test_what_cannot_be_trained_on_or_compared_is_refused(dmlkit, reviewed: Path, place: Path):  # noqa: F811
-    train = ("train", place / "recipe.yaml", "-o", reviewed / "new", "--device", "cpu", "--from-review")
+    train = ("train", place / "recipe.yaml", "-o", reviewed / "new", "--device", "cpu", "--review")
     for words, message in (
         ((reviewed / "inbox",), "no review here (review.json is missing)"),
-        ((reviewed / "review", "--dry-run"), "--dry-run: does not apply with --from-review"),
+        ((reviewed / "review", "--dry-run"), "--dry-run: does not apply with --review"),
     ):
         result = dmlkit(*train, *words)
         assert result.code == 2 and message in result.err and not (reviewed / "new").exists()
@@ -119,7 +119,7 @@ def test_keys_of_the_recipe_that_hold_for_any_images_are_kept(dmlkit, place: Pat
     )
     (tmp_path / "levels.yaml").write_text(recipe)
     words = ("train", tmp_path / "levels.yaml", "--set", "sampler={name: random, batch_size: 8}", "--device", "cpu")
-    words = (*words, "--from-review", tmp_path / "review", "-o")
+    words = (*words, "--review", tmp_path / "review", "-o")
     for again in ((), ("--resume",)):  # nothing is answered, so none is held out
         result = dmlkit(*words, tmp_path / "new", *again)
         before, _, after = " ".join(result.out.split()).partition("epoch 1/")

@@ -70,7 +70,7 @@ def gallery(place: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def client(gallery: Path, place: Path) -> Iterator[TestClient]:
     service = Service(gallery, ON_CPU)
-    app = make_app(service, Access(allow_writes=True, images=place / "asked"))
+    app = make_app(service, Access(allow_writes=True, root=place / "asked"))
     with closing(service), TestClient(app, LOCAL, raise_server_exceptions=False) as found:
         yield found
 
@@ -377,7 +377,7 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
         ({"url": "/v1/search?k=0", "json": {"paths": ["0.jpg"]}}, 422, "query.k"),
         ({"url": "/v1/verify", "json": {"paths": ["0.jpg"]}}, 422, "expected 2 to compare"),
         ({"url": "/v1/gallery/add?label=unknown", "json": {"paths": ["0.jpg"]}}, 409, "unknown"),
-        ({"url": "/v1/gallery/remove", "json": {}}, 409, "to select the images to remove"),
+        ({"url": "/v1/gallery/remove", "json": {}}, 409, "to select what to remove"),
         ({"url": "/v1/gallery/restore", "json": {"version": 99}}, 409, "has no version 99"),
         ({"url": "/v1/why"}, 422, "got 0 images, expected 2"),
         ({"url": "/v1/why?id=nothing"}, 404, "no picture with this id"),
@@ -560,17 +560,20 @@ def test_the_command_serves_its_client_and_ends_when_it_is_told(gallery: Path, p
         process.kill()
 
 
-def test_what_cannot_be_served_is_refused(dmlkit: Any, gallery: Path, place: Path, tmp_path: Path):
+def test_what_cannot_be_served_is_refused(
+    dmlkit: Any, gallery: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     np.save(tmp_path / "points.npy", np.eye(4, dtype=np.float32))
-    for words, message in (
-        ([gallery, "--host", "0.0.0.0"], "set a token with DMLKIT_TOKEN"),
-        ([place / "run", "--allow-writes"], "is not a gallery"),
-        ([gallery, "--host", "nowhere.invalid", "--token", "x"], "cannot listen there"),
-        ([tmp_path / "points.npy", "--port", "0"], "the model of an array is not known"),
-        ([gallery, "--token", " x"], "expected printable ASCII"),
-        ([gallery, "--workers", "0"], "'--workers'"),
-        ([gallery, "--workers", "2", "--review", place], "one process divides the questions of a review"),
+    for words, token, message in (
+        ([gallery, "--host", "0.0.0.0"], "", "set a token in DMLKIT_TOKEN"),
+        ([place / "run", "--allow-writes"], "x", "is not a gallery"),
+        ([gallery, "--host", "nowhere.invalid"], "x", "cannot listen there"),
+        ([tmp_path / "points.npy", "--port", "0"], "x", "the model of an array is not known"),
+        ([gallery], " x", "DMLKIT_TOKEN: expected printable ASCII"),
+        ([gallery, "--workers", "0"], "x", "'--workers'"),
+        ([gallery, "--workers", "2", "--review", place], "x", "one process divides the questions of a review"),
     ):
+        monkeypatch.setenv("DMLKIT_TOKEN", token)
         found = dmlkit("serve", *map(str, words))
         assert found.code == 2 and message in found.err, found.err
 

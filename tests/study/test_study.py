@@ -404,7 +404,7 @@ def test_a_budget_stops_runs_after_a_checkpoint_and_the_same_command_goes_on(
     dmlkit, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path, out = write_study(tmp_path), tmp_path / "out"
-    words = ["study", path, "-o", out, "--device", "cpu", "--jobs", 2]
+    words = ["study", path, "-o", out, "--device", "cpu", "--workers", 2]
     now = count()  # a second passes at each look
     for module in (stopping, study_run):
         monkeypatch.setattr(module, "monotonic", lambda: next(now))
@@ -432,11 +432,11 @@ def begin_held(step: int, marks: str, *begin: Any) -> None:
 
 
 def study_at_once(step: int, marks: str, *words: str) -> None:
-    """``dmlkit study --jobs 2`` whose processes wait at a step of their runs, and have imported dmlkit."""
+    """``dmlkit study --workers 2`` whose processes wait at a step of their runs, and have imported dmlkit."""
     workers.get_context = lambda _: WARM
     forkserver._forkserver.ensure_running = lambda: None  # pyright: ignore[reportAttributeAccessIssue] - it is there
     workers._begin = partial(begin_held, step, marks)
-    command_line(*words, "--jobs", "2")
+    command_line(*words, "--workers", "2")
 
 
 def held_at_once(step: int, path: Path, out: Path, marks: Path) -> Forked:
@@ -469,7 +469,7 @@ def test_runs_at_once_stopped_and_killed_give_the_figures_of_runs_one_after_anot
     killed = finished(out)
     assert 0 < len(killed) < 4
 
-    again = dmlkit("study", path, "-o", out, "--device", "cpu", "--jobs", "2")
+    again = dmlkit("study", path, "-o", out, "--device", "cpu", "--workers", "2")
     assert again.code == 0, again.err
     assert "runs are already finished" in again.out and "run 4/4" in again.out
     complete = finished(out)
@@ -510,7 +510,7 @@ def test_runs_that_fail_beside_others_are_told_and_the_others_go_on(
     monkeypatch.setattr(workers, "get_context", lambda _: WARM)
     path = write_study(tmp_path, STUDY.replace("{loss.margin: 0.3}", "{optimizer.lr: 1e30}"))
     out = tmp_path / "out"
-    result = dmlkit("study", path, "-o", out, "--device", "cpu", "--jobs", "2")
+    result = dmlkit("study", path, "-o", out, "--device", "cpu", "--workers", "2")
     assert result.code == 2 and "2 runs failed with the errors above" in result.err, result.err
     assert re.search(r"large/seed-(.) failed: .*finite(.|\n)*large/seed-. failed: as large/seed-\1 did", result.out)
     assert finished(out).keys() == {f"runs/small/seed-{seed}/summary.json" for seed in SEEDS}

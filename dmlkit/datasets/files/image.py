@@ -27,8 +27,8 @@ from dmlkit.files.image_file import (
 )
 from dmlkit.files.regular import VIDEOS
 
-# a new interpreter imports torch first, 5 to 9 s, and the runs of study --jobs would start theirs; Python 3.14 does so
-# unless another way is asked for
+# a new interpreter imports torch first, 5 to 9 s, and the runs of study --workers would start theirs; Python 3.14 does
+# so unless another way is asked for
 WORKER_START = "fork" if sys.platform == "linux" else None
 ROUNDING = 1.0  # pixels by which a box may exceed its image, because shares are written with few digits
 

@@ -72,7 +72,7 @@ def run_study(
     progress: StudyProgress,
     command: str,
     *,
-    jobs: int = 1,
+    workers: int = 1,
     budget: float = inf,
 ) -> StudyResults:
     """Train the missing runs of a study, and judge its claim by the figures of all; see `summarize_study`.
@@ -82,14 +82,14 @@ def run_study(
 
     Args:
         command: command that repeats the study, for reports.
-        jobs: number of concurrent runs on this machine, see `train_at_once`.
+        workers: number of concurrent runs on this machine, see `train_at_once`.
         budget: seconds after which every run stops after a checkpoint, and no other run starts.
     """
     deadline = monotonic() + budget
     recipes = [candidate.recipe for variant in study.variants for candidate in variant.candidates]
     check_place(folder, {recipe.dataset.data_root for recipe in recipes})
     with open_study(study.record(), folder, fabric, command), stop_signals(deadline) as stop_requested:
-        runs = _Runs(Plan(study, folder), fabric, progress, stop_requested, jobs)
+        runs = _Runs(Plan(study, folder), fabric, progress, stop_requested, workers)
         for line in study_notes(study, check_components(study, folder)):
             progress.note(line)
         interruption = None
@@ -118,7 +118,7 @@ class _Runs:
     fabric: Fabric
     progress: StudyProgress
     stop_requested: Callable[[Fabric], bool]
-    jobs: int
+    workers: int
     failures: dict[str, str] = field(default_factory=dict[str, str])  # reasons of failures, by run
 
     def train_all(self) -> None:
@@ -133,7 +133,7 @@ class _Runs:
                 for name, text in self.plan.edges().items():
                     chosen = self.plan.chosen[name].label
                     self.progress.note(f"{name} chose {chosen}: {text}; to try more, stop and increase extend")
-            together = [run for run in runs if self.jobs > 1 and not self._is_complete(run)]
+            together = [run for run in runs if self.workers > 1 and not self._is_complete(run)]
             names = {run.name for run in together}
             for run in runs:
                 if run.name not in names:
@@ -212,7 +212,7 @@ class _Runs:
             else:
                 getattr(progress, happening)(**values)
 
-        train_at_once(runs, self.plan.study.config.protocol, self.jobs, self.fabric, self.stop_requested, notify)
+        train_at_once(runs, self.plan.study.config.protocol, self.workers, self.fabric, self.stop_requested, notify)
 
     def _start(self, run: Run) -> RunProgress:
         return self.progress.start_run(run.name, self.plan.study.epochs_per_run(run.recipe))

@@ -75,12 +75,12 @@ _workers: list[tuple[str, "SimpleQueue[Event]"]] = []  # device and events; at m
 def train_at_once(
     runs: Sequence[Run],
     protocol: ProtocolName,
-    jobs: int,
+    workers: int,
     fabric: Fabric,
     stop_requested: Callable[[Fabric], bool],
     notify: Notify,
 ) -> None:
-    """Train runs in ``jobs`` processes; complete runs do not change.
+    """Train runs in ``workers`` processes; complete runs do not change.
 
     Each process uses the next GPU in turn, or its share of the threads, and its share of the cores to read images.
 
@@ -92,11 +92,13 @@ def train_at_once(
     events, devices = context.SimpleQueue(), context.SimpleQueue()
     listen, stop = context.Pipe(duplex=False)
     kind, first = fabric.device.type, fabric.device.index
-    for job in range(jobs):  # GPUs in turn, starting with that of the first process
-        devices.put(f"cuda:{(first + job) % torch.cuda.device_count()}" if kind == "cuda" else kind)
-    threads, cores = max(1, torch.get_num_threads() // jobs), max(1, count_cores() // jobs)
+    for worker in range(workers):  # GPUs in turn, starting with that of the first process
+        devices.put(f"cuda:{(first + worker) % torch.cuda.device_count()}" if kind == "cuda" else kind)
+    threads, cores = max(1, torch.get_num_threads() // workers), max(1, count_cores() // workers)
     pending: set[Future[None]] = set()
-    with ProcessPoolExecutor(jobs, context, _begin, (events, devices, listen, cores, threads, plugin_files())) as pool:
+    with ProcessPoolExecutor(
+        workers, context, _begin, (events, devices, listen, cores, threads, plugin_files())
+    ) as pool:
         try:
             # Ctrl-C goes to every process, but only this one shall stop the others: they start with it ignored
             with handled_by(signal.SIG_IGN, signal.SIGINT):
@@ -114,7 +116,7 @@ def train_at_once(
         except BrokenProcessPool:
             raise UserError(
                 "a process of the study died, perhaps because memory ran out; rerun the same command to resume, or use "
-                "fewer --jobs"
+                "fewer --workers"
             ) from None
         except Exception:
             _cancel(pending)
