@@ -188,7 +188,7 @@ def test_commands_take_vectors_of_any_file_as_those_of_npy(
         with Path("near.csv").open() as file:
             second = [row["path"] for row in csv.DictReader(file)][1::2]
         assert [path.removeprefix("row ").removesuffix(".jpg") for path in second] == [str(row) for row in nearest]
-        for words in (("cluster", name, "--clusters", 3), ("inspect", name, "-o", "page.html")):
+        for words in (("cluster", name, "-k", 3), ("inspect", name, "-o", "page.html")):
             assert dmlkit(*words).code == 0
     both = dmlkit("eval", "x.npy", "x.npz", "--labels", "y.npy")
     assert "same points" in both.err  # the labels of x.npz are inside, so that the file of them is that of x.npy
