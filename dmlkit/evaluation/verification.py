@@ -58,7 +58,7 @@ def read_pairs(paths: Sequence[Path], root: Path | None = None) -> list[ImagePai
     if len(paths) == 2:
         if root is not None:
             raise UserError(f"verify: --root {root}: applies to a file of pairs; remove --root")
-        return [ImagePair(*map(str, paths))]
+        return [ImagePair(str(paths[0]), str(paths[1]))]
     (path,) = paths
     if path.suffix.lower() not in (".csv", ".txt"):
         raise UserError(f"{path}: expected two images, or a .csv or .txt file of pairs")
