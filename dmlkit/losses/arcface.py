@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from math import cos, pi, sin
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -10,10 +10,11 @@ from torch import Tensor
 
 from dmlkit.component import Requirement
 from dmlkit.losses.proxies.centers import pool_centers
-from dmlkit.losses.proxies.softmax import RowLosses, SoftmaxLoss
+from dmlkit.losses.proxies.margins import MarginSoftmax
+from dmlkit.losses.proxies.softmax import RowLosses, cross_entropy
 
 
-class ArcFace(SoftmaxLoss, name="arcface"):
+class ArcFace(MarginSoftmax, name="arcface"):
     r"""ArcFace (Deng et al. 2019): cross-entropy of cosines, with an angular margin on the own class.
 
     Deng et al., CVPR 2019 (arXiv:1801.07698), eq. 3.
@@ -41,6 +42,7 @@ class ArcFace(SoftmaxLoss, name="arcface"):
 
     margin: Annotated[float, Field(ge=0, lt=pi)] = 0.5
     """m, in radians."""
+    margin_limit = pi
     scale: PositiveFloat = 64.0
     """s, inverse temperature."""
     centers_per_class: PositiveInt = 1
@@ -56,19 +58,24 @@ class ArcFace(SoftmaxLoss, name="arcface"):
         super().__post_init__(per_class, pool_centers("max", gamma=1.0))
         self.logit_scale = self.scale
 
-    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
-        turned, slope = turn(own / self.scale, self.margin)
-        rows = super().row_losses(others, self.scale * turned)
+    def with_margin(self, others: Tensor, own: Tensor, margin: float | Tensor) -> RowLosses:
+        turned, slope = turn(own / self.scale, margin)
+        rows = cross_entropy(others, self.scale * turned)
         return rows._replace(of_own=rows.of_own * slope)
 
 
-def turn(cosine: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+def turn(cosine: Tensor, margin: float | Tensor) -> tuple[Tensor, Tensor]:
     """Return cos(theta + margin) given cos(theta), decreasing over [0, pi], and its derivative by cos(theta).
 
     The derivative is finite: the derivative of the sine counts as 0 at theta = 0 and pi.
     """
+    if isinstance(margin, Tensor):
+        of_margin: tuple[Any, Any] = margin.cos(), margin.sin()
+    else:
+        of_margin = cos(margin), sin(margin)
+    turn_cosine, turn_sine = of_margin
     sine = (1 - cosine.square()).clamp_(min=0).sqrt_()
-    slope = (cosine / sine).nan_to_num_(posinf=0, neginf=0).mul_(sin(margin)).add_(cos(margin))
-    early = cosine >= -cos(margin)  # theta + margin <= pi
-    turned = torch.where(early, cosine * cos(margin) - sine * sin(margin), cosine - margin * sin(margin))
+    slope = (cosine / sine).nan_to_num_(posinf=0, neginf=0).mul_(turn_sine).add_(turn_cosine)
+    early = cosine >= -turn_cosine  # theta + margin <= pi
+    turned = torch.where(early, cosine * turn_cosine - sine * turn_sine, cosine - margin * turn_sine)
     return turned, slope.where(early, 1)

@@ -82,6 +82,9 @@ class Loss(Component, nn.Module, ABC, family=LossConfig):
     def set_epoch(self, epoch: int) -> None:
         """Prepare for an epoch, counted from 0; called before each epoch."""
 
+    def use_counts(self, counts: Tensor) -> None:
+        """Take the number of training images of each class (C,); most losses ignore it."""
+
     def use_members(self, members: Tensor | None) -> None:
         """Take which labels each class has, (C, L) bool; images that share a label are then positives.
 

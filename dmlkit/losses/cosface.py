@@ -1,15 +1,17 @@
 """CosFace loss: a softmax over cosines, with a margin subtracted from the cosine of the row's own class."""
 
 from collections.abc import Iterable
+from math import inf
 
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dmlkit.component import Requirement
-from dmlkit.losses.proxies.softmax import RowLosses, SoftmaxLoss
+from dmlkit.losses.proxies.margins import MarginSoftmax
+from dmlkit.losses.proxies.softmax import RowLosses, cross_entropy
 
 
-class CosFace(SoftmaxLoss, name="cosface"):
+class CosFace(MarginSoftmax, name="cosface"):
     r"""CosFace (Wang et al. 2018): cross-entropy of cosines, with a cosine margin on the own class.
 
     Wang et al., CVPR 2018 (arXiv:1801.09414), eq. 4.
@@ -31,6 +33,7 @@ class CosFace(SoftmaxLoss, name="cosface"):
 
     margin: NonNegativeFloat = 0.35
     """m, in units of the cosine."""
+    margin_limit = inf
     scale: PositiveFloat = 64.0
     """s, inverse temperature."""
 
@@ -43,5 +46,5 @@ class CosFace(SoftmaxLoss, name="cosface"):
         super().__post_init__()
         self.logit_scale = self.scale
 
-    def row_losses(self, others: Tensor, own: Tensor) -> RowLosses:
-        return super().row_losses(others, own - self.scale * self.margin)
+    def with_margin(self, others: Tensor, own: Tensor, margin: float | Tensor) -> RowLosses:
+        return cross_entropy(others, own - self.scale * margin)

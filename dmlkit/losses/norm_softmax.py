@@ -2,10 +2,10 @@
 
 from pydantic import PositiveFloat
 
-from dmlkit.losses.proxies.softmax import SoftmaxLoss
+from dmlkit.losses.proxies.margins import WeightedSoftmax
 
 
-class NormSoftmax(SoftmaxLoss, name="norm_softmax"):
+class NormSoftmax(WeightedSoftmax, name="norm_softmax"):
     r"""Normalized softmax (Zhai & Wu 2019): cross-entropy with cosines to the proxies as logits.
 
     Zhai & Wu, BMVC 2019 (arXiv:1811.12649), eq. 3, with any similarity s in place of the cosine.

@@ -205,10 +205,7 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         if rank == 0:
             _warn_of_batchnorms(recipe, model)
         recompute_chunks(model, recipe.training.gradient_cache)
-    with recipe.errors_at("loss"):
-        loss = recipe.loss.build(model.manifold, len(train.class_names))
-        loss.use_members(train.members)
-        model.head.gives_before = loss.columns > model.manifold.point_dim
+    loss = loss_of(recipe, model, train)
     with recipe.errors_at("regularizers"):
         regularizers = [regularizer.build(model.manifold) for regularizer in recipe.regularizers]
         for regularizer in regularizers:
@@ -228,6 +225,19 @@ def assemble(recipe: Recipe, rank: int = 0, ranks: int = 1) -> Experiment:
         optimizer = recipe.optimizer.build(parameters, fused=recipe.training.precision != "fp16")
     average = WeightAverage(model, recipe.training.ema) if recipe.training.ema else None
     return Experiment(recipe, model, objective, optimizer, sampler, train, validation, test, average)
+
+
+def loss_of(recipe: Recipe, model: EmbeddingModel, dataset: Dataset) -> Loss:
+    """Return the loss of a recipe for its training images."""
+    with recipe.errors_at("loss"):
+        loss = recipe.loss.build(model.manifold, len(dataset.class_names))
+        loss.use_members(dataset.members)
+    counts = dataset.labels.bincount(minlength=len(dataset.class_names))
+    for part in loss.modules():
+        if isinstance(part, Loss):
+            part.use_counts(counts)
+    model.head.gives_before = loss.columns > model.manifold.point_dim
+    return loss
 
 
 def _check_images(recipe: Recipe, split: Split, dataset: Dataset, *, is_first: bool) -> None:
