@@ -127,7 +127,7 @@ def write_observations(listed: Listed, path: Path) -> str:
 def write_detections(listed: Listed, path: Path) -> str:
     """Write the JSON of MegaDetector with the labels as the first classification of their boxes.
 
-    Its confidence is the probability, or the similarity without one; a box of an unknown label stays as it is.
+    Its confidence is the probability, or the similarity without one; a box of an unknown label is not changed.
     """
     data = json.loads(json.dumps(json_at(listed.table.file)))
     categories: dict[str, str] = data.setdefault("classification_categories", {})

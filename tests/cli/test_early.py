@@ -148,7 +148,7 @@ WRITTEN = [  # what is in the way of a path that a command writes
         "--output other: has notes.txt but not an interrupted gallery; choose another --output",
     ),
     ("gallery create run photos -o photos/x", f"--output photos/x: {INSIDE}"),
-    ("identify gallery photos -o x.txt", "--output x.txt: expected a name that ends in .csv or .json"),
+    ("identify gallery photos -o x.odt", "--output x.odt: expected a name that ends in .csv, .json or .txt"),
     ("search x.npy x.npy --csv empty", "--csv empty: this is a folder; expected the name of a file"),
     ("search x.npy x.npy --html x.npy", f"--html x.npy: {READ_HERE} --html"),
     ("search x.npy x.npy --html run/page.html", f"--html run/page.html: {IN_RUN}"),

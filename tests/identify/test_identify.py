@@ -222,7 +222,10 @@ def test_what_cannot_be_identified_is_refused(place: Path, tmp_path: Path, dmlki
         ((place / "gallery", other), "embeddings with 8 dimensions, but"),
         ((place / "gallery", place / "asked", "--run", tmp_path), "no run here"),
         ((tmp_path, place / "asked"), "expected a run, a folder of embeddings, a gallery"),
-        ((place / "gallery", place / "asked", "-o", tmp_path / "a.txt"), "a.txt: expected a name that ends in .csv or"),
+        (
+            (place / "gallery", place / "asked", "-o", tmp_path / "a.odt"),
+            "a.odt: expected a name that ends in .csv, .json or",
+        ),
     ):
         result = dmlkit("identify", *(words if "-o" in words else (*words, "-o", table)))
         assert result.code == 2 and len(result.err.strip().splitlines()) == 1 and told in result.err, result.err
