@@ -121,7 +121,7 @@ def measure_reliability(
         tail = tail_of(float(count))
         low, high = np.quantile([_figures(one)[1] for one in drawn], [tail, 1 - tail])
         ends = [
-            _error_interval(measured, drawn, np.stack([moved(times) for times in draws])),
+            _error_interval(measured, drawn, np.stack([moved(times) for times in draws]), tail),
             (float(low), float(high)),
         ]
     total, sum_said, sum_true, _ = measured
@@ -147,7 +147,7 @@ def _figures(sums: Values) -> tuple[float, float]:
     return float(np.abs(said - true).sum() / total.sum()), float(squared.sum() / total.sum())
 
 
-def _error_interval(measured: Values, drawn: Values, steps: Values) -> Ends:
+def _error_interval(measured: Values, drawn: Values, steps: Values, tail: float) -> Ends:
     """Return the 95 % interval of the calibration error over many more classes.
 
     The distances in the bins have two parts: the chance with which the probabilities were fitted to these classes, and
@@ -159,6 +159,7 @@ def _error_interval(measured: Values, drawn: Values, steps: Values) -> Ends:
     Args:
         measured, drawn: sums (4, bins) and of each draw (draws, 4, bins).
         steps: (draws, bins) changes of the mean probabilities, see `measure_reliability`.
+        tail: share of the possible errors beyond each end.
     """
     gaps = (measured[1] - measured[2]) / measured[0].sum()
     noise = (drawn[:, 1] - drawn[:, 2]) / drawn[:, 0].sum(1, keepdims=True) - gaps + steps  # after the step
@@ -167,7 +168,7 @@ def _error_interval(measured: Values, drawn: Values, steps: Values) -> Ends:
     along = noise @ direction
     rest = along**2 + length**2 - (noise**2).sum(1)  # |size * direction + noise| = length
     sizes = np.where(rest > 0, np.sqrt(np.maximum(rest, 0)) - along, 0).clip(0)
-    least = np.abs(np.quantile(sizes, 0.025) * direction + steps).sum(1)
+    least = np.abs(np.quantile(sizes, tail) * direction + steps).sum(1)
     errors = np.abs(sizes[:, None] * direction + np.roll(steps, 1, axis=0)).sum(1)
-    low, high, error = float(np.quantile(least, 0.025)), float(np.quantile(errors, 0.95)), float(np.abs(gaps).sum())
+    low, high, error = float(np.quantile(least, tail)), float(np.quantile(errors, 1 - tail)), float(np.abs(gaps).sum())
     return min(low, error), min(max(high, error), 1.0)
