@@ -16,7 +16,6 @@ from rich.text import Text
 from dmlkit.cli.console import cells, say, show_table
 from dmlkit.cli.options import (
     MORE,
-    RecipePath,
     Set,
     argument,
     examples,
@@ -194,17 +193,31 @@ def copy(
         say(Console(), f"written: {path}")
 
 
-@app.command(rich_help_panel=MORE, epilog=examples("dmlkit check glyphs/proxy_anchor --set loss.margin=0.2"))
+@app.command(
+    rich_help_panel=MORE,
+    epilog=examples("dmlkit check glyphs/proxy_anchor --set loss.margin=0.2", "dmlkit check recipes/*.yaml"),
+)
 @with_options
-def check(recipe: RecipePath, overrides: Set = None) -> None:
-    """Check a recipe, and print it with all defaults."""
+def check(
+    recipes: Annotated[list[Path], argument("RECIPE...", "YAML files, or names from dmlkit list recipes.")],
+    overrides: Set = None,
+) -> None:
+    """Check recipes, and print each with all defaults."""
     from dmlkit.recipe.overrides import read_tree
 
-    read_tree(recipe)
+    texts, faults = list[str](), list[str]()
+    for recipe in recipes:
+        try:
+            read_tree(recipe)
 
-    from dmlkit.recipe.file import dump_recipe, read_recipe
+            from dmlkit.recipe.file import dump_recipe, read_recipe
 
-    typer.echo(dump_recipe(read_recipe(recipe, overrides or [])), nl=False)
+            texts.append(dump_recipe(read_recipe(recipe, overrides or [])))
+        except UserError as error:
+            faults.append(str(error))
+    if faults:
+        raise UserError("\n".join(faults))
+    typer.echo("---\n".join(texts), nl=False)
 
 
 @app.command(rich_help_panel=MORE, epilog=examples("dmlkit schema > recipe.schema.json"))
