@@ -102,7 +102,6 @@ def start_fabric(device: str = "auto", precision: str = "fp32") -> "Fabric":
 
     Args:
         device: ``auto`` (CUDA, else Apple's GPU, else CPU), ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment

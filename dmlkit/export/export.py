@@ -60,10 +60,7 @@ def export_to_store(
     """Write embeddings with their ids, paths and labels as a table, atomically; return it with notes about it.
 
     Args:
-        format: ``lancedb``, ``qdrant`` (a collection) or ``pgvector``.
         target: a folder, or the address of a server. Default: a folder named after the format in the source.
-        table: name of the table. Default: `TABLE`.
-        overwrite: replace the table if dmlkit wrote it.
     """
     folder.check_points()  # nothing is written if a point is invalid
     write = {"lancedb": write_lancedb, "qdrant": write_qdrant, "pgvector": write_pgvector}
@@ -100,7 +97,6 @@ def export(
         output: the file to write (a folder for hub, tensorboard, lancedb and qdrant), or the address of a store.
             Default: a name in the source.
         table: name of the table in a store, see `export_to_store`.
-        overwrite: replace the table of a store.
         model: which model of a run, and in what form.
         bar: shows the rows that are written to a store.
     """

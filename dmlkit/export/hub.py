@@ -271,7 +271,6 @@ def write_adapter(config: BackboneConfig, backbone: Backbone, folder: Path) -> s
 
     Args:
         config: the backbone of the run, whose tuning is `LoRAConfig`.
-        backbone: the network with its updates, not merged.
 
     Returns:
         The reason why there is no adapter; empty if it is written.

@@ -53,7 +53,6 @@ class Lowered:
     """A model in a lower precision.
 
     Args:
-        graph: its ONNX graph, which takes squares or vectors.
         trained: the model that this graph computes, with its agreement in ``computation``.
         validation: metric on validation images; None if the run has none.
         report: agreement, metric on validation images, and size, for the user.
@@ -77,7 +76,6 @@ def lower(run: RunFolder, trained: TrainedModel, precision: ModelPrecision, fabr
 
     Args:
         trained: its model on the CPU, with low-rank updates added to the weights.
-        precision: ``fp16`` or ``int8``.
     """
     option, name = f"--precision {precision}", f"{trained.samples.name}s"
     onnxruntime = import_runtime(option)
@@ -134,8 +132,6 @@ def to_int8(graph: Any, name: str, inputs: Tensor, **options: Any) -> Any:
     The smallest layers stay in float32, see `small_layers`.
 
     Args:
-        graph: the ONNX model in float32.
-        inputs: samples (B, ...) as inputs.
         options: further arguments of onnxruntime's ``quantize_static``, or other values of those given here.
     """
     import onnx

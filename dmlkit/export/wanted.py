@@ -27,7 +27,6 @@ class WantedModel:
     """Which model of a run is exported, and in what form.
 
     Args:
-        checkpoint: checkpoint of the run. Default: best, otherwise last.
         overrides: changes of a run's dataset, which may have moved, each ``key=value``; its images check the export.
         takes: input of a model of images. Default: ``images`` for ``onnx`` and ``torch-export``.
         dims: number of first coordinates that the exported model returns. Default: all.

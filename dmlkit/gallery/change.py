@@ -63,7 +63,6 @@ def add_images(
 
     Args:
         images: see `images_of`; or images that were listed before.
-        label: label of all images, for a path.
         boxes: boxes of the images, each of which is added, see `images_at`; for a path.
         model: the gallery's run, if it has moved, and the device.
         trained: the gallery's model, if it is loaded already, on the device.
@@ -260,13 +259,7 @@ def create_gallery(
     """Create a gallery of a run's embeddings; if it is interrupted, the same call resumes.
 
     Args:
-        run: run whose model embeds.
-        images: see `images_of`; None creates an empty gallery.
-        output: folder, new or empty.
-        label: label of all images.
         boxes: boxes of the images, each of which is added, see `images_at`.
-        settings: thumbnails and threshold.
-        model: checkpoint, second model and device.
     """
     for option, given in ((f"--label {label}", label), ("--boxes", boxes)):
         if images is None and given is not None:

@@ -33,13 +33,7 @@ def changing(path: Path) -> Generator[GalleryManifest]:
 
 
 def commit(path: Path, manifest: GalleryManifest, rows: Any, name: str = MANIFEST) -> GalleryManifest:
-    """Write the rows of a new version of a gallery, and then the manifest that makes it the newest one.
-
-    Args:
-        manifest: manifest with the model of the new version.
-        rows: the rows, an Arrow table.
-        name: the file of the manifest.
-    """
+    """Write the rows of a new version of a gallery, and then the manifest that makes it the newest one."""
     from pyarrow import parquet
 
     number = manifest.versions[-1].number + 1 if manifest.versions else 1

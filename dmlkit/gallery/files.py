@@ -143,11 +143,7 @@ def holds_gallery(path: Path) -> bool:
 
 
 def is_calibrated(path: Path, model: str) -> bool:
-    """Return whether a gallery has a calibration, and it is for one of its models.
-
-    Args:
-        model: see `RecordedGallery.current`.
-    """
+    """Return whether a gallery has a calibration, and it is for one of its models."""
     file = path / IDENTIFICATION
     return file.exists() and CalibrationSummary.read(file).gallery_model == model
 

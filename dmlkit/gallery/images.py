@@ -66,9 +66,7 @@ def images_of(
     """Return the images of a file, a folder or a table, and messages on wrong entries, see `images_at`.
 
     Args:
-        source: image, folder or table.
         label: label of all images instead of their own, see `stated_label`.
-        boxes: see `images_at`.
         run: run that embeds them, whose levels name the folders of a label, see `label_depth`.
     """
     own = None if run is None else RunFolder(run)

@@ -48,7 +48,6 @@ class Indexed:
     """Measurements of an index.
 
     Args:
-        index: the index as stored.
         queries: number of images used as queries.
         exact_milliseconds: time of one query without the index.
         milliseconds: time of one query with it.
@@ -82,7 +81,6 @@ def index_gallery(path: Path, kind: IndexKind, recall: float) -> Indexed:
     The queries are random images of the gallery, each searched without itself.
 
     Args:
-        kind: one of `IndexKind`.
         recall: share of the 10 nearest that must be found, on average and with 95 % confidence.
     """
     if not 0 < recall <= 1:

@@ -67,9 +67,7 @@ def migrate_gallery(
     embeddings remain a version of the gallery, see `restore_version`, with their threshold, calibration and index.
 
     Args:
-        run: run whose model embeds from now on.
         images: folder that has the images now, if they have moved: an image is looked for by the end of its path.
-        model: checkpoint, second model and device.
     """
     if images is not None and not images.is_dir():
         raise UserError(f"{images}: no such folder; expected the folder that has the images of {path} now")
@@ -126,7 +124,6 @@ def _located(
 
     Args:
         images: folder that has the images now, if they have moved.
-        known: images whose contents were compared before.
     """
     found, lost = dict[str, LabelledImage](), list[str]()
     with bar("comparing files", len(gallery)) as advance:

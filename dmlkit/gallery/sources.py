@@ -91,7 +91,6 @@ def open_queries(
 
     Args:
         queries: an image, a list of images, a folder or table of images, or whatever `open_points` takes.
-        boxes: boxes of the images, see `images_at`.
         local: compute the local features too that the searched gallery keeps, if it does.
         model: model that embeds images. Default: that of ``searched``.
     """

@@ -149,7 +149,6 @@ def embed_split(
     """Return a split of a run's dataset with its embeddings, see `split_embeddings`.
 
     Args:
-        checkpoint: checkpoint to use. Default: best, otherwise last.
         overrides: changes of the run's dataset, which may have moved, each ``key=value``.
     """
     fabric, run = start_ranks(device), RunFolder(path)

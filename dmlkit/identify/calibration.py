@@ -222,7 +222,6 @@ def threshold_for(values: np.ndarray, trials: Trials, fpir: float) -> tuple[floa
     without the images whose guess is this label, for the largest share that leads to ``fpir``.
 
     Args:
-        values: (M,) scores or probabilities.
         trials: decisions on the M images, whose labels are absent.
 
     Returns:
@@ -254,10 +253,6 @@ def rate_of(errors: np.ndarray, trials: Trials) -> Rate:
     independent images as have this variance (Korn & Graubard 1998). Images of one label count together, and so do those
     of two labels that are taken for each other. Few labels, or few with most of the errors, estimate the variance
     roughly: the quantile is that of Student's t with the degrees of freedom of Satterthwaite (1946).
-
-    Args:
-        errors: (M,) bool.
-        trials: decisions on the M images.
     """
     from scipy.special import stdtrit
 

@@ -121,7 +121,6 @@ def cluster(
     """Cluster images.
 
     Args:
-        collection: of N images.
         clusters: K; for ``kmeans`` and ``agglomerative``.
         threshold: a similarity. In a cluster of ``agglomerative`` every two are as alike; ``hdbscan`` splits none that
             are as alike as this.
@@ -252,7 +251,6 @@ def frechet_kmeans(
     Args:
         manifold: the geometry. Points go to the most similar centroid; by a dot product, which grows with the length of
             a centroid, to the nearest.
-        points: (N, D).
         clusters: K, from 1 to N.
         advance: called with N / 50 points after each of at most 50 iterations.
 

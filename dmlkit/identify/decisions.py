@@ -33,7 +33,6 @@ def labeled_decider(
 
     Args:
         near: similarity above which images of one label are near-duplicates, which are left out together.
-        second: second similarity of the images.
     """
     require_one_label(searched)
     numbers = torch.arange(len(searched))
@@ -56,7 +55,6 @@ class LabeledPoints(PointsInMemory):
     """Those of some points that have a label.
 
     Args:
-        whole: all points.
         kept: (N,) int64, their rows.
     """
 
@@ -78,10 +76,8 @@ class Decider:
 
     Args:
         codes: (N,) the labels of all points as integers from 0.
-        rule: see `dmlkit.identify.identify.LabelRule`.
         groups: (N,) integers from 0; images of one group, e.g. near-duplicates, are left out together. Default: each
             image is a group.
-        second: second similarity of the images.
         numbers: (N,) int64, the numbers of the images for it. Default: their rows.
     """
 

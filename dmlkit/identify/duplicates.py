@@ -28,12 +28,7 @@ MOST_PICTURES = 24  # of a row of a page
 
 @dataclass(frozen=True)
 class DuplicateGroups:
-    """Groups of images in which every pair reaches a threshold, the largest first.
-
-    Args:
-        pairs: all pairs that reach the threshold.
-        groups: rows of each group.
-    """
+    """Groups of images in which every pair reaches a threshold, the largest first."""
 
     collection: PointsInMemory
     pairs: NearPairs
@@ -99,11 +94,7 @@ class DuplicateGroups:
 
 @dataclass(frozen=True)
 class Matches:
-    """Pairs of images of two sources that reach a threshold.
-
-    Args:
-        pairs: rows of both.
-    """
+    """Pairs of images of two sources that reach a threshold."""
 
     one: PointsInMemory
     other: PointsInMemory
@@ -251,9 +242,6 @@ def most_similar_pairs(
     """Return the most similar pairs within a source or between two, the most similar first, and a threshold.
 
     A pair among the ``count`` most similar ones is among the ``count`` nearest neighbors of both of its images.
-
-    Args:
-        one, other: the sources; None: pairs within the first.
     """
     if other is not None:
         check_same_model(other, one)

@@ -123,9 +123,6 @@ def identify(
 class Identifier:
     """Labeled points that decide on the labels of others, see `identify`.
 
-    Args:
-        second: second similarity of the images.
-
     Raises:
         UserError: no point has a label.
     """

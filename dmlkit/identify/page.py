@@ -49,7 +49,6 @@ class Picture:
     """Picture of a page.
 
     Args:
-        lines: text below it, in addition to the path.
         stored: JPEG; empty if there is none; None: the file is read.
         box: box that is drawn into the picture.
         is_right: whether it is a correct result, if known; shown by a mark, a word and a frame.
@@ -82,9 +81,7 @@ def write_page(path: Path, title: str, notes: Sequence[str], shelves: Iterable[S
     """Write a page of shelves.
 
     Args:
-        notes: lines below the title.
         shelves: rows, of which the first `MOST` are shown.
-        rows: plural noun for the rows.
 
     Returns:
         Number of pictures that are placeholders, because their images are missing.
@@ -112,8 +109,6 @@ def write_blocks(
     Args:
         sections: more blocks by their anchors and headings.
         style: CSS in addition to that of every page.
-        script: JavaScript that runs when the page is loaded.
-        data: plain data for the script.
 
     Returns:
         Number of pictures that are placeholders, because their images are missing.

@@ -52,7 +52,6 @@ class Trials(NamedTuple):
             classes: (M,) codes of their labels; unless absent, those of the decider.
             own: (M,) their rows, if they are labeled points themselves.
             absent: whether the decider has no image of their labels, or shall leave them out.
-            numbers: see `Decider.decide`.
         """
         found = decider.decide(points, own, absent=absent and own is not None, numbers=numbers)
         codes = np.array([decision.code for decision in found], np.int64)
@@ -213,7 +212,6 @@ def fit_sigmoid(
 
     Args:
         margins, scores: (N,) float64.
-        right: (N,) bool.
         weights: (N,) positive. Default: 1 each.
     """
     from scipy.optimize import minimize

@@ -147,11 +147,7 @@ def nearest(
 
 @dataclass(frozen=True)
 class SearchedOften(PointsInMemory):
-    """Points in memory that keep what a search computes of all of them: vectors, or only their rounding bounds.
-
-    Args:
-        ids: N ids of the images.
-    """
+    """Points in memory that keep what a search computes of all of them: vectors, or only their rounding bounds."""
 
     ids: Sequence[str | int] = ()
 

@@ -62,8 +62,6 @@ class Second(ABC):
 
         Args:
             asked: points of images that were embedded now, or of a gallery.
-            images: where they are from.
-            model: device.
             rows: (M,) the rows of the queries that are wanted. Default: all.
         """
 

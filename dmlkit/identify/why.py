@@ -124,7 +124,6 @@ def painted_falls(
     this does, at the price of a pass per patch.
 
     Args:
-        model: the model, in evaluation mode.
         images: (2, 3, S, S) uint8, on the device of the model.
 
     Returns:
@@ -167,7 +166,6 @@ def pair_contributions(model: EmbeddingModel, a: Tensor, b: Tensor, *, source: s
     with a bias in hyperbolic space the derivative is an approximation.
 
     Args:
-        model: the model, in evaluation mode.
         a, b: images (3, S, S) uint8, on the device of the model.
 
     Example:

@@ -46,7 +46,6 @@ class Survey:
         per_class: number of images in the smallest, the median and the largest training class.
         sides: smallest, median and largest shorter side of the measured images, in pixels.
         held_out: names of the validation and test classes, on which nothing is trained.
-        notes: remarks on its classes.
     """
 
     images: dict[ListedSplit, int]
@@ -167,10 +166,7 @@ def dataset_at(
     """Return the dataset of a recipe, or that of a folder or table, without holding out validation classes.
 
     Args:
-        target: recipe, folder or table.
         dataset: name of the dataset in a folder. Default: recognized by its files.
-        overrides: changes of a recipe.
-        columns, root: of a table, see `dmlkit.files.image_table.read_images`.
     """
     published = {name: kind.published for name, kind in DatasetConfig.variants.items() if kind.published is not None}
     signs = {sign: name for name, benchmark in published.items() for sign in benchmark.signs}
@@ -351,7 +347,6 @@ def check_images(
 
     Args:
         config: dataset; duplicates of a published benchmark are not errors.
-        listing, findings: what `check_files` returns.
     """
     images = listing.everything()
     images.limit(config.max_pixels)

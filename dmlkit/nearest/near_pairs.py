@@ -47,8 +47,6 @@ def near_pairs(
     distances in float64, since they cancel near zero. Memory holds one block of them, and the pairs found.
 
     Args:
-        manifold: geometry whose similarity is compared.
-        points: (N, D).
         others: (M, D) to pair them with; None: pairs within the points, each once.
         threshold: minimum similarity; cosines above `ALIKE` count as 1.
         advance: called with numbers of points that add up to N.
@@ -150,9 +148,6 @@ def complete_groups(pairs: NearPairs, count: int) -> list[Tensor]:
     is that of the least similar pair. Single linkage would join dissimilar images through a chain of others. Each
     connected component is grouped alone, so that memory holds the pairs of one at a time.
 
-    Args:
-        count: N, number of points.
-
     Returns:
         Groups (n,) int64 of at least two, their rows ascending; the one with the smallest row first.
 
@@ -224,8 +219,6 @@ def neighbors_of(
     """Return the k nearest other points of each point (N, D), nearest first, exactly; see `Gallery`.
 
     Args:
-        manifold: geometry whose similarity is the order.
-        points: (N, D).
         others: (M, D) to search in, at least k; None: the points, at least k + 1, each without itself.
         advance: called with the number of points done.
 

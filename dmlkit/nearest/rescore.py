@@ -92,9 +92,6 @@ class RescoredSearch:
     negative then, so that an image without one is never before one of them.
 
     Args:
-        base: search of the points.
-        searched: the points (N, D).
-        rescorer: the second similarity.
         numbers: (N,) int64, the numbers of the points' images.
     """
 

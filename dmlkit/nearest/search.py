@@ -186,7 +186,6 @@ class StoredGallery(_ExactSearch):
     """Points on a disk: every search reads them once, or again for near-duplicates, and keeps one block in memory.
 
     Args:
-        manifold: the geometry; its similarity is the order.
         stored: at least one point; the same ones in every search.
     """
 
@@ -247,8 +246,6 @@ class HalfGallery(StoredGallery):
     points than in float32 are as near as their bounds allow, so the list is longer.
 
     Args:
-        manifold: the geometry; its similarity is the order.
-        stored: the points, at least one.
         vectors: (N, D) float32, their own index vectors, at most 1.001 long.
     """
 

@@ -34,8 +34,6 @@ class TrainingData(NamedTuple):
 
     Args:
         model: the experiment's model, or only its head for cached features.
-        training: the inputs to train on.
-        validation: the validation classes, where the recipe has some.
         test: the test classes, which score the finished run; None if every class is trained on.
     """
 

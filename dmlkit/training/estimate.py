@@ -78,11 +78,6 @@ def plan_training(setting: Photos, budget: float, device: str = "auto") -> Train
 
     Each tuning is timed by a batch; all weights come first and a head on frozen features last, which is chosen even
     where it exceeds the budget.
-
-    Args:
-        setting: the photos and the backbone.
-        budget: seconds.
-        device: see `start_fabric`.
     """
 
     def trial(tuning: str, epochs: int) -> tuple[Photos, Estimate]:

@@ -338,12 +338,7 @@ def try_model(recipe: Recipe, model: EmbeddingModel, dataset: Dataset) -> Tensor
 
 @torch.no_grad()
 def try_single_image(model: EmbeddingModel, blank: Tensor, what: str, advice: str) -> None:
-    """Run a copy of the model in training mode on one image: batch norms of a 1 x 1 map then have no variance.
-
-    Args:
-        what: name of such a batch, for the error.
-        advice: what to do instead, for the error.
-    """
+    """Run a copy of the model in training mode on one image: batch norms of a 1 x 1 map then have no variance."""
     with torch.random.fork_rng(devices=[]):
         try:
             deepcopy(model).train()(blank)

@@ -78,12 +78,9 @@ def accelerate(
     """Return a model as an engine computes it, and how far it agrees with torch in float32.
 
     Args:
-        model: the model in evaluation mode, on its device.
-        recipe: its recipe, whose training images are compared.
         engine: ``bf16``, ``onnxruntime``, or ``fastest``: the first of ``onnxruntime``, on a CPU, and ``bf16``, unless
             it is emulated, whose embeddings agree: every cosine is at least 0.9999, and all 10 nearest images are the
             same.
-        option: where the user named the engine, for messages.
 
     Returns:
         The model and the comparison; the given model and None if ``fastest`` found none that agrees.

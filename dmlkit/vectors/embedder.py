@@ -134,7 +134,6 @@ class GivenImages(Dataset):
     """Unlabeled images: files, and images in memory.
 
     Args:
-        images: see `Picture`.
         crops: box of each file; None for a full image. Default: the full images.
     """
 
@@ -179,7 +178,6 @@ class GivenArrays(Dataset):
 
     Args:
         arrays: (N, F) of numbers, or N samples of another shape.
-        samples: their kind.
     """
 
     in_memory = True

@@ -150,7 +150,6 @@ def cached_features(
 
     Args:
         model: model with the backbone, which is moved to the fabric's device.
-        folder: folder of the features of any backbones.
         views: number of augmented views of each image; 0 takes the image as in evaluation.
     """
     trained, tuning = frozen_backbone(recipe, model, fabric.device), recipe.backbone.tuning
@@ -188,9 +187,6 @@ def stored_features(run: RunFolder, trained: TrainedModel, dataset: Dataset, key
     """Return the features of a dataset that the training of a run has stored; None if it lacks some.
 
     They are those of this backbone, preprocessing, software and device, computed in the same batches.
-
-    Args:
-        keys: keys (N, 24) of the images.
     """
     tuning = trained.recipe.backbone.tuning
     if not isinstance(tuning, NoTuningConfig) or tuning.features == "live":

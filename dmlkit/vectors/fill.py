@@ -44,10 +44,8 @@ class FillJob:
     image is in the same batch and its point the same to the bit.
 
     Args:
-        dataset: all images of the list.
         keys: their keys (N, 24).
         home: folder of stores, which all processes can reach.
-        model: what the points depend on.
         exact: take only points that were computed in the same batches, see `VectorStore.find`.
         skip_bad_images: leave out images that cannot be read, instead of stopping.
         missing: places (M,) in the list of the images to embed, ascending.
@@ -220,9 +218,7 @@ def fill(
 
     Args:
         job: the keys are those of the first rank.
-        bar: shows the images under a title.
         compute: computes the share of a rank. Default: this process does.
-        options: of the store, see `VectorStore`.
     """
     store = VectorStore.at(job.path, trained, **options)
     job = _with_missing(job, store, trained, fabric)

@@ -122,7 +122,6 @@ def join(manifolds: Sequence[Manifold], points: Sequence[Tensor], share: float) 
     :math:`\sqrt{w}` and put one after the other.
 
     Args:
-        manifolds: the two manifolds, whose similarity is a cosine.
         points: (N, D_1) and (N, D_2), of the same images.
         share: w in [0, 1], the weight of the second cosine.
 

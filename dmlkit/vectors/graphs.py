@@ -64,8 +64,6 @@ def traced(model: nn.Module, inputs: Tensor, *dynamic: str) -> torch.export.Expo
     """Return a model traced on a batch of inputs.
 
     Args:
-        model: the model.
-        inputs: the batch (B, ...).
         dynamic: names of its first dimensions, whose sizes the program leaves open. Default: that of the batch alone.
     """
     sizes = {number: torch.export.Dim(name, min=1) for number, name in enumerate(dynamic or ("batch",))}

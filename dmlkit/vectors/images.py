@@ -64,8 +64,6 @@ def dataset_of(
 
     Args:
         images: see `images_at`; a file of vectors if the recipe's samples are vectors.
-        split: split of the recipe's dataset, used without ``images``.
-        labels, boxes: see `images_at`.
     """
     if images is None:
         return recipe.dataset.build(split)

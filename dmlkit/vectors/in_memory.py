@@ -52,8 +52,6 @@ def embed_dataset(
     Args:
         model: model on the device; its mode is restored afterwards.
         transform: transform, applied as in evaluation; None for vectors.
-        indices: images to embed. Default: all.
-        workers: number of processes that read images, see `dmlkit.loading.batches.make_loader`.
         advance: called with the number of images of every batch.
     """
     model.check_takes(dataset)

@@ -138,9 +138,7 @@ def match_scores(
     """Return the scores of a `dmlkit.nearest.rescore.Rescorer`: how well local features of images match.
 
     Args:
-        kind: `LOCAL` for patches, `SIFT` for keypoints.
         features_at: returns the features (M, P, C) float16 of images, given their numbers (M,).
-        advance: receives how many more queries have been scored.
     """
 
     def scores(queries: Tensor, items: Tensor) -> Tensor:

@@ -116,13 +116,6 @@ class PointsInMemory:
     """Points in memory: embedded now, or read from an array, a folder or a gallery.
 
     Args:
-        source: name for people.
-        manifold: geometry of the points.
-        points: (N, D) float32.
-        paths: N names.
-        labels: N labels, None for an image without one.
-        manifest: description of the model, if known.
-        run: run of the model, if known.
         skipped: one message per image that could not be read.
         boxes: N boxes, None for a full image. Default: all are full images.
         images: how the images were embedded, if they were; otherwise ``paths`` are image files.

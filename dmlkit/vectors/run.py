@@ -174,9 +174,6 @@ def write_embeddings(
 ) -> Manifest:
     """Write ``embeddings.npy``, ``items.parquet`` and, last, ``manifest.json``, one part in memory at a time.
 
-    Args:
-        source: name of the images.
-
     Returns:
         The manifest.
     """
@@ -349,8 +346,6 @@ class RayWorker:
     """Worker of Ray: it loads the model once; called with the number of a part, it computes and writes that part.
 
     Args:
-        job: Ray's reference to the job.
-        processors: its share of the processors.
         folder: working directory of the command, to which relative paths refer.
     """
 

@@ -131,7 +131,6 @@ class VectorStore:
         path: folder of the points of one model; it need not exist.
         dim: D, the number of coordinates of a point.
         local: shape (P, C) of the local features of an image; None if there are none.
-        used: names of parts that are not opened.
         on_damage: called with the error of a damaged part; by default it is removed with a warning, since its points
             can be computed again.
 
@@ -247,9 +246,7 @@ def write_part(
     """Write a part of a store, all or nothing, and return the name of its file.
 
     Args:
-        path: folder of the store.
         keys: keys (n, 24) of the images.
-        points: (n, D) float32.
         local: (n, P, C) float16, their local features, if the store has them.
         faults: messages on images that could not be read, by their ids in hexadecimal digits.
     """

@@ -33,10 +33,7 @@ def split_embeddings(
     backbone, only the head is computed.
 
     Args:
-        trained: its model, with the recipe of the dataset.
         fabric: the device, and the ranks; the first one reads the store.
-        dataset: all images of the split.
-        split: name of the split.
     """
     if trained.fusion is not None:
         homes = [(one.run or run, one) for one in trained.members]

@@ -49,16 +49,10 @@ class TrainedModel:
     """Model of a run, ready to embed. Its network is built when it is first used: stored embeddings need none.
 
     Args:
-        recipe: recipe of the run.
-        checkpoint: name of the checkpoint.
-        epoch: number of finished epochs.
-        samples: kind of the samples that the model takes.
         manifold: geometry of the embeddings, on the device.
-        device: device of the model.
         build: returns the network in evaluation mode, on the device, always the same one.
         saved: hash of what the checkpoint holds of the model; empty for a model that is not the whole one of a run.
         recorded: its fingerprint, if it is known.
-        run: run of the whole model.
         fusion: second model that embeds too, see `dmlkit.vectors.fusion.fuse`.
         members: the two models of a fusion.
         local: local features that are computed with the points, for a gallery.

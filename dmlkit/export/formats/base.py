@@ -42,11 +42,7 @@ class Format(ABC):
         return [output]
 
     def check(self, output: Path, data: Sequence[Path]) -> None:
-        """Check that an output may be written, see `check_file`.
-
-        Args:
-            data: folders of images, into which nothing is written.
-        """
+        """Check that an output may be written, see `check_file`."""
         for path in self.files(output):
             check_file(path, sources=data)
 
